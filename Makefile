@@ -1,0 +1,98 @@
+# Everything runs in .venv, which is made on the first call and again when pyproject.toml or constraints.txt changes.
+# It takes git, make and a Python >= 3.11 (another one than python3: make test PYTHON=python3.13).
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+# Stamps: the file is there when the step is done.
+MADE  := $(VENV)/.made-in
+CORE  := $(VENV)/.core-installed
+DEV   := $(VENV)/.dev-installed
+BENCH := $(VENV)/.bench-installed
+INPUT := $(MADE) pyproject.toml constraints.txt
+
+.PHONY: help demo test lint format bench constraints clean distclean
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo         run the demonstration'
+	@echo 'make test         check style, types and imports, then run the tests with coverage'
+	@echo 'make lint         the checks alone'
+	@echo 'make format       put the sources into shape'
+	@echo 'make bench        run the benchmarks'
+	@echo 'make constraints  write the versions that .venv holds to constraints.txt'
+	@echo 'make clean        remove caches and built files;  make distclean: and .venv'
+
+demo: $(CORE)
+	@$(BIN)/nonlocal demo $(ARGS)
+
+test: lint
+	@echo '== pytest'
+	@$(BIN)/python -m pytest --cov $(ARGS)
+
+lint: $(DEV)
+	@echo '== ruff'
+	@$(BIN)/python -m ruff check
+	@$(BIN)/python -m ruff format --check
+	@echo '== mypy'
+	@$(BIN)/python -m mypy
+	@echo '== import-linter'
+	@$(BIN)/lint-imports --no-logo
+
+format: $(DEV)
+	@$(BIN)/python -m ruff check --fix
+	@$(BIN)/python -m ruff format
+
+bench: $(BENCH)
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+# A checkout that was moved or copied needs a new environment: the scripts in it hold the old path.
+ifneq ($(shell cat $(MADE) 2>/dev/null),$(CURDIR))
+.PHONY: $(MADE)
+endif
+
+$(MADE):
+	@command -v '$(PYTHON)' >/dev/null || { echo '$(PYTHON) is not there: install Python >= 3.11, or name one: make PYTHON=...' >&2; exit 1; }
+	@'$(PYTHON)' -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python >= 3.11 is needed, but $(PYTHON) is $$('$(PYTHON)' --version 2>&1): install a newer one, or name one: make PYTHON=python3.13" >&2; exit 1; }
+	@'$(PYTHON)' -c 'import ensurepip, venv' 2>/dev/null || { echo '$(PYTHON) cannot make virtual environments: install its venv module (Debian, Ubuntu: apt-get install python3-venv)' >&2; exit 1; }
+	@echo '== setting up $(VENV) (once)'
+	@clear=; if [ -f $@ ] || ! $(BIN)/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then clear=--clear; fi; \
+	'$(PYTHON)' -m venv $$clear $(VENV)
+	@printf '%s\n' '$(CURDIR)' > $@
+
+$(CORE): $(INPUT)
+	@echo '== installing nlflow and what it needs (once)'
+	@$(PIP) -e .
+	@touch $@
+
+# torch comes first and by its exact version: then a build without CUDA is taken where pip is offered one.
+TORCH := $(shell grep '^torch==' constraints.txt)
+
+$(DEV): $(INPUT)
+	@echo '== installing torch (once, large)'
+	@$(PIP) '$(TORCH)'
+	@echo '== installing nlflow and the tools to test it (once)'
+	@$(PIP) -e '.[dev,torch]'
+	@touch $(CORE) $@
+
+$(BENCH): $(INPUT)
+	@echo '== installing torch (once, large)'
+	@$(PIP) '$(TORCH)'
+	@echo '== installing nlflow and what it is compared with (once)'
+	@$(PIP) -e '.[bench,torch]'
+	@touch $(CORE) $@
+
+# Local version labels such as +cpu name a build, not a version; pip itself is not ours to choose.
+constraints: $(DEV) $(BENCH)
+	@{ sed '/^[^#]/d' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed -e '/^pip==/d' -e 's/+.*//' | LC_ALL=C sort -f; } > constraints.new
+	@mv constraints.new constraints.txt
+	@touch $(CORE) $(DEV) $(BENCH)
+
+clean:
+	@rm -rf build dist demo-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find nonlocal benchmarks tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	@rm -rf $(VENV)

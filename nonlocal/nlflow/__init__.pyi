@@ -1,0 +1,81 @@
+from .affinities import Affinity as Affinity
+from .affinities import affinity as affinity
+from .affinities import from_matrix as from_matrix
+from .denoising import DenoiseInfo as DenoiseInfo
+from .denoising import denoise as denoise
+from .denoising import estimate_sigma as estimate_sigma
+from .domain import Grid as Grid
+from .domain import Points as Points
+from .errors import FileFormatError as FileFormatError
+from .errors import InputError as InputError
+from .errors import MemoryLimitError as MemoryLimitError
+from .errors import NlflowError as NlflowError
+from .errors import NlflowWarning as NlflowWarning
+from .errors import NumericalError as NumericalError
+from .errors import StabilityError as StabilityError
+from .events import Callback as Callback
+from .events import Checkpoint as Checkpoint
+from .events import Discrepancy as Discrepancy
+from .events import DistanceToConstant as DistanceToConstant
+from .events import Energy as Energy
+from .events import Stationary as Stationary
+from .flow import AttentionFlow as AttentionFlow
+from .flow import GradientFlow as GradientFlow
+from .functional import E as E
+from .functional import J as J
+from .integrators import AttentionStep as AttentionStep
+from .integrators import ExplicitEuler as ExplicitEuler
+from .integrators import Exponential as Exponential
+from .integrators import NeutrenoStep as NeutrenoStep
+from .integrators import RungeKutta as RungeKutta
+from .integrators import SemiImplicit as SemiImplicit
+from .kernel import DotProduct as DotProduct
+from .kernel import Gaussian as Gaussian
+from .kernel import Laplace as Laplace
+from .kernel import Patch as Patch
+from .kernel import TopHat as TopHat
+from .result import Solution as Solution
+from .result import Status as Status
+from .solver import solve as solve
+
+__all__ = [
+    "Affinity",
+    "AttentionFlow",
+    "AttentionStep",
+    "Callback",
+    "Checkpoint",
+    "DenoiseInfo",
+    "Discrepancy",
+    "DistanceToConstant",
+    "DotProduct",
+    "E",
+    "Energy",
+    "ExplicitEuler",
+    "Exponential",
+    "FileFormatError",
+    "Gaussian",
+    "GradientFlow",
+    "Grid",
+    "InputError",
+    "J",
+    "Laplace",
+    "MemoryLimitError",
+    "NeutrenoStep",
+    "NlflowError",
+    "NlflowWarning",
+    "NumericalError",
+    "Patch",
+    "Points",
+    "RungeKutta",
+    "SemiImplicit",
+    "Solution",
+    "StabilityError",
+    "Stationary",
+    "Status",
+    "TopHat",
+    "affinity",
+    "denoise",
+    "estimate_sigma",
+    "from_matrix",
+    "solve",
+]

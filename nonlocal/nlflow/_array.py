@@ -1,0 +1,53 @@
+"""Helpers that let one body of code serve NumPy arrays and torch tensors."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import array_api_compat
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError
+
+__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind", "to_float"]
+
+Array: TypeAlias = Any
+"""An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
+
+
+def namespace(*arrays: Array) -> Any:
+    """Return the array namespace that `arrays` share (`array_api_compat`)."""
+    return array_api_compat.array_namespace(*arrays)
+
+
+def is_numpy(array: Array) -> bool:
+    """Tell whether `array` is a NumPy array."""
+    return isinstance(array, np.ndarray)
+
+
+def constant_like(values: NDArray[Any] | float, like: Array) -> Array:
+    """Return `values` with the namespace, dtype and device of `like`."""
+    xp = namespace(like)
+    return xp.asarray(np.asarray(values), dtype=like.dtype, device=array_api_compat.device(like))
+
+
+def over_channels(per_node: Array | float, u: Array) -> Array | float:
+    """Return a number, or an array with one value for each node, ready to multiply the signal `u`."""
+    if isinstance(per_node, float | int) or per_node.ndim == u.ndim:
+        return per_node
+    return per_node[..., None]
+
+
+def same_kind(name: str, array: Array, like: Array) -> None:
+    """Raise `InputError` unless `array` has the namespace and dtype of `like`."""
+    if type(array) is not type(like) or array.dtype != like.dtype:
+        raise InputError(
+            f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "
+            "convert one of them (results keep the type of their input, so nothing is converted silently)"
+        )
+
+
+def to_float(scalar: Array) -> float:
+    """Return a zero-dimensional array as a Python float."""
+    return float(scalar)

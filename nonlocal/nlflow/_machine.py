@@ -1,0 +1,94 @@
+"""What the package runs on: versions, threads, memory and devices."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from nlflow.errors import memory_limit
+
+__all__ = ["describe", "version"]
+
+
+def version() -> str:
+    """Return the version of nlflow."""
+    try:
+        return metadata.version("nlflow")
+    except metadata.PackageNotFoundError:
+        return "not installed, run from its source"
+
+
+def describe() -> dict[str, Any]:
+    """Return versions, threads, memory (bytes) and devices, by name.
+
+    The compiled loops are not loaded; torch is if it is installed.
+
+    Raises
+    ------
+    InputError
+        If the environment variable ``NLFLOW_MEMORY_LIMIT`` is no number of bytes.
+    """
+    return {**_versions(), **_threads(), **_memory(), "devices": _devices()}
+
+
+def _versions() -> dict[str, str]:
+    found = {"nlflow": version(), "python": sys.version.split()[0]}
+    for name in ("numpy", "scipy", "numba", "scikit-image", "torch"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def _threads() -> dict[str, Any]:
+    import numba
+
+    layer = str(numba.config.THREADING_LAYER)
+    # Which layer runs is settled by the first parallel call; until then it is the first of the list that loads.
+    modules = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
+    if layer == "default":
+        for name in numba.config.THREADING_LAYER_PRIORITY:
+            try:
+                importlib.import_module(f"numba.np.ufunc.{modules[name]}")
+            except ImportError:
+                continue
+            layer = name
+            break
+    folder = Path(__file__).parent / "_numba"
+    if numba.config.CACHE_DIR:
+        cache = Path(numba.config.CACHE_DIR)
+    elif os.access(folder, os.W_OK):
+        cache = folder / "__pycache__"
+    else:  # as numba does where the package's folder is read-only
+        appdirs = importlib.import_module("numba.misc.appdirs")
+        cache = Path(appdirs.user_cache_dir(appname="numba", appauthor=False))
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "cpu_threads": usable,
+        "numba_threads": numba.get_num_threads(),
+        "numba_threading_layer": layer,
+        "numba_cache": str(cache),
+    }
+
+
+def _memory() -> dict[str, int | None]:
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # not a POSIX system
+        total = None
+    return {"memory": total, "memory_limit": memory_limit()}
+
+
+def _devices() -> list[str]:
+    try:
+        torch = importlib.import_module("torch")
+    except (ImportError, OSError):  # OSError: a library it needs is missing
+        return ["cpu"]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = ["cpu", *(f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count))]
+    return [*found, "mps"] if torch.backends.mps.is_available() else found

@@ -1,0 +1,20 @@
+"""Affinities: one averaging operator for each structure of K.
+
+`base` is the contract, `dense` the reference, `stencil` and `convolution` the fast ones, `build` the choice.
+"""
+
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.build import affinity, from_matrix
+from nlflow.affinities.convolution import ConvolutionAffinity
+from nlflow.affinities.dense import DenseAffinity
+from nlflow.affinities.stencil import PatchStencil, TableStencil
+
+__all__ = [
+    "Affinity",
+    "ConvolutionAffinity",
+    "DenseAffinity",
+    "PatchStencil",
+    "TableStencil",
+    "affinity",
+    "from_matrix",
+]

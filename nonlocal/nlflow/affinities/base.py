@@ -1,0 +1,210 @@
+"""The contract of an affinity: one averaging operator and the logarithm of its degree."""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, Self
+
+import numpy as np
+
+from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels
+from nlflow.domain import Domain
+from nlflow.errors import InputError, NumericalError, check_number
+from nlflow.kernel import Kernel
+
+__all__ = ["Affinity"]
+
+
+class Affinity(ABC):
+    """An affinity matrix k_ij on a domain, known through what it does to signals.
+
+    Attributes
+    ----------
+    domain : Domain
+    kernel : Kernel or None
+        None for an affinity given as a matrix.
+    method : str
+        How sums are computed: ``dense``, ``stencil`` or ``convolution``.
+    reason : str
+        Why this method was chosen.
+    dtype : dtype or None
+        What signals must be; None when they may be float32 or float64.
+    symmetric, positive_semidefinite : bool
+        Properties of k_ij. They decide which flows and integrators apply and how tight their bounds are.
+
+    Notes
+    -----
+    With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic. All
+    functionals, flows and chains follow from ``average`` and ``log_degree``.
+    """
+
+    method: str
+    reason: str = ""
+
+    def __init__(
+        self, domain: Domain, kernel: Kernel | None, *, symmetric: bool, positive_semidefinite: bool, dtype: Any = None
+    ) -> None:
+        self.domain = domain
+        self.kernel = kernel
+        self.symmetric = symmetric
+        self.positive_semidefinite = positive_semidefinite
+        self.dtype = dtype
+        self._log_scale = math.log(kernel.amplitude) if kernel is not None else 0.0
+        self._recipe: Callable[[Array], Affinity] | None = None
+
+    # ---- what a subclass provides
+
+    @abstractmethod
+    def _average(self, u: Array) -> Array:
+        """Return Pu for a checked signal."""
+
+    @abstractmethod
+    def _log_degree(self) -> Array:
+        """Return log d without the amplitude, shape ``domain.shape``."""
+
+    @property
+    @abstractmethod
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+
+    def _symmetrised(self) -> Affinity:
+        """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
+        raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
+
+    # ---- what users call
+
+    def average(self, u: Array) -> Array:
+        """Return the row average Pu.
+
+        Parameters
+        ----------
+        u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+
+        Returns
+        -------
+        array
+            Same shape, dtype and device as `u`.
+
+        Raises
+        ------
+        InputError
+            For a wrong shape or dtype, and for NaN or infinite values.
+        """
+        return self._average(self.check_signal("u", u))
+
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as a signal that this affinity can average, or raise `InputError`."""
+        array = self.domain.check_signal(name, value)
+        if self.dtype is not None and array.dtype != self.dtype:
+            raise InputError(
+                f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the "
+                "affinity was "
+                "built from; convert one of them"
+            )
+        return array
+
+    @property
+    def log_degree(self) -> Array:
+        """Logarithm of the degree, log d_i, shape ``domain.shape``."""
+        return self._log_degree() + self._log_scale
+
+    @property
+    def degree(self) -> Array:
+        """d_i = sum_j w_j k_ij, shape ``domain.shape``.
+
+        Raises
+        ------
+        NumericalError
+            When it overflows (or all of it underflows); ``log_degree`` always exists.
+        """
+        log_degree = self.log_degree
+        xp = namespace(log_degree)
+        limit = math.log(float(xp.finfo(log_degree.dtype).max))
+        highest, lowest = float(xp.max(log_degree)), float(xp.min(log_degree))
+        if highest >= limit or lowest <= -limit:
+            raise NumericalError(
+                f"degree: log d runs from {lowest:.4g} to {highest:.4g}, which cannot be represented; use the degree "
+                "metric (which needs P alone), or scale the kernel's amplitude or logits"
+            )
+        return xp.exp(log_degree)
+
+    def symmetrised(self) -> Affinity:
+        """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
+        if self.symmetric:
+            return self.scaled(2.0)
+        result = self._symmetrised()
+        result._log_scale = self._log_scale
+        if self._recipe is not None:
+            recipe = self._recipe
+            result._recipe = lambda features: recipe(features).symmetrised()
+        return result
+
+    def scaled(self, factor: float) -> Self:
+        """Return the affinity of factor * k; shares all data."""
+        factor = check_number("factor", factor, minimum=0, strict=True)
+        result = copy.copy(self)
+        result._log_scale = self._log_scale + math.log(factor)
+        if self._recipe is not None:
+            recipe = self._recipe
+            result._recipe = lambda features: recipe(features).scaled(factor)
+        return result
+
+    @property
+    def evolves(self) -> bool:
+        """Whether the kernel compares features that can be taken from a signal."""
+        return self._recipe is not None
+
+    def update(self, u: Array) -> Affinity:
+        """Return the affinity with its features taken from the signal `u` (an evolving kernel).
+
+        Raises
+        ------
+        InputError
+            When the kernel compares node positions, or a given matrix, which no signal changes.
+        """
+        if self._recipe is None:
+            raise InputError(
+                "affinity: it compares node positions or is a given matrix, which do not change with the signal; build "
+                "it from features (features=u) for an evolving kernel"
+            )
+        return self._recipe(u)
+
+    def flatten(self, u: Array) -> Array:
+        """Return `u` as (N, D)."""
+        return namespace(u).reshape(u, (self.domain.size, -1))
+
+    def measure(self, metric: str, like: Array) -> Array:
+        """Return the node measure of a metric, shape ``domain.shape``: w_i (``l2``) or w_i d_i / sum w d (``degree``).
+
+        The second is the stationary law of P when k is symmetric; it is formed in log space.
+        """
+        weights = constant_like(self.domain.weights, like)
+        if metric == "l2":
+            return weights
+        log_degree = self.log_degree
+        log_degree = constant_like(log_degree, like) if is_numpy(log_degree) else log_degree
+        xp = namespace(like)
+        mass = weights * xp.exp(log_degree - xp.max(log_degree))
+        return mass / xp.sum(mass)
+
+    def mean(self, u: Array, metric: str) -> Array:
+        """Return the mean of `u` in the measure of a metric, one number for each channel, broadcastable to `u`."""
+        xp = namespace(u)
+        measure = self.measure(metric, u)
+        axes = tuple(range(len(self.domain.shape)))
+        return xp.sum(over_channels(measure / xp.sum(measure), u) * u, axis=axes, keepdims=True)
+
+    def __repr__(self) -> str:
+        tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
+        return (
+            f"<{type(self).__name__} {self.kernel!r} on {self.domain.size} nodes, method={self.method!r}, "
+            f"{', '.join(tags) or 'not symmetric'}>"
+        )
+
+
+def float_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return float32 for float32, float64 otherwise."""
+    return np.dtype(np.float32 if dtype == np.float32 else np.float64)

@@ -1,0 +1,140 @@
+"""Convolution affinity: position kernels on uniform grids by fast Fourier and cosine transforms."""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import fft
+
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.table import kernel_table
+from nlflow.domain import Grid
+from nlflow.errors import check_memory
+from nlflow.kernel import RadialKernel
+
+__all__ = ["ConvolutionAffinity"]
+
+
+def _workers() -> int:
+    """Threads for the transforms; the result does not depend on it, since each line is one thread's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+class ConvolutionAffinity(Affinity):
+    """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory.
+
+    Periodic grids: the real Fourier transform diagonalises K (summed over images). Reflecting grids: the cosine
+    transform (type 2) does. Isolated grids: zero padding by the kernel's support. Exact up to rounding in each case.
+
+    Parameters
+    ----------
+    kernel : RadialKernel
+    grid : Grid
+    window : int, optional
+        Truncate the kernel to offsets of at most this many nodes along each axis.
+    memory_limit : float, optional
+        Bytes.
+
+    Raises
+    ------
+    MemoryLimitError
+        When the transforms would pass the limit.
+    """
+
+    method = "convolution"
+
+    def __init__(
+        self, kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+    ) -> None:
+        super().__init__(
+            grid, kernel, symmetric=True, positive_semidefinite=kernel.positive_semidefinite and window is None
+        )
+        check_memory(
+            f"a convolution on {grid.size} nodes", 8 * grid.size * (2 ** (grid.ndim + 1) + 2),
+            "use fewer nodes or raise memory_limit", memory_limit,
+        )  # fmt: skip
+        self._grid = grid
+        self._axes = tuple(range(grid.ndim))
+        table = kernel_table(kernel, grid, window, memory_limit)
+        self._symbols: dict[Any, NDArray[Any]] = {}
+        if grid.boundary == "isolated":
+            self._lengths = tuple(
+                fft.next_fast_len(n + s // 2, real=True) for n, s in zip(grid.shape, table.shape, strict=True)
+            )
+            self._symbol = fft.rfftn(_wrap(table, self._lengths), workers=_workers()).real
+            self._degrees = self._convolve(np.ones(grid.shape))
+        elif grid.boundary == "periodic":
+            self._lengths = grid.shape
+            self._symbol = fft.rfftn(_wrap(table, grid.shape), workers=_workers()).real
+            self._normalise()
+        else:
+            # A table that is even along each axis has the cosine symbol that a grid of twice the length has in Fourier.
+            doubled = tuple(2 * n for n in grid.shape)
+            full = fft.rfftn(_wrap(table, doubled), workers=_workers()).real
+            self._symbol = np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
+            self._normalise()
+
+    def _normalise(self) -> None:
+        """Divide the symbol by the degree, which is the same at all nodes."""
+        total = float(self._symbol[(0,) * self._grid.ndim])
+        self._symbol = self._symbol / total
+        self._degrees = np.full(self._grid.shape, total)
+
+    def _symbol_for(self, dtype: Any) -> NDArray[Any]:
+        if dtype not in self._symbols:
+            self._symbols[dtype] = self._symbol.astype(dtype, copy=False)
+        return self._symbols[dtype]
+
+    def _convolve(self, u: NDArray[Any]) -> NDArray[Any]:
+        symbol = self._symbol_for(u.dtype)
+        symbol = symbol.reshape(symbol.shape + (1,) * (u.ndim - symbol.ndim))
+        workers = _workers()
+        if self._grid.boundary == "reflect":
+            transformed = fft.dctn(u, type=2, axes=self._axes, workers=workers)
+            transformed *= symbol
+            return np.asarray(fft.idctn(transformed, type=2, axes=self._axes, overwrite_x=True, workers=workers))
+        transformed = fft.rfftn(u, s=self._lengths, axes=self._axes, workers=workers)
+        transformed *= symbol
+        back = fft.irfftn(transformed, s=self._lengths, axes=self._axes, overwrite_x=True, workers=workers)
+        if self._lengths == self._grid.shape:
+            return np.asarray(back)
+        return np.ascontiguousarray(back[tuple(slice(n) for n in self._grid.shape)])
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        result = self._convolve(u)
+        if self._grid.boundary == "isolated":
+            degrees = self._degrees.astype(u.dtype, copy=False)
+            result /= degrees.reshape(degrees.shape + (1,) * (u.ndim - degrees.ndim))
+        return result
+
+    def _log_degree(self) -> NDArray[np.float64]:
+        return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return (
+            self._symbol.nbytes
+            + self._degrees.nbytes
+            + sum(s.nbytes for s in self._symbols.values() if s is not self._symbol)
+        )
+
+
+def _wrap(table: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
+    result = table
+    for axis, n in enumerate(shape):
+        radius = result.shape[axis] // 2
+        # Shift the centre to a multiple of n, fill up to whole periods, and add the periods.
+        lead = -radius % n
+        total = math.ceil((lead + result.shape[axis]) / n) * n
+        widths = [(0, 0)] * result.ndim
+        widths[axis] = (lead, total - lead - result.shape[axis])
+        padded = np.pad(result, widths)
+        split = padded.reshape(*padded.shape[:axis], total // n, n, *padded.shape[axis + 1 :])
+        result = split.sum(axis=axis)
+    return result

@@ -1,0 +1,202 @@
+"""Stencil affinities: windowed neighbourhoods on a grid, in compiled threaded loops.
+
+One-dimensional grids are treated as grids of one row.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.table import kernel_table
+from nlflow.domain import Grid
+from nlflow.errors import check_memory
+from nlflow.kernel import Patch, RadialKernel
+
+__all__ = ["PatchStencil", "TableStencil"]
+
+
+def _loop(name: str, dtype: Any) -> Any:
+    # Imported here so that what does not need a compiled loop does not pay for loading numba.
+    from nlflow._numba.stencil import loop
+
+    return loop(name, np.dtype(dtype).name)
+
+
+def _planar(grid: Grid, u: NDArray[Any], margin: tuple[int, ...], *, isolated: str | None = None) -> NDArray[Any]:
+    """Return a signal as (D, rows, columns), padded by `margin`."""
+    padded = grid.pad(u, margin, isolated=isolated)
+    padded = padded[..., None] if padded.ndim == grid.ndim else padded
+    padded = padded[None] if grid.ndim == 1 else padded
+    return np.ascontiguousarray(np.moveaxis(padded, -1, 0))
+
+
+def _two(values: tuple[int, ...]) -> tuple[int, int]:
+    """Return per-axis integers of a 1-D or 2-D grid as (rows, columns)."""
+    return (0, values[0]) if len(values) == 1 else (values[0], values[1])
+
+
+class _Stencil(Affinity):
+    """What both stencils share: averages from weighted sums and the degree from the sums of ones."""
+
+    method = "stencil"
+    _grid: Grid
+    _radii: tuple[int, ...]
+    _degrees: NDArray[Any]
+
+    def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
+        """Write sum_j k_ij u_j of a padded planar signal to `out`."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def _weighted_sums(self, u: NDArray[Any]) -> NDArray[Any]:
+        planar = _planar(self._grid, u, self._radii)
+        rows, columns = (1, *self._grid.shape)[-2:]
+        out = np.empty((planar.shape[0], rows, columns), u.dtype)
+        self._sums(planar, out)
+        return out
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        out = self._weighted_sums(u)
+        out /= self._degrees_for(u.dtype)
+        return np.ascontiguousarray(np.moveaxis(out, 0, -1)).reshape(u.shape)
+
+    def _degrees_for(self, dtype: Any) -> NDArray[Any]:
+        return self._degrees.astype(dtype, copy=False)
+
+    def _log_degree(self) -> NDArray[Any]:
+        logarithm = np.log(self._degrees) + self._degrees.dtype.type(math.log(self._grid.cell))
+        return np.asarray(logarithm.reshape(self._grid.shape))
+
+
+class PatchStencil(_Stencil):
+    """The patch kernel of nonlocal means in its window.
+
+    Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or nothing at all with ``store=False``:
+    weights are then computed anew at each average. Cost O(N window C log patch_size) for the weights and O(N window D)
+    for an average, in threads; the result does not depend on their number.
+
+    Parameters
+    ----------
+    kernel : Patch
+    grid : Grid
+    image : array of shape ``grid.shape + (C,)``
+        What the patches are taken from, float32 or float64; the affinity has its dtype.
+    radii : tuple of int
+        Half sides of the window.
+    store : bool
+        Keep the weights.
+    memory_limit : float, optional
+        Bytes.
+
+    Raises
+    ------
+    MemoryLimitError
+        When the stored weights would pass the limit.
+    """
+
+    def __init__(
+        self,
+        kernel: Patch,
+        grid: Grid,
+        image: NDArray[Any],
+        radii: tuple[int, ...],
+        *,
+        store: bool = True,
+        memory_limit: float | None = None,
+    ) -> None:
+        super().__init__(grid, kernel, symmetric=True, positive_semidefinite=False, dtype=image.dtype)
+        self._grid = grid
+        self._radii = radii
+        patch = (kernel.patch_size // 2,) * grid.ndim
+        reach = tuple((2 if kernel.tokens == "patch" else 1) * p for p in patch)
+        (ri, rj), (pi, pj) = _two(radii), _two(patch)
+        rows, columns = (1, *grid.shape)[-2:]
+        self._offsets = np.array(
+            [(di, dj) for di in range(ri + 1) for dj in range(-rj, rj + 1) if di > 0 or dj > 0], dtype=np.int64
+        ).reshape(-1, 2)
+        margin = tuple(r + p for r, p in zip(radii, reach, strict=True))
+        stored = (rows + ri) * len(self._offsets) * (columns + rj) * image.dtype.itemsize if store else 0
+        padded = (rows + 2 * _two(margin)[0]) * (columns + 2 * _two(margin)[1]) * image.shape[-1] * image.dtype.itemsize
+        check_memory(
+            f"a stencil of {2 * ri + 1} x {2 * rj + 1} on {grid.size} nodes",
+            stored + padded + 4 * grid.size * image.dtype.itemsize,
+            "use store=False (weights are computed anew at each step), a smaller search_radius, or raise memory_limit",
+            memory_limit,
+        )
+        scalar = image.dtype.type
+        squared = (self._offsets**2).sum(axis=1)
+        spatial = np.ones(len(squared)) if kernel.spatial_width is None else np.exp(
+            -squared / (2 * kernel.spatial_width**2)
+        )  # fmt: skip
+        scale = 1 / ((2 * pi + 1) * (2 * pj + 1) * image.shape[-1]) / kernel.width / kernel.width
+        self._weights_of = (
+            _planar(grid, image, margin, isolated="symmetric"),
+            self._offsets,
+            spatial.astype(image.dtype),
+            (ri, rj, pi, pj),
+            scalar(kernel.correction),
+            scalar(scale),
+            kernel.tokens == "patch",
+            grid.boundary == "isolated",
+        )
+        self._stored: NDArray[Any] | None = None
+        if store:
+            self._stored = np.empty((rows + ri, len(self._offsets), columns + rj), image.dtype)
+            _loop("store_weights", image.dtype)(*self._weights_of, self._stored)
+            self._weights_of = (self._weights_of[0][:0, :0, :0], *self._weights_of[1:])  # the image is not needed again
+        self._degrees = self._weighted_sums(np.ones(grid.shape, image.dtype))
+
+    def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
+        one = out.dtype.type(1)  # k(x, x)
+        if self._stored is not None:
+            _loop("apply_weights", out.dtype)(self._stored, self._offsets, one, planar, out)
+        else:
+            _loop("apply_recomputed", out.dtype)(*self._weights_of, one, planar, out)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        stored = 0 if self._stored is None else self._stored.nbytes
+        return int(stored + self._weights_of[0].nbytes + self._offsets.nbytes + self._degrees.nbytes)
+
+
+class TableStencil(_Stencil):
+    """A position kernel truncated to a window (or to where it is negligible), summed directly.
+
+    One table of weights serves all nodes: O(window) memory, O(N window D) time an average. Faster than a convolution
+    for small windows, and exact for constants of any size.
+
+    Parameters
+    ----------
+    kernel : RadialKernel
+    grid : Grid
+    window : int, optional
+        Half side of the window in nodes; by default the kernel's whole support.
+    """
+
+    def __init__(
+        self, kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+    ) -> None:
+        super().__init__(
+            grid, kernel, symmetric=True, positive_semidefinite=kernel.positive_semidefinite and window is None
+        )
+        self._grid = grid
+        table = kernel_table(kernel, grid, window, memory_limit)
+        self._radii = tuple(s // 2 for s in table.shape)
+        self._table = np.ascontiguousarray(table.reshape((1, *table.shape)[-2:]))
+        self._tables: dict[Any, NDArray[Any]] = {}
+        self._degrees = self._weighted_sums(np.ones(grid.shape))
+
+    def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
+        if out.dtype not in self._tables:
+            self._tables[out.dtype] = self._table.astype(out.dtype)
+        _loop("apply_table", out.dtype)(self._tables[out.dtype], planar, out)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return self._table.nbytes + self._degrees.nbytes

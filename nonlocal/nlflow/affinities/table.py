@@ -1,0 +1,70 @@
+"""Tables of a translation-invariant kernel over the offsets of a grid."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.domain import Grid
+from nlflow.errors import NlflowWarning, check_memory
+from nlflow.kernel import RadialKernel
+
+__all__ = ["kernel_table", "table_radius", "warn_shrunk"]
+
+# Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
+# when summed over a million nodes.
+_CUT = 1e-25
+
+
+def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
+    """Warn that a window was larger than the grid."""
+    import warnings
+
+    warnings.warn(
+        f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
+        f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",
+        NlflowWarning,
+        stacklevel=4,
+    )
+
+
+def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[int, ...]:
+    """Return the half sides, in nodes along each axis, of the box that holds the kernel.
+
+    An isolated grid has no images, so nothing beyond its own length matters; otherwise the box may pass the grid.
+    """
+    radii = []
+    for n, h in zip(grid.shape, grid.spacing, strict=True):
+        radius = int(min(np.ceil(kernel.support(_CUT) / h), 2**40))
+        if window is not None:
+            radius = min(radius, window)
+        if grid.boundary == "isolated":
+            radius = min(radius, n - 1)
+        radii.append(radius)
+    return tuple(radii)
+
+
+def kernel_table(
+    kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+) -> NDArray[np.float64]:
+    """Return k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
+
+    Raises
+    ------
+    MemoryLimitError
+        When the kernel is so wide against the spacing that the table would pass the limit.
+    """
+    radii = table_radius(kernel, grid, window)
+    sides = [2 * r + 1 for r in radii]
+    check_memory(
+        f"the table of {kernel!r} on a grid of spacing {grid.spacing}",
+        16 * int(np.prod([float(s) for s in sides])),
+        "use a smaller width, a window, or the boundary 'isolated' (which sums over no images)",
+        memory_limit,
+    )
+    squared = np.zeros(sides)
+    for axis, (r, h) in enumerate(zip(radii, grid.spacing, strict=True)):
+        line = (np.arange(-r, r + 1) * h) ** 2
+        squared += line.reshape([-1 if a == axis else 1 for a in range(grid.ndim)])
+    with np.errstate(over="ignore", under="ignore"):  # far tails: log k -> -inf and k -> 0 are right
+        return np.asarray(np.exp(kernel.log_profile(squared)))

@@ -1,0 +1,214 @@
+"""Exceptions and argument checks.
+
+Every message says which argument, what was got, what is expected and, where there is a remedy, what to do. The checks
+run before anything is computed, so that bad input never gives a wrong number or a trace from inside compiled code.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "FileFormatError",
+    "InputError",
+    "MemoryLimitError",
+    "NlflowError",
+    "NlflowWarning",
+    "NumericalError",
+    "StabilityError",
+    "check_array",
+    "check_choice",
+    "check_integer",
+    "check_memory",
+    "check_number",
+    "format_bytes",
+    "memory_limit",
+]
+
+
+class NlflowError(Exception):
+    """Base class of everything that nlflow raises on purpose."""
+
+
+class InputError(NlflowError, ValueError):
+    """An argument has a value, shape or type that cannot be used."""
+
+
+class StabilityError(InputError):
+    """A time step (or fidelity) lies outside the stable range of its integrator."""
+
+
+class NumericalError(NlflowError, ArithmeticError):
+    """A result cannot be represented or was not reached to the accuracy asked for."""
+
+
+class MemoryLimitError(NlflowError, MemoryError):
+    """An allocation would pass the memory limit; raised before anything is allocated."""
+
+
+class FileFormatError(NlflowError, ValueError):
+    """A file cannot be read or written as asked."""
+
+
+class NlflowWarning(UserWarning):
+    """An argument was adapted (a window shrunk, say); the message says how."""
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    minimum: float = -math.inf,
+    strict: bool = False,
+    finite: bool = True,
+    hint: str = "",
+) -> float:
+    """Return `value` as a float, or raise `InputError` naming `name`.
+
+    Parameters
+    ----------
+    name : str
+        The argument's name, for the message.
+    value : object
+        What the caller got. Booleans, strings, complex numbers and arrays with more than one element are refused.
+    minimum : float
+        Smallest allowed value (excluded when `strict`).
+    finite : bool
+        Refuse infinities as well as NaN.
+    hint : str
+        What to do about it; appended to the message.
+    """
+    bound = ""
+    if minimum > -math.inf:
+        bound = f" {'>' if strict else '>='} {minimum:g}"
+    expected = f"expected a {'finite ' if finite else ''}real number{bound}"
+    tail = f"; {hint}" if hint else ""
+    if isinstance(value, bool | str | bytes | complex | np.complexfloating) or value is None:
+        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
+    try:
+        number = float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}") from error
+    if math.isnan(number) or (finite and math.isinf(number)) or number < minimum or (strict and number == minimum):
+        raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
+    return number
+
+
+def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
+    """Return `value` as an int, or raise `InputError` naming `name`."""
+    words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
+    tail = f"; {hint}" if hint else ""
+    try:
+        number = value.__index__() if not isinstance(value, bool) else None
+    except (AttributeError, TypeError):
+        number = None
+    if number is None or (minimum is not None and number < minimum) or (odd and number % 2 == 0):
+        raise InputError(f"{name}: got {_shown(value)}, {words}{tail}")
+    return int(number)
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """Return `value` if it is one of `choices`, or raise `InputError` listing them."""
+    if not isinstance(value, str) or value not in choices:
+        raise InputError(f"{name}: got {_shown(value)}, expected one of {', '.join(map(repr, choices))}")
+    return value
+
+
+def check_array(
+    name: str,
+    value: Any,
+    *,
+    ndim: int | tuple[int, ...] | None = None,
+    hint: str = "",
+) -> Any:
+    """Return `value` as a real floating-point array with finite entries, or raise `InputError` naming `name`.
+
+    NumPy arrays and sequences become NumPy arrays; arrays of other namespaces (torch) are kept as they are. Integers
+    and booleans become float64, float16 becomes float32 (half precision loses the digits that averages need), and
+    float32 and float64 are kept. The values are not rescaled.
+
+    Raises
+    ------
+    InputError
+        For masked, complex, non-numeric, empty or non-finite input, and for a wrong number of dimensions.
+    """
+    tail = f"; {hint}" if hint else ""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or use a fidelity of 0 there")
+    foreign = type(value).__module__.split(".")[0] == "torch"
+    array: Any = value if foreign else np.asarray(value)
+    if not foreign:
+        if array.dtype.kind == "c":
+            raise InputError(f"{name}: got complex values ({array.dtype}), expected real ones; pass .real or abs()")
+        if array.dtype.kind not in "biuf":
+            raise InputError(f"{name}: got dtype {array.dtype}, expected a real numeric array{tail}")
+        if array.dtype.kind in "biu":
+            array = array.astype(np.float64)
+        elif array.dtype == np.float16:
+            array = array.astype(np.float32)
+        elif array.dtype.itemsize > 8:
+            array = array.astype(np.float64)
+        if not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+    elif not array.is_floating_point():
+        raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
+    if ndim is not None:
+        allowed = (ndim,) if isinstance(ndim, int) else ndim
+        if array.ndim not in allowed:
+            wanted = " or ".join(map(str, allowed))
+            raise InputError(
+                f"{name}: got {array.ndim} dimension(s) (shape {tuple(array.shape)}), expected {wanted}{tail}"
+            )
+    if 0 in tuple(array.shape):
+        raise InputError(
+            f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one element{tail}"
+        )
+    finite = array.isfinite().all() if foreign else np.isfinite(array).all()
+    if not bool(finite):
+        bad = int((~(array.isfinite() if foreign else np.isfinite(array))).sum())
+        raise InputError(
+            f"{name}: got {bad} NaN or infinite value(s), expected finite ones; "
+            "replace them first (a fidelity of 0 fills in missing data)"
+        )
+    return array
+
+
+def format_bytes(count: float) -> str:
+    """Return a byte count in words, e.g. ``'1.5 GiB'``."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} TiB"
+
+
+def memory_limit() -> int:
+    """Return the default limit of one affinity in bytes.
+
+    Half of the machine's physical memory, or the value of the environment variable ``NLFLOW_MEMORY_LIMIT`` (bytes).
+    """
+    given = os.environ.get("NLFLOW_MEMORY_LIMIT")
+    if given is not None:
+        return int(check_number("NLFLOW_MEMORY_LIMIT", given if not given.isdigit() else int(given), minimum=1))
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    except (AttributeError, OSError, ValueError):  # not a POSIX system: a size that most machines have
+        return 8 * 2**30
+
+
+def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:
+    """Raise `MemoryLimitError` when `needed` bytes pass the limit; nothing has been allocated then."""
+    allowed = memory_limit() if limit is None else check_number("memory_limit", limit, minimum=1, finite=False)
+    if needed > allowed:
+        raise MemoryLimitError(
+            f"{what} needs {format_bytes(needed)} ({needed} bytes), the limit is {format_bytes(allowed)}; {remedy}"
+        )

@@ -1,0 +1,263 @@
+"""Trackers that watch an integration, and rules that stop it.
+
+*When* a tracker looks is its `every`, a number of steps (the start and the end are always seen); *what* it does is its
+`look`. A tracker that returns a reason stops the integration.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, namespace
+from nlflow.errors import InputError, check_integer, check_number
+from nlflow.flow import Flow
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Discrepancy",
+    "DistanceToConstant",
+    "Energy",
+    "Progress",
+    "Stationary",
+    "Tracker",
+]
+
+
+class Tracker(ABC):
+    """Base of trackers and stopping rules.
+
+    Parameters
+    ----------
+    every : int
+        Look after this many steps.
+    """
+
+    name: str = ""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = check_integer("every", every, minimum=1)
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:  # noqa: B027  # a hook
+        """Prepare for an integration from t to `end`."""
+
+    @abstractmethod
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Look at the signal; return a reason to stop, or None."""
+
+    def finish(self) -> None:  # noqa: B027  # a hook
+        """Tidy up; called however the integration ends."""
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return what was collected, for `Solution.records`."""
+        return {}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:  # noqa: B027  # a hook
+        """Take up what was collected before a checkpoint."""
+
+
+class _Series(Tracker):
+    """A number collected over time."""
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self._rows: list[tuple[float, float]] = []
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a new series; see `Tracker.start`."""
+        self._rows = []
+
+    def _add(self, t: float, value: float) -> None:
+        if not self._rows or self._rows[-1][0] != t:
+            self._rows.append((t, value))
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return times and values."""
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 2)
+        return {"t": rows[:, 0].copy(), "value": rows[:, 1].copy()}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
+        """Take up what was collected before a checkpoint."""
+        self._rows = list(zip(record["t"].tolist(), record["value"].tolist(), strict=True))
+
+
+class Energy(_Series):
+    """Collect J or E over time, as ``records['energy']``. One average a look."""
+
+    name = "energy"
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Add the energy at t."""
+        functional = flow.functional
+        if functional is None:
+            raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
+        self._add(t, functional.value(u))
+        return None
+
+
+class DistanceToConstant(_Series):
+    """Collect the distance of u to the constant that the J-flow tends to, as ``records['distance']``."""
+
+    name = "distance"
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Add the distance at t."""
+        self._add(t, flow.distance_to_constant(u))
+        return None
+
+
+class Callback(Tracker):
+    """Call ``function(t, u, flow)``; a return value of True, or a text saying why, stops the integration."""
+
+    name = "callback"
+
+    def __init__(self, function: Callable[[float, Array, Flow], Any], every: int = 1) -> None:
+        super().__init__(every)
+        if not callable(function):
+            raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u, flow)")
+        self.function = function
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Call the function."""
+        answer = self.function(t, u, flow)
+        return (answer or None) if isinstance(answer, str) else ("asked by the callback" if answer is True else None)
+
+
+class Progress(Tracker):
+    """Progress bar of flow time on stderr, about once a second."""
+
+    name = "progress"
+
+    def __init__(self, label: str = "flow") -> None:
+        super().__init__(1)
+        self.label = label
+        self._bar: Any = None
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Open the bar."""
+        from tqdm import tqdm
+
+        self._origin = t
+        self._bar = tqdm(
+            total=end - t, desc=self.label, unit="t", mininterval=1.0, leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| t={n:.4g}/{total:.4g} [{elapsed}<{remaining}]",
+        )  # fmt: skip
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Move the bar to t."""
+        self._bar.update(max(t - self._origin - self._bar.n, 0))
+        return None
+
+    def finish(self) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+class Checkpoint(Tracker):
+    """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
+
+    Parameters
+    ----------
+    path : path
+        Replaced atomically each time.
+    seconds : float
+        At least this much time between two checkpoints; 0 for one at every look. One is written at the end too.
+    every : int
+        Look after this many steps.
+    """
+
+    name = "checkpoint"
+
+    def __init__(self, path: str | os.PathLike[str], seconds: float = 30.0, every: int = 1) -> None:
+        super().__init__(every)
+        self.path = path
+        self.seconds = check_number("seconds", seconds, minimum=0)
+        self._last = time.monotonic()
+        self._write: Callable[[str | os.PathLike[str]], None] | None = None
+
+    def bind(self, write: Callable[[str | os.PathLike[str]], None]) -> None:
+        """Take the function of the time loop that writes its state to a path."""
+        self._write = write
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Write a checkpoint when it is time."""
+        if self._write is not None and time.monotonic() - self._last >= self.seconds:
+            self._write(self.path)
+            self._last = time.monotonic()
+        return None
+
+    def finish(self) -> None:
+        """Write the last state."""
+        if self._write is not None:
+            self._write(self.path)
+
+
+class Stationary(Tracker):
+    """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
+
+    One average a look.
+    """
+
+    name = "stationary"
+
+    def __init__(self, rtol: float = 1e-6, atol: float = 0.0, every: int = 1) -> None:
+        super().__init__(every)
+        self.rtol = check_number("rtol", rtol, minimum=0)
+        self.atol = check_number("atol", atol, minimum=0)
+        self._threshold = 0.0
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Measure the speed at the start."""
+        self._threshold = max(self.rtol * flow.speed(u), self.atol)
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Compare the speed with the threshold."""
+        speed = flow.speed(u)
+        return f"stationary: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return the threshold, so that a resumed run stops where the first would have."""
+        return {"threshold": np.array([self._threshold])}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
+        """Take up the threshold of the first run."""
+        self._threshold = float(record["threshold"][0])
+
+
+class Discrepancy(Tracker):
+    """Stop when the residual reaches the noise: rms of u - f >= factor * sigma (Morozov's discrepancy principle).
+
+    Parameters
+    ----------
+    observed : array
+        The noisy signal f.
+    sigma : float
+        Standard deviation of its noise.
+    factor : float
+    """
+
+    name = "discrepancy"
+
+    def __init__(self, observed: Array, sigma: float, factor: float = 1.0, every: int = 1) -> None:
+        super().__init__(every)
+        self.observed = observed
+        self.sigma = check_number("sigma", sigma, minimum=0)
+        self.factor = check_number("factor", factor, minimum=0)
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Compare the residual with the noise."""
+        xp = namespace(u)
+        residual = float(xp.sqrt(xp.mean((u - self.observed) ** 2)))
+        if residual < self.factor * self.sigma:
+            return None
+        return (
+            f"discrepancy: rms residual {residual:.4g} reached {self.factor:g} sigma = {self.factor * self.sigma:.4g}"
+        )

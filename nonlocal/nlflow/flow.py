@@ -1,0 +1,263 @@
+"""Gradient flows of J and E in a metric, and flows by an averaging operator that need not be symmetric.
+
+Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
+
+    du/dt = r (Pu - u) + phi (f - u)
+
+with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nlflow._array import Array, namespace, over_channels
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, check_choice, check_integer
+from nlflow.functional import METRICS, E, J, NodeFidelity, check_fidelity
+
+__all__ = ["AttentionFlow", "Flow", "GradientFlow"]
+
+
+class Flow:
+    """What integrators need of a flow.
+
+    Attributes
+    ----------
+    affinity : Affinity
+        Whose P drives the flow.
+    metric : {'l2', 'degree'}
+    fidelity : NodeFidelity or None
+    observed : array or None
+    symmetric : bool
+        Whether the linear part is self-adjoint in the flow's measure; then energies exist and spectra are real.
+    evolving : bool
+        Whether the kernel is recomputed from u(t), every `every` steps. Between two such moments it is frozen.
+    applications : int
+        How often P has been applied so far, a multichannel signal counting once.
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        metric: str,
+        fidelity: NodeFidelity | None,
+        observed: Array | None,
+        *,
+        evolving: bool,
+        every: int,
+    ) -> None:
+        self.affinity = affinity
+        self.metric = check_choice("metric", metric, METRICS)
+        self.fidelity = fidelity
+        self.observed = observed
+        self.symmetric = affinity.symmetric
+        self.evolving = bool(evolving)
+        self.every = check_integer("every", every, minimum=1)
+        self.applications = 0
+        self._rate: Array | float = affinity.degree if metric == "l2" else 1.0
+        if self.evolving and not affinity.evolves:
+            raise InputError(
+                "evolving: the affinity compares node positions or is a given matrix, which no signal changes; "
+                "build it "
+                "from features, or leave evolving=False"
+            )
+
+    @property
+    def functional(self) -> J | None:
+        """The functional that the flow descends; None for a flow that is no gradient flow."""
+        return None
+
+    def average(self, u: Array) -> Array:
+        """Return Pu, counted."""
+        self.applications += 1
+        return self.affinity._average(u)
+
+    def diffusion(self, v: Array) -> Array:
+        """Return r (v - Pv), the part of the linear operator that smooths."""
+        return self._times_rate(v - self.average(v))
+
+    def linear(self, v: Array) -> Array:
+        """Return A v = r (v - Pv) + phi v; the flow is du/dt = -A u + phi f."""
+        result = self.diffusion(v)
+        return result if self.fidelity is None else result + self.fidelity.times(v)
+
+    def velocity(self, u: Array) -> Array:
+        """Return du/dt at `u`. One average."""
+        result = -self.diffusion(u)
+        if self.fidelity is not None and self.observed is not None:
+            result = result + self.fidelity.times(self.observed - u)
+        return result
+
+    def _times_rate(self, v: Array) -> Array:
+        return v if isinstance(self._rate, float) else over_channels(self._rate, v) * v
+
+    def spectral_bounds(self) -> tuple[float, float]:
+        """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved when k is positive definite.
+
+        For a symmetric flow every eigenvalue lies between them; otherwise they bound its modulus from above.
+        """
+        low, high = (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds()
+        return low, high + self.diffusion_bound()
+
+    def diffusion_bound(self) -> float:
+        """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
+        rate = 1.0
+        if not isinstance(self._rate, float):
+            rate = float(namespace(self._rate).max(self._rate))
+        definite = self.affinity.symmetric and self.affinity.positive_semidefinite
+        return rate if definite else 2 * rate
+
+    def measure(self, like: Array) -> Array:
+        """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
+        return self.affinity.measure(self.metric, like)
+
+    def mean(self, u: Array) -> Array:
+        """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""
+        return self.affinity.mean(u, self.metric)
+
+    def distance_to_constant(self, u: Array) -> float:
+        """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""
+        return self._rms(u - self.mean(u))
+
+    def speed(self, u: Array) -> float:
+        """Return the root mean square of du/dt in the flow's measure. One average."""
+        return self._rms(self.velocity(u))
+
+    def _rms(self, v: Array) -> float:
+        xp = namespace(v)
+        measure = self.measure(v)
+        total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)
+        return float(xp.sqrt(total / xp.sum(measure, dtype=xp.float64)))
+
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as a signal of this flow, or raise `InputError`."""
+        u = self.affinity.check_signal(name, value)
+        if self.observed is not None and tuple(u.shape) != tuple(self.observed.shape):
+            raise InputError(
+                f"{name}: got shape {tuple(u.shape)}, expected {tuple(self.observed.shape)}, that of the observed "
+                "signal"
+            )
+        return u
+
+    def rebuilt(self, u: Array) -> Flow:
+        """Return the flow with its kernel taken from the signal `u`; counts go on."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+
+class GradientFlow(Flow):
+    """Gradient flow of J or E, du/dt = -grad, in the L2 or in the degree metric.
+
+    Parameters
+    ----------
+    functional : J or E
+    metric : {'l2', 'degree'}
+        ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
+        du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work.
+    evolving : bool
+        Recompute the kernel from u(t), as a transformer does from layer to layer. Then it is no gradient flow of one J,
+        but every step is still an average.
+    every : int
+        Steps between two recomputations.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import E, Gaussian, GradientFlow, Grid, affinity, solve
+    >>> grid = Grid(64, spacing=1 / 64, boundary="periodic")
+    >>> f = np.sin(2 * np.pi * grid.nodes[:, 0])
+    >>> flow = GradientFlow(E(affinity(Gaussian(width=0.1), grid), f, fidelity=0.5, measure="degree"), metric="degree")
+    >>> solution = solve(flow, t=50.0)
+    >>> solution.success
+    True
+    """
+
+    def __init__(self, functional: J, metric: str = "l2", *, evolving: bool = False, every: int = 1) -> None:
+        if not isinstance(functional, J):
+            raise InputError(
+                f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)"
+            )
+        check_choice("metric", metric, METRICS)
+        super().__init__(
+            functional.affinity, metric, functional.fidelity_in(metric), functional.observed,
+            evolving=evolving, every=every,
+        )  # fmt: skip
+        self._functional = functional
+
+    @property
+    def functional(self) -> J:
+        """The functional that the flow descends."""
+        return self._functional
+
+    def rebuilt(self, u: Array) -> GradientFlow:
+        """Return the flow with its kernel taken from the signal `u`; counts go on."""
+        functional = self._functional.with_affinity(self._functional.given.update(u))
+        result = GradientFlow(functional, self.metric, evolving=self.evolving, every=self.every)
+        result.applications = self.applications
+        return result
+
+    def __repr__(self) -> str:
+        kind = "evolving" if self.evolving else "frozen"
+        return f"GradientFlow({type(self._functional).__name__}, metric={self.metric!r}, {kind}, {self.affinity!r})"
+
+
+class AttentionFlow(Flow):
+    """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
+
+    One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). For queries that differ from keys it is
+    not the gradient flow of any J unless P is reversible; with a symmetric affinity it is that of J or E in the degree
+    metric.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Used as it is, not symmetrised.
+    observed : array, optional
+        The signal f; needed when a fidelity is given.
+    fidelity : float or array of shape ``domain.shape``
+        lambda~ >= 0.
+    evolving, every
+        As in `GradientFlow`.
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        observed: Any = None,
+        fidelity: float | Array = 0.0,
+        *,
+        evolving: bool = False,
+        every: int = 1,
+    ) -> None:
+        if not isinstance(affinity, Affinity):
+            raise InputError(
+                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
+            )
+        term: NodeFidelity | None = None
+        if observed is not None:
+            observed = affinity.check_signal("observed", observed)
+            term = NodeFidelity(check_fidelity(fidelity, observed, affinity))
+        elif not isinstance(fidelity, float | int) or fidelity != 0:
+            raise InputError("observed: the signal f is needed when a fidelity is given")
+        super().__init__(affinity, "degree", term, observed, evolving=evolving, every=every)
+
+    @property
+    def functional(self) -> J | None:
+        """J or E for a symmetric affinity, otherwise None."""
+        if not self.symmetric:
+            return None
+        if self.fidelity is None:
+            return J(self.affinity)
+        return E(self.affinity, self.observed, self.fidelity.values, measure="degree")
+
+    def rebuilt(self, u: Array) -> AttentionFlow:
+        """Return the flow with its kernel taken from the signal `u`; counts go on."""
+        values = 0.0 if self.fidelity is None else self.fidelity.values
+        result = AttentionFlow(
+            self.affinity.update(u), self.observed, values, evolving=self.evolving, every=self.every
+        )  # fmt: skip
+        result.applications = self.applications
+        return result
+
+    def __repr__(self) -> str:
+        return f"AttentionFlow({'evolving' if self.evolving else 'frozen'}, {self.affinity!r})"

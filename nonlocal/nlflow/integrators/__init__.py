@@ -1,0 +1,17 @@
+"""Time discretisations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
+
+from nlflow.integrators.base import Integrator, StepFailureError
+from nlflow.integrators.exponential import Exponential
+from nlflow.integrators.fixed import AttentionStep, ExplicitEuler, NeutrenoStep, SemiImplicit
+from nlflow.integrators.runge_kutta import RungeKutta
+
+__all__ = [
+    "AttentionStep",
+    "ExplicitEuler",
+    "Exponential",
+    "Integrator",
+    "NeutrenoStep",
+    "RungeKutta",
+    "SemiImplicit",
+    "StepFailureError",
+]

@@ -1,0 +1,183 @@
+"""Steps of one length: explicit Euler, the semi-implicit step, and the layers that are steps of length 1."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from nlflow._array import Array
+from nlflow.errors import InputError, StabilityError, check_number
+from nlflow.flow import Flow
+from nlflow.integrators.base import SLACK, Integrator
+from nlflow.spectrum import euler_limit, largest_eigenvalue
+
+__all__ = ["AttentionStep", "ExplicitEuler", "NeutrenoStep", "SemiImplicit"]
+
+
+class _FixedStep(Integrator):
+    """Steps of one length, the last before a target shortened to meet it."""
+
+    def __init__(self, dt: float) -> None:
+        self.dt = check_number("dt", dt, minimum=0, strict=True)
+
+    @abstractmethod
+    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after one step of length dt."""
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the signal after one step and the time reached; see `Integrator.advance`."""
+        del memory
+        remaining = target - t
+        # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
+        if remaining <= self.dt * (1 + 1e-9):
+            return self._step(flow, u, remaining), target
+        return self._step(flow, u, self.dt), t + self.dt
+
+
+class ExplicitEuler(_FixedStep):
+    """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
+
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels.
+
+    Parameters
+    ----------
+    dt : float
+        Step; refused above the limit, which is computed only when the cheap bound does not already allow the step.
+    """
+
+    order = 1.0
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return 2 / rho(A)."""
+        return euler_limit(flow)
+
+    def check(self, flow: Flow) -> None:
+        """Raise `StabilityError` when dt is above the stability limit."""
+        if flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 2:
+            return
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: explicit Euler needs dt < {limit:.6g}; "
+                "reduce dt, "
+                "or use Exponential() or RungeKutta()"
+            )
+
+    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+        return u + dt * flow.velocity(u)
+
+
+class SemiImplicit(_FixedStep):
+    """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
+
+    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
+    contracting at 1 / (1 + lambda~) in the maximum norm.
+
+    Parameters
+    ----------
+    dt : float
+    """
+
+    order = 1.0
+
+    def __init__(self, dt: float = 1.0) -> None:
+        super().__init__(dt)
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return 2 / (rho(r (I - P)) - min phi), infinity when that is not positive (sufficient, sharp for one phi)."""
+        if not flow.symmetric:
+            # Eigenvalues of P lie in the unit disk: at dt = 1 the step is an average, and that is the safe bound.
+            return 1.0
+        excess = largest_eigenvalue(flow, diffusion=True) - flow.spectral_bounds()[0]
+        return 2 / excess if excess > 0 else math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `StabilityError` when dt is above the stability limit."""
+        if self.dt * flow.diffusion_bound() <= 2:
+            return
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: the semi-implicit step needs dt < {limit:.6g}; "
+                "reduce dt (dt=1 is always stable in the degree metric)"
+            )
+
+    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+        moved = u - dt * flow.diffusion(u)
+        if flow.fidelity is None or flow.observed is None:
+            return moved
+        return flow.fidelity.damped(moved + dt * flow.fidelity.times(flow.observed), dt)
+
+
+class AttentionStep(Integrator):
+    """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
+
+    For the J-flow in the degree metric, where the step has length 1. A convex average: always stable. Order 1.
+    """
+
+    order = 1.0
+    unit_steps = True
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity: averages never leave the range of the signal."""
+        del flow
+        return math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for the L2 metric and for flows with a fidelity."""
+        _needs_degree_metric(flow, "an attention step")
+        if flow.fidelity is not None:
+            raise InputError(
+                "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
+            )
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return Pu and t + 1."""
+        del target, memory
+        return flow.average(u), t + 1
+
+
+class NeutrenoStep(Integrator):
+    """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28).
+
+    Explicit Euler of length 1 for the E-flow in the degree metric; stable where rho(P - lambda~ I) < 1, that is for
+    lambda~ < 1 + mu_min(P) when k is symmetric. Order 1.
+    """
+
+    order = 1.0
+    unit_steps = True
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return the longest stable Euler step; the layer is stable when it is above 1."""
+        return euler_limit(flow)
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for the L2 metric and `StabilityError` for too large a fidelity."""
+        _needs_degree_metric(flow, "a NeuTRENO step")
+        if flow.symmetric and flow.spectral_bounds()[1] < 2:
+            return
+        limit = self.stability_limit(flow)
+        if limit * SLACK < 1:
+            largest = flow.spectral_bounds()[0] if flow.fidelity is None else flow.fidelity.bounds()[1]
+            bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if flow.symmetric else ""
+            raise StabilityError(
+                f"fidelity: got {largest:g}, which makes the NeuTRENO step unstable (the longest stable step is "
+                f"{limit:.6g} < 1){'; it needs ' + bound if bound else ''}; reduce the fidelity or use SemiImplicit()"
+            )
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return Pu + lambda~ (f - u) and t + 1."""
+        del target, memory
+        result = flow.average(u)
+        if flow.fidelity is not None and flow.observed is not None:
+            result = result + flow.fidelity.times(flow.observed - u)
+        return result, t + 1
+
+
+def _needs_degree_metric(flow: Flow, what: str) -> None:
+    if flow.metric != "degree":
+        raise InputError(
+            f"integrator: {what} divides by the degree, so the flow must be in the degree metric; build it with "
+            "metric='degree'"
+        )

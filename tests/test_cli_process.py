@@ -1,0 +1,55 @@
+"""The command `nonlocal` as a process: its start, its exit codes and what Ctrl-C leaves behind."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from PIL import Image
+
+
+def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "error", "-c", code, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_entry_point_and_start() -> None:
+    heavy = "{'numpy', 'numba', 'scipy', 'matplotlib', 'PIL', 'skimage', 'torch', 'rich'}"
+    check = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & set(sys.modules))));"
+    result = process(check + "from nlflow.cli import main; main()", "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: nonlocal [OPTIONS]")
+    assert result.stdout.endswith("[]\n")
+    assert result.stderr == ""
+
+
+def test_interrupted_process(tmp_path: Path) -> None:
+    Image.new("L", (16, 12)).save(tmp_path / "in.png")
+    code = """
+import os, signal, sys, time, types
+def denoise(image, *args, **options):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        pass  # as a flow does that returns what it has reached
+    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
+sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+from nlflow.cli import main
+main()
+"""
+    result = process(code, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
+    assert result.returncode == 130
+    assert (result.stdout, result.stderr) == ("", "nonlocal: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
+
+
+def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
+    result = process(
+        "from nlflow.cli import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")
+    )
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.startswith("nonlocal: error: ")
+    assert result.stderr.count("\n") == 1

@@ -1,0 +1,397 @@
+"""Every file format there and back: samples, types and what comes with them."""
+
+from __future__ import annotations
+
+import struct
+import wave
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image, ImageCms
+from scipy.io import wavfile
+
+from nlflow import files
+from nlflow.errors import FileFormatError
+
+DTYPES = ("u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8")
+
+
+def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Return values that reach both ends of the dtype."""
+    kind = np.dtype(dtype)
+    rng = np.random.default_rng(3)
+    if kind.kind == "f":
+        return (100 * rng.standard_normal(shape)).astype(kind)
+    limits = np.iinfo(kind)
+    values = rng.integers(limits.min, limits.max, shape, dtype=kind, endpoint=True)
+    values.flat[:2] = limits.min, limits.max
+    return values
+
+
+def listing(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def png_chunk(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+
+
+def write_png(path: Path, values: np.ndarray[Any, Any], colour: int) -> None:
+    """Write a 16-bit PNG, of the kinds that Pillow does not write."""
+    height, width = values.shape[:2]
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
+    header = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks))
+
+
+def round_trip(path: Path, out: Path, **options: Any) -> tuple[files.Media, files.Media]:
+    media = files.read(path, **options)
+    files.check_output(out, media)
+    files.write(out, media.data.astype(np.float64), media)
+    assert listing(path.parent) == sorted({path.name, out.name})
+    return media, files.read(out, **options)
+
+
+def assert_same(a: files.Media, b: files.Media) -> None:
+    assert a.data.dtype == b.data.dtype
+    np.testing.assert_array_equal(a.data, b.data)
+    assert (a.kind, a.channel_axis, a.sample_rate, a.header, a.time) == (
+        b.kind,
+        b.channel_axis,
+        b.sample_rate,
+        b.header,
+        b.time,
+    )
+    assert (a.alpha is None) == (b.alpha is None)
+    if a.alpha is not None:
+        np.testing.assert_array_equal(a.alpha, b.alpha)
+
+
+# --- round trips -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"), [("u1", (5, 7)), ("u2", (5, 7)), ("u1", (5, 7, 2)), ("u1", (5, 7, 3)), ("u1", (5, 7, 4))]
+)
+def test_png(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    stored = samples(dtype, shape)
+    Image.fromarray(stored).save(tmp_path / "a.png")
+    media, back = round_trip(tmp_path / "a.png", tmp_path / "b.png")
+    assert media.notes == ()
+    assert media.kind == "image"
+    assert media.data.dtype == dtype
+    assert media.channel_axis == (2 if shape[2:] in ((3,), (4,)) else None)
+    if shape[2:] in ((2,), (4,)):
+        np.testing.assert_array_equal(media.alpha, stored[..., -1])
+        stored = stored[..., 0] if shape[2:] == (2,) else stored[..., :3]
+    else:
+        assert media.alpha is None
+    np.testing.assert_array_equal(media.data, stored)
+    assert_same(media, back)
+
+
+@pytest.mark.parametrize("shape", [(16, 24), (16, 24, 3)])
+def test_jpeg(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    ramp = np.indices(shape)[1].astype("u1") * 4
+    Image.fromarray(ramp).save(tmp_path / "a.JPG", quality=95)
+    media, back = round_trip(tmp_path / "a.JPG", tmp_path / "b.jpeg")
+    assert media.data.shape == back.data.shape == shape
+    assert back.data.dtype == np.uint8
+    assert np.abs(media.data.astype(int) - back.data).max() <= 6
+    assert media.notes == ()
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (5, 7, 3)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiff(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    stored = samples(dtype, shape)
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric="rgb" if len(shape) == 3 else "minisblack")
+    media, back = round_trip(tmp_path / "a.tif", tmp_path / "b.tiff")
+    assert media.data.dtype == dtype
+    np.testing.assert_array_equal(media.data, stored)
+    assert media.channel_axis == (2 if len(shape) == 3 else None)
+    assert_same(media, back)
+
+
+@pytest.mark.parametrize(
+    ("shape", "photometric", "extra", "channels"),
+    [
+        ((5, 7, 2), "minisblack", ["unassalpha"], None),
+        ((5, 7, 4), "rgb", ["unassalpha"], 3),
+        ((5, 7, 4), "rgb", ["unspecified"], 4),
+        ((5, 7, 2), "minisblack", ["unspecified"], 2),
+        ((5, 7, 6), "minisblack", ["unspecified"] * 5, 6),
+    ],
+)
+def test_tiff_samples(
+    tmp_path: Path, shape: tuple[int, ...], photometric: str, extra: list[str], channels: int | None
+) -> None:
+    stored = samples("u2", shape)
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric=photometric, extrasamples=extra, planarconfig="contig")
+    media, back = round_trip(tmp_path / "a.tif", tmp_path / "b.tif")
+    assert media.data.shape == (5, 7) + ((channels,) if channels else ())
+    assert (media.alpha is not None) == ("unassalpha" in extra)
+    assert_same(media, back)
+
+
+def test_tiff_planes_and_byte_order(tmp_path: Path) -> None:
+    stored = samples("u2", (3, 5, 7))
+    tifffile.imwrite(tmp_path / "a.tif", stored, photometric="rgb", planarconfig="separate", byteorder=">")
+    media, back = round_trip(tmp_path / "a.tif", tmp_path / "b.tif")
+    np.testing.assert_array_equal(media.data, np.moveaxis(stored, 0, -1))
+    assert media.data.dtype.isnative
+    assert_same(media, back)
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "packbits", "tiff_deflate", "jpeg"])
+def test_tiff_compression(tmp_path: Path, compression: str) -> None:
+    values = np.indices((16, 24, 3))[1].astype("u1") * 4
+    Image.fromarray(values).save(tmp_path / "a.tif", compression=compression)
+    data = files.read(tmp_path / "a.tif").data
+    assert np.abs(data.astype(int) - values).max() <= (8 if compression == "jpeg" else 0)
+
+
+@pytest.mark.parametrize("turn", range(2, 9))
+def test_tiff_orientation(tmp_path: Path, turn: int) -> None:
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, samples("u1", (5, 7)), extratags=[(274, "H", 1, turn, True)])
+    media = files.read(path)
+    with path.open("rb") as stream, Image.open(stream) as image:
+        image.load()
+        np.testing.assert_array_equal(media.data, np.asarray(image))
+    assert "upright" in media.notes[-1]
+    exif = Image.Exif()
+    exif[274] = turn
+    stored = Image.fromarray(samples("u1", (5, 7)))
+    stored.save(path, compression="tiff_lzw", exif=exif)  # decoded by Pillow
+    np.testing.assert_array_equal(files.read(path).data, media.data)
+    stored.convert("P").save(path, exif=exif)  # so is this
+    np.testing.assert_array_equal(files.read(path).data[..., 0], media.data)
+    assert "upright" in files.read(path).notes[-1]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "i4", "f2", "f4", "f8", ">f4", "?"])
+def test_npy(tmp_path: Path, dtype: str) -> None:
+    stored = np.arange(35).reshape(5, 7).astype(dtype)
+    np.save(tmp_path / "a.npy", stored)
+    media = files.read(tmp_path / "a.npy")
+    assert media.kind == "image"
+    assert media.data.dtype == np.dtype(dtype).newbyteorder("=")
+    result = media.data + np.float64(0.25)
+    files.write(tmp_path / "b.npy", result, media)
+    back = files.read(tmp_path / "b.npy").data
+    assert back.dtype == (np.float32 if media.data.dtype in (np.float16, np.float32) else np.float64)
+    np.testing.assert_array_equal(back, result)
+
+
+@pytest.mark.parametrize("shape", [(50,), (50, 2)])
+@pytest.mark.parametrize("dtype", ["u1", "i2", "i4", "f4", "f8"])
+def test_wav(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
+    stored = samples(dtype, shape)
+    wavfile.write(tmp_path / "a.wav", 11025, stored)
+    media, back = round_trip(tmp_path / "a.wav", tmp_path / "b.wav")
+    assert media.kind == "signal"
+    assert media.sample_rate == 11025
+    assert media.channel_axis == (1 if len(shape) == 2 else None)
+    np.testing.assert_array_equal(media.data, stored)
+    assert media.notes == ()
+    assert_same(media, back)
+
+
+def test_wav_of_24_bits(tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "a.wav"), "wb") as stream:
+        stream.setparams((1, 3, 8000, 0, "NONE", ""))
+        stream.writeframes(b"\x01\x02\x03" * 9)
+    media, back = round_trip(tmp_path / "a.wav", tmp_path / "b.wav")
+    assert media.data.dtype == np.int32
+    assert media.data[0] == 0x03020100
+    assert "24-bit" in media.notes[0]
+    assert_same(media, back)
+
+
+CSV = [
+    ("1\n2.5\n-3e4\n", (3,), None, None, ","),
+    ("1,2\n3,4\n5,6", (3, 2), None, None, ","),
+    ("left;right\n1;2\n3;4\n", (2, 2), ("left", "right"), None, ";"),
+    ("x\ty\r\n1\t2\r\n3\t4\r\n\r\n", (2, 2), ("x", "y"), None, "\t"),
+    ("t,x\n0.0,1\n0.1,2\n0.2,3\n", (3,), ("t", "x"), ("0.0", "0.1", "0.2"), ","),
+    ("Time (s); a ;b\n00:01;1;2\n00:02;3;4\n", (2, 2), ("Time (s)", "a", "b"), ("00:01", "00:02"), ";"),
+    ("# time,x\n1,2\n", (1,), ("# time", "x"), ("1",), ","),
+    (",x\n0,5\n1,6\n", (2,), ("", "x"), ("0", "1"), ","),
+    ("time\n1\n2\n", (2,), ("time",), None, ","),
+    ("temperature,x\n1,2\n", (1, 2), ("temperature", "x"), None, ","),
+    ('"a,b",c\n1,nan\n', (1, 2), ("a,b", "c"), None, ","),
+    ("\ufeffvalue\n1\n", (1,), ("value",), None, ","),
+]
+
+
+@pytest.mark.parametrize(("text", "shape", "header", "time", "delimiter"), CSV)
+def test_csv(tmp_path: Path, text: str, shape: Any, header: Any, time: Any, delimiter: str) -> None:
+    (tmp_path / "a.csv").write_text(text, encoding="utf-8", newline="")
+    media, back = round_trip(tmp_path / "a.csv", tmp_path / "b.csv")
+    assert media.data.shape == shape
+    assert (media.header, media.time, media.delimiter) == (header, time, delimiter)
+    assert (media.channel_axis, media.kind) == (1 if len(shape) == 2 else None, "signal")
+    assert_same(media, back)
+    assert any("kept as it is" in note for note in media.notes) == (time is not None)
+
+
+def test_csv_keeps_all_digits(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,y\n1,2\n3,4\n")
+    media = files.read(tmp_path / "a.csv")
+    result = np.array([[1 / 3, np.pi], [1e-300, -2e17]])
+    files.write(tmp_path / "b.csv", result, media)
+    np.testing.assert_array_equal(files.read(tmp_path / "b.csv").data, result)
+    assert (tmp_path / "b.csv").read_text().startswith("x,y\n0.3333333333333333,3.14159")
+
+
+def test_csv_with_unequal_steps(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("t,x\n0,1\n1,2\n5,3\n")
+    assert "unequal" in files.read(tmp_path / "a.csv").notes[-1]
+
+
+# --- conversions that are told, and files that are refused -----------------------------------------------------------
+
+
+def test_palette(tmp_path: Path) -> None:
+    colours = Image.fromarray(samples("u1", (6, 6, 3))).quantize(8)
+    expected = np.asarray(colours.convert("RGB"))
+    colours.save(tmp_path / "a.png")
+    colours.save(tmp_path / "t.png", transparency=0)
+    colours.save(tmp_path / "a.tif")
+    for name in ("a.png", "t.png", "a.tif"):
+        media = files.read(tmp_path / name)
+        assert "palette" in media.notes[0]
+        assert (media.alpha is not None) == (name == "t.png")
+        np.testing.assert_array_equal(media.data, expected)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif"])
+def test_one_bit(tmp_path: Path, name: str) -> None:
+    bits = np.arange(35).reshape(5, 7) % 3 == 0
+    Image.fromarray(bits).save(tmp_path / name)
+    media = files.read(tmp_path / name)
+    np.testing.assert_array_equal(media.data, np.where(bits, 255, 0))
+    assert media.data.dtype == np.uint8
+    assert "1-bit" in media.notes[-1]
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+def test_tiff_with_white_as_zero(tmp_path: Path, dtype: str) -> None:
+    values = samples(dtype, (5, 7))
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="miniswhite")
+    media, back = round_trip(tmp_path / "a.tif", tmp_path / "b.tif")
+    np.testing.assert_array_equal(media.data, np.iinfo(dtype).max - values)
+    assert "inverted" in media.notes[0]
+    assert_same(media, back)
+
+
+@pytest.mark.parametrize("name", ["a.jpg", "a.tif"])
+def test_cmyk(tmp_path: Path, name: str) -> None:
+    Image.new("RGB", (8, 8), (250, 120, 10)).convert("CMYK").save(tmp_path / name)
+    media = files.read(tmp_path / name)
+    assert media.data.shape == (8, 8, 3)
+    assert np.abs(media.data[4, 4].astype(int) - (250, 120, 10)).max() < 5
+    assert "CMYK" in media.notes[0]
+    assert "icc_profile" not in media.extras
+
+
+@pytest.mark.parametrize(("mode", "key"), [("L", 10), ("RGB", (10, 10, 10))])
+def test_transparent_colour(tmp_path: Path, mode: str, key: Any) -> None:
+    image = Image.new(mode, (4, 3), 0)
+    image.putpixel((1, 2), key)
+    image.save(tmp_path / "a.png", transparency=key)
+    media, back = round_trip(tmp_path / "a.png", tmp_path / "b.png")
+    assert media.alpha is not None
+    assert media.alpha[2, 1] == 0
+    assert media.alpha.sum() == 11 * 255
+    assert "alpha" in media.notes[0]
+    assert_same(media, back)
+
+
+def test_transparent_colour_of_16_bit_grey(tmp_path: Path) -> None:
+    Image.fromarray(samples("u2", (3, 4))).save(tmp_path / "a.png", transparency=7)
+    media = files.read(tmp_path / "a.png")
+    assert media.data.dtype == np.uint16
+    assert "dropped" in media.notes[0]
+
+
+def test_photographs_turn_upright_and_keep_their_metadata(tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "maker"
+    profile = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    Image.new("RGB", (20, 10)).save(tmp_path / "a.jpg", exif=exif, icc_profile=profile, dpi=(300, 300))
+    media, _ = round_trip(tmp_path / "a.jpg", tmp_path / "b.jpg")
+    assert media.data.shape == (20, 10, 3)
+    assert "upright" in media.notes[0]
+    with Image.open(tmp_path / "b.jpg") as image:
+        assert image.size == (10, 20)
+        assert image.getexif().get(0x0112, 1) == 1
+        assert image.getexif()[0x010F] == "maker"
+        assert image.info["icc_profile"] == profile
+        assert image.info["dpi"] == pytest.approx((300, 300))
+    files.write(tmp_path / "c.tif", media.data, media)
+    assert files.read(tmp_path / "c.tif").extras["icc_profile"] == profile
+
+
+def test_exif_too_long_for_jpeg(tmp_path: Path) -> None:
+    Image.new("L", (8, 8)).save(tmp_path / "a.png", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\0\0\0\0\0" + bytes(70000))
+    media = files.read(tmp_path / "a.png")
+    assert len(media.extras["exif"]) > 65533
+    assert "EXIF" in files.check_output(tmp_path / "b.jpg", media)[0]
+    files.write(tmp_path / "b.jpg", media.data, media)
+    assert files.read(tmp_path / "b.jpg").data.shape == (8, 8)
+
+
+def test_content_that_differs_from_the_name(tmp_path: Path) -> None:
+    Image.new("L", (8, 8), 7).save(tmp_path / "a.jpg", format="PNG")
+    media = files.read(tmp_path / "a.jpg")
+    assert media.format == "png"
+    assert "PNG" in media.notes[0]
+
+
+@pytest.mark.parametrize(("colour", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_16_bit_colour_png_is_refused_not_reduced(tmp_path: Path, colour: int, channels: int) -> None:
+    write_png(tmp_path / "a.png", samples("u2", (5, 7, channels)), colour)
+    with Image.open(tmp_path / "a.png") as image:
+        assert np.asarray(image).dtype == np.uint8, "Pillow can read it now: so can nlflow.files"
+    with pytest.raises(FileFormatError, match=r"a\.png: got a 16-bit PNG.*convert it to 16-bit TIFF"):
+        files.read(tmp_path / "a.png")
+    write_png(tmp_path / "g.png", samples("u2", (5, 7)), 0)
+    np.testing.assert_array_equal(files.read(tmp_path / "g.png").data, samples("u2", (5, 7)))
+
+
+def test_16_bit_tiff_that_only_pillow_decodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tifffile.imwrite(tmp_path / "a.tif", samples("u2", (5, 7, 3)), photometric="rgb")
+
+    def refuse(*args: Any, **kwargs: Any) -> None:
+        raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
+
+    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", refuse)
+    with pytest.raises(FileFormatError, match="uncompressed"):
+        files.read(tmp_path / "a.tif")
+
+
+def test_several_images_in_a_file(tmp_path: Path) -> None:
+    frames = [Image.new("L", (8, 8), shade) for shade in (1, 2, 3)]
+    frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:])
+    tifffile.imwrite(tmp_path / "stack.tif", samples("u1", (5, 8, 8)), photometric="minisblack")
+    with tifffile.TiffWriter(tmp_path / "pages.tif") as tif:
+        tif.write(samples("u1", (4, 4)))
+        tif.write(samples("u1", (6, 6)))
+    for name, count in (("a.png", "3 frames"), ("stack.tif", "5 page"), ("pages.tif", "2 page")):
+        with pytest.raises(FileFormatError, match=f"got {count}.*one by one"):
+            files.read(tmp_path / name)
+
+
+def test_multi_picture_photographs_give_the_first(tmp_path: Path) -> None:
+    pictures = [Image.new("RGB", (16, 16), (shade, 0, 0)) for shade in (200, 20)]
+    pictures[0].save(tmp_path / "a.jpg", format="MPO", save_all=True, append_images=pictures[1:])
+    media = files.read(tmp_path / "a.jpg")
+    assert media.data[8, 8, 0] > 190
+    assert "first of 2" in media.notes[0]

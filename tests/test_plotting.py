@@ -1,0 +1,118 @@
+"""The comparison figure: what is drawn, in which range, and that nothing global is touched."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+
+from nlflow.errors import InputError
+from nlflow.plotting import comparison_figure, psnr, render
+
+RNG = np.random.default_rng(5)
+
+
+def panels(figure: Figure) -> list[Any]:
+    return [axis for axis in figure.axes if axis.get_title() or axis.get_title(loc="left") or axis.lines]
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
+@pytest.mark.parametrize("with_clean", [False, True])
+def test_image_panels(shape: tuple[int, ...], axis: int | None, with_clean: bool) -> None:
+    noisy = RNG.integers(10, 200, shape, dtype=np.uint8)
+    result = noisy * 0.5 + 50
+    clean = noisy if with_clean else None
+    figure = comparison_figure(noisy, result, channel_axis=axis, sigma=7, clean=clean, title="a$b$.png")
+    shown = [axes.images[0] for axes in panels(figure)]
+    titles = [axes.get_title() for axes in panels(figure)]
+    assert len(shown) == (4 if with_clean else 3)
+    assert titles[0].startswith("noisy")
+    assert ("PSNR inf dB" in titles[0]) == with_clean
+    assert "σ = 7" in titles[-1]
+    assert shown[-1].get_clim() == (-21, 21)
+    residual = np.asarray(shown[-1].get_array())
+    difference = noisy - result
+    np.testing.assert_allclose(residual, difference if axis is None else difference.mean(axis=axis))
+    if axis is None:
+        assert shown[0].get_clim() == shown[1].get_clim() == (noisy.min(), noisy.max())
+    assert render(figure, "png").startswith(b"\x89PNG")
+
+
+def test_colours_share_the_range_of_the_noisy_image() -> None:
+    noisy = np.zeros((8, 9, 3))
+    noisy[0, 0], noisy[1, 1] = -10, 30
+    figure = comparison_figure(noisy, noisy + 10, channel_axis=2, sigma=1)
+    first, second = (np.asarray(axes.images[0].get_array()) for axes in panels(figure)[:2])
+    assert first[4, 4] == pytest.approx(0.25)
+    assert second[4, 4] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("noisy", [np.zeros((6, 7)), np.zeros((6, 7, 3)), np.zeros(9), np.zeros((1, 1)), np.zeros(1)])
+def test_constant_data_and_no_noise(noisy: Any) -> None:
+    axis = 2 if noisy.ndim == 3 else None
+    for form, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
+        assert render(comparison_figure(noisy, noisy, channel_axis=axis, sigma=0), form).startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("size", "channels", "rows"), [(100, None, 2), (100, 2, 4), (100, 5, 6), (5000, None, 3), (50000, 2, 6)]
+)
+def test_signal_panels(size: int, channels: int | None, rows: int) -> None:
+    noisy = RNG.standard_normal((size,) if channels is None else (size, channels))
+    figure = comparison_figure(noisy, noisy / 2, channel_axis=None if channels is None else 1, sigma=1, clean=noisy)
+    assert len(figure.axes) == rows
+    overlay = figure.axes[0]
+    assert [line.get_label() for line in overlay.lines] == ["noisy, PSNR inf dB", "clean", overlay.lines[2].get_label()]
+    # A long line is drawn by its envelope: same extremes, few points.
+    drawn = np.asarray(overlay.lines[0].get_ydata())
+    first = noisy if channels is None else noisy[:, 0]
+    assert (drawn.min(), drawn.max()) == (first.min(), first.max())
+    assert len(drawn) <= 8000
+    assert figure.axes[-1].get_xlabel() == "sample"
+    assert render(figure, "png").startswith(b"\x89PNG")
+
+
+def test_the_magnified_part_is_where_the_result_changes() -> None:
+    result = np.zeros(4000)
+    result[3000:3100] = 100 * RNG.standard_normal(100)
+    figure = comparison_figure(result + 1, result, channel_axis=None, sigma=1)
+    low, high = figure.axes[1].get_xlim()
+    assert low <= 3000 < 3100 <= high
+    assert "shaded" in figure.axes[1].get_title(loc="left")
+
+
+def test_psnr() -> None:
+    clean = np.zeros((4, 4), np.uint8)
+    assert psnr(clean, np.full((4, 4), 25.5)) == pytest.approx(20)
+    assert psnr(np.array([0.0, 2.0]), np.array([0.2, 2.2])) == pytest.approx(20)
+    assert psnr(clean, clean) == np.inf
+    assert psnr(np.zeros(3), np.ones(3)) == -np.inf
+    with pytest.raises(InputError, match="estimate: got shape"):
+        psnr(clean, np.zeros(4))
+
+
+def test_wrong_shapes() -> None:
+    image = np.zeros((5, 6))
+    with pytest.raises(InputError, match="result: got shape"):
+        comparison_figure(image, image[:4], channel_axis=None, sigma=1)
+    with pytest.raises(InputError, match="clean: got shape"):
+        comparison_figure(image, image, channel_axis=None, sigma=1, clean=image[:4])
+    with pytest.raises(InputError, match="channel_axis"):
+        comparison_figure(np.zeros((5, 6, 3)), np.zeros((5, 6, 3)), channel_axis=None, sigma=1)
+
+
+def test_a_title_beyond_the_font() -> None:
+    assert render(comparison_figure(np.zeros(9), np.zeros(9), channel_axis=None, sigma=1, title="雑音.csv"), "png")
+
+
+def test_no_pyplot() -> None:
+    code = (
+        "import sys, numpy as np, nlflow.plotting as p; assert 'matplotlib' not in sys.modules;"
+        "p.render(p.comparison_figure(np.eye(9), np.eye(9), channel_axis=None, sigma=1), 'png');"
+        "assert 'matplotlib.pyplot' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
