@@ -9,17 +9,15 @@ not at all.
 from __future__ import annotations
 
 import os
-import secrets
-import stat
 import warnings
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
+from nlflow._atomic import write_atomic
 from nlflow._formats import DECODERS, ENCODERS, EXTENSIONS, JPEG_EXIF_LIMIT, Array, Kind, Media, file_error
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 
@@ -296,42 +294,3 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways
         raise file_error(path, f"an encoder failure ({error})", f"a {form.upper()} file", "write .npy") from error
-
-
-def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object]) -> None:
-    """Write a file so that it appears complete or not at all.
-
-    `writer` fills a temporary file in the same folder, which is flushed to the disk and then takes the place of
-    `path`. On any failure the temporary file is removed and a file that was there before stays as it was.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        The file to create or replace; a symbolic link is followed.
-    writer : callable
-        Gets the open binary file.
-
-    Raises
-    ------
-    FileFormatError
-        If the operating system refuses: a full disk, missing permission.
-    Exception
-        Whatever `writer` raises.
-    """
-    target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".nlflow-{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("xb") as stream:
-            writer(stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        if target.exists():
-            temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-        temporary.replace(target)
-    except BaseException as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            got, remedy = error.strerror or str(error), "free some space or choose another place"
-            raise file_error(Path(path), got, "a file that can be written", remedy) from error
-        raise

@@ -163,7 +163,7 @@ def _draw_images(
         if channels == 3:
             axis.imshow(np.clip((array - low) / ((high - low) or 1), 0, 1))
         else:
-            axis.imshow(array.mean(axis=-1), cmap="gray", vmin=0, vmax=255)
+            axis.imshow(array.mean(axis=-1), cmap="gray", vmin=low, vmax=high)
             name += f" (mean of {channels} channels)" if channels > 1 else ""
         axis.set_title(name, fontsize=10)
     residual = (noisy - result).mean(axis=-1)

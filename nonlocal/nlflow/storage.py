@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._atomic import write_atomic
 from nlflow.errors import FileFormatError
 
 __all__ = ["load_archive", "save_archive"]
@@ -23,27 +21,17 @@ _META = "__meta__"
 def save_archive(path: str | os.PathLike[str], arrays: dict[str, NDArray[Any]], meta: dict[str, Any]) -> None:
     """Write arrays and a JSON description to an npz archive, atomically.
 
-    The archive is written to a temporary file beside `path`, flushed to disk and renamed, so that a file of that name
-    is always whole: the old one or the new one.
+    A file of that name is always whole, the old one or the new one.
 
     Raises
     ------
-    OSError
+    FileFormatError
         When the folder is missing, not writable or full; nothing is left behind then.
     """
-    target = Path(path)
     text = json.dumps({"format": FORMAT, **meta})
-    handle, temporary = tempfile.mkstemp(prefix=target.name + ".", suffix=".tmp", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            np.savez(file, **{_META: np.frombuffer(text.encode(), dtype=np.uint8)}, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(target)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    packed = {_META: np.frombuffer(text.encode(), dtype=np.uint8), **arrays}
+    # numpy types the names of the arrays as if they were its own keywords.
+    write_atomic(path, lambda file: np.savez(file, **packed))  # type: ignore[arg-type]
 
 
 def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:

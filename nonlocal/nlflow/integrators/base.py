@@ -1,7 +1,8 @@
 """The contract of an integrator.
 
 An integrator does one thing, `advance`: take the signal from t towards a target time and say where it arrived. What it
-remembers between steps (a step size, an error bound) it keeps in the dictionary handed to it, which goes into checkpoints.
+remembers between steps (a step size, an error bound) it keeps in the dictionary handed to it, which goes
+into checkpoints.
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ class RungeKutta(Integrator):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 
     (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
-    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving or not, symmetric or not. Six averages a step.
+    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
+    or not, symmetric or not. Six averages a step.
 
     Parameters
     ----------
