@@ -103,43 +103,40 @@ def _exp_by_type(x):
     return lambda x: _exp_float64(x)
 
 
-# Sums over `width` (an odd number) neighbours. Partial sums of 1, 2, 4 ... neighbours are formed and those that make up
-# `width` in binary are added: about 2 log2(width) additions an element whatever the width. Nothing is ever subtracted,
-# so the relative error stays at a few roundings (a running sum that adds the next term and subtracts the last would
-# lose small distances beside large ones).
+# Sums over the patch. Nothing is ever subtracted, so the relative error stays at a few roundings (a running sum that
+# adds the next term and subtracts the last would lose small distances beside large ones).
 @njit(fastmath=_FLAGS)
-def _box_rows(a, b, rows, columns, width):
-    """Sum over rows: ``b[i] = a[i] + ... + a[i + width - 1]`` for i < rows; `a` is overwritten."""
-    done = 0
-    size = 1
-    rest = width
-    height = rows + width - 1
-    while rest > 0:
-        if rest & 1:
-            for i in range(rows):
-                source = a[i + done]
-                target = b[i]
-                if done == 0:
-                    for j in range(columns):
-                        target[j] = source[j]
-                else:
-                    for j in range(columns):
-                        target[j] += source[j]
-            done += size
-        rest >>= 1
-        if rest > 0:
-            height -= size
-            for i in range(height):
-                first = a[i]
-                second = a[i + size]
-                for j in range(columns):
-                    first[j] += second[j]
-            size *= 2
+def _block_sums(a, b, height, width, columns):
+    """Turn the rows ``b`` into sums within blocks of `width` rows: from the top in ``a``, to the bottom in ``b``.
+
+    The sum of the rows i ... i + width - 1 is then ``b[i] + a[i + width - 1]``, or ``b[i]`` at the top of a block: three
+    additions an element whatever the width (van Herk 1992; Gil and Werman 1993, for maxima).
+    """
+    for i in range(height):
+        source = b[i]
+        target = a[i]
+        if i % width == 0:
+            for j in range(columns):
+                target[j] = source[j]
+        else:
+            above = a[i - 1]
+            for j in range(columns):
+                target[j] = source[j] + above[j]
+    for i in range(height - 2, -1, -1):
+        if (i + 1) % width != 0:
+            target = b[i]
+            below = b[i + 1]
+            for j in range(columns):
+                target[j] += below[j]
 
 
 @njit(fastmath=_FLAGS)
 def _box_line(line, spare, out, columns, width):
-    """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten."""
+    """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten.
+
+    Sums of 1, 2, 4 ... neighbours are formed and those that make up `width` in binary are added: about 2 log2(width)
+    vectorised additions on a line that stays in the first cache.
+    """
     done = 0
     size = 1
     rest = width
@@ -164,11 +161,14 @@ def _box_line(line, spare, out, columns, width):
 
 
 @njit(fastmath=_FLAGS)
-def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b):
-    """Weights k(x, x + s) of one offset on a tile, left in ``a[:rows, :columns]``.
+def _tile_weights(
+    image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b, line, spare
+):
+    """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
 
     `row` and `column` are the tile's corner in the coordinates of the padded `image`. The weight is
     ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch when `tokens` is set.
+    The other arrays are work space.
     """
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj
@@ -176,7 +176,7 @@ def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, sca
     height = rows + 2 * ei
     length = columns + 2 * ej
     for i in range(height):
-        target = a[i]
+        target = b[i]
         for c in range(channels):
             here = image[c, row - ei + i, column - ej : column - ej + length]
             there = image[c, row - ei + i + di, column - ej + dj : column - ej + dj + length]
@@ -186,27 +186,28 @@ def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, sca
             else:
                 for j in range(length):
                     target[j] += (here[j] - there[j]) * (here[j] - there[j])
-    passes = 2 if tokens else 1
-    height -= 2 * ri
-    length -= 2 * rj
     zero = offset - offset
-    for step in range(passes):
-        _box_rows(a, b, height, length + 2 * rj, 2 * ri + 1)
-        # The rows of `a` from here on are free: two of them serve as work space for the sums along lines.
-        for i in range(height):
-            _box_line(b[i], a[height], a[i], length, 2 * rj + 1)
-            target = a[i]
-            if step == 0:
-                for j in range(length):
-                    target[j] = spatial * _exp(-max(scale * target[j] - offset, zero))
+    share = (zero + 1) / ((2 * ri + 1) * (2 * rj + 1))
+    for step in range(2 if tokens else 1):
+        _block_sums(a, b, height, 2 * ri + 1, length)
         height -= 2 * ri
+        for i in range(height):
+            top = b[i]
+            if i % (2 * ri + 1) == 0:
+                for j in range(length):
+                    line[j] = top[j]
+            else:
+                bottom = a[i + 2 * ri]
+                for j in range(length):
+                    line[j] = top[j] + bottom[j]
+            _box_line(line, spare, top, length - 2 * rj, 2 * rj + 1)
+            if step == 0:
+                for j in range(length - 2 * rj):
+                    top[j] = spatial * _exp(-max(scale * top[j] - offset, zero))
+            else:
+                for j in range(length - 2 * rj):
+                    top[j] *= share
         length -= 2 * rj
-    if tokens:
-        share = (zero + 1) / ((2 * ri + 1) * (2 * rj + 1))
-        for i in range(rows):
-            target = a[i]
-            for j in range(columns):
-                target[j] *= share
 
 
 @njit(inline="always")
@@ -241,8 +242,10 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
         left = (tile % across) * _TILE_COLUMNS
         rows = min(_TILE_ROWS, H + Ri - top)
         columns = min(_TILE_COLUMNS, W + Rj - left)
-        a = np.empty((rows + 2 * ei + 1, columns + 2 * ej), image.dtype)
-        b = np.empty((rows + 2 * ei + 1, columns + 2 * ej), image.dtype)
+        a = np.empty((rows + 2 * ei, columns + 2 * ej), image.dtype)
+        b = np.empty_like(a)
+        line = np.empty(a.shape[1], image.dtype)
+        spare = np.empty_like(line)
         for s in range(offsets.shape[0]):
             di = offsets[s, 0]
             dj = offsets[s, 1]
@@ -253,7 +256,7 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
             if used > 0 and skip < rows:
                 _tile_weights(
                     image, top + skip + ri + (ei - ri), left - shift + Rj + ej, rows - skip, used, di, dj, ri, rj,
-                    offset, scale, spatial[s], tokens, a, b,
+                    offset, scale, spatial[s], tokens, a, b, line, spare,
                 )  # fmt: skip
             for i in range(rows):
                 target = weights[top + i, s, left : left + columns]
@@ -263,7 +266,7 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
                     target[:] = 0
                     continue
                 target[used:] = 0
-                source = a[i - skip]
+                source = b[i - skip]
                 for j in range(used):
                     target[j] = source[j]
                 if isolated:
@@ -337,8 +340,10 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
         left = (tile % across) * _TILE_COLUMNS
         rows = min(_TILE_ROWS, H - top)
         columns = min(_TILE_COLUMNS, W - left)
-        a = np.empty((rows + Ri + 2 * ei + 1, columns + Rj + 2 * ej), image.dtype)
-        b = np.empty((rows + Ri + 2 * ei + 1, columns + Rj + 2 * ej), image.dtype)
+        a = np.empty((rows + Ri + 2 * ei, columns + Rj + 2 * ej), image.dtype)
+        b = np.empty_like(a)
+        line = np.empty(a.shape[1], image.dtype)
+        spare = np.empty_like(line)
         part = np.zeros((D, rows, columns), out.dtype)
         for d in range(D):
             for i in range(rows):
@@ -353,36 +358,36 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
             back = max(-dj, 0)
             _tile_weights(
                 image, top - di + Ri + ei, left - shift + Rj + ej, rows + di, columns + abs(dj), di, dj, ri, rj,
-                offset, scale, spatial[s], tokens, a, b,
+                offset, scale, spatial[s], tokens, a, b, line, spare,
             )  # fmt: skip
             if isolated:
                 for i in range(rows + di):
                     y = top + i - di
-                    line = a[i]
+                    masked = b[i]
                     if y < 0 or y + di >= H:
-                        line[: columns + abs(dj)] = 0
+                        masked[: columns + abs(dj)] = 0
                     else:
                         for j in range(columns + abs(dj)):
                             x = left + j - shift
                             if x < 0 or x >= W or x + dj < 0 or x + dj >= W:
-                                line[j] = 0
+                                masked[j] = 0
             for d in range(D):
                 for i in range(rows):
-                    forward = a[i + di, shift : shift + columns]
-                    backward = a[i, back : back + columns]
+                    forward = b[i + di, shift : shift + columns]
+                    backward = b[i, back : back + columns]
                     ahead = signal[d, top + i + Ri + di, left + Rj + dj : left + Rj + dj + columns]
                     behind = signal[d, top + i + Ri - di, left + Rj - dj : left + Rj - dj + columns]
-                    line = part[d, i]
+                    partial = part[d, i]
                     for j in range(columns):
-                        line[j] += forward[j] * ahead[j] + backward[j] * behind[j]
+                        partial[j] += forward[j] * ahead[j] + backward[j] * behind[j]
             if s + 1 == offsets.shape[0] or offsets[s + 1, 0] != di:
                 for d in range(D):
                     for i in range(rows):
-                        line = part[d, i]
+                        partial = part[d, i]
                         target = out[d, top + i, left : left + columns]
                         for j in range(columns):
-                            target[j] += line[j]
-                            line[j] = 0
+                            target[j] += partial[j]
+                            partial[j] = 0
 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
