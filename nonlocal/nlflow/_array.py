@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 import array_api_compat
+import array_api_compat.numpy
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,6 +19,8 @@ Array: TypeAlias = Any
 
 def namespace(*arrays: Array) -> Any:
     """Return the array namespace that `arrays` share (`array_api_compat`)."""
+    if all(type(array) is np.ndarray for array in arrays):
+        return array_api_compat.numpy  # ten times faster than to find out, and it is asked at every average
     return array_api_compat.array_namespace(*arrays)
 
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import sys
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from nlflow.errors import memory_limit
 
-__all__ = ["describe", "version"]
+__all__ = ["describe", "environment", "version"]
 
 
 def version() -> str:
@@ -20,6 +22,16 @@ def version() -> str:
         return metadata.version("nlflow")
     except metadata.PackageNotFoundError:
         return "not installed, run from its source"
+
+
+@cache
+def environment() -> dict[str, Any]:
+    """Return the versions and the platform that a result was computed with, as `Solution.provenance` keeps them."""
+    versions = {name: metadata.version(name) for name in ("numpy", "scipy", "numba")}
+    return {
+        "versions": {"nlflow": version(), "python": platform.python_version(), **versions},
+        "platform": platform.platform(),
+    }
 
 
 def describe() -> dict[str, Any]:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.metadata
 import os
-import platform
 import time
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow import _numba
 from nlflow._array import Array, constant_like, is_numpy, namespace
+from nlflow._machine import environment
 from nlflow.errors import FileFormatError, InputError, check_array, check_number
 from nlflow.events import Checkpoint, Progress, Tracker
 from nlflow.flow import Flow
@@ -132,7 +132,7 @@ class _Loop:
         self.memory: dict[str, Any] = {}
         self.steps = 0
         self.kernel_signal: Array | None = None  # what an evolving kernel was last taken from
-        self.fingerprint = _fingerprint(flow, u, times, integrator)
+        self._start = (flow, u)
         self.snapshots: list[Array] = []
         self.energies: list[float] = []
         self.reached: list[float] = []
@@ -234,6 +234,11 @@ class _Loop:
 
     # ---- checkpoints
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify the problem that the loop was started on; only checkpoints need it."""
+        return _fingerprint(*self._start, self.times, self.integrator)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state of the loop to a checkpoint."""
         arrays = {"u": _numpy(self.u), "energies": np.array(self.energies), "reached": np.array(self.reached)}
@@ -311,14 +316,4 @@ def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: I
 
 
 def _provenance(flow: Flow, integrator: Integrator) -> dict[str, Any]:
-    versions = {name: importlib.metadata.version(name) for name in ("numpy", "scipy", "numba")}
-    try:
-        versions["nlflow"] = importlib.metadata.version("nlflow")
-    except importlib.metadata.PackageNotFoundError:  # run from a source tree that is not installed
-        versions["nlflow"] = "unknown"
-    return {
-        "versions": {**versions, "python": platform.python_version()},
-        "flow": repr(flow),
-        "integrator": repr(integrator),
-        "platform": platform.platform(),
-    }
+    return {**environment(), "flow": repr(flow), "integrator": repr(integrator)}

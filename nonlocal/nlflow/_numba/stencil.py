@@ -109,7 +109,7 @@ def _exp_by_type(x):
 def _block_sums(a, b, height, width, columns):
     """Turn the rows ``b`` into sums within blocks of `width` rows: from the top in ``a``, to the bottom in ``b``.
 
-    The sum of the rows i ... i + width - 1 is then ``b[i] + a[i + width - 1]``, or ``b[i]`` at the top of a block: three
+    The sum of rows i ... i + width - 1 is then ``b[i] + a[i + width - 1]``, or ``b[i]`` at the top of a block: three
     additions an element whatever the width (van Herk 1992; Gil and Werman 1993, for maxima).
     """
     for i in range(height):

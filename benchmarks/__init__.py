@@ -1,0 +1,1 @@
+"""One file for each comparison: peers and nlflow in the same run, medians, ratios."""

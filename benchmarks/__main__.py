@@ -1,0 +1,31 @@
+"""Run the benchmarks: ``python -m benchmarks [NAME ...] [--out DIR]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+
+from benchmarks.harness import report
+
+NAMES = ("stencil", "exponential", "convolution", "startup", "camera")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"any of {', '.join(NAMES)}; all by default")
+    parser.add_argument("--out", type=Path, help="folder for results.json and results.md")
+    arguments = parser.parse_args()
+    unknown = set(arguments.names) - set(NAMES)
+    if unknown:
+        parser.error(f"NAME: got {', '.join(sorted(unknown))}, expected any of {', '.join(NAMES)}")
+    rows = []
+    for name in arguments.names or NAMES:
+        print(f"{name} ...", file=sys.stderr)
+        rows += importlib.import_module(f"benchmarks.{name}").run()
+    report(rows, arguments.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""Interleaved timing, tables and machine description for all benchmarks."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a result: a figure, what it is held against and whether it is met."""
+
+    benchmark: str
+    work: str
+    peer: str
+    ours: str
+    ratio: float
+    target: str
+    met: bool
+
+
+def interleaved(tasks: dict[str, Callable[[], Any]], repeats: int = REPEATS, warmup: int = 1) -> dict[str, float]:
+    """Return the median seconds of each task; the tasks take turns, so that drift of the machine meets all alike."""
+    times: dict[str, list[float]] = {name: [] for name in tasks}
+    for turn in range(warmup + repeats):
+        for name, task in tasks.items():
+            start = time.perf_counter()
+            task()
+            if turn >= warmup:
+                times[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def machine() -> dict[str, Any]:
+    """Describe where the figures were taken."""
+    model = platform.processor() or "unknown"
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    versions = {}
+    for name in ("nlflow", "numpy", "scipy", "numba", "scikit-image"):
+        versions[name] = importlib.metadata.version(name)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"processor": model, "cores": cores, "load": load, "python": platform.python_version(), **versions}
+
+
+def markdown(rows: list[Row]) -> str:
+    """Return the rows as a Markdown table."""
+    lines = ["| benchmark | work | peer | nlflow | ratio | target | met |", "|---|---|---|---|---|---|---|"]
+    for r in rows:
+        met = "yes" if r.met else "**no**"
+        lines.append(f"| {r.benchmark} | {r.work} | {r.peer} | {r.ours} | {r.ratio:.3g} | {r.target} | {met} |")
+    return "\n".join(lines)
+
+
+def report(rows: list[Row], out: Path | None) -> None:
+    """Print the table and, with `out`, write it as Markdown and JSON."""
+    about = machine()
+    table = markdown(rows)
+    print(table)
+    print("\n" + ", ".join(f"{k} {v}" for k, v in about.items()))
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "results.json").write_text(json.dumps({"machine": about, "rows": [asdict(r) for r in rows]}, indent=1))
+        lines = "\n".join(f"- {k}: {v}" for k, v in about.items())
+        (out / "results.md").write_text(f"# Benchmarks\n\n{table}\n\nMachine and versions:\n\n{lines}\n")
+        print(f"written to {out}", file=sys.stderr)

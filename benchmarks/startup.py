@@ -1,0 +1,74 @@
+"""What importing costs, and whether a second process loads the compiled loops from the cache."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.harness import Row
+
+
+def _seconds(code: str) -> float:
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", code], check=True)
+    return time.perf_counter() - start
+
+
+def run() -> list[Row]:
+    codes = {"numpy": "import numpy", "nlflow": "import numpy, nlflow"}
+    times: dict[str, list[float]] = {name: [] for name in codes}
+    for _ in range(9):
+        for name, code in codes.items():
+            times[name].append(_seconds(code))
+    base, full = (statistics.median(times[name]) for name in ("numpy", "nlflow"))
+    rows = [
+        Row(
+            "start",
+            "import nlflow beside import numpy, extra seconds",
+            f"{base:.3f} s",
+            f"{full:.3f} s",
+            full - base,
+            "<= 0.15 s",
+            full - base <= 0.15,
+        )
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder, "in.npy"), Path(folder, "out.npy")
+        np.save(source, np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32))
+        code = (
+            "import sys, json, nlflow, numpy as np\n"
+            "from nlflow import _numba, denoise\n"
+            f"denoise(np.load({str(source)!r}), 1.0)\n"
+            "print(_numba.seconds)\n"
+        )
+        loads = []
+        for _ in range(4):
+            loads.append(float(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True).stdout))
+        command = [str(Path(sys.executable).with_name("nonlocal")), "denoise", str(source), str(target), "--quiet"]
+        spent = []
+        for _ in range(3):
+            start = time.perf_counter()
+            subprocess.run(command, check=True)
+            spent.append(time.perf_counter() - start)
+    rows.append(
+        Row(
+            "start",
+            "compiled loops in a second process (loaded from the cache), seconds",
+            f"{loads[0]:.2f} s in the first",
+            f"{statistics.median(loads[1:]):.2f} s",
+            statistics.median(loads[1:]),
+            "< 1 s",
+            statistics.median(loads[1:]) < 1,
+        )
+    )
+    rows.append(
+        Row("start", "nonlocal denoise of 64x64, whole process", "none", f"{statistics.median(spent):.2f} s",
+            statistics.median(spent), "none", True)
+    )  # fmt: skip
+    return rows

@@ -1,0 +1,24 @@
+"""What the README shows runs as it stands."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parents[1] / "README.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
+
+
+def test_readme_has_an_example_of_each_kind():
+    assert len(BLOCKS) == 3
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow"])
+def test_readme_example_runs(block):
+    names: dict[str, object] = {}
+    exec(compile(block, str(README), "exec"), names)
+    if "keeping" in names:
+        flow, end, kept = names["smoothing"], names["end"], names["kept"]
+        assert flow.distance_to_constant(end.final) < 1e-8
+        assert flow.distance_to_constant(kept.final) > 0.1
+        assert abs(kept.final - names["keeping"].functional.minimizer().u).max() < 1e-8
