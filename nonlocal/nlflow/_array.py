@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError
 
-__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind", "to_float"]
+__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind"]
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
@@ -36,10 +36,12 @@ def constant_like(values: NDArray[Any] | float, like: Array) -> Array:
 
 
 def over_channels(per_node: Array | float, u: Array) -> Array | float:
-    """Return a number, or an array with one value for each node, ready to multiply the signal `u`."""
-    if isinstance(per_node, float | int) or per_node.ndim == u.ndim:
+    """Return a number, or an array with one value for each node, ready to multiply the signal `u` in its precision."""
+    if isinstance(per_node, float | int):
         return per_node
-    return per_node[..., None]
+    if per_node.dtype != u.dtype:
+        per_node = namespace(u).astype(per_node, u.dtype)
+    return per_node if per_node.ndim == u.ndim else per_node[..., None]
 
 
 def same_kind(name: str, array: Array, like: Array) -> None:
@@ -49,8 +51,3 @@ def same_kind(name: str, array: Array, like: Array) -> None:
             f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "
             "convert one of them (results keep the type of their input, so nothing is converted silently)"
         )
-
-
-def to_float(scalar: Array) -> float:
-    """Return a zero-dimensional array as a Python float."""
-    return float(scalar)

@@ -27,6 +27,19 @@ def chebyshev_coefficients(
     in the norm in which it is self-adjoint, before the operator is applied once (Trefethen, Approximation Theory and
     Approximation Practice, ch. 8).
 
+    Parameters
+    ----------
+    function : callable
+        Of an array of points in [low, high].
+    low, high, tol : float
+
+    Returns
+    -------
+    coefficients : array
+    remainder : float
+        It includes the coefficients that were dropped since they lie at the rounding of the samples, so it may be above
+        `tol` where `tol` asks for more than float64 has.
+
     Raises
     ------
     NumericalError
@@ -34,23 +47,42 @@ def chebyshev_coefficients(
     """
     n = 32
     while n <= _MOST:
-        nodes = np.cos(np.pi * (np.arange(n) + 0.5) / n)
-        values = np.asarray(function((high - low) / 2 * nodes + (high + low) / 2))
+        angles = np.pi * (np.arange(n) + 0.5) / n
+        # The distance from the lower end to full relative accuracy, on which exp(-t a) for large t depends.
+        values = np.asarray(function(low + (high - low) * np.cos(angles / 2) ** 2))
         coefficients = fft.dct(values, type=2) / n
         coefficients[0] /= 2
         # What lies at the rounding of the samples says nothing about the function.
-        coefficients[np.abs(coefficients) <= 8 * np.finfo(np.float64).eps * float(np.abs(values).max())] = 0
+        noise = np.abs(coefficients) <= 8 * np.finfo(np.float64).eps * float(np.abs(values).max())
+        dropped = np.where(noise, np.abs(coefficients), 0.0)
+        coefficients[noise] = 0
         remainders = np.append(np.cumsum(np.abs(coefficients[::-1]))[::-1], 0.0)
         # Once the second half is negligible the coefficients have decayed, and those beyond n, which a sample of n
         # nodes cannot see, are smaller still.
         if remainders[n // 2] <= 0.01 * tol:
             count = max(int(np.argmax(remainders <= tol)), 1)
-            return coefficients[:count], float(remainders[count])
+            scale = float(np.abs(values).max())
+            if _misfit(function, low, high, coefficients[:count]) <= tol + 1e-12 * scale + float(dropped.sum()):
+                # Far beyond the expansion's end there are only roundings left to drop.
+                return coefficients[:count], float(remainders[count] + dropped[: 2 * count].sum())
         n *= 2
     raise NumericalError(
         f"the expansion needs more than {_MOST} terms for tol={tol:g}: the time span times the largest eigenvalue "
         f"({high:.4g}) is too large; use a shorter span, or the equilibrium (minimizer) for the limit"
     )
+
+
+def _misfit(
+    function: Callable[[NDArray[np.float64]], NDArray[Any]], low: float, high: float, coefficients: NDArray[np.float64]
+) -> float:
+    """Return how far an expansion is from its function near the lower end.
+
+    There exp(-t a) for long t is a spike that a coarse sample does not see at all, and takes for the constant 0.
+    """
+    angles = np.pi * np.logspace(-8, 0, 49)
+    signed = coefficients * (-1.0) ** np.arange(len(coefficients))
+    values = np.array([signed @ np.cos(np.arange(len(signed)) * angle) for angle in angles])
+    return float(np.abs(values - function(low + (high - low) * np.sin(angles / 2) ** 2)).max())
 
 
 def chebyshev_sums(

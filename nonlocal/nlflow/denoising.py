@@ -18,6 +18,7 @@ from nlflow.errors import (
     InputError,
     MemoryLimitError,
     NlflowWarning,
+    NumericalError,
     check_array,
     check_integer,
     check_number,
@@ -27,14 +28,19 @@ from nlflow.flow import GradientFlow
 from nlflow.functional import E
 from nlflow.integrators import SemiImplicit
 from nlflow.kernel import Patch
+from nlflow.result import Status
 from nlflow.solver import solve
 
 __all__ = ["DenoiseInfo", "denoise", "estimate_sigma"]
 
 # Chosen on BSD68 and Kodak photographs (images) and on synthetic test signals (1-D) with `benchmarks/tune_denoise.py`.
 _MOST_STEPS = 10
-_ENOUGH_RESIDUAL = 0.7  # of sigma; one step at the widths below removes more than this
-_VARIANCE_MARGIN = 1.2  # an average over few neighbours overestimates the variance beyond the noise
+_ENOUGH_RESIDUAL = 0.4  # of sigma; one step at the widths below removes more, unless hardly any patches are alike
+_VARIANCE_MARGIN = 1.4  # patches that happen to be alike overestimate the variance beyond the noise
+_SMOOTHING = 0.55  # nodes; patches are compared after a Gaussian of this width, which takes more noise than signal
+_WIDTH = 1.9  # of the noise left in the patches, over the fourth root of the samples in a patch
+_SPATIAL = 0.6  # of the search radius: near patches are likelier alike
+_MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 # Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
 _NOISELESS = 1e12
 
@@ -125,11 +131,11 @@ def denoise(
 ) -> Any:
     r"""Denoise a grey or colour image or a 1-D signal with the E-flow of its patch tokens.
 
-    The affinity is the patch kernel of nonlocal means, noise-corrected and averaged over the patch (so that whole
-    patches are averaged, not pixels); the functional is E with a fidelity that grows where the patches found differ by
-    more than noise, lambda~_i = max(var_i - 1.2 sigma^2, 0) / sigma^2; the flow runs in the degree metric by
-    semi-implicit NeuTRENO steps u <- (Pu + lambda~ f) / (1 + lambda~) from f until the residual says that the noise is
-    out. All of it is chosen from sigma; give a keyword to fix a choice.
+    The affinity is the patch kernel of nonlocal means on the slightly smoothed input, noise-corrected and averaged over
+    the patch (so that whole patches are averaged, not pixels); the functional is E with a fidelity that grows where the
+    patches found differ by more than noise, lambda~_i = max(var_i - 1.4 sigma^2, 0) / sigma^2; the flow runs in the
+    degree metric by semi-implicit NeuTRENO steps u <- (Pu + lambda~ f) / (1 + lambda~) from f until the residual says
+    that the noise is out. All of it is chosen from sigma; give a keyword to fix a choice.
 
     Parameters
     ----------
@@ -142,11 +148,13 @@ def denoise(
     channel_axis : int, optional
         Axis of colours or channels; they share one kernel.
     width : float, optional
-        Filter parameter h in the units of the input.
+        Filter parameter h in the units of the input. By default in proportion to the spread that noise alone gives the
+        distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch (channels count) and s the noise left in
+        them by the smoothing.
     patch_size : int, optional
         Side of the patches, odd.
     search_radius : int, optional
-        Half side of the search window.
+        Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
     fidelity : float, optional
         A constant lambda~ in place of the local one; 0 for the J-flow.
     steps : int, optional
@@ -182,7 +190,8 @@ def denoise(
     Notes
     -----
     Cost O(N (2 r + 1)^n) for N nodes, whatever the patch size; 4 (2 r + 1)^n / 2 bytes a node in single precision, in
-    which everything but float64 is computed. The result scales and shifts with the input.
+    which everything but float64 and integers of more than 16 bits is computed. The result scales and shifts with the
+    input.
 
     References
     ----------
@@ -205,15 +214,20 @@ def denoise(
         sigma = check_number("sigma", sigma, minimum=0, hint="the noise in the units of the input")
     if width is not None:
         width = check_number("width", width, minimum=0, strict=True)
+    if patch_size is not None:
+        patch_size = check_integer("patch_size", patch_size, minimum=1, odd=True)
+    if search_radius is not None:
+        search_radius = check_integer("search_radius", search_radius, minimum=1)
     if fidelity is not None:
         fidelity = check_number("fidelity", fidelity, minimum=0)
     if steps is not None:
         steps = check_integer("steps", steps, minimum=1)
+    if memory_limit is not None:
+        memory_limit = check_number("memory_limit", memory_limit, minimum=1, finite=False)
     noise = _estimate(signal) if sigma is None else sigma
-    if noise == 0 or float(np.ptp(signal)) == 0 or noise * _NOISELESS < float(np.ptp(signal)):
-        why = (
-            "the input is constant" if float(np.ptp(signal)) == 0 else f"there is no noise to remove (sigma={noise:g})"
-        )
+    span = _span(signal)
+    if noise == 0 or span == 0 or noise * _NOISELESS < span:
+        why = "the input is constant" if span == 0 else f"there is no noise to remove (sigma={noise:g})"
         info = DenoiseInfo(
             noise, sigma is None, width or 0.0, patch_size or 0, search_radius or 0, fidelity or 0.0, 0,
             f"returned unchanged: {why}", "none", 0.0, 0, time.perf_counter() - begun, 0.0,
@@ -225,7 +239,7 @@ def denoise(
     f = ((signal - signal.dtype.type(offset)) / signal.dtype.type(noise)).astype(signal.dtype)
     spatial = f.shape[:-1]
     kernel = _kernel(f, None if width is None else width / noise, patch_size, search_radius)
-    operator = _affinity(kernel, Grid(spatial, boundary="reflect"), f, memory_limit)
+    operator = _affinity(kernel, Grid(spatial, boundary="reflect"), _smoothed(f), memory_limit)
     strength = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
     flow = GradientFlow(E(operator, f, strength, measure="degree"), metric="degree")
     rules = [] if steps is not None else [Discrepancy(f, 1.0, _ENOUGH_RESIDUAL)]
@@ -233,6 +247,10 @@ def denoise(
         flow, f, t=float(steps or _MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
         energies=False,
     )  # fmt: skip
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt  # half a result is none; `solve` gives what there is
+    if not solution.success:
+        raise NumericalError(f"image: {solution.message}")
     result = solution.final * signal.dtype.type(noise) + signal.dtype.type(offset)
     info = DenoiseInfo(
         sigma=noise,
@@ -258,7 +276,7 @@ def _as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]
     if not isinstance(array, np.ndarray):
         raise InputError(f"image: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     given = np.asarray(image).dtype
-    if given.kind in "biu":
+    if given.kind in "biu" and given.itemsize <= 2:  # wider integers do not fit single precision
         array = array.astype(np.float32)
     spatial = array.ndim - (channel_axis is not None)
     if spatial not in (1, 2):
@@ -269,7 +287,7 @@ def _as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]
             f"signal or a 2-D image{' besides the channel axis' if channel_axis is not None else ''}{hint}"
         )
     if channel_axis is None:
-        return array[..., None], lambda result: result[..., 0]
+        return np.ascontiguousarray(array)[..., None], lambda result: result[..., 0]
     axis = check_integer("channel_axis", channel_axis)
     if not -array.ndim <= axis < array.ndim:
         raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {array.ndim} dimensions")
@@ -282,9 +300,14 @@ def _finish(image: Any, result: NDArray[Any], preserve_range: bool, return_info:
     if given.kind in "biu":
         result = result.astype(np.float64)
         if not preserve_range and given.kind != "b":
-            result = result / float(np.iinfo(given).max)
+            result = np.maximum(result / float(np.iinfo(given).max), -1)  # the lowest signed integer is -1 too
     result = np.array(result)  # never a view of the input
     return (result, info) if return_info else result
+
+
+def _span(signal: NDArray[Any]) -> float:
+    """Return the range of a signal; infinity, without a warning, when that overflows."""
+    return float(signal.max()) - float(signal.min())
 
 
 def _estimate(signal: NDArray[Any]) -> float:
@@ -297,25 +320,43 @@ def _estimate(signal: NDArray[Any]) -> float:
     if squeezed.ndim == 1 or min(squeezed.shape[:-1]) < 2:
         return 0.0
     # float64 and scaled to its range: the estimate does not depend on the units then.
-    span = float(np.ptp(squeezed.astype(np.float64)))
-    if span == 0:
+    span = _span(squeezed)
+    if span == 0 or math.isinf(span):
         return 0.0
     scaled = (squeezed.astype(np.float64) - float(squeezed.min())) / span
     return float(estimator(scaled, channel_axis=-1, average_sigmas=True)) * span
 
 
 def _kernel(f: NDArray[Any], width: float | None, patch_size: int | None, search_radius: int | None) -> Patch:
-    """Choose the patch kernel for a signal in units of its noise."""
-    dimension = f.ndim - 1 if min(f.shape[:-1]) > 1 else 1
-    variance = max(float(np.var(f, dtype=np.float64)) - 1.0, 0.01)
-    noisiness = 1 / math.sqrt(variance)  # noise over signal
+    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`."""
+    from scipy.ndimage import gaussian_filter
+
+    dimension = sum(n > 1 for n in f.shape[:-1])
+    channels = f.shape[-1]
     if patch_size is None:
-        patch_size = (5 if noisiness < 0.6 else 7) if dimension == 2 else 21
+        # The more noise over signal, the more samples it takes to tell patches apart; channels are samples too.
+        variance = max(float(np.var(f, dtype=np.float64)) - 1.0, 0.01)
+        noisiness = 1 / math.sqrt(variance) / channels
+        patch_size = 3 + 2 * sum(noisiness > limit for limit in _MORE_PIXELS) if dimension == 2 else 15
     if search_radius is None:
-        search_radius = 6 if dimension == 2 else 150
+        search_radius = 8 if dimension == 2 else 60
+    # What the smoothing leaves of white noise of variance 1.
+    impulse = np.zeros(2 * math.ceil(4 * _SMOOTHING) + 3)
+    impulse[len(impulse) // 2] = 1
+    noise = float(np.linalg.norm(gaussian_filter(impulse, _SMOOTHING))) ** dimension
     if width is None:
-        width = min(max(0.48 * noisiness**-0.28, 0.35), 1.0)
-    return Patch(width=width, patch_size=patch_size, search_radius=search_radius, sigma=1.0, tokens="patch")
+        width = _WIDTH * noise * float(channels * patch_size**dimension) ** -0.25
+    return Patch(
+        width=width, patch_size=patch_size, search_radius=search_radius, sigma=noise, tokens="patch",
+        spatial_width=_SPATIAL * search_radius,
+    )  # fmt: skip
+
+
+def _smoothed(f: NDArray[Any]) -> NDArray[Any]:
+    """Return the signal as patches of it are compared."""
+    from scipy.ndimage import gaussian_filter
+
+    return np.asarray(gaussian_filter(f, (_SMOOTHING,) * (f.ndim - 1) + (0,), mode="reflect"))
 
 
 def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], memory_limit: float | None) -> Affinity:

@@ -107,6 +107,10 @@ class Grid(Domain):
             raise InputError(f"spacing: got {spacing!r}, expected one number or {len(sizes)}, one for each axis")
         object.__setattr__(self, "shape", tuple(check_integer("shape", n, minimum=1) for n in sizes))
         object.__setattr__(self, "spacing", tuple(check_number("spacing", h, minimum=0, strict=True) for h in steps))
+        if not 0 < self.cell < math.inf:
+            raise InputError(
+                f"spacing: got {spacing!r}, expected a cell whose volume a float can hold; change the unit"
+            )
         object.__setattr__(self, "boundary", check_choice("boundary", boundary, tuple(_PAD_MODES)))
 
     @property
@@ -174,12 +178,13 @@ class Points(Domain):
     quadrature: NDArray[np.float64]
 
     def __init__(self, nodes: ArrayLike, weights: ArrayLike | None = None, volume: float = 1.0) -> None:
-        x = np.asarray(check_array("nodes", nodes, ndim=(1, 2)), dtype=np.float64)
+        # Copies: a domain does not change when the arrays that it was made from do.
+        x = np.array(check_array("nodes", nodes, ndim=(1, 2)), dtype=np.float64)
         x = x[:, None] if x.ndim == 1 else x
         if weights is None:
             w = np.full(len(x), check_number("volume", volume, minimum=0, strict=True) / len(x))
         else:
-            w = np.asarray(check_array("weights", weights, ndim=1), dtype=np.float64)
+            w = np.array(check_array("weights", weights, ndim=1), dtype=np.float64)
             if w.shape != (len(x),):
                 raise InputError(f"weights: got shape {w.shape}, expected ({len(x)},), one for each node")
             if w.min() <= 0:

@@ -92,11 +92,13 @@ def check_number(
         bound = f" {'>' if strict else '>='} {minimum:g}"
     expected = f"expected a {'finite ' if finite else ''}real number{bound}"
     tail = f"; {hint}" if hint else ""
-    if isinstance(value, bool | str | bytes | complex | np.complexfloating) or value is None:
+    # NumPy and torch scalars name what they are in their dtype.
+    named = str(getattr(value, "dtype", ""))
+    if isinstance(value, bool | str | bytes | complex) or value is None or "bool" in named or "complex" in named:
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
     try:
         number = float(value)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}") from error
     if math.isnan(number) or (finite and math.isinf(number)) or number < minimum or (strict and number == minimum):
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
@@ -145,7 +147,10 @@ def check_array(
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or use a fidelity of 0 there")
     foreign = type(value).__module__.split(".")[0] == "torch"
-    array: Any = value if foreign else np.asarray(value)
+    try:
+        array: Any = value if foreign else np.asarray(value)
+    except ValueError as error:  # nested sequences of unequal lengths
+        raise InputError(f"{name}: got {_shown(value)}, expected a real numeric array{tail}") from error
     if not foreign:
         if array.dtype.kind == "c":
             raise InputError(f"{name}: got complex values ({array.dtype}), expected real ones; pass .real or abs()")
@@ -161,6 +166,8 @@ def check_array(
             array = array.astype(array.dtype.newbyteorder("="))
     elif not array.is_floating_point():
         raise InputError(f"{name}: got a torch tensor of dtype {array.dtype}, expected a floating-point one{tail}")
+    elif array.element_size() < 4:
+        array = array.float()
     if ndim is not None:
         allowed = (ndim,) if isinstance(ndim, int) else ndim
         if array.ndim not in allowed:
@@ -198,7 +205,10 @@ def memory_limit() -> int:
     """
     given = os.environ.get("NLFLOW_MEMORY_LIMIT")
     if given is not None:
-        return int(check_number("NLFLOW_MEMORY_LIMIT", given if not given.isdigit() else int(given), minimum=1))
+        try:
+            return int(check_number("NLFLOW_MEMORY_LIMIT", float(given), minimum=1))
+        except ValueError as error:
+            raise InputError(f"NLFLOW_MEMORY_LIMIT: got {given!r}, expected a number of bytes >= 1") from error
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     except (AttributeError, OSError, ValueError):  # not a POSIX system: a size that most machines have

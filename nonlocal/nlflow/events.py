@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, namespace
-from nlflow.errors import InputError, check_integer, check_number
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, check_integer, check_number
 from nlflow.flow import Flow
 
 __all__ = [
@@ -93,12 +95,15 @@ class Energy(_Series):
 
     name = "energy"
 
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a new series; raise `InputError` for a flow without a functional."""
+        if flow.functional is None:
+            raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
+        super().start(flow, u, t, end)
+
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Add the energy at t."""
-        functional = flow.functional
-        if functional is None:
-            raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
-        self._add(t, functional.value(u))
+        self._add(t, flow.energy(u))
         return None
 
 
@@ -127,7 +132,11 @@ class Callback(Tracker):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Call the function."""
         answer = self.function(t, u, flow)
-        return (answer or None) if isinstance(answer, str) else ("asked by the callback" if answer is True else None)
+        if isinstance(answer, str):
+            return answer or None
+        # NumPy and torch have booleans of their own.
+        true = answer is True or ("bool" in str(getattr(answer, "dtype", "")) and bool(answer))
+        return "asked by the callback" if true else None
 
 
 class Progress(Tracker):
@@ -178,10 +187,20 @@ class Checkpoint(Tracker):
 
     def __init__(self, path: str | os.PathLike[str], seconds: float = 30.0, every: int = 1) -> None:
         super().__init__(every)
-        self.path = path
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"path: got {path!r}, expected the path of a file")
+        self.path = Path(path)
         self.seconds = check_number("seconds", seconds, minimum=0)
         self._last = time.monotonic()
         self._write: Callable[[str | os.PathLike[str]], None] | None = None
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Raise `InputError` when the file could not be written, before any work is done."""
+        folder = self.path.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK) or self.path.is_dir():
+            raise InputError(
+                f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
+            )
 
     def bind(self, write: Callable[[str | os.PathLike[str]], None]) -> None:
         """Take the function of the time loop that writes its state to a path."""
@@ -189,15 +208,22 @@ class Checkpoint(Tracker):
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Write a checkpoint when it is time."""
-        if self._write is not None and time.monotonic() - self._last >= self.seconds:
-            self._write(self.path)
-            self._last = time.monotonic()
+        if time.monotonic() - self._last >= self.seconds:
+            self._save()
         return None
 
     def finish(self) -> None:
         """Write the last state."""
-        if self._write is not None:
+        self._save()
+
+    def _save(self) -> None:
+        if self._write is None:
+            return
+        try:
             self._write(self.path)
+        except FileFormatError as error:  # a full disk is no reason to lose the run; the last checkpoint stands
+            warnings.warn(f"checkpoint not written: {error}", NlflowWarning, stacklevel=2)
+        self._last = time.monotonic()
 
 
 class Stationary(Tracker):
@@ -248,9 +274,14 @@ class Discrepancy(Tracker):
 
     def __init__(self, observed: Array, sigma: float, factor: float = 1.0, every: int = 1) -> None:
         super().__init__(every)
-        self.observed = observed
+        self.observed = check_array("observed", observed)
         self.sigma = check_number("sigma", sigma, minimum=0)
         self.factor = check_number("factor", factor, minimum=0)
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Raise `InputError` when the observed signal is not shaped like the flow's."""
+        if tuple(self.observed.shape) != tuple(u.shape):
+            raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Compare the residual with the noise."""

@@ -9,11 +9,12 @@ with the rate r = d in the L2 metric and r = 1 in the degree metric (which is wh
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from nlflow._array import Array, namespace, over_channels
+from nlflow._array import Array, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, check_choice, check_integer
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.functional import METRICS, E, J, NodeFidelity, check_fidelity
 
 __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
@@ -100,6 +101,17 @@ class Flow:
         low, high = (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds()
         return low, high + self.diffusion_bound()
 
+    @property
+    def safe_step(self) -> float:
+        """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A.
+
+        Without symmetry the eigenvalues of P lie in the unit disk, which gives 2 / (2 + max phi) in the degree metric.
+        """
+        low_high = self.spectral_bounds()
+        if self.symmetric:
+            return 2 / low_high[1]
+        return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
+
     def diffusion_bound(self) -> float:
         """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
         rate = 1.0
@@ -107,6 +119,16 @@ class Flow:
             rate = float(namespace(self._rate).max(self._rate))
         definite = self.affinity.symmetric and self.affinity.positive_semidefinite
         return rate if definite else 2 * rate
+
+    def energy(self, u: Array) -> float:
+        """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
+        functional = self.functional
+        if functional is None:
+            return math.nan
+        try:
+            return functional.value(u, average=self.average(u))
+        except NumericalError:
+            return math.inf
 
     def measure(self, like: Array) -> Array:
         """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
@@ -133,6 +155,8 @@ class Flow:
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
         u = self.affinity.check_signal(name, value)
+        if self.observed is not None:
+            same_kind(name, u, self.observed)
         if self.observed is not None and tuple(u.shape) != tuple(self.observed.shape):
             raise InputError(
                 f"{name}: got shape {tuple(u.shape)}, expected {tuple(self.observed.shape)}, that of the observed "
@@ -198,7 +222,8 @@ class GradientFlow(Flow):
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
-        return f"GradientFlow({type(self._functional).__name__}, metric={self.metric!r}, {kind}, {self.affinity!r})"
+        name = type(self._functional).__name__
+        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}, {self.affinity!r})"
 
 
 class AttentionFlow(Flow):
@@ -260,4 +285,5 @@ class AttentionFlow(Flow):
         return result
 
     def __repr__(self) -> str:
-        return f"AttentionFlow({'evolving' if self.evolving else 'frozen'}, {self.affinity!r})"
+        kind = "evolving" if self.evolving else "frozen"
+        return f"AttentionFlow({kind}, every={self.every}, {self.affinity!r})"

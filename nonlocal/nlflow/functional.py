@@ -15,6 +15,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from nlflow._array import Array, constant_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
@@ -23,6 +25,7 @@ from nlflow.krylov import conjugate_gradients
 __all__ = ["METRICS", "E", "J", "Minimizer", "NodeFidelity"]
 
 METRICS = ("l2", "degree")
+_LARGEST = math.log(np.finfo(np.float64).max)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,8 @@ class Minimizer:
     u : array
         The minimiser, shaped like the observed signal.
     residual : float
-        Norm of the residual relative to that of the right-hand side, recomputed from `u`.
+        Residual relative to the right-hand side, recomputed from `u`: the larger of the ratios of their norms in the
+        degree measure and of their largest entries.
     iterations : int
     success : bool
         Whether the residual is within the tolerance.
@@ -86,7 +90,7 @@ class J:
     >>> import numpy as np
     >>> from nlflow import Gaussian, J, Points, affinity
     >>> j = J(affinity(Gaussian(width=1.0), Points([0.0, 1.0], weights=[1.0, 1.0])))
-    >>> round(j.value(np.array([0.0, 2.0])), 6), round(4 * np.exp(-0.5), 6)
+    >>> round(j.value(np.array([0.0, 2.0])), 6), round(4 * float(np.exp(-0.5)), 6)
     (2.426123, 2.426123)
     """
 
@@ -105,11 +109,15 @@ class J:
     def _half_form(self, u: Array, average: Array | None) -> float:
         """Return J / sum(w d): 1/2 sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels."""
         xp = namespace(u)
-        average = self.affinity.average(u) if average is None else average
+        average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
         measure = over_channels(self.affinity.measure("degree", u), u)
         centred = u - self.affinity.mean(u, "degree")
         # P 1 = 1, so u - Pu needs no second average for the centred signal.
-        return max(0.5 * float(xp.sum(measure * centred * (u - average), dtype=xp.float64)), 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = 0.5 * float(xp.sum(measure * centred * (u - average), dtype=xp.float64))
+        if not math.isfinite(value):
+            raise NumericalError("value: the squares of the signal overflow; scale it down (J and E are quadratic)")
+        return max(value, 0.0)
 
     def _log_total(self) -> float:
         log_degree = self.affinity.log_degree
@@ -119,15 +127,16 @@ class J:
         return highest + math.log(float(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
 
     def _scaled(self, value: float, normalise: bool) -> float:
-        if normalise:
+        if normalise or value == 0:
             return value
         log_total = self._log_total()
-        if value > 0 and math.log(value) + log_total > 700:
+        exponent = math.log(value) + log_total
+        if exponent > _LARGEST:
             raise NumericalError(
                 f"value: the sum of degrees is exp({log_total:.4g}), too large for a float; ask for "
                 "value(u, normalise=True), which divides by it"
             )
-        return value * math.exp(log_total) if value > 0 else 0.0
+        return math.exp(exponent)
 
     def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
         """Return the functional's value.
@@ -195,7 +204,8 @@ class E(J):
 
     def __init__(self, affinity: Affinity, observed: Any, fidelity: float | Array, *, measure: str = "l2") -> None:
         super().__init__(affinity)
-        self._observed = self.affinity.check_signal("observed", observed)
+        signal = self.affinity.check_signal("observed", observed)
+        self._observed = namespace(signal).asarray(signal, copy=True)  # the functional stays what it is
         self.measure = check_choice("measure", measure, METRICS)
         self.fidelity = check_fidelity(fidelity, self._observed, self.affinity)
 
@@ -215,8 +225,21 @@ class E(J):
             return NodeFidelity(self.fidelity)
         if metric == "l2":
             return NodeFidelity(self.affinity.degree * self.fidelity)
-        xp = namespace(self.affinity.log_degree)
-        return NodeFidelity(xp.exp(-self.affinity.log_degree) * self.fidelity)
+        # lambda / d in log space, exactly 0 where lambda is.
+        xp = namespace(self._observed)
+        log_degree = xp.astype(self.affinity.log_degree, xp.float64)
+        given = self.fidelity + 0 * log_degree
+        inside = given > 0
+        exponent = xp.log(xp.where(inside, given, xp.ones_like(given))) - log_degree
+        if float(xp.max(xp.where(inside, exponent, 0 * exponent))) > math.log(
+            float(xp.finfo(self._observed.dtype).max)
+        ):
+            raise NumericalError(
+                "degree: so small at some node that fidelity / degree overflows; use measure='degree', or scale the "
+                "kernel's amplitude or logits"
+            )
+        ratio = xp.where(inside, xp.exp(xp.where(inside, exponent, 0 * exponent)), 0 * exponent)
+        return NodeFidelity(xp.astype(ratio, self._observed.dtype))
 
     def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
@@ -226,12 +249,20 @@ class E(J):
         misfit = u - self._observed
         weighted = over_channels(self.fidelity, u) * misfit * misfit
         measure = over_channels(self.affinity.measure(self.measure, u), u)
-        fidelity = 0.5 * float(xp.sum(measure * weighted, dtype=xp.float64))
+        with np.errstate(over="ignore", invalid="ignore"):
+            fidelity = 0.5 * float(xp.sum(measure * weighted, dtype=xp.float64))
+        if not math.isfinite(fidelity):
+            raise NumericalError("value: the squares of the misfit overflow; scale the signals down")
         dirichlet = self._half_form(u, average)
         if self.measure == "degree":
             return self._scaled(dirichlet + fidelity, normalise)
         if normalise:
-            return dirichlet + fidelity * math.exp(-self._log_total())
+            if fidelity == 0:
+                return dirichlet
+            exponent = math.log(fidelity) - self._log_total()
+            if exponent > _LARGEST:
+                raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalise=False")
+            return dirichlet + math.exp(exponent)
         return self._scaled(dirichlet, normalise) + fidelity
 
     def gradient(self, u: Array, metric: str = "l2") -> Array:
@@ -264,28 +295,45 @@ class E(J):
         single = f.dtype == xp.float32
         rtol = check_number("rtol", (1e-5 if single else 1e-10) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)
-        fidelity = self.fidelity_in("degree")
-        if fidelity.bounds()[1] == 0:
+        if NodeFidelity(self.fidelity).bounds()[1] == 0:
             raise InputError(
                 "fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere, or "
                 "follow the J-flow to its limit"
             )
+        fidelity = self.fidelity_in("degree")
+        if fidelity.bounds()[1] == 0:
+            raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
         measure = over_channels(self.affinity.measure("degree", f), f)
-        # Only differences from a constant matter; taking it out keeps small fidelities well scaled.
-        weight = fidelity.times(xp.ones_like(f)) * measure
         axes = tuple(range(len(self.affinity.domain.shape)))
-        shift = xp.sum(weight * f, axis=axes, keepdims=True) / xp.sum(weight, axis=axes, keepdims=True)
-        centred = f - shift
-        guess = centred if start is None else self.affinity.check_signal("start", start) - shift
+
+        def total(v: Array) -> Array:
+            return xp.sum(v, axis=axes, keepdims=True, dtype=xp.float64)
+
+        # The system is linear in f: its size is taken out so that squares stay in range, and a constant too, since only
+        # differences from it matter, which keeps small fidelities well scaled.
+        size = float(xp.max(xp.abs(f))) or 1.0
+        weight = fidelity.times(xp.ones_like(f)) * measure
+        shift = xp.astype(total(weight * (f / size)) / total(weight), f.dtype)
+        centred = f / size - shift
+        guess = centred
+        if start is not None:
+            guess = self.affinity.check_signal("start", start)
+            if tuple(guess.shape) != tuple(f.shape):
+                raise InputError(f"start: got shape {tuple(guess.shape)}, expected {tuple(f.shape)}, that of f")
+            guess = guess / size - shift
+        mass = total(measure + 0 * f)
 
         def operator(v: Array) -> Array:
-            return v - self.affinity._average(v) + fidelity.times(v)
+            difference = v - self.affinity._average(v)
+            # I - P has no mean in its measure; what rounding leaves of one would be amplified by 1 / fidelity.
+            difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
+            return difference + fidelity.times(v)
 
         result = conjugate_gradients(
             operator,
             fidelity.times(centred),
             guess,
-            inner=lambda a, b: xp.sum(measure * a * b, axis=axes, keepdims=True),
+            inner=lambda a, b: total(measure * a * b),
             precondition=lambda v: fidelity.damped(v, 1.0),
             rtol=rtol,
             maxiter=maxiter,
@@ -294,7 +342,7 @@ class E(J):
         message = f"residual {result.residual:.3g} after {result.iterations} iterations" + (
             "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
         )
-        return Minimizer(result.x + shift, result.residual, result.iterations, success, message)
+        return Minimizer((result.x + shift) * size, result.residual, result.iterations, success, message)
 
     def _check_observed(self, u: Array) -> None:
         if tuple(u.shape) != tuple(self._observed.shape):
@@ -305,6 +353,8 @@ class E(J):
 
 def check_fidelity(fidelity: Any, observed: Array, affinity: Affinity) -> Array | float:
     """Return a fidelity as a float or as an array with one value for each node, or raise `InputError`."""
+    if isinstance(fidelity, list | tuple):
+        fidelity = np.asarray(check_array("fidelity", fidelity))
     if not hasattr(fidelity, "shape") or tuple(fidelity.shape) == ():
         return check_number("fidelity", fidelity, minimum=0, hint="0 switches the term off")
     values = check_array("fidelity", fidelity)
@@ -313,10 +363,10 @@ def check_fidelity(fidelity: Any, observed: Array, affinity: Affinity) -> Array 
             f"fidelity: got shape {tuple(values.shape)}, expected a number or {affinity.domain.shape}, one for each "
             "node"
         )
+    if type(values) is not type(observed):
+        same_kind("fidelity", values, observed)
     xp = namespace(values)
     lowest = float(xp.min(values))
     if lowest < 0:
         raise InputError(f"fidelity: got {lowest:g} at some node, expected values >= 0 (0 where data is missing)")
-    values = xp.astype(values, observed.dtype)
-    same_kind("fidelity", values, observed)
-    return values
+    return xp.astype(values, observed.dtype, copy=True)

@@ -50,9 +50,9 @@ class Kernel(ABC):
         Where k = 0 the logarithm is -inf. Cost O(N M d) time, O(N M) memory.
         """
 
-    def map_features(self, features: Array) -> tuple[Array, Array]:
+    def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
         """Return what is compared: (features of x, features of y)."""
-        return features, features
+        return (features if queries is None else queries), features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class TopHat(RadialKernel):
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance: 0 or -inf."""
         xp = namespace(squared)
-        inside = squared <= (self.radius * (1 + 1e-12)) ** 2
+        inside = xp.sqrt(squared) <= self.radius * (1 + 1e-12)
         return xp.where(inside, xp.zeros_like(squared), xp.full_like(squared, -math.inf))
 
     def support(self, rtol: float) -> float:
@@ -201,18 +201,23 @@ class DotProduct(Kernel):
         # exp(s q.q') is positive definite for s >= 0 (its power series is); for s < 0 it is not.
         self._set("positive_semidefinite", self.scale is None or self.scale >= 0)
 
-    def map_features(self, features: Array) -> tuple[Array, Array]:
-        """Return (queries, keys) of the features (N, d_u)."""
-        mapped = []
-        for name in ("query_map", "key_map"):
-            matrix = getattr(self, name)
-            if matrix is not None and matrix.shape[0] != features.shape[1]:
-                raise InputError(
-                    f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[1]} rows, "
-                    "as many as the features have columns"
-                )
-            mapped.append(features if matrix is None else features @ matrix)
-        return mapped[0], mapped[1]
+    def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
+        """Return (queries, keys) of the features (N, d_u), the queries from features of their own where given."""
+        if queries is None and self.query_map is self.key_map:
+            both = self._mapped("key_map", features)
+            return both, both  # the same array: symmetric to the last bit
+        return self._mapped("query_map", features if queries is None else queries), self._mapped("key_map", features)
+
+    def _mapped(self, name: str, features: Array) -> Array:
+        matrix = getattr(self, name)
+        if matrix is None:
+            return features
+        if matrix.shape[0] != features.shape[1]:
+            raise InputError(
+                f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[1]} rows, "
+                "as many as the features have columns"
+            )
+        return features @ matrix
 
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return the logits scale q_i . k_j; see `Kernel.log_matrix`."""
@@ -277,7 +282,8 @@ class Patch(Kernel):
     @property
     def correction(self) -> float:
         """What is subtracted from D / width^2: 2 sigma^2 / width^2."""
-        return 2 * (self.sigma / self.width) ** 2
+        ratio = self.sigma / self.width
+        return min(2 * ratio * ratio, 1e30)  # beyond, every pair counts as alike; infinity would not compute
 
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return log k for patches as rows, (N, p) and (M, p), without window and spatial factor."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +17,15 @@ from numpy.typing import NDArray
 from nlflow import _numba
 from nlflow._array import Array, constant_like, is_numpy, namespace
 from nlflow._machine import environment
-from nlflow.errors import FileFormatError, InputError, check_array, check_number
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowWarning,
+    NumericalError,
+    StabilityError,
+    check_array,
+    check_number,
+)
 from nlflow.events import Checkpoint, Progress, Tracker
 from nlflow.flow import Flow
 from nlflow.integrators import Exponential, Integrator, RungeKutta, StepFailureError
@@ -88,6 +98,8 @@ def solve(
             f"t_eval: {type(integrator).__name__} takes whole layers, so times must be whole numbers; got "
             f"{times.tolist()}"
         )
+    if not isinstance(trackers, list | tuple):
+        raise InputError(f"trackers: got {type(trackers).__name__}, expected a list of Tracker instances")
     for tracker in trackers:
         if not isinstance(tracker, Tracker):
             raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
@@ -110,8 +122,22 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     return np.append(times, end) if end is not None and times[-1] < end else times
 
 
+@dataclass(frozen=True)
+class _State:
+    """Where an integration stands. Replaced as a whole, so that an interruption never finds half of a step in it."""
+
+    u: Array
+    t: float = 0.0
+    steps: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+    kernel_signal: Array | None = None  # what an evolving kernel was last taken from
+    outputs: tuple[tuple[float, Array, float], ...] = ()  # times, signals and energies that are due
+    applications: int = 0  # of P, by the steps
+    analysis: int = 0  # of P, by energies and trackers
+
+
 class _Loop:
-    """State of one integration: what a checkpoint holds and what the solution is made of."""
+    """One integration: its state, its watchers and its checkpoints."""
 
     def __init__(
         self,
@@ -123,49 +149,57 @@ class _Loop:
         with_energies: bool,
     ) -> None:
         self.flow = flow
-        self.u = u
-        self.t = 0.0
         self.times = times
         self.integrator = integrator
-        self.watchers = watchers
+        # Checkpoints last: they hold what the others have seen.
+        self.watchers = sorted(watchers, key=lambda watcher: isinstance(watcher, Checkpoint))
         self.with_energies = with_energies
-        self.memory: dict[str, Any] = {}
-        self.steps = 0
-        self.kernel_signal: Array | None = None  # what an evolving kernel was last taken from
+        self.state = _State(u)
         self._start = (flow, u)
-        self.snapshots: list[Array] = []
-        self.energies: list[float] = []
-        self.reached: list[float] = []
         self.tracker_seconds = 0.0
-        self.analysis = 0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the watchers, numbered where several are of one kind."""
+        names: list[str] = []
+        for watcher in self.watchers:
+            same = sum(name.split("-")[0] == watcher.name for name in names)
+            names.append(f"{watcher.name}-{same + 1}" if same else watcher.name)
+        return names
 
     def run(self, resume: str | os.PathLike[str] | None) -> Solution:
         start, compiled = time.perf_counter(), _numba.seconds
-        first = self.flow.applications
         for watcher in self.watchers:
-            self._watching(watcher.start, self.flow, self.u, self.t, float(self.times[-1]))
-            if isinstance(watcher, Checkpoint):
-                watcher.bind(self.save)
+            self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
         if resume is not None:
             self._restore(resume)
+        for watcher in self.watchers:
+            if isinstance(watcher, Checkpoint):
+                watcher.bind(self.save)
         try:
             status, message = self._integrate()
         except KeyboardInterrupt:
-            status, message = Status.INTERRUPTED, f"interrupted at t={self.t:.6g}; what was reached is returned"
-        except StepFailureError as failure:
+            status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"
+        except (StepFailureError, StabilityError, NumericalError) as failure:
             status, message = Status.STEP_FAILED, str(failure)
         finally:
             for watcher in self.watchers:
                 watcher.finish()
-        if not self.reached or self.reached[-1] != self.t:
-            self._snapshot()
+        if status is Status.STOPPED:
+            # The end is seen by all, also by those whose turn it was not; after the checkpoint, which does not hold it.
+            for watcher in self.watchers:
+                if watcher.record() and self.state.steps % watcher.every != 0:
+                    self._watching(watcher.look, self.flow, self.state.u, self.state.t)
+        outputs = self.state.outputs
+        if not outputs or outputs[-1][0] != self.state.t:
+            outputs = (*outputs, (self.state.t, self.state.u, self._energy()))
         compile_seconds = _numba.seconds - compiled
-        xp = namespace(self.u)
+        state, xp = self.state, namespace(self.state.u)
         stats = {
-            "steps": self.steps,
-            "rejected": int(self.memory.get("rejected", 0)),
-            "applications": self.flow.applications - first - self.analysis,
-            "analysis_applications": self.analysis,
+            "steps": state.steps,
+            "rejected": int(state.memory.get("rejected", 0)),
+            "applications": state.applications,
+            "analysis_applications": state.analysis,
             "compile_seconds": compile_seconds,
             "solve_seconds": time.perf_counter() - start - compile_seconds - self.tracker_seconds,
             "tracker_seconds": self.tracker_seconds,
@@ -173,64 +207,74 @@ class _Loop:
             "method": self.flow.affinity.method,
             "reason": self.flow.affinity.reason,
         }
-        if "error_bound" in self.memory:
-            stats["error_bound"] = self.memory["error_bound"]
+        if "error_bound" in state.memory:
+            stats["error_bound"] = state.memory["error_bound"]
+        records = {n: w.record() for n, w in zip(self.names, self.watchers, strict=True)}
         return Solution(
-            t=np.array(self.reached),
-            u=xp.stack(self.snapshots),
-            energy=np.array(self.energies),
+            t=np.array([output[0] for output in outputs]),
+            u=xp.stack([output[1] for output in outputs]),
+            energy=np.array([output[2] for output in outputs]),
             success=status in (Status.FINISHED, Status.STOPPED),
             status=status,
             message=message,
             stats=stats,
-            records={w.name: w.record() for w in self.watchers if w.record()},
+            records={name: record for name, record in records.items() if record},
             provenance=_provenance(self.flow, self.integrator),
         )
 
     def _integrate(self) -> tuple[Status, str]:
-        if self.steps == 0 and (reason := self._look(always=True)):
+        # A resumed run looks again where the checkpoint stands: what stopped there stops here.
+        if reason := self._look():
             return Status.STOPPED, reason
         while True:
-            if self.t in self.times and (not self.reached or self.reached[-1] != self.t):
-                self._snapshot()
-            ahead = self.times[self.times > self.t]
+            now = self.state
+            if now.t in self.times and (not now.outputs or now.outputs[-1][0] != now.t):
+                energy = self._energy()
+                self.state = replace(self.state, outputs=(*now.outputs, (now.t, now.u, energy)))
+                now = self.state
+            ahead = self.times[self.times > now.t]
             if ahead.size == 0:
-                return Status.FINISHED, f"reached t={self.t:.6g}"
-            if self.flow.evolving and self.steps > 0 and self.steps % self.flow.every == 0:
-                self.kernel_signal = self.u
-                self.flow = self.flow.rebuilt(self.u)
-            u, self.t = self.integrator.advance(self.flow, self.u, self.t, float(ahead[0]), self.memory)
-            self.steps += 1
+                return Status.FINISHED, f"reached t={now.t:.6g}"
+            kernel_signal = now.kernel_signal
+            if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
+                kernel_signal = now.u
+                self.flow = self.flow.rebuilt(now.u)
+                self.integrator.check(self.flow)  # the stable range moves with the kernel
+            memory, before = dict(now.memory), self.flow.applications
+            u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
             xp = namespace(u)
             if not bool(xp.all(xp.isfinite(u))):
                 return Status.DIVERGED, (
-                    f"the signal overflowed at t={self.t:.6g}: the step is unstable for this flow; use a smaller dt, "
+                    f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
                     "RungeKutta() or Exponential()"
                 )
-            self.u = u
-            if reason := self._look(always=self.t >= self.times[-1]):
+            self.state = replace(
+                now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
+                applications=now.applications + self.flow.applications - before,
+            )  # fmt: skip
+            if reason := self._look():
                 return Status.STOPPED, reason
 
-    def _watching(self, function: Any, *arguments: Any) -> Any:
-        """Call a watcher, its time and its averages kept apart from the integration's."""
-        start, before = time.perf_counter(), self.flow.applications
+    def _watching(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a watcher; its time and its averages are kept apart from the integration's."""
+        start, compiled, before = time.perf_counter(), _numba.seconds, self.flow.applications
         result = function(*arguments)
-        self.analysis += self.flow.applications - before
-        self.tracker_seconds += time.perf_counter() - start
+        self.state = replace(self.state, analysis=self.state.analysis + self.flow.applications - before)
+        self.tracker_seconds += time.perf_counter() - start - (_numba.seconds - compiled)
         return result
 
-    def _look(self, *, always: bool) -> str | None:
+    def _look(self) -> str | None:
+        """Let the watchers whose turn it is look; at the start and at the end it is everybody's."""
+        now = self.state
+        always = now.steps == 0 or now.t >= self.times[-1]
         reason = None
         for watcher in self.watchers:
-            if always or self.steps % watcher.every == 0:
-                reason = self._watching(watcher.look, self.flow, self.u, self.t) or reason
+            if always or now.steps % watcher.every == 0:
+                reason = self._watching(watcher.look, self.flow, now.u, now.t) or reason
         return reason
 
-    def _snapshot(self) -> None:
-        functional = self.flow.functional if self.with_energies else None
-        self.snapshots.append(self.u)
-        self.reached.append(self.t)
-        self.energies.append(float("nan") if functional is None else self._watching(_energy, functional, self.u))
+    def _energy(self) -> float:
+        return float(self._watching(self.flow.energy, self.state.u)) if self.with_energies else float("nan")
 
     # ---- checkpoints
 
@@ -241,20 +285,23 @@ class _Loop:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state of the loop to a checkpoint."""
-        arrays = {"u": _numpy(self.u), "energies": np.array(self.energies), "reached": np.array(self.reached)}
-        if self.snapshots:
-            arrays["snapshots"] = np.stack([_numpy(s) for s in self.snapshots])
-        if self.kernel_signal is not None:
-            arrays["kernel_signal"] = _numpy(self.kernel_signal)
-        for index, watcher in enumerate(self.watchers):
-            arrays.update({f"record/{index}/{key}": value for key, value in watcher.record().items()})
+        now = self.state
+        arrays = {"u": _numpy(now.u)}
+        if now.outputs:
+            arrays["reached"] = np.array([output[0] for output in now.outputs])
+            arrays["snapshots"] = np.stack([_numpy(output[1]) for output in now.outputs])
+            arrays["energies"] = np.array([output[2] for output in now.outputs])
+        if now.kernel_signal is not None:
+            arrays["kernel_signal"] = _numpy(now.kernel_signal)
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
         meta = {
             "kind": "checkpoint",
             "fingerprint": self.fingerprint,
-            "t": self.t,
-            "steps": self.steps,
-            "memory": {k: v for k, v in self.memory.items() if not k.startswith("_")},
-            "watchers": [type(w).__name__ for w in self.watchers],
+            "t": now.t,
+            "steps": now.steps,
+            # What begins with an underscore is a convenience of this process, recomputed after a resume.
+            "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
             "provenance": _provenance(self.flow, self.integrator),
         }
         save_archive(path, arrays, meta)
@@ -264,34 +311,27 @@ class _Loop:
         if meta["fingerprint"] != self.fingerprint:
             raise FileFormatError(
                 f"{path}: the checkpoint belongs to another problem (signal, kernel, flow, times or integrator "
-                "differ); "
-                "resume with the arguments that it was written with, or start afresh"
+                "differ); resume with the arguments that it was written with, or start afresh"
             )
-        self.u = constant_like(arrays["u"], self.u)
-        self.t, self.steps, self.memory = float(meta["t"]), int(meta["steps"]), dict(meta["memory"])
-        self.energies, self.reached = arrays["energies"].tolist(), arrays["reached"].tolist()
-        self.snapshots = [constant_like(s, self.u) for s in arrays.get("snapshots", ())]
-        if self.reached and self.reached[-1] not in self.times:
-            # An interrupted run ends with a snapshot of where it stood, which is no output time.
-            for column in (self.energies, self.reached, self.snapshots):
-                column.pop()
-        if "kernel_signal" in arrays:
-            self.kernel_signal = constant_like(arrays["kernel_signal"], self.u)
-            self.flow = self.flow.rebuilt(self.kernel_signal)
-        names = [type(w).__name__ for w in self.watchers]
-        if names == meta["watchers"]:
-            for index, watcher in enumerate(self.watchers):
-                prefix = f"record/{index}/"
-                record = {k.removeprefix(prefix): v for k, v in arrays.items() if k.startswith(prefix)}
-                if record:
-                    watcher.restore(record)
-
-
-def _energy(functional: Any, u: Array) -> float:
-    try:
-        return float(functional.value(u))
-    except ArithmeticError:  # the sum of degrees overflows: the energy exists, but no float holds it
-        return float("inf")
+        like = self.state.u
+        columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
+        outputs = tuple((float(t), constant_like(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
+        signal = constant_like(arrays["kernel_signal"], like) if "kernel_signal" in arrays else None
+        if signal is not None:
+            self.flow = self.flow.rebuilt(signal)
+        u, t, steps = constant_like(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            prefix = f"record/{name}/"
+            record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+            if record:
+                watcher.restore(record)
+            elif watcher.record():
+                warnings.warn(
+                    f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
+                    NlflowWarning,
+                    stacklevel=4,
+                )
 
 
 def _numpy(array: Array) -> NDArray[Any]:
@@ -308,6 +348,9 @@ def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: I
         pieces.append(flow.observed)
     if flow.fidelity is not None:
         pieces.append(flow.fidelity.values)
+    # P on one fixed signal stands for the matrix, of which the degree says too little.
+    probe = np.random.default_rng(0).standard_normal(flow.affinity.domain.shape)
+    pieces.append(flow.affinity._average(constant_like(probe, u)))
     for piece in (times, *pieces):
         array = np.asarray(piece) if isinstance(piece, float) else _numpy(piece)
         digest.update(str((array.dtype, array.shape)).encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -49,11 +50,12 @@ def load_archive(path: str | os.PathLike[str], kind: str) -> tuple[dict[str, NDA
         When the file is truncated, of another kind or of a newer format.
     """
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened here, since numpy leaves the file open when it cannot read it.
+        with Path(path).open("rb") as file, np.load(file, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files if name != _META}
             meta = json.loads(archive[_META].tobytes().decode())
-    except FileNotFoundError:
-        raise
+    except FileNotFoundError as error:
+        raise FileFormatError(f"{path}: there is no such file; check the path, or start afresh") from error
     except Exception as error:  # zipfile, zlib, numpy and json each have their own way to say 'damaged'
         raise FileFormatError(
             f"{path}: not a whole nlflow archive ({error}); use an earlier one, or start afresh"

@@ -161,9 +161,7 @@ def _box_line(line, spare, out, columns, width):
 
 
 @njit(fastmath=_FLAGS)
-def _tile_weights(
-    image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b, line, spare
-):
+def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b, line, spare):
     """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
 
     `row` and `column` are the tile's corner in the coordinates of the padded `image`. The weight is

@@ -8,8 +8,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
-import numpy as np
-
 from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_number
@@ -98,7 +96,13 @@ class Affinity(ABC):
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""
         array = self.domain.check_signal(name, value)
-        if self.dtype is not None and array.dtype != self.dtype:
+        if self.dtype is None:
+            if not is_numpy(array):
+                raise InputError(
+                    f"{name}: got a tensor of {array.dtype}, expected a NumPy array, in which this affinity is computed"
+                    "; convert it (.cpu().numpy()), or build the affinity from torch features"
+                )
+        elif str(array.dtype) != str(self.dtype):  # as text: NumPy and torch do not compare their dtypes
             raise InputError(
                 f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the "
                 "affinity was "
@@ -177,16 +181,15 @@ class Affinity(ABC):
         return namespace(u).reshape(u, (self.domain.size, -1))
 
     def measure(self, metric: str, like: Array) -> Array:
-        """Return the node measure of a metric, shape ``domain.shape``: w_i (``l2``) or w_i d_i / sum w d (``degree``).
+        """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``).
 
         The second is the stationary law of P when k is symmetric; it is formed in log space.
         """
-        weights = constant_like(self.domain.weights, like)
+        xp = namespace(like)
+        weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":
             return weights
-        log_degree = self.log_degree
-        log_degree = constant_like(log_degree, like) if is_numpy(log_degree) else log_degree
-        xp = namespace(like)
+        log_degree = xp.astype(self.log_degree, xp.float64)
         mass = weights * xp.exp(log_degree - xp.max(log_degree))
         return mass / xp.sum(mass)
 
@@ -195,7 +198,9 @@ class Affinity(ABC):
         xp = namespace(u)
         measure = self.measure(metric, u)
         axes = tuple(range(len(self.domain.shape)))
-        return xp.sum(over_channels(measure / xp.sum(measure), u) * u, axis=axes, keepdims=True)
+        # Summed in float64: along leading axes NumPy does not sum pairwise, and float32 loses a percent on an image.
+        weighted = over_channels(measure / xp.sum(measure), u) * u
+        return xp.astype(xp.sum(weighted, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
 
     def __repr__(self) -> str:
         tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
@@ -203,8 +208,3 @@ class Affinity(ABC):
             f"<{type(self).__name__} {self.kernel!r} on {self.domain.size} nodes, method={self.method!r}, "
             f"{', '.join(tags) or 'not symmetric'}>"
         )
-
-
-def float_dtype(dtype: Any) -> np.dtype[Any]:
-    """Return float32 for float32, float64 otherwise."""
-    return np.dtype(np.float32 if dtype == np.float32 else np.float64)

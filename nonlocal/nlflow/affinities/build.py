@@ -10,10 +10,10 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
-from nlflow.affinities.table import table_radius, warn_shrunk
+from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_choice, check_integer
-from nlflow.kernel import Kernel, Patch, RadialKernel
+from nlflow.kernel import DotProduct, Kernel, Patch, RadialKernel
 
 __all__ = ["METHODS", "affinity", "from_matrix"]
 
@@ -88,7 +88,14 @@ def affinity(
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     if window is not None:
         window = check_integer("window", window, minimum=1)
+    if queries is not None and (features is None or not isinstance(kernel, DotProduct)):
+        what = "a radial kernel compares features with themselves; leave queries out"
+        raise InputError(f"queries: {what if isinstance(kernel, RadialKernel) else 'only a dot product has them'}")
+    if not store and not isinstance(kernel, Patch):
+        raise InputError("store: only patch kernels can compute their weights anew; leave it out")
     if isinstance(kernel, Patch):
+        if window is not None:
+            raise InputError("window: a patch kernel has its own; set its search_radius")
         return _patch_affinity(kernel, domain, features, method, store, memory_limit)
     if features is None and isinstance(kernel, RadialKernel):
         return _position_affinity(kernel, domain, method, window, memory_limit)
@@ -120,13 +127,16 @@ def _position_affinity(
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' on scattered points")
         if window is not None:
             raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-        result: Affinity = DenseAffinity.from_features(kernel, domain, *(domain.nodes,) * 2, memory_limit=memory_limit)
+        nodes = domain.nodes
+        result: Affinity = DenseAffinity.from_features(kernel, domain, nodes, nodes, memory_limit)
+        result.dtype = None  # positions are no features: signals may have either precision
         result.reason = "scattered points: all pairs"
         return result
     if window is not None:
-        largest = max(domain.shape)
-        if 2 * window + 1 > largest and domain.boundary == "isolated":
-            warn_shrunk(window, table_radius(kernel, domain, window), domain)
+        radii = table_radius(kernel, domain, window)
+        endless = tuple(min(window, math.ceil(kernel.support(CUT) / h)) for h in domain.spacing)
+        if domain.boundary == "isolated" and any(r < e for r, e in zip(radii, endless, strict=True)):
+            warn_shrunk(window, radii, domain)
     weights = math.prod(2 * r + 1 for r in table_radius(kernel, domain, window))
     chosen = method
     if method == "auto":
@@ -148,7 +158,14 @@ def _position_affinity(
 
 
 def _patch_affinity(
-    kernel: Patch, domain: Domain, features: Any, method: str, store: bool, memory_limit: float | None
+    kernel: Patch,
+    domain: Domain,
+    features: Any,
+    method: str,
+    store: bool,
+    memory_limit: float | None,
+    *,
+    warn: bool = True,
 ) -> Affinity:
     if not isinstance(domain, Grid):
         raise InputError("domain: a patch kernel needs a Grid, on which patches exist")
@@ -162,7 +179,7 @@ def _patch_affinity(
     if not is_numpy(image):
         raise InputError(f"features: got {type(image).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     radii = tuple(min(kernel.search_radius, (n - 1) // 2) for n in domain.shape)
-    if any(2 * kernel.search_radius + 1 > n > 1 for n in domain.shape):
+    if warn and any(2 * kernel.search_radius + 1 > n > 1 for n in domain.shape):
         warn_shrunk(kernel.search_radius, radii, domain)
     channels = image[..., None] if image.ndim == len(domain.shape) else image
     if method == "dense":
@@ -170,7 +187,8 @@ def _patch_affinity(
     else:
         result = PatchStencil(kernel, domain, channels, radii, store=store, memory_limit=memory_limit)
     result.reason = "a patch kernel is windowed on its grid" if method == "auto" else "asked for"
-    result._recipe = lambda u: affinity(kernel, domain, u, method=method, store=store, memory_limit=memory_limit)
+    # The shrunk window has been reported; an evolving kernel would say it again at each step.
+    result._recipe = lambda u: _patch_affinity(kernel, domain, u, method, store, memory_limit, warn=False)
     return result
 
 
@@ -185,15 +203,17 @@ def _feature_affinity(
         return namespace(array).reshape(array, (domain.size, -1))
 
     keys = table("features", features)
+    if isinstance(kernel, DotProduct):
+        for name in ("query_map", "key_map"):
+            if getattr(kernel, name) is not None:
+                same_kind(name, getattr(kernel, name), keys)
     if queries is None:
         q, k = kernel.map_features(keys)
     else:
-        if isinstance(kernel, RadialKernel):
-            raise InputError("queries: a radial kernel compares features with themselves; leave queries out")
         given = check_array("queries", queries)
         same_kind("queries", given, keys)
         given = table("queries", given)
-        q, k = kernel.map_features(given)[0], kernel.map_features(keys)[1]
+        q, k = kernel.map_features(keys, given)
         if q.shape == k.shape and bool(namespace(q).all(q == k)):
             q = k
     result = DenseAffinity.from_features(kernel, domain, q, k, memory_limit)

@@ -65,7 +65,7 @@ class ConvolutionAffinity(Affinity):
             self._lengths = tuple(
                 fft.next_fast_len(n + s // 2, real=True) for n, s in zip(grid.shape, table.shape, strict=True)
             )
-            self._symbol = fft.rfftn(_wrap(table, self._lengths), workers=_workers()).real
+            self._symbol = fft.rfftn(_wrap(table, self._lengths), workers=_workers()).real.copy()
             self._degrees = self._convolve(np.ones(grid.shape))
         elif grid.boundary == "periodic":
             self._lengths = grid.shape

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,37 +47,36 @@ class DenseAffinity(Affinity):
         symmetric: bool,
         positive_semidefinite: bool,
         memory_limit: float | None = None,
+        log_transposed: LogBlock | None = None,
+        kept_bytes: int = 0,
     ) -> None:
         super().__init__(
             domain, kernel, symmetric=symmetric, positive_semidefinite=positive_semidefinite, dtype=like.dtype
         )
         n = domain.size
-        size = int(like.dtype.itemsize)
-        check_memory(
-            f"a dense affinity of {n} nodes", n * n * size + 2 * _BLOCK_BYTES, _DENSE_REMEDY, limit=memory_limit
-        )
-        self._log_block = log_block
-        self._like = like
+        block_bytes = _check_dense(n, int(like.dtype.itemsize), kept_bytes, memory_limit)
+        # Only K = k + k^T of a non-symmetric kernel asks for the logits again.
+        self._log_block = None if symmetric else log_block
+        self._transposed = None if symmetric else log_transposed
+        self._kept_bytes = 0 if symmetric else kept_bytes
         self._limit = memory_limit
         xp = namespace(like)
         log_weights = np.log(domain.weights).reshape(-1)
-        rows, degrees = [], []
-        step = max(1, _BLOCK_BYTES // (8 * n))
+        device = array_api_compat.device(like)
+        self._matrix = xp.empty((n, n), dtype=like.dtype, device=device)
+        self._log_degrees = xp.empty((n,), dtype=like.dtype, device=device)
+        step = max(1, block_bytes // (8 * n))
         for start in range(0, n, step):
-            logits = log_block(start, min(start + step, n))
+            stop = min(start + step, n)
+            logits = log_block(start, stop)
             logits = logits + (log_weights if is_numpy(logits) else constant_like(log_weights, logits))
             highest = xp.max(logits, axis=1, keepdims=True)
-            if not bool(xp.all(xp.isfinite(highest))):
-                row = start + int(xp.argmax(xp.astype(~xp.isfinite(highest[:, 0]), xp.int32)))
-                raise InputError(
-                    f"affinity: row {row} is zero or not finite; every node needs a neighbour (itself, say)"
-                )
+            _check_rows(xp, highest[:, 0], start)
             weights = xp.exp(logits - highest)
             total = xp.sum(weights, axis=1, keepdims=True)
-            rows.append(xp.astype(weights / total, like.dtype))
-            degrees.append(xp.astype((highest + xp.log(total))[:, 0], like.dtype))
-        self._matrix = xp.concat(rows, axis=0) if len(rows) > 1 else rows[0]
-        self._log_degrees = xp.reshape(xp.concat(degrees, axis=0), domain.shape)
+            self._matrix[start:stop, :] = xp.astype(weights / total, like.dtype)
+            self._log_degrees[start:stop] = xp.astype((highest + xp.log(total))[:, 0], like.dtype)
+        self._log_degrees = xp.reshape(self._log_degrees, domain.shape)
 
     # ---- builders
 
@@ -91,25 +91,25 @@ class DenseAffinity(Affinity):
     ) -> DenseAffinity:
         """Compare queries (N, d) with keys (N, d); symmetric when they are the same array."""
         same = queries is keys
-        if is_numpy(queries):
-            # Logits in float64 whatever the features are: a block of rows is small, and rounding in a logit is
-            # multiplied by its size.
-            q = queries.astype(np.float64)
-            k = q if same else keys.astype(np.float64)
-        else:
-            q, k = queries, keys
+        xp = namespace(keys)
+        # Copies, since K = k + k^T may be asked for after the features have changed. Logits in float64 for NumPy
+        # whatever the features are: a block of rows is small, and rounding in a logit is multiplied by its size.
+        kept = np.float64 if is_numpy(keys) else keys.dtype
+        k = xp.astype(keys, kept, copy=True)
+        q = k if same else xp.astype(queries, kept, copy=True)
 
         def block(start: int, stop: int) -> Array:
             with np.errstate(over="ignore", under="ignore"):
                 return kernel.log_matrix(q[start:stop, :], k)
 
-        result = cls(
+        def transposed(start: int, stop: int) -> Array:
+            return xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
+
+        return cls(
             domain, kernel, block, keys, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite,
-            memory_limit=memory_limit,
+            positive_semidefinite=same and kernel.positive_semidefinite, memory_limit=memory_limit,
+            log_transposed=transposed, kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize),
         )  # fmt: skip
-        result._transposed = lambda start, stop: namespace(q).matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
-        return result
 
     @classmethod
     def from_matrix(cls, matrix: Any, domain: Domain, memory_limit: float | None = None) -> DenseAffinity:
@@ -129,22 +129,26 @@ class DenseAffinity(Affinity):
         if float(xp.min(k)) < 0:
             raise InputError(f"matrix: got a negative entry ({float(xp.min(k)):g}), expected affinities >= 0")
 
-        def block(start: int, stop: int) -> Array:
-            with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-                return xp.log(k[start:stop, :])
-
         transposed = xp.matrix_transpose(k)
-        result = cls(
-            domain, None, block, k, symmetric=bool(xp.all(k == transposed)), positive_semidefinite=False,
-            memory_limit=memory_limit,
+        symmetric = bool(xp.all(k == transposed))
+        kept = 0 if symmetric else domain.size**2 * int(k.dtype.itemsize)
+        if not symmetric:
+            # Kept for K = k + k^T, which may be asked for after the matrix has changed.
+            _check_dense(domain.size, int(k.dtype.itemsize), kept, memory_limit)
+            k = xp.astype(k, k.dtype, copy=True)
+            transposed = xp.matrix_transpose(k)
+
+        def logarithm(values: Array) -> LogBlock:
+            def block(start: int, stop: int) -> Array:
+                with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+                    return xp.log(values[start:stop, :])
+
+            return block
+
+        return cls(
+            domain, None, logarithm(k), k, symmetric=symmetric, positive_semidefinite=False, memory_limit=memory_limit,
+            log_transposed=logarithm(transposed), kept_bytes=kept,
         )  # fmt: skip
-
-        def transposed_block(start: int, stop: int) -> Array:
-            with np.errstate(divide="ignore"):
-                return xp.log(transposed[start:stop, :])
-
-        result._transposed = transposed_block
-        return result
 
     @classmethod
     def from_table(
@@ -158,10 +162,12 @@ class DenseAffinity(Affinity):
         """Sum a position kernel over the images of a grid's boundary, node by node."""
         table = kernel_table(kernel, grid, window, memory_limit)
         margin = tuple(s // 2 for s in table.shape)
-        return cls(
+        result = cls(
             grid, kernel, _images(grid, margin, lambda node: table), np.empty(0, dtype), symmetric=True,
             positive_semidefinite=kernel.positive_semidefinite and window is None, memory_limit=memory_limit,
         )  # fmt: skip
+        result.dtype = None  # positions are no features: signals may have either precision
+        return result
 
     @classmethod
     def from_patches(
@@ -191,7 +197,7 @@ class DenseAffinity(Affinity):
         offsets = np.stack(np.meshgrid(*(np.arange(-r, r + 1) for r in radii), indexing="ij"))
         spatial = np.ones(window)
         if kernel.spatial_width is not None:
-            spatial = np.exp(-(offsets**2).sum(axis=0) / (2 * kernel.spatial_width**2))
+            spatial = np.exp(-(offsets**2).sum(axis=0) / 2 / kernel.spatial_width / kernel.spatial_width)
 
         def table(node: tuple[int, ...]) -> NDArray[np.float64]:
             # `patches` has lost `reach` on each side, so node i of the grid sits at i + radii + reach.
@@ -209,8 +215,6 @@ class DenseAffinity(Affinity):
 
     # ---- contract
 
-    _transposed: LogBlock | None = None
-
     @property
     def matrix(self) -> Array:
         """The averaging matrix P, shape (N, N), rows summing to 1."""
@@ -219,28 +223,52 @@ class DenseAffinity(Affinity):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
-        return self.domain.size * (self.domain.size + 1) * int(self.dtype.itemsize)
+        return self.domain.size * (self.domain.size + 1) * int(self._matrix.dtype.itemsize) + self._kept_bytes
 
     def _average(self, u: Array) -> Array:
         xp = namespace(u)
-        return xp.reshape(self._matrix @ self.flatten(u), u.shape)
+        flat = self.flatten(u)
+        if flat.dtype == self._matrix.dtype:
+            return xp.reshape(self._matrix @ flat, u.shape)
+        return xp.reshape(xp.astype(self._matrix @ xp.astype(flat, self._matrix.dtype), u.dtype), u.shape)
 
     def _log_degree(self) -> Array:
         return self._log_degrees
 
     def _symmetrised(self) -> Affinity:
         direct, transposed = self._log_block, self._transposed
-        if transposed is None:  # only builders of symmetric affinities leave it out
+        if direct is None or transposed is None:  # not reached: what is symmetric is never asked
             return super()._symmetrised()
-        xp = namespace(self._like)
+        xp = namespace(self._matrix)
 
         def block(start: int, stop: int) -> Array:
             return xp.logaddexp(direct(start, stop), transposed(start, stop))
 
         return DenseAffinity(
-            self.domain, self.kernel, block, self._like, symmetric=True, positive_semidefinite=False,
+            self.domain, self.kernel, block, self._matrix, symmetric=True, positive_semidefinite=False,
             memory_limit=self._limit,
         )  # fmt: skip
+
+
+def _check_dense(nodes: int, itemsize: int, kept_bytes: int, limit: float | None) -> int:
+    """Hold a dense affinity against the memory limit and return the size of the blocks it is built in."""
+    block = min(_BLOCK_BYTES, 8 * nodes * nodes)
+    needed = nodes * nodes * itemsize + 4 * block + kept_bytes
+    check_memory(f"a dense affinity of {nodes} nodes", needed, _DENSE_REMEDY, limit)
+    return block
+
+
+def _check_rows(xp: Any, highest: Array, start: int) -> None:
+    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
+    wrong = ~xp.isfinite(highest)
+    if not bool(xp.any(wrong)):
+        return
+    row = int(xp.argmax(xp.astype(wrong, xp.int32)))
+    if float(highest[row]) == -np.inf:
+        what = "is zero or not finite; every node needs a neighbour (itself, say)"
+    else:
+        what = "has logits that overflow; scale the features or the kernel"
+    raise InputError(f"affinity: row {start + row} {what}")
 
 
 def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> LogBlock:

@@ -124,15 +124,18 @@ class PatchStencil(_Stencil):
         check_memory(
             f"a stencil of {2 * ri + 1} x {2 * rj + 1} on {grid.size} nodes",
             stored + padded + 4 * grid.size * image.dtype.itemsize,
-            "use store=False (weights are computed anew at each step), a smaller search_radius, or raise memory_limit",
+            f"use {'store=False (weights are computed anew at each step), ' if store else ''}a smaller search_radius, "
+            "or raise memory_limit",
             memory_limit,
         )
         scalar = image.dtype.type
         squared = (self._offsets**2).sum(axis=1)
         spatial = np.ones(len(squared)) if kernel.spatial_width is None else np.exp(
-            -squared / (2 * kernel.spatial_width**2)
+            -squared / 2 / kernel.spatial_width / kernel.spatial_width
         )  # fmt: skip
-        scale = 1 / ((2 * pi + 1) * (2 * pj + 1) * image.shape[-1]) / kernel.width / kernel.width
+        scale = 1 / ((2 * pi + 1) * (2 * pj + 1) * image.shape[-1])
+        # In units of the width, formed in float64: squares of the raw values could leave the range of float32.
+        image = (image / np.float64(kernel.width)).astype(image.dtype)
         self._weights_of = (
             _planar(grid, image, margin, isolated="symmetric"),
             self._offsets,
@@ -147,7 +150,8 @@ class PatchStencil(_Stencil):
         if store:
             self._stored = np.empty((rows + ri, len(self._offsets), columns + rj), image.dtype)
             _loop("store_weights", image.dtype)(*self._weights_of, self._stored)
-            self._weights_of = (self._weights_of[0][:0, :0, :0], *self._weights_of[1:])  # the image is not needed again
+            # The image is not needed again; a slice of it would keep it alive.
+            self._weights_of = (np.empty((0, 0, 0), image.dtype), *self._weights_of[1:])
         self._degrees = self._weighted_sums(np.ones(grid.shape, image.dtype))
 
     def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
@@ -199,4 +203,4 @@ class TableStencil(_Stencil):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
-        return self._table.nbytes + self._degrees.nbytes
+        return sum(a.nbytes for a in (self._table, self._degrees, *self._tables.values()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,17 +11,15 @@ from nlflow.domain import Grid
 from nlflow.errors import NlflowWarning, check_memory
 from nlflow.kernel import RadialKernel
 
-__all__ = ["kernel_table", "table_radius", "warn_shrunk"]
+__all__ = ["CUT", "kernel_table", "table_radius", "warn_shrunk"]
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
-_CUT = 1e-25
+CUT = 1e-25
 
 
 def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
     """Warn that a window was larger than the grid."""
-    import warnings
-
     warnings.warn(
         f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
         f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",
@@ -35,7 +35,7 @@ def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[
     """
     radii = []
     for n, h in zip(grid.shape, grid.spacing, strict=True):
-        radius = int(min(np.ceil(kernel.support(_CUT) / h), 2**40))
+        radius = int(min(np.ceil(kernel.support(CUT) / h), 2**40))
         if window is not None:
             radius = min(radius, window)
         if grid.boundary == "isolated":

@@ -54,7 +54,7 @@ class ExplicitEuler(_FixedStep):
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` when dt is above the stability limit."""
-        if flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 2:
+        if self.dt <= flow.safe_step:
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:
@@ -155,7 +155,7 @@ class NeutrenoStep(Integrator):
     def check(self, flow: Flow) -> None:
         """Raise `InputError` for the L2 metric and `StabilityError` for too large a fidelity."""
         _needs_degree_metric(flow, "a NeuTRENO step")
-        if flow.symmetric and flow.spectral_bounds()[1] < 2:
+        if flow.safe_step > 1 or (flow.fidelity is None and flow.safe_step == 1):
             return
         limit = self.stability_limit(flow)
         if limit * SLACK < 1:

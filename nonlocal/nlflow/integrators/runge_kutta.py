@@ -84,10 +84,11 @@ class RungeKutta(Integrator):
             return result, target if h == remaining else t + h
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
         while True:
-            clipped = min(h, remaining)
-            if clipped < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(clipped):
+            # A remainder within rounding of the step is the step.
+            clipped = remaining if remaining <= h * (1 + 1e-9) else h
+            if h < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(h):
                 raise StepFailureError(
-                    f"the step fell to {clipped:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
+                    f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
                     f"atol={self.atol:g}: "
                     "raise the tolerances, use float64, or check the signal for values that overflow"
                 )
@@ -110,6 +111,9 @@ class RungeKutta(Integrator):
             return self.dt
         xp = namespace(u)
         scale = self.atol + self.rtol * xp.abs(u)
+        scale = xp.where(scale > 0, scale, xp.ones_like(scale) * float(xp.max(scale)))
+        if float(xp.max(scale)) == 0:
+            return 1e-3
         size = float(xp.sqrt(xp.mean((u / scale) ** 2)))
         speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
         return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3

@@ -1,0 +1,28 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import hypothesis
+import numba
+import numpy as np
+import pytest
+
+# The same examples each time, so that a run can be repeated.
+hypothesis.settings.register_profile("nlflow", derandomize=True, deadline=None, database=None, max_examples=25)
+hypothesis.settings.load_profile("nlflow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Run compiled loops in one thread: on a busy machine the start of a thread costs more than all of a small loop."""
+    before = numba.get_num_threads()
+    numba.set_num_threads(1)
+    yield
+    numba.set_num_threads(before)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(7)

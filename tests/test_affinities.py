@@ -1,0 +1,250 @@
+"""The contract that all affinities share, and position kernels on grids against plain double sums."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow import Gaussian, Grid, Laplace, NlflowWarning, Patch, TopHat, affinity
+from nlflow.affinities import Affinity, ConvolutionAffinity, DenseAffinity, TableStencil
+from tests.reference import check_affinity, kept_bytes, plain_average, plain_degree, position_matrix
+
+BOUNDARIES = ["periodic", "reflect", "isolated"]
+DTYPES = [np.float64, np.float32]
+
+
+def signal(shape: tuple[int, ...], dtype: Any = np.float64, seed: int = 1) -> Any:
+    return np.random.default_rng(seed).random(shape).astype(dtype)
+
+
+# --- position kernels ------------------------------------------------------------------------------------------------
+
+KERNELS = {
+    "gaussian": Gaussian(width=0.6),
+    "gaussian, amplitude": Gaussian(width=0.4, amplitude=0.5),
+    "laplace": Laplace(width=0.25),
+    "top-hat": TopHat(radius=1.0),
+}
+GRIDS = {
+    "1-D": ((11,), (0.3,)),
+    "2-D": ((5, 7), (0.5, 0.8)),
+    "row": ((1, 9), (2.0, 0.5)),
+    "column": ((6, 1), (0.5, 1.0)),
+    "node": ((1,), (1.0,)),
+}
+
+
+def built(method: str, kernel: Any, grid: Grid, window: int | None, dtype: Any) -> Affinity:
+    # The dense matrix has one dtype, float64 unless it is built here with another; the others take both.
+    if method == "dense":
+        return DenseAffinity.from_table(kernel, grid, window, dtype)
+    result = affinity(kernel, grid, method=method, window=window)
+    assert isinstance(result, TableStencil if method == "stencil" else ConvolutionAffinity)
+    return result
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["dense", "stencil", "convolution"])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_position_kernel(kernel: str, grid: str, boundary: Any, method: str, dtype: Any) -> None:
+    domain = Grid(*GRIDS[grid], boundary)
+    result = built(method, KERNELS[kernel], domain, None, dtype)
+    check_affinity(result, position_matrix(KERNELS[kernel], domain), dtype=dtype)
+    assert result.method == method
+    assert result.symmetric
+    assert result.positive_semidefinite == (kernel != "top-hat")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("method", ["dense", "stencil", "convolution"])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+@pytest.mark.parametrize(("kernel", "window"), [("gaussian", 1), ("gaussian", 3), ("laplace", 2), ("top-hat", 4)])
+def test_window(kernel: str, window: int, boundary: Any, method: str, dtype: Any) -> None:
+    """The window is smaller than the kernel, or larger than the grid (7 nodes, 4 to each side), or than both."""
+    domain = Grid((9, 7), (0.5, 0.8), boundary)
+    if window == 4:
+        domain = Grid((9, 11), (0.5, 0.8), boundary)
+    matrix = position_matrix(KERNELS[kernel], domain, window)
+    check_affinity(built(method, KERNELS[kernel], domain, window, dtype), matrix, dtype=dtype)
+
+
+@pytest.mark.parametrize("method", ["dense", "stencil", "convolution"])
+@pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+def test_window_larger_than_a_grid_with_images(boundary: Any, method: str) -> None:
+    """Nine images of each node: the sum over them is finite and exact, so nothing is shrunk and nothing is said."""
+    kernel, domain = Laplace(width=3.0), Grid((3, 4), boundary=boundary)
+    check_affinity(affinity(kernel, domain, method=method, window=10), position_matrix(kernel, domain, 10))
+
+
+@pytest.mark.parametrize(
+    ("shape", "window", "side"),
+    [((7,), 7, "13"), ((5, 3), 9, "9 x 5"), ((4, 40), 12, "7 x 25"), ((40, 4), 12, "25 x 7")],
+)
+def test_window_larger_than_an_isolated_grid(shape: tuple[int, ...], window: int, side: str) -> None:
+    """Beyond n - 1 nodes there is nothing on an isolated grid, whichever of its axes is the short one."""
+    kernel, domain = Laplace(width=3.0), Grid(shape, boundary="isolated")
+    with pytest.warns(NlflowWarning, match=f"window of {2 * window + 1} nodes .*shrunk to {side}$") as caught:
+        result = affinity(kernel, domain, window=window)
+    assert caught[0].filename == __file__
+    check_affinity(result, position_matrix(kernel, domain, window))
+
+
+@pytest.mark.parametrize(("shape", "window"), [((10,), 6), ((10,), 9), ((6, 12), 5)])
+def test_no_warning_for_a_window_that_fits(shape: tuple[int, ...], window: int) -> None:
+    """Offsets up to n - 1 connect nodes of the grid, so the window is used as it was given."""
+    kernel, domain = Laplace(width=3.0), Grid(shape, boundary="isolated")
+    check_affinity(affinity(kernel, domain, window=window), position_matrix(kernel, domain, window))
+
+
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_choice_of_method(boundary: Any) -> None:
+    """Few weights are summed, many are transformed, and the reason says which; results agree."""
+    kernel, domain = Gaussian(width=2.0), Grid((30, 40), boundary=boundary)
+    small, large = affinity(kernel, domain, window=3), affinity(kernel, domain)
+    assert (small.method, large.method) == ("stencil", "convolution")
+    assert "49 weights" in small.reason
+    assert "more than" in large.reason
+    assert affinity(kernel, domain, method="stencil").reason == "asked for"
+    u = signal((30, 40))
+    np.testing.assert_allclose(
+        large.average(u), affinity(kernel, domain, method="stencil").average(u), rtol=0, atol=1e-14
+    )
+
+
+@pytest.mark.parametrize("method", ["stencil", "convolution"])
+@pytest.mark.parametrize("boundary", BOUNDARIES)
+def test_rows_longer_than_one_tile(boundary: Any, method: str) -> None:
+    kernel, domain = Gaussian(width=1.2), Grid(530, boundary=boundary)
+    u = signal((530, 2))
+    result = affinity(kernel, domain, method=method)
+    matrix = position_matrix(kernel, domain)
+    np.testing.assert_allclose(result.average(u), plain_average(matrix, domain.weights, u), rtol=0, atol=1e-14)
+
+
+# --- threads, memory, the contract itself ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("storage", ["stored", "recomputed", "table"])
+def test_the_number_of_threads_changes_no_bit(storage: str, dtype: Any) -> None:
+    import numba
+
+    if numba.config.NUMBA_NUM_THREADS < 2:
+        pytest.skip("numba was started with one thread")
+    domain = Grid((75, 40), boundary="isolated")
+    values, u = signal((75, 40), dtype), signal((75, 40, 3), dtype, seed=2)
+    results = []
+    before = numba.get_num_threads()
+    try:
+        for threads in (1, 2):
+            numba.set_num_threads(threads)
+            if storage == "table":
+                result = affinity(Gaussian(width=1.0), domain, method="stencil")
+            else:
+                kernel = Patch(0.5, patch_size=5, search_radius=3, tokens="patch")
+                result = affinity(kernel, domain, values, store=storage == "stored")
+            results.append((result.average(u), result.log_degree))
+    finally:
+        numba.set_num_threads(before)
+    np.testing.assert_array_equal(results[0][0], results[1][0])
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+MEMORY: dict[str, Any] = {
+    "dense": lambda: affinity(Gaussian(width=2.0), Grid((16, 16)), method="dense"),
+    "dense, patches": lambda: affinity(Patch(0.5, 3, 2), Grid((16, 16)), signal((16, 16, 40)), method="dense"),
+    "stencil, stored": lambda: affinity(Patch(0.5, 9, 1), Grid((90, 90)), signal((90, 90, 20))),
+    "stencil, recomputed": lambda: affinity(Patch(0.5, 9, 1), Grid((90, 90)), signal((90, 90, 20)), store=False),
+    "table": lambda: affinity(Gaussian(width=4.0), Grid((60, 50)), method="stencil"),
+    "convolution, periodic": lambda: affinity(Gaussian(width=4.0), Grid((120, 100), boundary="periodic")),
+    "convolution, reflect": lambda: affinity(Gaussian(width=4.0), Grid((120, 100))),
+    "convolution, isolated": lambda: affinity(Gaussian(width=4.0), Grid((120, 100), boundary="isolated")),
+}
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_memory_is_what_is_kept(name: str) -> None:
+    """Large enough that a second copy of anything that counts would show; after an average in either dtype."""
+    result = MEMORY[name]()
+    for dtype in DTYPES if result.dtype is None else [result.dtype]:
+        result.average(np.ones(result.domain.shape, dtype))
+    kept = kept_bytes(result)
+    assert abs(result.memory_bytes - kept) <= 0.05 * kept, f"{result.memory_bytes} stated, {kept} kept"
+
+
+class Broken(Affinity):
+    """An affinity with one deliberate fault."""
+
+    method = "broken"
+
+    def __init__(self, fault: str, right: DenseAffinity) -> None:
+        super().__init__(right.domain, right.kernel, symmetric=True, positive_semidefinite=True)
+        self.fault = fault
+        self._kept, self._log_degrees = right.matrix.copy(), right._log_degree()
+        if fault == "asymmetric weights":
+            self._kept = np.tril(self._kept) + 0.5 * np.triu(self._kept, 1)
+            self._kept /= self._kept.sum(axis=1, keepdims=True)
+
+    def _average(self, u: Any) -> Any:
+        result = np.tensordot(self._kept, u, axes=1)
+        if self.fault == "not normalised":
+            result = result * np.exp(self._log_degrees).reshape(-1, *[1] * (u.ndim - 1))
+        if self.fault == "shifted by one node":
+            result = np.roll(result, 1, axis=0)
+        if self.fault == "sharpened":
+            result = 2 * u - result
+        if self.fault == "clipped":
+            result = np.clip(result, -0.5, 0.5)
+        if self.fault == "channels mixed" and u.ndim > 1:
+            result = result[..., ::-1]
+        return result.astype(np.float32) if self.fault == "other dtype" else result
+
+    def _log_degree(self) -> Any:
+        slope = np.linspace(0, 0.1, self.domain.size)
+        return self._log_degrees + (slope if self.fault == "wrong degree" else 0)
+
+    @property
+    def memory_bytes(self) -> int:
+        return 0 if self.fault == "no memory" else self._kept.nbytes
+
+
+FAULTS = {
+    "none": "",
+    "not normalised": "constants",
+    "shifted by one node": "adjoint",
+    "asymmetric weights": "adjoint",
+    "wrong degree": "adjoint",
+    "sharpened": "range",
+    "clipped": "constants",
+    "channels mixed": "channels",
+    "other dtype": "average: dtype",
+    "no memory": "memory_bytes",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_contract_finds_a_broken_operator(fault: str) -> None:
+    """Each fault breaks one law, and is found by it without a reference."""
+    kernel, domain = Gaussian(width=1.5), Grid(120)
+    right = affinity(kernel, domain, method="dense")
+    assert isinstance(right, DenseAffinity)
+    broken, matrix = Broken(fault, right), position_matrix(kernel, domain)
+    if fault == "none":
+        check_affinity(broken, matrix)
+        return
+    with pytest.raises(AssertionError, match=f"^{FAULTS[fault]}"):
+        check_affinity(broken)
+    with pytest.raises(AssertionError):
+        check_affinity(broken, matrix)
+
+
+def test_degree_agrees_with_its_logarithm() -> None:
+    kernel, domain = Laplace(width=0.5, amplitude=3.0), Grid(20, 0.1, "isolated")
+    result = affinity(kernel, domain)
+    np.testing.assert_allclose(result.degree, plain_degree(position_matrix(kernel, domain), domain.weights), rtol=1e-13)
+    assert "Laplace" in repr(result)
+    assert "20 nodes" in repr(result)

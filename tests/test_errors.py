@@ -1,0 +1,307 @@
+"""Argument checks: what they let pass unchanged, and the words for what they do not."""
+
+from __future__ import annotations
+
+import decimal
+import fractions
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow import errors
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    MemoryLimitError,
+    NlflowError,
+    NlflowWarning,
+    NumericalError,
+    StabilityError,
+    check_array,
+    check_choice,
+    check_integer,
+    check_memory,
+    check_number,
+    format_bytes,
+    memory_limit,
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "builtin"),
+    [
+        (InputError, ValueError),
+        (StabilityError, InputError),
+        (NumericalError, ArithmeticError),
+        (MemoryLimitError, MemoryError),
+        (FileFormatError, ValueError),
+    ],
+)
+def test_every_error_is_an_nlflow_error_and_a_builtin_one(error: type[Exception], builtin: type[Exception]) -> None:
+    assert issubclass(error, NlflowError)
+    assert issubclass(error, builtin)
+    assert issubclass(NlflowWarning, UserWarning)
+
+
+def test_all_names_exist() -> None:
+    assert [name for name in errors.__all__ if not hasattr(errors, name)] == []
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (2, 2.0),
+        (2.5, 2.5),
+        (-0.0, 0.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(3), 3.0),
+        (np.array(1.5), 1.5),
+        (fractions.Fraction(1, 4), 0.25),
+        (decimal.Decimal("0.125"), 0.125),
+        (1e-320, 1e-320),
+    ],
+)
+def test_numbers_that_pass(value: Any, expected: float) -> None:
+    number = check_number("x", value)
+    assert type(number) is float
+    assert number == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        np.bool_(True),
+        np.array(True),
+        "1",
+        b"1",
+        1j,
+        np.complex128(1),
+        math.nan,
+        math.inf,
+        -math.inf,
+        np.float32("nan"),
+        [1.0],
+        (1.0, 2.0),
+        {},
+        np.array([1.0, 2.0]),
+        np.array([]),
+        np.array(1j),
+        object(),
+        10**400,
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_numbers_that_do_not(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^size: got .*, expected a finite real number; try another$"):
+        check_number("size", value, hint="try another")
+
+
+def test_bounds_of_numbers() -> None:
+    assert check_number("x", 0, minimum=0) == 0
+    assert check_number("x", math.inf, minimum=0, finite=False) == math.inf
+    assert check_number("x", 1e-300, minimum=0, strict=True) == 1e-300
+    with pytest.raises(InputError, match=r"^x: got -1, expected a finite real number >= 0$"):
+        check_number("x", -1, minimum=0)
+    with pytest.raises(InputError, match=r"^x: got 0, expected a finite real number > 0$"):
+        check_number("x", 0, minimum=0, strict=True)
+    with pytest.raises(InputError, match=r"^x: got 0.25, expected a real number >= 0.5$"):
+        check_number("x", 0.25, minimum=0.5, finite=False)
+    with pytest.raises(InputError, match=r"^x: got nan, expected a real number$"):
+        check_number("x", math.nan, finite=False)
+    with pytest.raises(InputError, match=r"^x: got -inf, expected a real number >= 0$"):
+        check_number("x", -math.inf, minimum=0, finite=False)
+
+
+def test_torch_scalars_are_numbers() -> None:
+    torch = pytest.importorskip("torch", reason="scalars of another namespace")
+    assert check_number("x", torch.tensor(2.0)) == 2.0
+    for value in (torch.tensor([1.0, 2.0]), torch.tensor(True), torch.tensor(1j)):
+        with pytest.raises(InputError, match=r"x: got tensor\("):
+            check_number("x", value)
+
+
+def test_long_values_are_cut_in_messages() -> None:
+    with pytest.raises(InputError) as caught:
+        check_number("x", "a" * 1000)
+    assert len(str(caught.value)) < 120
+    assert "..." in str(caught.value)
+
+
+# --- integers and choices --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [3, np.int8(3), np.uint64(3), np.array(3)])
+def test_integers_that_pass(value: Any) -> None:
+    number = check_integer("n", value, minimum=3, odd=True)
+    assert type(number) is int
+    assert number == 3
+
+
+@pytest.mark.parametrize(
+    "value", [None, True, np.bool_(True), 3.0, np.float64(3), "3", [3], np.array([3, 5]), 1j, 4, 1]
+)
+def test_integers_that_do_not(value: Any) -> None:
+    with pytest.raises(InputError, match=r"^n: got .*, expected an odd integer >= 3; patches have a centre$"):
+        check_integer("n", value, minimum=3, odd=True, hint="patches have a centre")
+
+
+def test_integers_without_bounds() -> None:
+    assert check_integer("n", -(10**30)) == -(10**30)
+    assert check_integer("n", -3, odd=True) == -3
+    with pytest.raises(InputError, match=r"^n: got 0.5, expected an integer$"):
+        check_integer("n", 0.5)
+
+
+def test_choices() -> None:
+    assert check_choice("metric", "l2", ("l2", "degree")) == "l2"
+    for value in ("L2", "", None, 2, ["l2"], ("l2", "degree")):
+        with pytest.raises(InputError, match=r"^metric: got .*, expected one of 'l2', 'degree'$"):
+            check_choice("metric", value, ("l2", "degree"))
+
+
+# --- arrays ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (np.float32, np.float32),
+        (np.float64, np.float64),
+        (np.float16, np.float32),
+        (np.longdouble, np.float64),
+        (np.int8, np.float64),
+        (np.uint64, np.float64),
+        (bool, np.float64),
+        (">f8", np.float64),
+        (">f4", np.float32),
+        ("<f4", np.float32),
+    ],
+)
+def test_dtypes_of_arrays(given: Any, dtype: Any) -> None:
+    array = check_array("u", np.array([[0, 1], [1, 0]]).astype(given))
+    assert array.dtype == dtype
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(array, [[0, 1], [1, 0]])
+
+
+def test_arrays_that_fit_are_not_copied() -> None:
+    for array in (np.ones((2, 3)), np.ones((2, 3), np.float32), np.ones((4, 6))[::2, ::2]):
+        assert check_array("u", array) is array
+    assert check_array("u", [1, 2]).tolist() == [1.0, 2.0]
+    assert check_array("u", 3.0).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (np.ma.masked_array([1.0, 2.0], [True, False]), "got a masked array, expected a plain one; fill it, or use a"),
+        (np.ma.masked_array([1.0, 2.0]), "got a masked array"),
+        (np.array([1j]), r"got complex values \(complex128\), expected real ones; pass .real or abs\(\)"),
+        (["a"], "got dtype <U1, expected a real numeric array; see there"),
+        (np.array(["2020-01-01"], "M8[D]"), r"got dtype datetime64\[D\], expected a real numeric array"),
+        (None, "got dtype object, expected a real numeric array"),
+        ({"a": 1}, "got dtype object, expected a real numeric array"),
+        (np.array([1, None]), "got dtype object"),
+        ([[1.0], [1.0, 2.0]], "expected a real numeric array"),
+        (np.ones(3), r"got 1 dimension\(s\) \(shape \(3,\)\), expected 2 or 3; see there"),
+        (1.0, r"got 0 dimension\(s\) \(shape \(\)\), expected 2 or 3; see there"),
+        (np.ones((2, 0)), r"got an empty array of shape \(2, 0\), expected at least one element; see there"),
+        (
+            np.array([[1, np.nan, np.inf]]),
+            r"got 2 NaN or infinite value\(s\), expected finite ones; replace",
+        ),
+    ],
+)
+def test_arrays_that_do_not_pass(value: Any, message: str) -> None:
+    with pytest.raises(InputError, match=r"^u: " + message if message.startswith("got") else "^u: .*" + message):
+        check_array("u", value, ndim=(2, 3), hint="see there")
+
+
+def test_one_number_of_dimensions() -> None:
+    assert check_array("u", np.ones((2, 2)), ndim=2).shape == (2, 2)
+    with pytest.raises(InputError, match=r"expected 1$"):
+        check_array("u", np.ones((2, 2)), ndim=1)
+
+
+def test_arrays_of_torch() -> None:
+    torch = pytest.importorskip("torch", reason="arrays of another namespace")
+    for dtype in (torch.float32, torch.float64):
+        tensor = torch.ones(3, dtype=dtype)
+        assert check_array("u", tensor) is tensor
+    for dtype in (torch.int64, torch.bool, torch.complex64):
+        with pytest.raises(InputError, match=f"u: got a torch tensor of dtype {dtype}, expected a floating-point one"):
+            check_array("u", torch.ones(3, dtype=dtype))
+    with pytest.raises(InputError, match=r"u: got 1 NaN or infinite value\(s\)"):
+        check_array("u", torch.tensor([1.0, math.nan]))
+    with pytest.raises(InputError, match=r"u: got an empty array of shape \(0,\)"):
+        check_array("u", torch.ones(0))
+    with pytest.raises(InputError, match=r"u: got 1 dimension\(s\)"):
+        check_array("u", torch.ones(3), ndim=2)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1 KiB"),
+        (1.5 * 2**30, "1.5 GiB"),
+        (2**40, "1 TiB"),
+        (5 * 2**50, "5120 TiB"),
+    ],
+)
+def test_bytes_in_words(count: float, words: str) -> None:
+    assert format_bytes(count) == words
+
+
+def test_default_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NLFLOW_MEMORY_LIMIT", raising=False)
+    limit = memory_limit()
+    assert isinstance(limit, int)
+    assert 2**27 < limit < 2**50
+
+
+@pytest.mark.parametrize("broken", [AttributeError, OSError, ValueError])
+def test_default_limit_where_the_system_does_not_tell(broken: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise broken(name)
+
+    monkeypatch.delenv("NLFLOW_MEMORY_LIMIT", raising=False)
+    monkeypatch.setattr("os.sysconf", refuse)
+    assert memory_limit() == 8 * 2**30
+
+
+def test_limit_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "12345")
+    assert memory_limit() == 12345
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "1e9")
+    assert memory_limit() == 10**9
+    for text in ("", "1 GB", "-5", "0", "many", "nan"):
+        monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", text)
+        with pytest.raises(InputError, match=r"^NLFLOW_MEMORY_LIMIT: got "):
+            memory_limit()
+
+
+def test_memory_check(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "2048")
+    check_memory("a table", 2048, "use less")
+    check_memory("a table", 10**12, "use less", 1e12)
+    check_memory("a table", 10**30, "use less", math.inf)
+    with pytest.raises(MemoryLimitError) as caught:
+        check_memory("a table", 3072, "use less")
+    assert str(caught.value) == "a table needs 3 KiB (3072 bytes), the limit is 2 KiB; use less"
+    with pytest.raises(MemoryLimitError, match="the limit is 1 KiB"):
+        check_memory("a table", 2048, "use less", 1024)
+    for limit in (0, -1, math.nan, "1 GB"):
+        with pytest.raises(InputError, match=r"^memory_limit: got "):
+            check_memory("a table", 1, "use less", limit)  # type: ignore[arg-type]

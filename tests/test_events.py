@@ -1,0 +1,250 @@
+"""Trackers: when they look, what they collect, when they stop, and where progress goes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nlflow as nl
+from nlflow.errors import InputError, NlflowError
+from nlflow.events import Progress, Tracker
+from tests.problems import Floats, problem
+
+EULER = nl.ExplicitEuler(0.125)
+
+
+class Seen(Tracker):
+    """Notes when it was called."""
+
+    name = "seen"
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self.calls: list[Any] = []
+
+    def start(self, flow: nl.GradientFlow, u: Floats, t: float, end: float) -> None:
+        self.calls.append(("start", t, end))
+
+    def look(self, flow: nl.GradientFlow, u: Floats, t: float) -> None:
+        self.calls.append(t)
+
+    def finish(self) -> None:
+        self.calls.append("finish")
+
+
+# --- when ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 6, 100])
+def test_trackers_look_every_so_many_steps_and_at_both_ends(every: int) -> None:
+    p, seen = problem(), Seen(every)
+    nl.solve(p.flow, p.start, t_eval=[0.3, 0.875], integrator=nl.ExplicitEuler(0.15), trackers=[seen])
+    times = [0.0, 0.15, 0.3, 0.45, 0.6, 0.75, 0.875]  # the last step is shortened
+    assert seen.calls[0] == ("start", 0.0, 0.875)
+    assert seen.calls[1:-1] == pytest.approx([t for k, t in enumerate(times) if k % every == 0 or k == 6], abs=1e-15)
+    assert seen.calls[-1] == "finish"
+
+
+@pytest.mark.parametrize("how", ["stop", "interrupt", "error"])
+def test_trackers_finish_however_it_ends(how: str) -> None:
+    def end(t: float, u: Floats, flow: nl.GradientFlow) -> bool:
+        if t > 0.2 and how == "interrupt":
+            raise KeyboardInterrupt
+        if t > 0.2 and how == "error":
+            raise RuntimeError("the callback's own")
+        return t > 0.2
+
+    p, seen = problem(), Seen()
+    if how == "error":
+        with pytest.raises(RuntimeError, match="the callback's own"):
+            nl.solve(p.flow, p.start, t=1.0, integrator=EULER, trackers=[nl.Callback(end), seen])
+    else:
+        nl.solve(p.flow, p.start, t=1.0, integrator=EULER, trackers=[nl.Callback(end), seen])
+    assert seen.calls[-1] == "finish"
+    assert seen.calls.count("finish") == 1
+
+
+def test_trackers_can_be_used_again() -> None:
+    p, energy = problem(), nl.Energy()
+    first = nl.solve(p.flow, p.start, t=1.0, integrator=EULER, trackers=[energy])
+    second = nl.solve(p.flow, p.start, t=0.5, integrator=EULER, trackers=[energy])
+    assert len(first.records["energy"]["t"]) == 9
+    assert second.records["energy"]["t"].tolist() == [0.125 * k for k in range(5)]
+
+
+def test_the_base_is_a_contract() -> None:
+    with pytest.raises(TypeError, match="abstract"):
+        Tracker()  # type: ignore[abstract]
+
+
+# --- what ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_series(metric: str) -> None:
+    p = problem(metric, 0.2, channels=2)
+    states: list[Floats] = []
+    keep = nl.Callback(lambda t, u, flow: states.append(u))
+    solution = nl.solve(
+        p.flow, p.start, t=1.0, integrator=EULER, trackers=[keep, nl.Energy(every=2), nl.DistanceToConstant()]
+    )
+    assert set(solution.records) == {"energy", "distance"}
+    energy, distance = solution.records["energy"], solution.records["distance"]
+    assert energy["t"].tolist() == [0.25 * k for k in range(5)]
+    assert energy["value"].tolist() == [p.flow.functional.value(u) for u in states[::2]]
+    assert distance["t"].tolist() == [0.125 * k for k in range(9)]
+    assert distance["value"].tolist() == [p.flow.distance_to_constant(u) for u in states]
+    assert np.array_equal(solution.energy, energy["value"][[0, -1]])
+
+
+def test_callbacks_get_time_signal_and_flow() -> None:
+    p = problem()
+    calls: list[Any] = []
+    nl.solve(p.flow, p.start, t=0.25, integrator=EULER, trackers=[nl.Callback(lambda *given: calls.append(given))])
+    assert [c[0] for c in calls] == [0.0, 0.125, 0.25]
+    assert np.array_equal(calls[0][1], p.start)
+    assert all(c[2] is p.flow for c in calls)
+
+
+# --- stopping --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [(True, "asked by the callback"), (np.True_, "asked by the callback"), ("far enough", "far enough")],
+    ids=["True", "numpy's True", "text"],
+)
+def test_callbacks_stop(answer: Any, message: str) -> None:
+    p = problem()
+    callback = nl.Callback(lambda t, u, flow: answer if t >= 0.5 else None)
+    solution = nl.solve(p.flow, p.start, t_eval=[0.25, 1.0], integrator=EULER, trackers=[callback])
+    assert (solution.status, solution.success, solution.message) == (nl.Status.STOPPED, True, message)
+    assert solution.t.tolist() == [0.25, 0.5]
+    assert len(solution.energy) == len(solution.u) == 2
+    assert solution.stats["steps"] == 4
+
+
+@pytest.mark.parametrize("answer", [None, False, np.False_, 0, "", []], ids=repr)
+def test_callbacks_that_do_not_stop(answer: Any) -> None:
+    p = problem()
+    solution = nl.solve(p.flow, p.start, t=0.5, integrator=EULER, trackers=[nl.Callback(lambda *_: answer)])
+    assert solution.status == nl.Status.FINISHED
+
+
+def test_a_rule_that_holds_at_the_start_stops_there() -> None:
+    p = problem()
+    solution = nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Callback(lambda *_: True)])
+    assert (solution.status, solution.t.tolist(), solution.stats["steps"]) == (nl.Status.STOPPED, [0.0], 0)
+    assert np.array_equal(solution.final, p.start)
+    constant = nl.solve(p.flow, np.ones(24), t=1.0, integrator=EULER, trackers=[nl.Stationary(atol=1e-14)])
+    assert (constant.status, constant.t.tolist()) == (nl.Status.STOPPED, [0.0])
+
+
+@pytest.mark.parametrize(("rtol", "atol"), [(1e-2, 0.0), (0.0, 1e-3), (1e-4, 1e-2)])
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_stationary_stops_at_the_first_step_that_is_slow_enough(metric: str, rtol: float, atol: float) -> None:
+    p = problem(metric, 0.3)
+    speeds: list[float] = []
+    watch = nl.Callback(lambda t, u, flow: speeds.append(p.norm(p.fidelity * p.observed - p.matrix @ u)))
+    rule = nl.Stationary(rtol=rtol, atol=atol)
+    solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[watch, rule])
+    threshold = max(rtol * speeds[0], atol)
+    assert solution.status == nl.Status.STOPPED
+    assert re.fullmatch(r"stationary: rms of du/dt is \S+", solution.message)
+    assert speeds[-1] <= threshold < speeds[-2]
+    assert solution.records["stationary"]["threshold"][0] == pytest.approx(threshold, rel=1e-12)
+
+
+def test_discrepancy_stops_at_the_first_step_that_leaves_the_noise() -> None:
+    p = problem("degree", channels=2)
+    residuals: list[float] = []
+    watch = nl.Callback(lambda t, u, flow: residuals.append(float(np.sqrt(np.mean((u - p.start) ** 2)))))
+    rule = nl.Discrepancy(p.start, sigma=0.5, factor=0.8)
+    solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[watch, rule])
+    assert solution.status == nl.Status.STOPPED
+    assert residuals[-2] < 0.4 <= residuals[-1]
+    assert re.fullmatch(r"discrepancy: rms residual \S+ reached 0.8 sigma = 0.4", solution.message)
+
+
+def test_rules_look_as_often_as_they_are_told() -> None:
+    p = problem("degree")
+    solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[nl.Stationary(1e-2, every=16)])
+    assert solution.stats["steps"] % 16 == 0
+    assert solution.stats["analysis_applications"] >= 2 + solution.stats["steps"] // 16
+
+
+# --- progress --------------------------------------------------------------------------------------------------------
+
+
+def test_progress_goes_to_stderr_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    p = problem()
+    nl.solve(p.flow, p.start, t=1.0, integrator=EULER, progress=True)
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "flow:" in err
+    assert "t=0/1" in err
+    nl.solve(p.flow, p.start, t=1.0, integrator=EULER)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_progress_is_closed_when_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(t: float, u: Floats, flow: nl.GradientFlow) -> None:
+        if t > 0.3:
+            raise KeyboardInterrupt
+
+    p = problem()
+    solution = nl.solve(p.flow, p.start, t=1.0, integrator=EULER, trackers=[nl.Callback(interrupt)], progress=True)
+    assert solution.status == nl.Status.INTERRUPTED
+    assert capsys.readouterr().err.endswith("\r")  # the bar was wiped
+    Progress().finish()  # one that never started has nothing to close
+
+
+# --- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nl.Energy(every=0), r"^every: got 0, expected an integer >= 1"),
+        (lambda: nl.DistanceToConstant(every=2.5), r"^every: got 2.5, expected an integer >= 1"),
+        (lambda: nl.Callback("print"), r"^function: got str, expected a callable of \(t, u, flow\)"),
+        (lambda: nl.Callback(print, every=-1), r"^every: got -1, expected an integer >= 1"),
+        (lambda: nl.Checkpoint("x", seconds=-1), r"^seconds: got -1, expected a finite real number >= 0"),
+        (lambda: nl.Checkpoint("x", every=True), r"^every: got True, expected an integer >= 1"),
+        (lambda: nl.Stationary(-1e-3), r"^rtol: got -0.001, expected a finite real number >= 0"),
+        (lambda: nl.Stationary(atol=np.nan), r"^atol: got nan, expected a finite real number >= 0"),
+        (lambda: nl.Stationary(every="2"), r"^every: got '2', expected an integer >= 1"),
+        (lambda: nl.Discrepancy(np.ones(3), -1), r"^sigma: got -1, expected a finite real number >= 0"),
+        (lambda: nl.Discrepancy(np.ones(3), "1"), r"^sigma: got '1', expected"),
+        (lambda: nl.Discrepancy(np.ones(3), 1, factor=np.inf), r"^factor: got inf, expected"),
+        (lambda: nl.Discrepancy(np.ones(3), 1, every=0), r"^every: got 0, expected an integer >= 1"),
+    ],
+)
+def test_bad_arguments(make: Callable[[], Tracker], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+@pytest.mark.parametrize(
+    "observed",
+    [np.ones((24, 1)), np.ones(5), np.full(24, np.nan), "f"],
+    ids=["broadcasts", "wrong length", "not finite", "text"],
+)
+def test_discrepancy_checks_its_signal(observed: Any) -> None:
+    p = problem()
+    with pytest.raises(InputError, match=r"^observed: got .*expected"):
+        nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Discrepancy(observed, 0.1)])
+
+
+@pytest.mark.parametrize("path", ["missing/checkpoint", 5], ids=["missing folder", "number"])
+def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_integration(path: Any, tmp_path: Path) -> None:
+    p = problem()
+    target = tmp_path / path if isinstance(path, str) else path
+    with pytest.raises((NlflowError, OSError), match=r"got .*expected"):
+        nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Checkpoint(target)])
+    assert p.flow.applications == 0

@@ -1,0 +1,198 @@
+"""Conjugate gradients in any inner product: known solutions, many systems at once, honest residuals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from nlflow.krylov import Solved, conjugate_gradients
+
+N = 12
+
+
+class System:
+    """A matrix M^-1 A, self-adjoint and positive in <a, b> = a . M b, with eigenvalues from 1 to `condition`."""
+
+    def __init__(self, condition: float = 100.0, channels: int = 3, seed: int = 0, dtype: Any = np.float64) -> None:
+        rng = np.random.default_rng(seed)
+        self.measure = rng.uniform(0.1, 3.0, (N, 1)).astype(dtype)
+        basis, _ = np.linalg.qr(rng.normal(size=(N, N)))
+        root = np.sqrt(self.measure.astype(np.float64))
+        symmetric = basis * np.geomspace(1, condition, N) @ basis.T
+        self.matrix = (symmetric * root.T / root).astype(dtype)
+        self.x = rng.normal(size=(N, channels)).astype(dtype)
+        self.b = self.matrix @ self.x
+        self.applied = 0
+
+    def operator(self, v: Any) -> Any:
+        self.applied += 1
+        return self.matrix @ v
+
+    def inner(self, a: Any, b: Any) -> Any:
+        return (self.measure * a * b).sum(axis=0, keepdims=True)
+
+    def residual(self, x: Any) -> float:
+        """Return the larger of the ratios of the norms, for the worst system, and of the largest entries."""
+        r = self.b - self.matrix @ x
+        ratio = self.inner(r, r) / self.inner(self.b, self.b)
+        return max(float(np.sqrt(ratio.max())), float(np.abs(r).max() / np.abs(self.b).max()))
+
+    def solve(
+        self, x: Any = None, b: Any = None, rtol: float = 1e-12, maxiter: int = 200, precondition: Any = None
+    ) -> Solved:
+        b = self.b if b is None else b
+        identity: Callable[[Any], Any] = lambda v: v  # noqa: E731
+        return conjugate_gradients(
+            self.operator,
+            b,
+            np.zeros_like(b) if x is None else x,
+            inner=self.inner,
+            precondition=precondition or identity,
+            rtol=rtol,
+            maxiter=maxiter,
+        )
+
+
+@given(condition=st.sampled_from([1.0, 10.0, 1e4]), channels=st.integers(1, 5), seed=st.integers(0, 99))
+def test_known_solution(condition: float, channels: int, seed: int) -> None:
+    system = System(condition, channels, seed)
+    solved = system.solve(rtol=1e-10)
+    assert solved.residual <= 1.01e-10
+    np.testing.assert_allclose(solved.x, system.x, rtol=0, atol=1e-8 * condition)
+    if condition == 1:
+        assert solved.iterations == 1
+
+
+def test_as_many_iterations_as_there_are_eigenvalues() -> None:
+    system = System(condition=50.0, channels=1)
+    assert system.solve(rtol=1e-6).iterations <= N
+    assert system.solve(rtol=1e-6, maxiter=N // 2).residual > 1e-3
+
+
+def test_an_inner_product_in_which_it_is_not_self_adjoint_does_not_work() -> None:
+    """The weighted inner product is needed: the plain one takes the same system for another."""
+    system = System(condition=50.0, channels=1)
+    right = system.solve(rtol=1e-9)
+    system.measure = np.ones_like(system.measure)
+    wrong = system.solve(rtol=1e-9, maxiter=right.iterations)
+    assert wrong.residual > 1e3 * right.residual
+
+
+@pytest.mark.parametrize("maxiter", [1, 2, 5])
+def test_residual_is_that_of_the_answer(maxiter: int) -> None:
+    system = System()
+    solved = system.solve(maxiter=maxiter)
+    assert solved.iterations == maxiter
+    assert solved.residual == pytest.approx(system.residual(solved.x), rel=1e-12)
+    assert solved.residual > 1e-12
+
+
+def test_systems_at_once_are_systems_one_by_one() -> None:
+    """Also when they converge at different speeds, or need nothing at all: none disturbs another."""
+    system = System(condition=1e4, channels=4)
+    _, vectors = np.linalg.eig(system.matrix)
+    system.b[:, 1] = np.real(vectors[:, 0])  # one iteration
+    system.b[:, 2] = 0  # none
+    together = system.solve(rtol=1e-8)
+    assert together.residual <= 1.01e-8
+    assert np.all(together.x[:, 2] == 0)
+    np.testing.assert_allclose(together.x, np.linalg.solve(system.matrix, system.b), rtol=0, atol=1e-5)
+    for channel in range(4):
+        alone = system.solve(b=system.b[:, channel : channel + 1], rtol=1e-8)
+        np.testing.assert_allclose(together.x[:, channel : channel + 1], alone.x, rtol=0, atol=1e-5)
+
+
+def test_nothing_on_the_right() -> None:
+    """The solution is 0, whatever the first guess was."""
+    system = System()
+    solved = system.solve(x=np.ones((N, 3)), b=np.zeros((N, 3)))
+    assert solved == Solved(solved.x, 0.0, 0)
+    assert np.all(solved.x == 0)
+
+
+def test_first_guess() -> None:
+    system = System()
+    assert system.solve(x=system.x.copy()).iterations == 0
+    near = system.solve(x=system.x + 1e-6, rtol=1e-9)
+    assert near.iterations < system.solve(rtol=1e-9).iterations
+    guess = np.ones((N, 3))
+    system.solve(x=guess)
+    np.testing.assert_array_equal(guess, 1)
+
+
+def test_far_first_guess() -> None:
+    """The answer is right to the tolerance, not to the tolerance times the size of the first residual."""
+    system = System()
+    solved = system.solve(x=np.full((N, 3), 1e8), rtol=1e-10)
+    assert solved.residual <= 1.01e-10
+    assert system.residual(solved.x) <= 1.01e-10
+
+
+@pytest.mark.parametrize("condition", [1e2, 1e6])
+def test_preconditioner(condition: float) -> None:
+    """The inverse of the diagonal, on a system whose size varies from node to node."""
+    system = System(condition=2.0)
+    scale = np.geomspace(1, condition, N)[:, None]
+    root = np.sqrt(scale)
+    system.matrix = root * system.matrix * root.T  # still self-adjoint: both factors are those of the same node
+    system.b = system.matrix @ system.x
+    plain = system.solve(rtol=1e-8, maxiter=2000)
+    preconditioned = system.solve(rtol=1e-8, precondition=lambda v: v / scale)
+    assert preconditioned.iterations < plain.iterations
+    assert preconditioned.residual <= 1.01e-8
+
+
+def test_float32() -> None:
+    system = System(condition=30.0, dtype=np.float32)
+    solved = system.solve(rtol=1e-5)
+    assert solved.x.dtype == np.float32
+    assert solved.residual <= 1.01e-5
+    np.testing.assert_allclose(solved.x, system.x, rtol=0, atol=1e-3)
+
+
+def test_ill_conditioned() -> None:
+    """Hundreds of iterations, in which the recursive residual leaves the true one."""
+    system = System(condition=1e10, channels=2)
+    solved = system.solve(rtol=1e-7, maxiter=5000)
+    assert solved.residual == pytest.approx(system.residual(solved.x), rel=1e-9)
+    assert solved.residual <= 1.01e-7
+
+
+def test_tolerance_that_cannot_be_reached() -> None:
+    system = System()
+    solved = system.solve(rtol=1e-40, maxiter=60)
+    assert solved.iterations <= 60
+    assert np.isfinite(solved.x).all()
+    assert solved.residual == pytest.approx(system.residual(solved.x), rel=1e-12)
+    assert solved.residual < 1e-12
+    np.testing.assert_allclose(solved.x, system.x, rtol=0, atol=1e-11)
+
+
+def test_one_application_an_iteration() -> None:
+    system = System()
+    solved = system.solve(rtol=1e-9)
+    assert solved.iterations < 50
+    assert system.applied <= solved.iterations + 3
+
+
+def test_torch() -> None:
+    torch = pytest.importorskip("torch", reason="any array namespace")
+    system = System(condition=30.0)
+    matrix, measure = torch.from_numpy(system.matrix), torch.from_numpy(system.measure)
+    solved = conjugate_gradients(
+        lambda v: matrix @ v,
+        torch.from_numpy(system.b),
+        torch.zeros(N, 3, dtype=torch.float64),
+        inner=lambda a, b: (measure * a * b).sum(dim=0, keepdim=True),
+        precondition=lambda v: v,
+        rtol=1e-10,
+        maxiter=100,
+    )
+    assert isinstance(solved.x, torch.Tensor)
+    assert solved.residual <= 1.01e-10
+    np.testing.assert_allclose(solved.x.numpy(), system.solve(rtol=1e-10).x, rtol=0, atol=1e-8)

@@ -1,0 +1,132 @@
+"""The public names: light to import, all there, documented by examples that run, and of use without torch."""
+
+from __future__ import annotations
+
+import ast
+import doctest
+import importlib
+import inspect
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import nlflow
+from nlflow import Grid, Patch, affinity
+
+FOLDER = Path(nlflow.__file__).parent
+MODULES = sorted(
+    module.name for module in pkgutil.walk_packages([str(FOLDER)], "nlflow.") if module.name != "nlflow.__main__"
+)
+
+
+def run(code: str) -> str:
+    """Run a program in a fresh interpreter, warnings being errors, and return what it prints."""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_import_is_light() -> None:
+    loaded = set(run("import sys, nlflow; print(*sys.modules)").split())
+    heavy = {"numba", "torch", "matplotlib", "scipy", "skimage", "tqdm", "typer", "imageio", "PIL", "numpy"}
+    assert "nlflow" in loaded
+    assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize(
+    ("name", "heavy"),
+    [
+        ("Grid", {"numba", "torch", "matplotlib", "scipy", "skimage"}),
+        ("InputError", {"numba", "torch", "matplotlib", "scipy", "skimage"}),
+        ("solve", {"numba", "torch", "matplotlib", "skimage"}),
+        ("affinity", {"numba", "torch", "matplotlib", "skimage"}),
+    ],
+)
+def test_names_load_what_they_need(name: str, heavy: set[str]) -> None:
+    loaded = set(run(f"import sys, nlflow; nlflow.{name}; print(*sys.modules)").split())
+    assert loaded & heavy == set()
+
+
+@pytest.mark.parametrize("name", nlflow.__all__)
+def test_every_name_is_there(name: str) -> None:
+    value = getattr(nlflow, name)
+    assert value.__doc__
+    assert inspect.isclass(value) or inspect.isfunction(value)
+    assert value.__name__ == name
+    assert value.__module__.startswith("nlflow.")
+
+
+def test_the_list_is_the_stub() -> None:
+    """The stub is what loads the names and what type checkers read: its imports and its __all__ are one list."""
+    stub = ast.parse((FOLDER / "__init__.pyi").read_text())
+    imported = [alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    assert sorted(imported, key=str) == sorted(nlflow.__all__)
+    assert set(nlflow.__all__) <= set(dir(nlflow))
+    assert (FOLDER / "py.typed").exists()
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = nlflow.nothing  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_list_their_names(name: str) -> None:
+    module = importlib.import_module(name)
+    assert module.__doc__
+    assert [name for name in getattr(module, "__all__", []) if not hasattr(module, name)] == []
+
+
+def test_there_are_examples() -> None:
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [test.name for name in MODULES for test in finder.find(importlib.import_module(name)) if test.examples]
+    assert len(found) >= 3
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert result.failed == 0
+
+
+def test_without_torch() -> None:
+    """The core needs no torch: an image is denoised, a flow integrated, a minimiser found."""
+    printed = run(
+        """
+import sys
+sys.modules["torch"] = None
+import numpy as np
+import nlflow
+
+rng = np.random.default_rng(0)
+f = rng.normal(size=(12, 10))
+k = nlflow.affinity(nlflow.Patch(1.0, patch_size=3, search_radius=2), nlflow.Grid((12, 10)), f)
+energy = nlflow.E(k, f, 0.5, measure="degree")
+solution = nlflow.solve(nlflow.GradientFlow(energy, metric="degree"), t=30.0)
+print(float(np.abs(solution.u[-1] - energy.minimizer().u).max()))
+keys = rng.normal(size=(9, 4))
+attention = nlflow.affinity(nlflow.DotProduct(), nlflow.Points(np.arange(9.0)), keys)
+print(float(np.ptp(attention.average(keys))))
+position = nlflow.affinity(nlflow.Gaussian(width=1.0), nlflow.Grid(40, boundary="periodic"))
+print(float(np.ptp(position.average(np.ones(40)))))
+"""
+    )
+    distance, spread, rest = map(float, printed.split())
+    assert distance < 1e-5
+    assert 0 < spread < 10
+    assert rest < 1e-14
+
+
+def test_same_numbers_in_another_process() -> None:
+    """Compiled afresh or loaded from the cache: the same bits, in any number of threads."""
+    code = """
+import numpy as np
+from nlflow import Grid, Patch, affinity
+u = np.random.default_rng(0).normal(size=(40, 30))
+print(affinity(Patch(1.0, patch_size=3, search_radius=2), Grid((40, 30)), u).average(u).tobytes().hex())
+"""
+    u = np.random.default_rng(0).normal(size=(40, 30))
+    here = affinity(Patch(1.0, patch_size=3, search_radius=2), Grid((40, 30)), u).average(u)
+    assert run(code).strip() == here.tobytes().hex()

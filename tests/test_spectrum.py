@@ -1,0 +1,145 @@
+"""Extreme eigenvalues: the iterations for many nodes agree with the dense ones, and with the matrix written out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import sparse
+
+import nlflow as nl
+from nlflow import spectrum
+from nlflow.spectrum import euler_limit, largest_eigenvalue
+from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
+
+METRICS = ("l2", "degree")
+FIDELITIES = {"J": None, "E": 0.7, "E per node": np.linspace(0.0, 1.5, 24)}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("fidelity", FIDELITIES.values(), ids=FIDELITIES.keys())
+def test_largest_eigenvalue(fidelity: Any, metric: str) -> None:
+    p = problem(metric, fidelity)
+    assert largest_eigenvalue(p.flow) == pytest.approx(p.radius, rel=1e-12)
+    assert largest_eigenvalue(p.flow, diffusion=True) == pytest.approx(p.eigenvalues(diffusion=True)[-1], rel=1e-12)
+    assert euler_limit(p.flow) == pytest.approx(2 / p.radius, rel=1e-12)
+    assert p.flow.applications == 0  # analysis is not counted
+
+
+@pytest.fixture
+def iterate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have few nodes treated as many: dense references of hundreds of nodes cost seconds on a busy machine."""
+    monkeypatch.setattr(spectrum, "_DENSE_NODES", 30)
+
+
+def agrees_with_the_dense_eigenvalues(p: Problem) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(np.linalg, "eigvalsh", None)  # the matrix is not looked at
+        iterated = largest_eigenvalue(p.flow)
+    assert p.radius * (1 - 1e-9) <= iterated <= p.radius * (1 + 1e-5)  # on the safe side of a limit
+    assert largest_eigenvalue(p.flow) == iterated  # the same each time
+    assert largest_eigenvalue(p.flow, diffusion=True) == pytest.approx(p.eigenvalues(diffusion=True)[-1], rel=1e-5)
+    assert p.flow.applications == 0
+
+
+def test_lanczos_beyond_400_nodes() -> None:
+    agrees_with_the_dense_eigenvalues(problem("l2", 0.4, n=401))
+
+
+@pytest.mark.usefixtures("iterate")
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("fidelity", [None, 0.4, np.linspace(0, 2, 60)], ids=["J", "E", "E per node"])
+def test_lanczos(fidelity: Any, metric: str) -> None:
+    agrees_with_the_dense_eigenvalues(problem(metric, fidelity, n=60))
+
+
+@pytest.mark.usefixtures("iterate")
+@pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
+def test_lanczos_on_a_grid_of_two_axes(boundary: Any) -> None:
+    grid = nl.Grid((8, 9), spacing=0.2, boundary=boundary)
+    affinity = nl.affinity(nl.TopHat(radius=0.45), grid)
+    fidelity = np.linspace(0.0, 3.0, grid.size).reshape(grid.shape)
+    flow = nl.GradientFlow(nl.E(affinity, np.zeros(grid.shape), fidelity), "l2")
+    dense = nl.affinity(nl.TopHat(radius=0.45), grid, method="dense")
+    degree = 2 * dense.degree.ravel()
+    matrix = degree[:, None] * (np.eye(grid.size) - dense.matrix) + np.diag(fidelity.ravel())
+    assert largest_eigenvalue(flow) == pytest.approx(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1], rel=1e-5)
+
+
+def chain_flow(k: Floats, fidelity: float = 0.0) -> tuple[nl.AttentionFlow, Floats]:
+    n = len(k)
+    weights = np.linspace(0.5, 1.5, n)
+    flow = nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(float(n)), weights)), np.zeros(n), fidelity)
+    return flow, (1 + fidelity) * np.eye(n) - k * weights / (k @ weights)[:, None]
+
+
+@pytest.mark.parametrize("fidelity", [0.0, 0.3])
+@pytest.mark.parametrize("asymmetry", [0.1, 1.0, 10.0])
+def test_euler_limit_of_complex_eigenvalues(asymmetry: float, fidelity: float) -> None:
+    flow, matrix = chain_flow(random_chain(12, asymmetry=asymmetry), fidelity)
+    values = np.linalg.eigvals(matrix)
+    assert np.abs(values.imag).max() > 0.01
+    limit = euler_limit(flow)
+    values = values[np.abs(values) > 1e-10]
+    # At the limit the fastest of the factors 1 - h a sits on the unit circle, and none is outside.
+    assert np.abs(1 - limit * values).max() == pytest.approx(1.0, abs=1e-12)
+    assert np.abs(1 - 0.99 * limit * values).max() < 1
+    assert flow.applications == 0
+
+
+def test_arnoldi_agrees_with_the_dense_eigenvalues(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Mostly pairs that swap: the eigenvalues that set the limit are those of largest modulus, which are looked for.
+    k = random_chain(60, asymmetry=0.0) + 30 * np.fliplr(np.eye(60)) * np.linspace(0.5, 1.5, 60)
+    flow, _ = chain_flow(k, 0.2)
+    assert not flow.symmetric
+    dense = euler_limit(flow)
+    monkeypatch.setattr(spectrum, "_DENSE_NODES", 30)
+    assert euler_limit(flow) == pytest.approx(dense, rel=1e-5)
+    assert flow.applications == 0
+
+
+@pytest.mark.parametrize("n", [1, 5, 500])
+def test_a_flow_that_does_not_move_has_no_limit(n: int) -> None:
+    flow = nl.GradientFlow(nl.J(nl.from_matrix(np.eye(n), nl.Points(np.arange(float(n))))), "degree")
+    assert largest_eigenvalue(flow) == pytest.approx(0.0, abs=1e-14)
+    assert euler_limit(flow) > 1e13
+
+
+def test_one_directed_step_has_its_limit_at_the_average() -> None:
+    # P a cyclic shift: eigenvalues of P on the unit circle, all factors |1 - h + h mu| <= 1 just for h <= 1.
+    flow, _ = chain_flow(np.roll(np.eye(7), 1, axis=1))
+    assert euler_limit(flow) == pytest.approx(1.0, rel=1e-12)
+
+
+def test_underflowed_weights_divide_nothing_by_zero() -> None:
+    weights = np.full(6, 1.0)
+    weights[0] = 1e-300
+    affinity = nl.affinity(nl.Gaussian(width=1.0), nl.Points(np.arange(6.0), weights))
+    for metric in METRICS:
+        assert 0.0 < largest_eigenvalue(nl.GradientFlow(nl.J(affinity), metric)) < math.inf
+
+
+def test_float32_and_torch() -> None:
+    p = problem("l2", 0.4)
+    single = problem("l2", 0.4, dtype="float32").flow
+    assert largest_eigenvalue(single) == pytest.approx(p.radius, rel=1e-5)
+    torch = torch_on_one_thread()
+    x = p.flow.affinity.domain.nodes
+    affinity = nl.affinity(nl.Gaussian(width=0.3), p.flow.affinity.domain, torch.as_tensor(x))
+    flow = nl.GradientFlow(nl.E(affinity, torch.as_tensor(p.observed), 0.4), "l2")
+    assert largest_eigenvalue(flow) == pytest.approx(p.radius, rel=1e-12)
+
+
+def test_the_matrix_of_the_tests_is_the_formula() -> None:
+    rng = np.random.default_rng(2)
+    x, w = rng.random((4, 2)), rng.random(4)
+    k = gaussian_matrix(x, 0.5)
+    matrix, degree = operator(k, w, "l2")
+    u = rng.standard_normal(4)
+    for i in range(4):
+        by_hand = sum(w[j] * (k[i, j] + k[j, i]) * (u[i] - u[j]) for j in range(4))
+        assert (matrix @ u)[i] == pytest.approx(by_hand, rel=1e-13)
+    assert sparse.csr_array(matrix).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-15)
+    assert degree[0] == pytest.approx(2 * sum(w[j] * k[0, j] for j in range(4)))
