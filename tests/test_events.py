@@ -102,6 +102,15 @@ def test_series(metric: str) -> None:
     assert np.array_equal(solution.energy, energy["value"][[0, -1]])
 
 
+def test_trackers_of_one_kind_are_numbered() -> None:
+    p = problem()
+    trackers = [nl.Energy(), nl.DistanceToConstant(), nl.Energy(every=4)]
+    records = nl.solve(p.flow, p.start, t=1.0, integrator=EULER, trackers=trackers).records
+    assert set(records) == {"energy", "distance", "energy-2"}
+    assert len(records["energy"]["t"]) == 9
+    assert records["energy-2"]["t"].tolist() == [0.0, 0.5, 1.0]
+
+
 def test_callbacks_get_time_signal_and_flow() -> None:
     p = problem()
     calls: list[Any] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -15,13 +16,14 @@ import pytest
 
 import nlflow as nl
 from nlflow import solver
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, NlflowWarning
 from nlflow.events import Tracker
 from nlflow.flow import Flow
 from nlflow.storage import load_archive
 from tests.problems import Floats, problem, torch_on_one_thread, unchecked
 
 U = np.random.default_rng(8).standard_normal((20, 2))
+EPS = float(np.finfo(float).eps)
 T_EVAL = [0.0, 0.7, 1.5, 2.0]
 
 
@@ -153,6 +155,34 @@ def test_stopping_rules_stop_where_they_would_have(tmp_path: Path) -> None:
     same_solution(solve(stop_after(10**6, "stop"), resume=path), whole)  # a run that had stopped stays stopped
 
 
+def test_trackers_that_the_checkpoint_does_not_know_begin_where_it_stands(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    nl.solve(frozen(), t=2.0, integrator=nl.SemiImplicit(0.25), trackers=[stop_after(3, "stop"), nl.Checkpoint(path)])
+    with pytest.warns(NlflowWarning, match=r"holds no records of the tracker 'energy', which begins at t=0.75"):
+        resumed = nl.solve(frozen(), t=2.0, integrator=nl.SemiImplicit(0.25), trackers=[nl.Energy()], resume=path)
+    assert resumed.records["energy"]["t"].tolist() == [0.75, 1.0, 1.25, 1.5, 1.75, 2.0]
+
+
+def test_a_full_disk_costs_the_checkpoint_but_not_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "checkpoint"
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    def fill(t: float, u: Floats, flow: Flow) -> None:
+        if t == 1.0:
+            monkeypatch.setattr(os, "fsync", full)
+
+    with pytest.warns(NlflowWarning, match=r"checkpoint not written: .*No space left on device"):
+        solution = nl.solve(
+            frozen(), t=2.0, integrator=nl.SemiImplicit(0.25),
+            trackers=[nl.Checkpoint(path, seconds=0), nl.Callback(fill)],
+        )  # fmt: skip
+    assert solution.status == nl.Status.FINISHED
+    monkeypatch.undo()
+    same_solution(nl.solve(frozen(), t=2.0, integrator=nl.SemiImplicit(0.25), resume=path), solution)
+
+
 # --- interruption at any moment --------------------------------------------------------------------------------------
 
 
@@ -282,6 +312,17 @@ def ring(shift: int) -> Flow:
 
 
 BASE = {"flow": frozen(), "start": U, "t_eval": T_EVAL, "integrator": nl.SemiImplicit(0.25)}
+
+
+def test_a_problem_is_recognised_when_sums_round_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do with another number of threads, or on another processor."""
+    path = tmp_path / "checkpoint"
+    nl.solve(**BASE, trackers=[stop_after(3, "stop"), nl.Checkpoint(path)])
+    whole = nl.solve(**BASE)
+    original = nl.affinities.DenseAffinity._average
+    monkeypatch.setattr(nl.affinities.DenseAffinity, "_average", lambda self, u: original(self, u) * (1 + EPS))
+    resumed = nl.solve(**BASE, resume=path)
+    np.testing.assert_allclose(resumed.final, whole.final, rtol=0, atol=1e-13)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,10 @@ class DenoiseInfo:
         Standard deviation of the noise that was assumed.
     sigma_estimated : bool
         Whether it was estimated from the input.
-    width, patch_size, search_radius
+    width, patch_size, search_radius, spatial_width
         Of the patch kernel (`nlflow.Patch`); ``width`` is the filter parameter h.
+    smoothing : float
+        Width in nodes of the Gaussian by which the input was smoothed before patches were compared.
     fidelity_mean : float
         Mean of the fidelity over the nodes; 0 when there is none.
     steps : int
@@ -78,6 +80,8 @@ class DenoiseInfo:
     width: float
     patch_size: int
     search_radius: int
+    spatial_width: float
+    smoothing: float
     fidelity_mean: float
     steps: int
     stopped_by: str
@@ -229,7 +233,7 @@ def denoise(
     if noise == 0 or span == 0 or noise * _NOISELESS < span:
         why = "the input is constant" if span == 0 else f"there is no noise to remove (sigma={noise:g})"
         info = DenoiseInfo(
-            noise, sigma is None, width or 0.0, patch_size or 0, search_radius or 0, fidelity or 0.0, 0,
+            noise, sigma is None, width or 0.0, patch_size or 0, search_radius or 0, 0.0, 0.0, fidelity or 0.0, 0,
             f"returned unchanged: {why}", "none", 0.0, 0, time.perf_counter() - begun, 0.0,
         )  # fmt: skip
         return _finish(image, restore(signal), preserve_range, return_info, info)
@@ -258,6 +262,8 @@ def denoise(
         width=kernel.width * noise,
         patch_size=kernel.patch_size,
         search_radius=kernel.search_radius,
+        spatial_width=kernel.spatial_width or 0.0,
+        smoothing=_SMOOTHING,
         fidelity_mean=float(np.mean(strength)),
         steps=int(solution.stats["steps"]),
         stopped_by=solution.message,
