@@ -145,6 +145,7 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
     ),
     "patch with a window": (lambda: affinity(PATCH, GRID, IMAGE, window=2), r"window: .*search_radius"),
     "patch with queries": (lambda: affinity(PATCH, GRID, IMAGE, queries=IMAGE), r"queries: "),
+    "position without a store": (lambda: affinity(Gaussian(1.0), GRID, store=False), r"store: only patch kernels"),
     "position with queries": (lambda: affinity(Gaussian(1.0), GRID, queries=IMAGE), r"queries: "),
     "features by stencil": (
         lambda: affinity(Gaussian(1.0), GRID, IMAGE, method="stencil"),

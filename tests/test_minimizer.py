@@ -211,6 +211,18 @@ def test_any_fidelity_in_float32(fidelity: float) -> None:
     np.testing.assert_allclose(found.u, expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("fidelity", [1e-4, 1e-8])
+def test_weak_fidelity_in_float32(fidelity: float) -> None:
+    """Next to a fidelity of 1e-8, rounding in u - Pu (6e-8) counts as much as f: it must have no mean."""
+    grid = Grid((40, 40))
+    f = (5 + normal((40, 40, 3))).astype(np.float32)
+    k = affinity(Gaussian(width=1.0), grid, window=2)
+    found, exact = (E(k, g, fidelity, measure="degree").minimizer() for g in (f, f.astype(np.float64)))
+    assert found.success, found.message
+    assert exact.success, exact.message
+    np.testing.assert_allclose(found.u, exact.u, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("spread", [20.0, 60.0, 1e4])
 def test_degrees_of_any_size(spread: float) -> None:
     """Softmax attention between keys of unequal length: degrees apart by e^17, e^54 and more.

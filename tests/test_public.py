@@ -64,7 +64,9 @@ def test_the_list_is_the_stub() -> None:
     """The stub is what loads the names and what type checkers read: its imports and its __all__ are one list."""
     stub = ast.parse((FOLDER / "__init__.pyi").read_text())
     imported = [alias.asname for node in stub.body if isinstance(node, ast.ImportFrom) for alias in node.names]
+    listed = [ast.literal_eval(node.value) for node in stub.body if isinstance(node, ast.Assign)]
     assert sorted(imported, key=str) == sorted(nlflow.__all__)
+    assert listed == [sorted(nlflow.__all__)]
     assert set(nlflow.__all__) <= set(dir(nlflow))
     assert (FOLDER / "py.typed").exists()
     with pytest.raises(AttributeError, match="nothing"):

@@ -106,6 +106,24 @@ def test_resumed_runs_have_the_bits_of_whole_ones(run: str, steps: int, how: str
     assert again.stats["applications"] == 0
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize("run", RUNS)
+def test_runs_that_are_cut_again_and_again(run: str, steps: int, tmp_path: Path) -> None:
+    make, integrator = RUNS[run]
+    path = tmp_path / "checkpoint"
+
+    def solve(**options: Any) -> nl.Solution:
+        return nl.solve(make(), 1.5 * U, t_eval=T_EVAL, integrator=integrator(), **options)
+
+    resume = None
+    for _ in range(40):
+        part = solve(trackers=[stop_after(steps, "Ctrl-C"), nl.Checkpoint(path)], resume=resume)
+        resume = path
+        if part.status == nl.Status.FINISHED:
+            break
+    same_solution(part, solve())
+
+
 def test_resumed_torch_runs(tmp_path: Path) -> None:
     torch = torch_on_one_thread()
     x = torch.as_tensor(U)

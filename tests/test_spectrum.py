@@ -11,6 +11,7 @@ from scipy import sparse
 
 import nlflow as nl
 from nlflow import spectrum
+from nlflow.errors import StabilityError
 from nlflow.spectrum import euler_limit, largest_eigenvalue
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
 
@@ -100,6 +101,20 @@ def test_arnoldi_agrees_with_the_dense_eigenvalues(monkeypatch: pytest.MonkeyPat
     assert flow.applications == 0
 
 
+@pytest.mark.usefixtures("iterate")
+def test_the_limit_may_come_of_an_eigenvalue_that_is_not_among_the_largest() -> None:
+    """A cycle of three, a = 1 - exp(2 pi i / 3) with |a| = 1.73, beside many pairs that swap, a = 1.9."""
+    k = np.zeros((43, 43))
+    k[:3, :3] = np.roll(np.eye(3), 1, axis=1)
+    for i in range(3, 43, 2):
+        k[i : i + 2, i : i + 2] = [[0.05, 0.95], [0.95, 0.05]]
+    flow = nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(43.0), np.ones(43))))
+    assert euler_limit(flow) <= 1.0 + 1e-9
+    start = np.random.default_rng(0).standard_normal(43)
+    with pytest.raises(StabilityError, match=r"dt: got 1\.04, which is unstable"):
+        nl.solve(flow, start, t=1040.0, integrator=nl.ExplicitEuler(1.04))
+
+
 @pytest.mark.parametrize("n", [1, 5, 500])
 def test_a_flow_that_does_not_move_has_no_limit(n: int) -> None:
     flow = nl.GradientFlow(nl.J(nl.from_matrix(np.eye(n), nl.Points(np.arange(float(n))))), "degree")
@@ -107,10 +122,13 @@ def test_a_flow_that_does_not_move_has_no_limit(n: int) -> None:
     assert euler_limit(flow) > 1e13
 
 
-def test_one_directed_step_has_its_limit_at_the_average() -> None:
-    # P a cyclic shift: eigenvalues of P on the unit circle, all factors |1 - h + h mu| <= 1 just for h <= 1.
-    flow, _ = chain_flow(np.roll(np.eye(7), 1, axis=1))
-    assert euler_limit(flow) == pytest.approx(1.0, rel=1e-12)
+@pytest.mark.usefixtures("iterate")
+@pytest.mark.parametrize("n", [7, 60])
+def test_one_directed_step_has_its_limit_at_the_average(n: int) -> None:
+    # P a cyclic shift: eigenvalues of P all round the unit circle, factors |1 - h + h mu| <= 1 just for h <= 1.
+    flow, _ = chain_flow(np.roll(np.eye(n), 1, axis=1))
+    assert euler_limit(flow) == pytest.approx(1.0, rel=1e-9)
+    assert flow.applications == 0
 
 
 def test_underflowed_weights_divide_nothing_by_zero() -> None:

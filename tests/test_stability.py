@@ -114,6 +114,24 @@ def test_steps_that_the_cheap_bound_allows_cost_no_eigenvalue(monkeypatch: pytes
     nl.RungeKutta(dt=3.29 / bound, adaptive=False).check(p.flow)
 
 
+def test_the_limit_moves_with_an_evolving_kernel() -> None:
+    """Values that draw together raise the degree, until a step that was stable at the start is refused."""
+    u = np.linspace(0.0, 6.0, 20)
+
+    def flow(v: Floats) -> nl.GradientFlow:
+        affinity = nl.affinity(nl.Gaussian(width=0.8), nl.Points(np.arange(20.0), np.ones(20)), v)
+        return nl.GradientFlow(nl.J(affinity), evolving=True)
+
+    limit = nl.ExplicitEuler(1.0).stability_limit(flow(u))
+    dt = 0.9 * limit
+    solution = nl.solve(flow(u), u, t=1000 * dt, integrator=nl.ExplicitEuler(dt))
+    assert (solution.status, solution.success) == (nl.Status.STEP_FAILED, False)
+    assert re.match(rf"dt: got {dt:g}, which is unstable for this flow", solution.message)
+    assert solution.stats["steps"] >= 1
+    assert nl.ExplicitEuler(1.0).stability_limit(flow(solution.final)) < dt
+    assert u.min() <= solution.final.min() <= solution.final.max() <= u.max()
+
+
 # --- NeuTRENO layers -------------------------------------------------------------------------------------------------
 
 

@@ -92,29 +92,46 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
 def euler_limit(flow: Flow) -> float:
     """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
 
-    Non-symmetric flows of more than 400 nodes are judged by the six eigenvalues of largest modulus (Arnoldi), and by
-    `Flow.safe_step` where that iteration does not converge.
+    For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
+    steps are tried by bisection until the largest modulus of I - dt A (Arnoldi iteration) is 1. Where that iteration
+    does not converge the limit is `Flow.safe_step`.
     """
     if flow.symmetric:
         highest = largest_eigenvalue(flow)
         return 2 / highest if highest > 0 else math.inf
     counted = flow.applications
-    n = flow.affinity.domain.size
-    if n <= _DENSE_NODES:
-        values = np.linalg.eigvals(_dense(flow, diffusion=False))
+    if flow.affinity.domain.size <= _DENSE_NODES:
+        limit = _limit_of(np.linalg.eigvals(_dense(flow, diffusion=False)))
     else:
-        from scipy.sparse.linalg import ArpackError, eigs
-
-        operator = _operator(flow, np.ones(n), diffusion=False)
-        start = np.random.default_rng(0).standard_normal(n)
-        try:
-            values = eigs(operator, k=6, which="LM", v0=start, tol=1e-6, return_eigenvectors=False)
-        except ArpackError:  # not converged: eigenvalues of equal modulus all round the disk, say
-            flow.applications = counted
-            return flow.safe_step
+        limit = _limit_by_trial(flow)
     flow.applications = counted
-    # The eigenvalue 0 of the J-flow (constants) is neutral for every step.
+    return limit
+
+
+def _limit_of(values: NDArray[Any]) -> float:
+    """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step."""
     values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
-    if values.size == 0:
-        return math.inf
-    return float(np.min(2 * values.real / np.abs(values) ** 2))
+    return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf
+
+
+def _limit_by_trial(flow: Flow) -> float:
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+
+    operator = _operator(flow, np.ones(flow.affinity.domain.size), diffusion=False)
+    start = np.random.default_rng(0).standard_normal(operator.shape[0])  # fixed: the same flow gives the same limit
+
+    def stable(step: float) -> bool:
+        amplification = LinearOperator(operator.shape, matvec=lambda v: v - step * operator.matvec(v), dtype=np.float64)
+        largest = eigs(amplification, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
+        return bool(np.abs(largest[0]) <= 1 + 1e-9)
+
+    try:
+        low, high = flow.safe_step, _limit_of(eigs(operator, k=6, which="LM", v0=start, return_eigenvectors=False))
+        if high <= low or not math.isfinite(high) or stable(high):
+            return max(low, high)
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if stable(middle) else (low, middle)
+        return low
+    except ArpackError:  # eigenvalues of equal modulus all round the disk, say
+        return flow.safe_step
