@@ -176,6 +176,18 @@ def test_far_patches_have_no_weight(options: Any) -> None:
     np.testing.assert_allclose(result.average(values), values, rtol=3e-7)
 
 
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 5e-15), (np.float32, 4e-7)])
+def test_exponential(dtype: Any, tolerance: float, store: bool) -> None:
+    """The loops have an exponential of their own: it is right to a few roundings, over the whole range."""
+    for difference in np.arange(75) / 8:  # squares are exact in either dtype
+        values = np.array([0, difference, 0], dtype)
+        kernel, domain = Patch(1.0, patch_size=1, search_radius=1), Grid(3, boundary="isolated")
+        share = affinity(kernel, domain, values, store=store).average(np.array([0, 1, 0], dtype))[0]
+        expected = math.exp(-(difference**2)) if difference**2 < (87 if dtype == np.float32 else 708) else 0.0
+        assert math.isclose(share, expected / (1 + expected), rel_tol=tolerance), difference
+
+
 def test_equal_patches_average_evenly() -> None:
     """On a constant image all weights are 1: the average is the mean over the window, also in float32."""
     domain = Grid((6, 6), boundary="periodic")

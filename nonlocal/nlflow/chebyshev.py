@@ -81,7 +81,10 @@ def _misfit(
     """
     angles = np.pi * np.logspace(-8, 0, 49)
     signed = coefficients * (-1.0) ** np.arange(len(coefficients))
-    values = np.array([signed @ np.cos(np.arange(len(signed)) * angle) for angle in angles])
+    # A few angles at a time: the expansion may be long.
+    step = max(1, 2**20 // len(signed))
+    blocks = (angles[i : i + step] for i in range(0, len(angles), step))
+    values = np.concatenate([np.cos(np.outer(block, np.arange(len(signed)))) @ signed for block in blocks])
     return float(np.abs(values - function(low + (high - low) * np.sin(angles / 2) ** 2)).max())
 
 

@@ -23,7 +23,7 @@ from numba.extending import intrinsic, overload
 
 from nlflow import _numba
 
-# The flags allow reordering and fused multiply-add but keep infinities honest (no 'arcp', no 'afn').
+# The flags allow reordering and fused multiply-add. Inputs are finite (checked above), and no loop forms an infinity.
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 _TILE_ROWS = 32
 _TILE_COLUMNS = 512
@@ -50,8 +50,9 @@ def _bits_to_float64(typingctx, bits):
 
 
 # exp(x) for x <= 0: x = (n + f) log 2 with |f| <= 1/2, a Taylor polynomial for 2^f = exp(f log 2), and n put into the
-# exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 1.2e-7 relative in float32;
-# degree 13 with a two-part log 2 leaves 4e-16 in float64. Below the normal range the result is zero.
+# exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 4e-7 relative in float32;
+# degree 13 with a two-part log 2 leaves 2e-15 in float64 down to exp(-60), 2e-14 at exp(-700). Below the normal range
+# the result is zero.
 @njit(types.float32(types.float32), fastmath=_FLAGS, inline="always")
 def _exp_float32(x):
     y = max(x, np.float32(-87.0))
