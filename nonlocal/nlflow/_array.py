@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError
 
-__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind"]
+__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind", "to_numpy"]
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
@@ -27,6 +27,11 @@ def namespace(*arrays: Array) -> Any:
 def is_numpy(array: Array) -> bool:
     """Tell whether `array` is a NumPy array."""
     return isinstance(array, np.ndarray)
+
+
+def to_numpy(array: Array) -> NDArray[Any]:
+    """Return `array` as a NumPy array on the host, cut loose from any graph of derivatives."""
+    return array if is_numpy(array) else np.asarray(array.detach().cpu().numpy())
 
 
 def constant_like(values: NDArray[Any] | float, like: Array) -> Array:

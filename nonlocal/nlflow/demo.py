@@ -25,7 +25,7 @@ from nlflow.flow import GradientFlow
 from nlflow.functional import E, J
 from nlflow.integrators import Exponential
 from nlflow.kernel import Patch
-from nlflow.plotting import psnr, render
+from nlflow.plotting import new_figure, psnr, render
 from nlflow.result import Solution
 from nlflow.solver import solve
 
@@ -197,11 +197,7 @@ def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
 
 
 def _figure(cases: list[_Case]) -> Any:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(14, 11.2), layout="constrained", dpi=110)
-    FigureCanvasAgg(figure)
+    figure = new_figure(14, 11.2, dpi=110)
     rows: Any = figure.subfigures(4, 1, height_ratios=[1.18, 1.18, 0.95, 0.95])
     photograph, heart = cases
     clean = photograph.clean

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
+from nlflow._array import Array, to_numpy
 from nlflow.storage import load_archive, save_archive
 
 __all__ = ["Solution", "Status"]
@@ -70,8 +70,7 @@ class Solution:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solution to an npz archive, atomically; see `nlflow.storage.save_archive`."""
-        u = self.u if is_numpy(self.u) else self.u.detach().cpu().numpy()
-        arrays = {"t": self.t, "u": u, "energy": self.energy}
+        arrays = {"t": self.t, "u": to_numpy(self.u), "energy": self.energy}
         for name, record in self.records.items():
             arrays.update({f"record/{name}/{key}": value for key, value in record.items()})
         meta = {

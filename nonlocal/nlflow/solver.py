@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import _numba
-from nlflow._array import Array, constant_like, is_numpy, namespace
+from nlflow._array import Array, constant_like, namespace, to_numpy
 from nlflow._machine import environment
 from nlflow.errors import (
     FileFormatError,
@@ -291,13 +291,13 @@ class _Loop:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state of the loop to a checkpoint."""
         now = self.state
-        arrays = {"u": _numpy(now.u), "probe": self.probe}
+        arrays = {"u": to_numpy(now.u), "probe": self.probe}
         if now.outputs:
             arrays["reached"] = np.array([output[0] for output in now.outputs])
-            arrays["snapshots"] = np.stack([_numpy(output[1]) for output in now.outputs])
+            arrays["snapshots"] = np.stack([to_numpy(output[1]) for output in now.outputs])
             arrays["energies"] = np.array([output[2] for output in now.outputs])
         if now.kernel_signal is not None:
-            arrays["kernel_signal"] = _numpy(now.kernel_signal)
+            arrays["kernel_signal"] = to_numpy(now.kernel_signal)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
         meta = {
@@ -342,10 +342,6 @@ class _Loop:
                 )
 
 
-def _numpy(array: Array) -> NDArray[Any]:
-    return array if is_numpy(array) else np.asarray(array.detach().cpu().numpy())
-
-
 def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
     """Identify what a problem was given, bit by bit; `_probe` stands for its kernel."""
     digest = hashlib.sha256()
@@ -357,7 +353,7 @@ def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: I
     if flow.fidelity is not None:
         pieces.append(flow.fidelity.values)
     for piece in (times, *pieces):
-        array = np.asarray(piece) if isinstance(piece, float) else _numpy(piece)
+        array = np.asarray(piece) if isinstance(piece, float) else to_numpy(piece)
         digest.update(str((array.dtype, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -370,7 +366,7 @@ def _probe(flow: Flow, like: Array) -> NDArray[np.float64]:
     """
     signal = constant_like(np.random.default_rng(0).standard_normal(flow.affinity.domain.shape), like)
     pair = (flow.affinity.log_degree, flow.affinity._average(signal))
-    return np.stack([np.asarray(_numpy(values), dtype=np.float64) for values in pair])
+    return np.stack([np.asarray(to_numpy(values), dtype=np.float64) for values in pair])
 
 
 def _provenance(flow: Flow, integrator: Integrator) -> dict[str, Any]:

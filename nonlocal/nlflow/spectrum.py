@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
+from nlflow._array import is_numpy, to_numpy
 
 if TYPE_CHECKING:
     from nlflow.flow import Flow
@@ -17,10 +17,6 @@ __all__ = ["euler_limit", "largest_eigenvalue"]
 
 # Up to this many nodes the whole operator is formed by applying it to the identity.
 _DENSE_NODES = 400
-
-
-def _numpy(array: Array) -> NDArray[np.float64]:
-    return np.asarray(array if is_numpy(array) else array.detach().cpu().numpy(), dtype=np.float64)
 
 
 def _columns(flow: Flow, vectors: NDArray[np.float64], *, diffusion: bool) -> NDArray[np.float64]:
@@ -34,7 +30,7 @@ def _columns(flow: Flow, vectors: NDArray[np.float64], *, diffusion: bool) -> ND
     else:
         signal = like.new_tensor(v)
     result = flow.diffusion(signal) if diffusion else flow.linear(signal)
-    return _numpy(result).reshape(domain.size, -1)
+    return np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, -1)
 
 
 def _dense(flow: Flow, *, diffusion: bool) -> NDArray[np.float64]:
@@ -54,7 +50,7 @@ def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
 
 def _root_measure(flow: Flow) -> NDArray[np.float64]:
     """Square root of the flow's measure, floored so that an underflowed weight divides nothing by zero."""
-    measure = _numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
+    measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
     return np.asarray(np.sqrt(np.maximum(measure, measure.max() * 1e-280)))
 
 

@@ -1,22 +1,21 @@
-"""Figures, drawn with matplotlib's object interface: no pyplot, no window, no global state."""
+"""What was given, what came out and their difference."""
 
 from __future__ import annotations
 
-import io
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.errors import InputError
+from nlflow.plotting.base import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_figure", "psnr", "render"]
+__all__ = ["comparison_figure", "psnr"]
 
 Array: TypeAlias = NDArray[Any]
 
@@ -95,9 +94,6 @@ def comparison_figure(
     InputError
         If the shapes differ or are neither those of an image nor of a signal.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     for name, array in (("result", result), ("clean", clean)):
         if array is not None and array.shape != noisy.shape:
             raise InputError(f"{name}: got shape {array.shape}, expected {noisy.shape} as in noisy")
@@ -107,8 +103,7 @@ def comparison_figure(
     quality = ["", ""]
     if clean is not None:
         quality = [f", PSNR {psnr(clean, array):.2f} dB" for array in (noisy, result)]
-    figure = Figure(layout="constrained", dpi=150)
-    FigureCanvasAgg(figure)
+    figure = new_figure()
     given, denoised = _channels_last(noisy, channel_axis), _channels_last(result, channel_axis)
     reference = None if clean is None else _channels_last(clean, channel_axis)
     draw = _draw_images if spatial == 2 else _draw_signals
@@ -116,28 +111,6 @@ def comparison_figure(
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)  # a file name may hold dollar signs
     return figure
-
-
-def render(figure: Figure, form: str) -> bytes:
-    """Return a figure as the content of a file.
-
-    Parameters
-    ----------
-    figure : matplotlib.figure.Figure
-        What to draw.
-    form : {"png", "pdf", "svg"}
-        The file format.
-
-    Returns
-    -------
-    bytes
-        Ready to be written; nothing is on the disk yet, so a failure leaves nothing behind.
-    """
-    stream = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
-        figure.savefig(stream, format=form)
-    return stream.getvalue()
 
 
 def _channels_last(array: Array, channel_axis: int | None) -> Array:
