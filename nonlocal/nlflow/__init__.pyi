@@ -6,6 +6,12 @@ from .denoising import denoise as denoise
 from .denoising import estimate_sigma as estimate_sigma
 from .domain import Grid as Grid
 from .domain import Points as Points
+from .equilibria import Equilibrium as Equilibrium
+from .equilibria import diversity as diversity
+from .equilibria import diversity_bounds as diversity_bounds
+from .equilibria import equilibrium as equilibrium
+from .equilibria import fidelity_for as fidelity_for
+from .equilibria import neutreno_limit as neutreno_limit
 from .errors import FileFormatError as FileFormatError
 from .errors import InputError as InputError
 from .errors import MemoryLimitError as MemoryLimitError
@@ -34,6 +40,7 @@ from .kernel import Gaussian as Gaussian
 from .kernel import Laplace as Laplace
 from .kernel import Patch as Patch
 from .kernel import TopHat as TopHat
+from .markov import MarkovChain as MarkovChain
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve
@@ -50,6 +57,7 @@ __all__ = [
     "DotProduct",
     "E",
     "Energy",
+    "Equilibrium",
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
@@ -59,6 +67,7 @@ __all__ = [
     "InputError",
     "J",
     "Laplace",
+    "MarkovChain",
     "MemoryLimitError",
     "NeutrenoStep",
     "NlflowError",
@@ -75,7 +84,12 @@ __all__ = [
     "TopHat",
     "affinity",
     "denoise",
+    "diversity",
+    "diversity_bounds",
+    "equilibrium",
     "estimate_sigma",
+    "fidelity_for",
     "from_matrix",
+    "neutreno_limit",
     "solve",
 ]

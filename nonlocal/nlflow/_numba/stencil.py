@@ -12,7 +12,6 @@ The work is cut into tiles whose size does not depend on the number of threads, 
 fixed order: the result has the same bits for any number of threads.
 """
 
-import time
 from collections.abc import Callable
 from functools import cache
 
@@ -21,7 +20,7 @@ from llvmlite import ir
 from numba import njit, prange, types
 from numba.extending import intrinsic, overload
 
-from nlflow import _numba
+from nlflow._numba.loading import compiled
 
 # The flags allow reordering and fused multiply-add. Inputs are finite (checked above), and no loop forms an infinity.
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
@@ -441,13 +440,6 @@ _LOOPS = {
 
 @cache
 def loop(name: str, dtype: str) -> Callable[..., None]:
-    """Return the loop `name` for ``float32`` or ``float64``, compiled now or loaded from the cache.
-
-    What that took is added to `nlflow._numba.seconds`.
-    """
-    start = time.perf_counter()
-    dispatcher = _LOOPS[name]
-    dispatcher.compile(types.void(*_signature(name, types.float32 if dtype == "float32" else types.float64)))
-    _numba.seconds += time.perf_counter() - start
-    function: Callable[..., None] = dispatcher
-    return function
+    """Return the loop `name` for ``float32`` or ``float64``, compiled now or loaded from the cache."""
+    signature = _signature(name, types.float32 if dtype == "float32" else types.float64)
+    return compiled(_LOOPS[name], types.void(*signature))

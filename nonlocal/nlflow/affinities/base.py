@@ -68,6 +68,16 @@ class Affinity(ABC):
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
 
+    def _push(self, law: Array) -> Array:
+        """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
+        if not self.symmetric:
+            raise NumericalError(f"{self.method}: p P is not available for this affinity; use method='dense'")
+        xp = namespace(law)
+        measure = self.measure("degree", law)
+        inside = measure > 0  # elsewhere the weight underflows, and no walker comes
+        density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * law
+        return over_channels(measure, law) * self._average(density)
+
     def _symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
         raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
@@ -92,6 +102,23 @@ class Affinity(ABC):
             For a wrong shape or dtype, and for NaN or infinite values.
         """
         return self._average(self.check_signal("u", u))
+
+    def push(self, law: Array) -> Array:
+        """Return the law of a walker after one more move, (p P)_j = sum_i p_i w_j k_ij / d_i.
+
+        The transpose of `average`, at the same cost.
+
+        Parameters
+        ----------
+        law : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+            Probabilities of the nodes; one law for each channel.
+
+        Raises
+        ------
+        InputError
+            For a wrong shape or dtype, and for NaN or infinite values.
+        """
+        return self._push(self.check_signal("law", law))
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""

@@ -226,11 +226,18 @@ class DenseAffinity(Affinity):
         return self.domain.size * (self.domain.size + 1) * int(self._matrix.dtype.itemsize) + self._kept_bytes
 
     def _average(self, u: Array) -> Array:
+        return self._product(self._matrix, u)
+
+    def _push(self, law: Array) -> Array:
+        # Sums of products of numbers >= 0: nothing cancels, and small probabilities keep their digits.
+        return self._product(namespace(self._matrix).matrix_transpose(self._matrix), law)
+
+    def _product(self, matrix: Array, u: Array) -> Array:
         xp = namespace(u)
         flat = self.flatten(u)
-        if flat.dtype == self._matrix.dtype:
-            return xp.reshape(self._matrix @ flat, u.shape)
-        return xp.reshape(xp.astype(self._matrix @ xp.astype(flat, self._matrix.dtype), u.dtype), u.shape)
+        if flat.dtype == matrix.dtype:
+            return xp.reshape(matrix @ flat, u.shape)
+        return xp.reshape(xp.astype(matrix @ xp.astype(flat, matrix.dtype), u.dtype), u.shape)
 
     def _log_degree(self) -> Array:
         return self._log_degrees

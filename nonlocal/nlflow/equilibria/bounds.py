@@ -1,0 +1,229 @@
+"""How much of a signal an equilibrium keeps, and the fidelities between which it is one (Proposition 1).
+
+In the measure m of the flow (w in the L2 metric, w d in the degree metric; the stationary law for a P that is not
+symmetric) the equilibrium of an E-flow has the mean of f, and its deviation from it, the diversity, lies between
+lambda / (lambda + mu_max) and lambda / (lambda + mu_2) times that of f, with the largest and the smallest nonzero
+eigenvalue of the flow's operator r (I - P). So it is constant exactly when f is.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import constant_like, namespace, over_channels, to_numpy
+from nlflow.affinities import Affinity
+from nlflow.equilibria.limits import check_frozen
+from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
+from nlflow.flow import AttentionFlow, Flow
+from nlflow.markov import MarkovChain
+from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
+
+__all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
+
+Floats = NDArray[np.float64]
+# Up to this many nodes eigenvalues and singular values come from the whole matrix.
+_DENSE_NODES = 1000
+
+
+def _stationary(flow: Flow) -> Floats:
+    """Return the normalised measure whose mean the flow conserves, shape ``domain.shape``."""
+    if not flow.symmetric:
+        return MarkovChain(flow.affinity).stationary
+    measure = np.asarray(to_numpy(flow.measure(flow.affinity.log_degree)), dtype=np.float64)
+    return np.asarray(measure / measure.sum())
+
+
+def diversity(flow: Flow, u: Any) -> float:
+    """Return how far `u` is from constant: |u - mean(u)|, root mean square in the measure that the flow conserves.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+    u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        Channels are added up.
+
+    Returns
+    -------
+    float
+        `Flow.distance_to_constant` for a symmetric flow; in the stationary law of P otherwise.
+    """
+    if not isinstance(flow, Flow):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+    u = flow.affinity.check_signal("u", u)
+    if flow.symmetric:
+        return flow.distance_to_constant(u)
+    xp = namespace(u)
+    law = over_channels(constant_like(_stationary(flow), xp.astype(u, xp.float64)), u)
+    axes = tuple(range(len(flow.affinity.domain.shape)))
+    deviation = u - xp.astype(xp.sum(law * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
+    return math.sqrt(float(xp.sum(law * deviation * deviation, dtype=xp.float64)))
+
+
+def diversity_bounds(flow: Flow) -> tuple[float, float]:
+    """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
+
+    lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
+    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors. For a P that is not symmetric
+    the extreme singular values of (1 + lambda~) I - P on deviations from the mean, in L2(pi), take their place: exact
+    up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1 beyond, which hold for every Markov chain.
+
+    Parameters
+    ----------
+    flow : GradientFlow of E or AttentionFlow with a fidelity
+
+    Returns
+    -------
+    (float, float)
+
+    Raises
+    ------
+    InputError
+        For a flow without fidelity, with several fidelities, or with one weighted by the other metric's measure.
+    """
+    check_frozen(flow)
+    if flow.fidelity is None:
+        raise InputError("flow: got a flow without fidelity, whose limit is constant; give it a fidelity > 0")
+    fidelity = flow.fidelity.values
+    if not isinstance(fidelity, float):
+        raise InputError(
+            "fidelity: got one value for each node in the flow's metric, expected one for all; in GradientFlow use the "
+            "measure that belongs to the metric"
+        )
+    if fidelity == 0:
+        return 0.0, 0.0
+    if flow.symmetric:
+        lowest = relaxation_rate(flow) - fidelity
+        return fidelity / (fidelity + largest_eigenvalue(flow, diffusion=True)), fidelity / (fidelity + lowest)
+    if flow.affinity.domain.size > _DENSE_NODES:
+        return fidelity / (fidelity + 2), 1.0
+    values = _singular_values(flow, fidelity)
+    return min(fidelity / float(values[0]), 1.0), min(fidelity / float(values[-1]), 1.0)
+
+
+def _singular_values(flow: Flow, fidelity: float) -> Floats:
+    """Return the singular values of I - P + fidelity in L2(pi) on signals of mean 0, decreasing."""
+    root = np.sqrt(_stationary(flow).ravel())
+    n = len(root)
+    inside = root > 1e-140  # transient states have no weight
+    if n == 1 or int(inside.sum()) == 1:
+        return np.array([fidelity])
+    a = dense_operator(flow, diffusion=True)[np.ix_(inside, inside)]
+    root = root[inside]
+    a = root[:, None] * a / root
+    # An orthonormal basis of what is orthogonal to constants: the columns of a Householder reflection but the first.
+    reflected = root.copy()
+    reflected[0] += math.copysign(1.0, root[0])
+    basis = np.eye(len(root)) - np.outer(reflected, reflected) / (1 + abs(root[0]))
+    basis = basis[:, 1:]
+    return np.asarray(np.linalg.svd(basis.T @ a @ basis + fidelity * np.eye(len(root) - 1), compute_uv=False))
+
+
+def fidelity_for(flow: Flow, fraction: float) -> float:
+    """Return the smallest fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
+
+    From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, with the largest eigenvalue of r (I - P),
+    or its norm on deviations from the mean where P is not symmetric.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+        Its metric and its affinity count, not its fidelity.
+    fraction : float
+        Wanted diversity(u*) / diversity(f), in (0, 1).
+
+    Returns
+    -------
+    float
+        lambda in the L2 metric, lambda~ in the degree metric and for attention.
+
+    Warns
+    -----
+    NlflowWarning
+        When a NeuTRENO layer with this fidelity would be unstable; `SemiImplicit` and `Exponential` are not.
+    """
+    check_frozen(flow)
+    fraction = check_number("fraction", fraction, minimum=0, strict=True, hint="it lies in (0, 1)")
+    if fraction >= 1:
+        raise InputError(f"fraction: got {fraction:g}, expected a number in (0, 1); 1 would need an infinite fidelity")
+    if flow.symmetric:
+        highest = largest_eigenvalue(flow, diffusion=True)
+    elif flow.affinity.domain.size <= _DENSE_NODES:
+        highest = float(_singular_values(flow, 0.0)[0])
+    else:
+        highest = 2.0
+    fidelity = fraction / (1 - fraction) * highest
+    limit = 2 - highest if flow.symmetric else neutreno_limit(flow.affinity)
+    if flow.metric == "degree" and fidelity >= limit:
+        warnings.warn(
+            f"a NeuTRENO layer with lambda~ = {fidelity:.4g} is unstable (limit {limit:.4g}); use SemiImplicit, which "
+            "has the same equilibrium",
+            NlflowWarning,
+            stacklevel=2,
+        )
+    return fidelity
+
+
+def neutreno_limit(affinity: Affinity) -> float:
+    """Return the fidelity lambda~ up to which the NeuTRENO step u <- Pu + lambda~ (f - u) converges.
+
+    rho(P - lambda~ I) < 1: for symmetric k below 1 + mu_min(P), otherwise below the smallest
+    Re mu + sqrt(1 - (Im mu)^2) over the eigenvalues mu of P. (arXiv 2312.00751, Table 13, has its layers collapse just
+    above lambda~ = 1, the limit where mu_min is 0.)
+
+    Parameters
+    ----------
+    affinity : Affinity
+        As the layer uses it: not symmetrised.
+
+    Returns
+    -------
+    float
+        Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by trial with Arnoldi iteration
+        where P is not symmetric.
+    """
+    if not isinstance(affinity, Affinity):
+        raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
+    flow = AttentionFlow(affinity)
+    if affinity.symmetric:
+        return 2 - largest_eigenvalue(flow, diffusion=True)
+    if affinity.domain.size <= _DENSE_NODES:
+        values = 1 - np.linalg.eigvals(dense_operator(flow))
+        # Rounding can put an eigenvalue of modulus 1 just outside the disk.
+        return float(np.min(values.real + np.sqrt(np.maximum(1 - values.imag**2, 0))))
+    return _limit_by_trial(flow)
+
+
+def _limit_by_trial(flow: Flow) -> float:
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+
+    shape = flow.affinity.domain.shape
+    n = flow.affinity.domain.size
+    like = flow.affinity.log_degree
+    dtype = flow.affinity.dtype
+    start = np.random.default_rng(0).standard_normal(n)  # fixed: the same chain gives the same limit
+
+    def radius(fidelity: float) -> float:
+        def matvec(v: Floats) -> Floats:
+            signal = constant_like(np.ravel(v).reshape(shape), namespace(like).astype(like, dtype or like.dtype))
+            moved = np.asarray(to_numpy(flow.affinity._average(signal)), dtype=np.float64).ravel()
+            return np.asarray(moved - fidelity * np.ravel(v))
+
+        operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
+        return float(np.abs(eigs(operator, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)[0]))
+
+    try:
+        low, high = 0.0, 2.0
+        while high - low > 1e-7:
+            middle = (low + high) / 2
+            low, high = (middle, high) if radius(middle) < 1 else (low, middle)
+        return low
+    except ArpackError as error:
+        raise NumericalError(
+            f"affinity: the limit was not found by Arnoldi iteration; use at most {_DENSE_NODES} nodes, where all "
+            "eigenvalues are computed"
+        ) from error

@@ -1,0 +1,243 @@
+"""Limits of flows for t to infinity: constants, minimisers of E, resolvents of P."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, to_numpy
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_integer,
+    check_memory,
+    check_number,
+)
+from nlflow.flow import Flow
+from nlflow.functional import E
+from nlflow.markov import MarkovChain
+from nlflow.spectrum import dense_operator
+
+__all__ = ["Equilibrium", "check_frozen", "equilibrium"]
+
+Floats = NDArray[np.float64]
+_METHODS = ("auto", "direct", "iterative")
+_DENSE_NODES = 1000
+
+
+@dataclass(frozen=True)
+class Equilibrium:
+    """The limit of a flow for t to infinity and how well it was reached.
+
+    Attributes
+    ----------
+    u : array
+        The limit, shaped like the signal.
+    residual : float
+        Of its linear system, relative to the right-hand side, recomputed from `u`.
+    iterations : int
+        0 for direct solutions and closed forms.
+    method : {'mean', 'direct', 'conjugate gradients', 'gmres'}
+    success : bool
+        Whether the residual is within the tolerance.
+    message : str
+    """
+
+    u: Array
+    residual: float
+    iterations: int
+    method: str
+    success: bool
+    message: str
+
+
+def equilibrium(
+    flow: Flow,
+    start: Any = None,
+    *,
+    method: str = "auto",
+    rtol: float | None = None,
+    maxiter: int = 10_000,
+    memory_limit: float | None = None,
+) -> Equilibrium:
+    """Return the limit of a frozen flow for t to infinity.
+
+    Without fidelity it is a constant: the w-mean of u(0) in the L2 metric, pi^T u(0) in the degree metric and for
+    attention. With fidelity it is the minimiser of E, (L + lambda) u = lambda f in the L2 metric and
+    ((1 + lambda~) I - P) u = lambda~ f in the degree metric, whatever u(0) is; for a P that is not symmetric the same
+    resolvent of P, though no functional is minimised.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+        Frozen.
+    start : array, optional
+        u(0); needed without fidelity, no part of the answer with one.
+    method : {'auto', 'direct', 'iterative'}
+        Direct: the whole matrix, O(N^2) memory and O(N^3) time. Iterative: conjugate gradients where P is symmetric,
+        GMRES otherwise, one average an iteration. ``auto`` takes the direct one for a P that is not symmetric up to
+        1000 nodes.
+    rtol : float, optional
+        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
+    maxiter : int
+    memory_limit : float, optional
+        Bytes, for the direct method.
+
+    Returns
+    -------
+    Equilibrium
+
+    Raises
+    ------
+    InputError
+        For an evolving flow, whose limit only `solve` finds; for a reducible or periodic chain without fidelity; for a
+        fidelity of 0 everywhere.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import E, Gaussian, GradientFlow, Grid, affinity, equilibrium
+    >>> f = np.array([0.0, 0.0, 1.0, 1.0])
+    >>> flow = GradientFlow(E(affinity(Gaussian(width=2.0), Grid(4)), f, 0.5, measure="degree"), metric="degree")
+    >>> bool(np.ptp(equilibrium(flow).u) > 0.3)
+    True
+    """
+    check_frozen(flow)
+    method = check_choice("method", method, _METHODS)
+    maxiter = check_integer("maxiter", maxiter, minimum=1)
+    if rtol is not None:
+        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+    if flow.fidelity is None or flow.observed is None:
+        if start is None:
+            raise InputError("start: needed, since without fidelity the limit is the mean of u(0)")
+        u = flow.check_signal("start", start)
+        mean = _mean(flow, u)
+        return Equilibrium(
+            mean + 0 * u, 0.0, 0, "mean", True, "the mean of u(0) in the measure that the flow conserves"
+        )
+    if flow.fidelity.bounds()[1] == 0:
+        raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
+    if rtol is None:
+        rtol = 1e-5 if "float32" in str(flow.observed.dtype) else 1e-10
+    functional = flow.functional
+    if method == "direct" or (method == "auto" and functional is None and flow.affinity.domain.size <= _DENSE_NODES):
+        return _direct(flow, rtol, memory_limit)
+    if isinstance(functional, E):
+        found = functional.minimizer(rtol=rtol, maxiter=maxiter)
+        return Equilibrium(
+            found.u, found.residual, found.iterations, "conjugate gradients", found.success, found.message
+        )
+    return _gmres(flow, rtol, maxiter)
+
+
+def check_frozen(flow: Any) -> None:
+    """Raise `InputError` unless `flow` is a flow with a frozen kernel."""
+    if not isinstance(flow, Flow):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+    if flow.evolving:
+        raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
+
+
+def _mean(flow: Flow, u: Array) -> Array:
+    """Return the limit of the J-flow from u, one number for each channel."""
+    chain = MarkovChain(flow.affinity)
+    if flow.metric == "degree":
+        # In continuous time a periodic chain converges too: the lazy chain has the same stationary law.
+        return MarkovChain(flow.affinity, laziness=0.5).limit(u)
+    chain._require_unique("the limit of the J-flow")
+    return flow.mean(u)
+
+
+def _system(flow: Flow) -> tuple[Floats, Floats, Floats]:
+    """Return (fidelity at each node (N, 1), centred right-hand side (N, D), what was taken out (1, D))."""
+    fidelity, observed = flow.fidelity, flow.observed
+    if fidelity is None or observed is None:  # not reached: callers have looked
+        raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
+    n = flow.affinity.domain.size
+    like = constant_like(np.ones(flow.affinity.domain.shape), observed)
+    phi = np.asarray(to_numpy(fidelity.times(like)), dtype=np.float64).reshape(n, 1)
+    f = np.asarray(to_numpy(observed), dtype=np.float64).reshape(n, -1)
+    # Constants pass through the system unchanged, so they are taken out and what is left keeps its digits.
+    shift = (phi * f).sum(axis=0, keepdims=True) / phi.sum()
+    return phi, f - shift, shift
+
+
+def _finish(
+    flow: Flow, x: Floats, shift: Floats, residual: float, iterations: int, method: str, rtol: float
+) -> Equilibrium:
+    observed = flow.observed
+    if observed is None:  # not reached: callers have looked
+        raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
+    u = constant_like((x + shift).reshape(tuple(observed.shape)), observed)
+    success = residual <= rtol * 1.0001
+    message = f"residual {residual:.3g} by {method}" + (
+        "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
+    )
+    return Equilibrium(u, residual, iterations, method, success, message)
+
+
+def _relative(residual: Floats, b: Floats) -> float:
+    """Return the largest residual over the channels, in the maximum norm relative to the right-hand side."""
+    scale = np.abs(b).max(axis=0)
+    inside = scale > 0
+    return float((np.abs(residual).max(axis=0)[inside] / scale[inside]).max()) if np.any(inside) else 0.0
+
+
+def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
+    from scipy.linalg import LinAlgError, lu_factor, lu_solve
+
+    n = flow.affinity.domain.size
+    check_memory(f"a direct solution for {n} nodes", 32 * n * n, "use method='iterative'", memory_limit)
+    phi, f, shift = _system(flow)
+    a = dense_operator(flow)
+    b = phi * f
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # scipy warns of a singular matrix; it is an error here
+        try:
+            factors = lu_factor(a)
+        except (LinAlgError, RuntimeWarning) as error:
+            raise NumericalError(
+                "fidelity: the system is singular: some part of the domain sees no node with a fidelity > 0; give "
+                "each part one, or use a wider kernel"
+            ) from error
+    x = lu_solve(factors, b)
+    x = x + lu_solve(factors, b - a @ x)  # one refinement
+    return _finish(flow, x, shift, _relative(b - a @ x, b), 0, "direct", rtol)
+
+
+def _gmres(flow: Flow, rtol: float, maxiter: int) -> Equilibrium:
+    from scipy.sparse.linalg import LinearOperator, gmres
+
+    phi, f, shift = _system(flow)
+    n, channels = f.shape
+    observed, counted = flow.observed, flow.applications
+    b = phi * f / (1 + phi)
+
+    def apply(v: Floats) -> Floats:
+        # Divided by the diagonal (1 + phi) of the system.
+        signal = constant_like(v.reshape(*flow.affinity.domain.shape, -1), observed)
+        return np.asarray(to_numpy(flow.linear(signal)), dtype=np.float64).reshape(n, -1) / (1 + phi)
+
+    operator = LinearOperator((n, n), matvec=lambda v: apply(np.ravel(v))[:, 0], dtype=np.float64)
+    x, steps = np.zeros_like(f), 0
+
+    def count(_: float) -> None:
+        nonlocal steps
+        steps += 1
+
+    for channel in range(channels):
+        if not np.any(b[:, channel]):
+            continue
+        restart = min(50, n)
+        x[:, channel], _ = gmres(
+            operator, b[:, channel], rtol=rtol / 10, atol=0.0, restart=restart, maxiter=-(-maxiter // restart),
+            callback=count, callback_type="pr_norm",
+        )  # fmt: skip
+    residual = _relative(apply(x) - b, b)
+    flow.applications = counted  # analysis, not part of an integration
+    return _finish(flow, x, shift, residual, steps, "gmres", rtol)

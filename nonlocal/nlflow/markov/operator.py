@@ -1,0 +1,229 @@
+"""The transition operator of a chain, and the graph of its moves."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, is_numpy, to_numpy
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.flow import AttentionFlow
+from nlflow.markov.stationary import communicating_classes, period_of
+from nlflow.markov.walks import check_law
+from nlflow.spectrum import largest_eigenvalue, relaxation_rate
+
+__all__ = ["Floats", "Transitions"]
+
+Floats = NDArray[np.float64]
+
+# Up to this many states the graph of possible moves is looked at; beyond, for matrix-free chains, the spectrum decides.
+_GRAPH_STATES = 4096
+# A gap below this cannot be told from 0 by an iteration in float64.
+_NO_GAP = 1e-10
+
+
+class Transitions:
+    """What moves a walker: P of an affinity with some laziness, forwards on laws and backwards on signals.
+
+    See `nlflow.MarkovChain` for the parameters.
+    """
+
+    def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
+        if not isinstance(affinity, Affinity):
+            raise InputError(
+                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
+            )
+        self.affinity = affinity
+        self.laziness = check_number("laziness", laziness, minimum=0)
+        if self.laziness >= 1:
+            raise InputError(f"laziness: got {self.laziness:g}, expected a number in [0, 1)")
+        self._limit = memory_limit
+        self._flow = AttentionFlow(affinity)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.affinity!r}, laziness={self.laziness:g})"
+
+    @property
+    def states(self) -> int:
+        """Number of states N."""
+        return self.affinity.domain.size
+
+    # ---- the operator
+
+    def _lazily(self, moved: Array, before: Array) -> Array:
+        return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
+
+    def _signal(self, values: Floats) -> Array:
+        """Return probabilities as a signal that the affinity takes."""
+        like = self.affinity.log_degree
+        if is_numpy(like):
+            return np.asarray(values, dtype=self.affinity.dtype or np.float64)
+        return constant_like(values, like)
+
+    def _transposed(self, v: Floats) -> Floats:
+        return np.asarray(self._lazily(to_numpy(self.affinity.push(self._signal(v))), v), dtype=np.float64)
+
+    def _push(self, law: Floats) -> Floats:
+        return np.maximum(self._transposed(law), 0)  # transforms leave roundings below 0
+
+    def expectation(self, v: Any, steps: int = 1) -> Array:
+        """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
+
+        Parameters
+        ----------
+        v : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        steps : int
+            k >= 0; one average each.
+
+        Returns
+        -------
+        array
+            Like `v`.
+        """
+        u = self.affinity.check_signal("v", v)
+        for _ in range(check_integer("steps", steps, minimum=0)):
+            u = self._lazily(self.affinity._average(u), u)
+        return u
+
+    def law(self, start: Any, steps: int = 1) -> Floats:
+        """Return the law of the walker after k moves, p P^k.
+
+        Parameters
+        ----------
+        start : int or array of shape ``domain.shape``
+            Node number, or probabilities of the nodes.
+        steps : int
+            k >= 0; each costs as much as an average.
+
+        Returns
+        -------
+        array of shape ``domain.shape``
+            float64 (to the precision of the affinity), summing to 1.
+        """
+        law = self._start_law(start)
+        for _ in range(check_integer("steps", steps, minimum=0)):
+            law = self._push(law)
+            total = float(law.sum())
+            if abs(total - 1) > 1e-3:
+                raise NumericalError(
+                    f"start: probability {1 - total:.3g} is lost, since the degrees of some nodes underflow beside the "
+                    "others; scale the kernel's logits down"
+                )
+            law /= total
+        return law
+
+    def _start_law(self, start: Any) -> Floats:
+        shape = self.affinity.domain.shape
+        array = np.asarray(start)
+        if array.shape == () and array.dtype.kind in "iu":
+            node = check_integer("start", int(array), minimum=0)
+            if node >= self.states:
+                raise InputError(f"start: got node {node}, expected one of 0 to {self.states - 1}")
+            law = np.zeros(self.states)
+            law[node] = 1.0
+            return law.reshape(shape)
+        return check_law("start", start, shape)
+
+    @cached_property
+    def _moves(self) -> Floats:
+        """All transition probabilities without the laziness, shape (N, N)."""
+        n = self.states
+        check_memory(
+            f"the matrix of {n} states", 8 * n * n, "use fewer nodes or raise memory_limit", self._limit
+        )  # fmt: skip
+        dense = getattr(self.affinity, "matrix", None)
+        if dense is not None:
+            return np.asarray(to_numpy(dense), dtype=np.float64)
+        result = np.empty((n, n))
+        columns = max(1, 2**22 // n)
+        for low in range(0, n, columns):
+            high = min(low + columns, n)
+            unit = np.zeros((n, high - low))
+            unit[np.arange(low, high), np.arange(high - low)] = 1.0
+            part = self.affinity.average(self._signal(unit.reshape(*self.affinity.domain.shape, high - low)))
+            result[:, low:high] = to_numpy(part).reshape(n, high - low)
+        if self.affinity.method == "convolution":
+            result[result < 1e-14] = 0.0  # what transforms leave where nothing is
+        result /= result.sum(axis=1, keepdims=True)
+        return result
+
+    def matrix(self) -> Floats:
+        """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.
+
+        Raises
+        ------
+        MemoryLimitError
+            Before anything is allocated.
+        """
+        return np.asarray(self._lazily(self._moves, np.eye(self.states)) if self.laziness else self._moves.copy())
+
+    # ---- structure
+
+    @property
+    def _graph_known(self) -> bool:
+        return self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix")
+
+    @cached_property
+    def _closed(self) -> list[NDArray[np.intp]]:
+        """Closed classes: sets of states that communicate and are never left. From one on, limits are unique."""
+        count, labels = communicating_classes(self._moves)
+        if count == 1:
+            return [np.arange(self.states)]
+        sources, targets = np.nonzero(self._moves)
+        leaving = np.zeros(count, bool)
+        leaving[labels[sources[labels[sources] != labels[targets]]]] = True
+        return [np.flatnonzero(labels == label) for label in range(count) if not leaving[label]]
+
+    @cached_property
+    def irreducible(self) -> bool:
+        """Whether every state can be reached from every other."""
+        if self._graph_known:
+            return len(self._closed) == 1 and len(self._closed[0]) == self.states
+        return relaxation_rate(self._flow) > _NO_GAP
+
+    @cached_property
+    def period(self) -> int:
+        """Greatest common divisor of the lengths of all round trips; P^k converges when it is 1.
+
+        For chains with transient states (causal attention, say) that of the class in which all walks end.
+
+        Raises
+        ------
+        InputError
+            For a chain with several closed classes.
+        """
+        self._require_unique("the period")
+        if self.laziness > 0:
+            return 1
+        if self._graph_known:
+            inside = self._closed[0]
+            return period_of(self._moves if len(inside) == self.states else self._moves[np.ix_(inside, inside)])
+        return 1 if largest_eigenvalue(self._flow, diffusion=True) < 2 - _NO_GAP else 2
+
+    def _require_unique(self, what: str) -> None:
+        if self._graph_known:
+            if len(self._closed) == 1:
+                return
+            sizes = sorted((len(inside) for inside in self._closed), reverse=True)
+            shown = ", ".join(map(str, sizes[:5])) + (", ..." if len(sizes) > 5 else "")
+            found = f"{len(sizes)} classes of states that no walk leaves (sizes {shown})"
+        elif self.irreducible:
+            return
+        else:
+            found = f"no spectral gap above {_NO_GAP:g}"
+        raise InputError(
+            f"affinity: got a reducible chain with {found}, expected one class, without which {what} is not unique; "
+            "use a wider kernel or a larger radius, or treat each class as a chain of its own"
+        )
+
+    def _require_limit(self, what: str) -> None:
+        self._require_unique(what)
+        if self.period > 1:
+            raise InputError(
+                f"affinity: got a periodic chain (period {self.period}), expected an aperiodic one: P^k does not "
+                f"converge, so {what} does not exist; use laziness=0.5, or a kernel with k(x, x) > 0"
+            )

@@ -1,0 +1,109 @@
+"""Monte-Carlo walks on a chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
+
+__all__ = ["AliasTables", "check_law", "starting_states"]
+
+Positions = NDArray[np.int64]
+_CALL = 2**24  # walkers a key: their numbers must not meet
+_MOST_MOVES = 2**39
+
+
+class AliasTables:
+    """Tables that draw the next state of a chain at constant cost (Walker 1977, doi 10.1145/355744.355749).
+
+    Parameters
+    ----------
+    rows : array of shape (N, N)
+        Transition probabilities. They are drawn to within 2^-32 / N each; a transition of probability 0 never happens.
+    memory_limit : float, optional
+        Bytes.
+
+    Raises
+    ------
+    MemoryLimitError
+        Before the 8 N^2 bytes are allocated.
+    """
+
+    def __init__(self, rows: NDArray[np.float64], memory_limit: float | None = None) -> None:
+        from nlflow._numba.walks import loop
+
+        states = len(rows)
+        check_memory(
+            f"drawing moves between {states} states", 8 * states**2, "use fewer nodes or raise memory_limit",
+            memory_limit,
+        )  # fmt: skip
+        self._tables = np.empty((states, states), np.uint64)
+        loop("build_tables")(np.ascontiguousarray(rows), self._tables)
+
+    def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
+        """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
+        from nlflow._numba.walks import loop
+
+        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
+        history = [states.copy()] if record else []
+        done = 0
+        while done < steps:
+            count = 1 if record else steps
+            for part, key in enumerate(keys):
+                loop("walk")(self._tables, key, count, done, states[part * _CALL : (part + 1) * _CALL])
+            done += count
+            if record:
+                history.append(states.copy())
+        return np.stack(history) if record else states
+
+    def walk_stopped(self, states: Positions, stop: NDArray[np.float64], rng: np.random.Generator) -> Positions:
+        """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
+        from nlflow._numba.walks import loop
+
+        # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
+        expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
+        most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
+        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
+        for part, key in enumerate(keys):
+            piece = states[part * _CALL : (part + 1) * _CALL]
+            moves = np.empty_like(piece)
+            loop("walk_stopped")(self._tables, key, stop, most, piece, moves)
+            if np.any(moves < 0):
+                raise NumericalError(
+                    f"stop: {int(np.sum(moves < 0))} walkers were not stopped within {most} moves; use a larger "
+                    "probability, or reach the expectation by equilibrium()"
+                )
+        return states
+
+
+def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
+    law = np.asarray(check_array(name, value), dtype=np.float64)
+    if law.shape != shape:
+        raise InputError(f"{name}: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
+    total = float(law.sum())
+    if law.min() < 0 or abs(total - 1) > 1e-6:
+        raise InputError(
+            f"{name}: got probabilities with minimum {law.min():g} and sum {total:g}, expected values >= 0 with sum 1; "
+            "divide by the sum"
+        )
+    return law / total
+
+
+def starting_states(
+    start: Any, walkers: Any, shape: tuple[int, ...], states: int, rng: np.random.Generator
+) -> Positions:
+    """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
+    count = check_integer("walkers", walkers, minimum=1)
+    array = np.asarray(start)
+    if array.dtype.kind in "iu" and array.dtype.kind != "b":
+        if array.shape not in ((), (count,)):
+            raise InputError(f"start: got shape {array.shape}, expected one node number or {count}, one a walker")
+        if array.min() < 0 or array.max() >= states:
+            raise InputError(f"start: got {int(array.min())} to {int(array.max())}, expected nodes 0 to {states - 1}")
+        return np.array(np.broadcast_to(array, (count,)), dtype=np.int64)
+    law = check_law("start", start, shape).ravel()
+    return rng.choice(states, size=count, p=law).astype(np.int64)
