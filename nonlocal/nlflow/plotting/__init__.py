@@ -1,6 +1,22 @@
 """Figures, drawn with matplotlib's object interface: no pyplot, no window, no global state."""
 
 from nlflow.plotting.base import new_figure, render
+from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure, psnr
+from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
+from nlflow.plotting.rates import Series, bounds_figure, rate_figure
 
-__all__ = ["comparison_figure", "new_figure", "psnr", "render"]
+__all__ = [
+    "Course",
+    "Series",
+    "bounds_figure",
+    "chain_figure",
+    "comparison_figure",
+    "decay_figure",
+    "new_figure",
+    "phase_figure",
+    "psnr",
+    "rate_figure",
+    "render",
+    "spacetime_figure",
+]

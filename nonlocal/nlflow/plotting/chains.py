@@ -1,0 +1,262 @@
+"""Markov chains and their spectra: stationary distributions, eigenvalues, mixing, the stable range of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError, check_array
+from nlflow.plotting.base import MARKERS, PALETTE, finish, heading, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["chain_figure", "phase_figure"]
+
+Array: TypeAlias = NDArray[Any]
+
+_STABLE, _UNSTABLE, _ACCENT = "#0b5394", "#b03a2e", "#d1711c"
+_LOWEST = r"$\mu_\mathrm{min}$"
+_SHOWN = 28  # markers of one series
+_MANY = 50  # eigenvalues from which on their numbers are drawn on a logarithmic axis
+_ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
+_REACH = 100.0  # exponent at which a prediction ends: further than any distance falls, and no overflow
+_STRONGEST = 2.0  # growth per step at which the colours end
+
+
+def chain_figure(
+    stationary: Mapping[str, Array],
+    eigenvalues: Array,
+    *,
+    x: Array | None = None,
+    title: str | None = None,
+    decay: Array | Mapping[str, Array] | None = None,
+) -> Figure:
+    """Draw a Markov chain: its stationary distribution, its spectrum and how fast it mixes.
+
+    Parameters
+    ----------
+    stationary : mapping of str to numpy.ndarray, shape (N,) or (H, W)
+        The stationary distribution, computed in one or several ways. In one dimension the first is a line and the
+        others are markers on it; in two dimensions the first is shown as an image. The title tells how far they agree.
+    eigenvalues : numpy.ndarray, shape (M,)
+        Eigenvalues of the transition matrix, 1 among them. Real ones are drawn in decreasing order, complex ones in
+        the plane with the unit circle and the circle of the second largest modulus |μ₂| (dashed).
+    x : numpy.ndarray, shape (N,), optional
+        Coordinates of the nodes in one dimension; their numbers if not given.
+    title : str, optional
+        Heading of the figure.
+    decay : numpy.ndarray, shape (S,), or mapping of str to such arrays, optional
+        Total variation distance to the stationary distribution after k = 0, 1, … steps; drawn with the slope |μ₂|^k
+        (dashed), through the middle of the decades that the distance passes.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Two panels, three with `decay`.
+
+    Raises
+    ------
+    InputError
+        If nothing is given, shapes differ or do not fit, or distances are negative.
+    """
+    if not stationary:
+        raise InputError("stationary: got none, expected at least one distribution")
+    found = {name: check_array("stationary", pi, ndim=(1, 2)) for name, pi in stationary.items()}
+    shapes = {pi.shape for pi in found.values()}
+    if len(shapes) > 1:
+        raise InputError(f"stationary: got shapes {sorted(shapes)}, expected one shape")
+    shape = shapes.pop()
+    where = None if x is None else check_array("x", x, ndim=1)
+    if where is not None and where.shape != shape:
+        raise InputError(f"x: got shape {where.shape}, expected {shape} as in stationary (none for an image)")
+    mu = np.asarray(eigenvalues)
+    if mu.ndim != 1 or mu.size < 2 or mu.dtype.kind not in "iufc" or not np.isfinite(mu).all():
+        raise InputError(f"eigenvalues: got shape {mu.shape}, {mu.dtype}; expected at least two finite numbers")
+    second = float(np.sort(np.abs(np.delete(mu, np.argmin(np.abs(mu - 1)))))[-1])
+
+    columns = 2 if decay is None else 3
+    figure = new_figure(4.5 * columns, 4.3, dpi=120)
+    left, middle, *right = figure.subplots(1, columns)
+    (_draw_stationary if len(shape) == 1 else _draw_image)(figure, left, found, where)
+    (_draw_plane if np.iscomplexobj(mu) else _draw_spectrum)(middle, mu, second)
+    if decay is not None:
+        distances = decay if isinstance(decay, Mapping) else {"total variation": decay}
+        _draw_mixing(right[0], distances, second)
+    heading(figure, title)
+    return figure
+
+
+def phase_figure(
+    mu_min: Array,
+    fidelity: Array,
+    growth: Array,
+    *,
+    limit: Array | None = None,
+    title: str | None = None,
+) -> Figure:
+    """Draw where the NeuTRENO step u ← Pu + λ̃ (f − u) is stable, over the smallest eigenvalue of P and λ̃.
+
+    Parameters
+    ----------
+    mu_min, fidelity, growth : numpy.ndarray, shape (M,)
+        One experiment each: smallest eigenvalue of P, fidelity λ̃, and the measured growth of a disturbance in one
+        step, >= 0. Stable ones (growth < 1) are blue circles, unstable ones red diamonds.
+    limit : numpy.ndarray, shape (M,), optional
+        Largest stable fidelity for each `mu_min`; the theoretical 1 + μ_min if not given.
+    title : str, optional
+        Heading of the figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel with a bar of colours, logarithmic in the growth and white at 1.
+
+    Raises
+    ------
+    InputError
+        If the shapes differ or a growth is negative.
+    """
+    from matplotlib.colors import LogNorm
+
+    lowest, strength = check_array("mu_min", mu_min, ndim=1), check_array("fidelity", fidelity, ndim=1)
+    factor = check_array("growth", growth, ndim=1)
+    bound = None if limit is None else check_array("limit", limit, ndim=1)
+    for name, array in (("fidelity", strength), ("growth", factor), ("limit", bound)):
+        if array is not None and array.shape != lowest.shape:
+            raise InputError(f"{name}: got shape {array.shape}, expected {lowest.shape} as in mu_min")
+    if factor.min() < 0:
+        raise InputError(f"growth: got {factor.min():.4g}, expected factors >= 0, the growth of a norm in one step")
+
+    figure = new_figure(7.6, 5.6, dpi=130)
+    axis = figure.subplots()
+    cut = np.clip(factor, 1 / _STRONGEST, _STRONGEST)
+    end = min(max(float(np.exp(np.abs(np.log(cut)).max())), 1.1), _STRONGEST)
+    size = float(np.clip(9000 / lowest.size, 9, 60))
+    unstable = factor > 1
+    for chosen, marker, edge in ((~unstable, "o", _STABLE), (unstable, "D", _UNSTABLE)):
+        name = "unstable" if marker == "D" else "stable"
+        drawn = axis.scatter(
+            lowest[chosen], strength[chosen], c=cut[chosen], s=size, cmap="RdBu_r", norm=LogNorm(1 / end, end),
+            marker=marker, edgecolors=edge, linewidths=0.5, label=f"{name} ({np.count_nonzero(chosen)})", zorder=3,
+        )  # fmt: skip
+    ends = np.array([lowest.min(), lowest.max()]) + np.array([-0.03, 0.03]) * (np.ptp(lowest) or 1)
+    line, height = ends, 1 + ends
+    if bound is not None:
+        order = np.argsort(lowest)
+        line, height = lowest[order], bound[order]
+    axis.plot(line, height, color="black", linewidth=2.2, zorder=4,
+              label=f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃")  # fmt: skip
+    axis.set_xlim(*ends)
+    finish(axis, "", f"smallest eigenvalue {_LOWEST} of P", "fidelity λ̃")
+    axis.legend(fontsize=9, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.2)
+    beyond = (bool(factor.min() < 1 / _STRONGEST), bool(factor.max() > _STRONGEST))
+    extend = {(True, False): "min", (False, True): "max", (True, True): "both"}.get(beyond, "neither")
+    bar = figure.colorbar(drawn, ax=axis, extend=extend)
+    bar.set_label("measured growth in one step")
+    ticks = [tick for tick in (0.5, 0.6, 0.8, 1, 1.25, 1.6, 2) if 1 / end <= tick <= end]
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    bar.minorticks_off()
+    heading(figure, title)
+    return figure
+
+
+def _agreement(found: dict[str, Array]) -> str:
+    first, *others = found.values()
+    if not others:
+        return ""
+    largest = max(float(np.abs(pi - first).max()) for pi in others) / float(first.max())
+    return f"\ndifferences ≤ {largest:.1e} · max π"
+
+
+def _draw_stationary(figure: Figure, axis: Axes, found: dict[str, Array], where: Array | None) -> None:
+    size = next(iter(found.values())).size
+    nodes = np.arange(size) if where is None else where
+    step = max(size // _SHOWN, 1)
+    for number, (name, pi) in enumerate(found.items()):
+        shade, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        if number == 0:
+            axis.plot(nodes, pi, color=shade, linewidth=2, label=name)
+            continue
+        # The series take turns, so that their markers do not hide each other.
+        start = (number - 1) * step // max(len(found) - 1, 1)
+        axis.plot(
+            nodes, pi, linestyle="none", marker=marker, markevery=(start, step), markersize=6,
+            markerfacecolor="none", markeredgecolor=shade, markeredgewidth=1.3, label=name,
+        )  # fmt: skip
+    axis.set_ylim(0, 1.12 * max(float(pi.max()) for pi in found.values()))  # from 0: noise stays small to the eye
+    _panel(axis, f"stationary distribution π{_agreement(found)}", "node" if where is None else "x")
+
+
+def _draw_image(figure: Figure, axis: Axes, found: dict[str, Array], where: Array | None) -> None:
+    name, pi = next(iter(found.items()))
+    shown = axis.imshow(pi, cmap="viridis", vmin=0)
+    figure.colorbar(shown, cax=axis.inset_axes((1.04, 0, 0.05, 1)))
+    axis.set_xlabel(" = ".join([name, *list(found)[1:]]) if len(found) > 1 else name, fontsize=9)
+    axis.set_xticks([])
+    axis.set_yticks([])
+    axis.set_title(f"stationary distribution π{_agreement(found)}", fontsize=11)
+
+
+def _draw_spectrum(axis: Axes, mu: Array, second: float) -> None:
+    order = np.sort(mu)[::-1]
+    axis.axhline(0, color="0.6", linewidth=0.8)
+    for level in (second, -second) if order[-1] < -second / 2 else (second,):
+        label = f"|μ₂| = {second:.6g}" if level > 0 else None
+        axis.axhline(level, color=_ACCENT, linewidth=1.4, linestyle="--", label=label)
+    axis.plot(
+        np.arange(1, mu.size + 1), order, linestyle="none", marker="o", color=PALETTE[0],
+        markersize=4 if mu.size > _MANY else 5.5, label=f"{mu.size} eigenvalues",
+    )  # fmt: skip
+    axis.set_ylim(min(-0.05, 1.12 * float(order[-1])), 1.08)
+    if mu.size > _MANY:
+        axis.set_xscale("log")  # the leading ones tell how the chain mixes
+    _panel(axis, f"spectrum of P, gap 1 − |μ₂| = {1 - second:.3g}", "number j", "μ$_j$")
+
+
+def _draw_plane(axis: Axes, mu: Array, second: float) -> None:
+    angle = np.linspace(0, 2 * np.pi, 400)
+    axis.plot(np.cos(angle), np.sin(angle), color="0.6", linewidth=1.2, label="unit circle")
+    axis.plot(
+        second * np.cos(angle), second * np.sin(angle), color=_ACCENT, linewidth=1.4, linestyle="--",
+        label=f"|μ₂| = {second:.6g}", zorder=4,
+    )  # fmt: skip
+    axis.plot(mu.real, mu.imag, linestyle="none", marker="o", markersize=4, color=PALETTE[0],
+              label=f"{mu.size} eigenvalues")  # fmt: skip
+    axis.set_aspect("equal")
+    _panel(axis, f"spectrum of P, gap 1 − |μ₂| = {1 - second:.3g}", "Re μ", "Im μ")
+
+
+def _draw_mixing(axis: Axes, distances: Mapping[str, Array], second: float) -> None:
+    axis.set_yscale("log")
+    low, high, steps = math.inf, 0.0, 1
+    for number, (name, given) in enumerate(distances.items()):
+        values = check_array("decay", given, ndim=1)
+        if values.min() < 0 or values.max() == 0:
+            raise InputError(
+                f"decay {name!r}: got values from {values.min():.4g} on, expected distances >= 0, not all 0"
+            )
+        k = np.flatnonzero(values > _ROUNDING * values.max())
+        levels, shade = np.log(values[k].astype(np.float64)), PALETTE[number % len(PALETTE)]
+        axis.plot(k, values[k], color=shade, alpha=0.4, linewidth=4, solid_capstyle="round", label=name)
+        low, high, steps = min(low, float(values[k].min())), max(high, float(values.max())), max(steps, int(k[-1]))
+        if second > 0:
+            middle = int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
+            exponent = (k - k[middle]) * math.log(second)
+            near = np.abs(exponent) < _REACH
+            axis.plot(k[near], np.exp(levels[middle] + exponent[near]), color=shade, linewidth=1.4, linestyle="--",
+                      label=f"|μ₂|ᵏ, |μ₂| = {second:.6g}" if number == 0 else None)  # fmt: skip
+    centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * 2.5, 10.0)
+    axis.set_ylim(centre / half, centre * half)
+    axis.set_xlim(-0.02 * steps, 1.02 * steps)
+    _panel(axis, "distance to π, total variation", "steps k")
+
+
+def _panel(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
+    finish(axis, title, xlabel, ylabel)
+    axis.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.16))

@@ -1,0 +1,278 @@
+"""Flows over time: the signal in space and time, and how fast it runs to its limit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError, check_array, check_number
+from nlflow.plotting.base import finish, heading, new_figure, panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Course", "decay_figure", "spacetime_figure"]
+
+Array: TypeAlias = NDArray[Any]
+
+# J is drawn in warm colours, E in cold ones; the two families stay apart for colour-blind eyes too.
+_FAMILIES = {
+    "J": ("#b03a2e", "#e69f00", "#cc79a7"),
+    "E": ("#0b5394", "#009e73", "#56b4e9"),
+    "": ("#5e3c99", "#8c6d31", "#4d4d4d", "#a6a600", "#d55e00", "#8da0cb"),
+}
+_ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
+_REACH = 100.0  # exponent at which a prediction ends: further than any course runs, and no overflow
+_FOOT = 0.05  # of the logarithmic time axis, for t = 0
+
+
+@dataclass(frozen=True)
+class Course:
+    """A measured quantity over time.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in the legend. Names that begin with the word J or E get the colours of these flows.
+    t, values : array of shape (T,)
+        Times, and the quantity (>= 0) at each of them.
+    rate : float, optional
+        Rate of the exponential decay exp(-rate t) that theory predicts.
+    """
+
+    name: str
+    t: Array
+    values: Array
+    rate: float | None = None
+
+
+def spacetime_figure(
+    panels: Mapping[str, tuple[Array, Array]],
+    *,
+    x: Array | None = None,
+    title: str | None = None,
+    logarithmic: bool = True,
+) -> Figure:
+    """Draw signals on a line over time, side by side in one scale of colours, with their profiles at start and end.
+
+    Parameters
+    ----------
+    panels : mapping of str to (t, u)
+        Times of shape (T,), increasing from 0 or later, and the signal at each of them, shape (T, N).
+    x : numpy.ndarray, shape (N,), optional
+        Increasing coordinates of the nodes; their numbers if not given.
+    title : str, optional
+        Heading of the figure.
+    logarithmic : bool
+        Draw the time on a logarithmic axis; t = 0 is then the strip at its foot.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Above the space-time pictures with one bar of colours, below the profiles.
+
+    Raises
+    ------
+    InputError
+        If there is no panel, the shapes do not fit, or coordinates do not increase.
+    """
+    if not panels:
+        raise InputError("panels: got none, expected at least one (t, u)")
+    data = {name: _checked_panel(name, *panel, logarithmic) for name, panel in panels.items()}
+    nodes = {u.shape[1] for _, u in data.values()}
+    if len(nodes) > 1:
+        raise InputError(f"panels: got signals on {sorted(nodes)} nodes, expected the same number in every panel")
+    size = nodes.pop()
+    where = np.arange(size, dtype=np.float64) if x is None else check_array("x", x, ndim=1)
+    if where.shape != (size,) or np.any(np.diff(where) <= 0):
+        raise InputError(f"x: got shape {where.shape}, expected {size} increasing coordinates, one for each node")
+
+    figure = new_figure(3.9 * len(data) + 1.6, 6.2, dpi=130)
+    axes = figure.subplots(2, len(data), sharex="all", sharey="row", height_ratios=[3, 1.35], squeeze=False)
+    style, shades = _scale_of([u for _, u in data.values()]), _shades(list(data))
+    across, meshes = _edges(where), []
+    foot = _foot([t for t, _ in data.values()]) if logarithmic else 0.0
+    for column, (name, (t, u)) in enumerate(data.items()):
+        picture, profile = axes[:, column]
+        up = _time_edges(t, foot) if logarithmic else np.clip(_edges(t), t[0], t[-1])
+        meshes.append(picture.pcolormesh(across, up, u, rasterized=True, **style))
+        if logarithmic and t[0] == 0:
+            picture.axhline(up[1], color="white", linewidth=2.5)
+        picture.set_title(name, fontsize=12, color=shades[name], fontweight="bold")
+        profile.plot(where, u[0], color="0.65", linewidth=1.0, label=f"t = {t[0]:.4g}")
+        profile.plot(where, u[-1], color=shades[name], linewidth=1.8, label=f"t = {t[-1]:.4g}")
+        profile.legend(fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 0.98), frameon=False, borderpad=0.1)
+        finish(profile, "", "node" if x is None else "x", "u" if column == 0 else "")
+    if logarithmic:
+        _logarithmic_times(axes[0, 0], [t for t, _ in data.values()], foot)
+    axes[0, 0].set_ylabel("time t")
+    axes[1, 0].set_xlim(across[0], across[-1])
+    bar = figure.colorbar(meshes[0], ax=list(axes[0]), fraction=0.04, pad=0.02, aspect=28)
+    bar.set_label("u")
+    heading(figure, title)
+    return figure
+
+
+def decay_figure(
+    panels: Mapping[str, Sequence[Course]],
+    *,
+    title: str | None = None,
+    logarithmic: bool = False,
+    xlabel: str = "t",
+) -> Figure:
+    """Draw measured decays (pale lines) with the predicted exponentials (dashed) on a logarithmic axis.
+
+    A prediction is a rate, no level: it is drawn through the middle of the decades that its course passes. Values
+    below 1e-15 of the largest are left out.
+
+    Parameters
+    ----------
+    panels : mapping of str to sequence of Course
+        Panel title and what is drawn in it.
+    title : str, optional
+        Heading of the figure.
+    logarithmic : bool
+        Draw the time on a logarithmic axis; t = 0 is then left out.
+    xlabel : str
+        What t is called.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel for each entry.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw, shapes do not fit, times do not increase or values are negative.
+    """
+    if not panels or not all(len(courses) for courses in panels.values()):
+        raise InputError("panels: got none or an empty one, expected at least one Course in every panel")
+    figure, axes = panel_grid(len(panels), 4.4, 4.2 + 0.2 * max(len(courses) for courses in panels.values()))
+    for axis, (name, courses) in zip(axes, panels.items(), strict=True):
+        _draw_courses(axis, courses, logarithmic)
+        finish(axis, name, xlabel)
+    heading(figure, title)
+    return figure
+
+
+def _draw_courses(axis: Axes, courses: Sequence[Course], logarithmic: bool) -> None:
+    axis.set_yscale("log")
+    if logarithmic:
+        axis.set_xscale("log")
+    shades = _shades([course.name for course in courses])
+    handles: list[Any] = []
+    low, high = math.inf, 0.0
+    for course in courses:
+        t, values = _visible(course, logarithmic)
+        shade = shades[course.name]
+        (line,) = axis.plot(t, values, color=shade, alpha=0.4, linewidth=4, solid_capstyle="round", label=course.name)
+        handles.append((line,))
+        if not len(t):
+            line.set_label(f"{course.name}: nothing above 0")
+            continue
+        low, high = min(low, float(values.min())), max(high, float(values.max()))
+        if course.rate is None:
+            continue
+        rate = check_number(f"rate of {course.name!r}", course.rate)
+        levels = np.log(values)
+        middle = int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
+        reach = _REACH / abs(rate) if rate else math.inf
+        ends = max(t[0], t[middle] - reach), min(t[-1], t[middle] + reach)
+        shown = np.geomspace(*ends, 300) if logarithmic else np.linspace(*ends, 300)
+        predicted = values[middle] * np.exp(-rate * (shown - t[middle]))
+        (dashes,) = axis.plot(shown, predicted, color=shade, linewidth=1.4, linestyle="--")
+        line.set_label(f"{course.name}, predicted rate {rate:.4g}")
+        handles[-1] = (line, dashes)
+    if high > 0:
+        centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * 3, 10.0)  # at least two decades
+        axis.set_ylim(centre / half, centre * half)
+    axis.legend(
+        handles, [str(pair[0].get_label()) for pair in handles], fontsize=9, frameon=False,
+        loc="upper left", bbox_to_anchor=(-0.02, -0.13),  # below: decays cross every corner of the panel
+        title="dashed: predicted exp(−rate · t)" if any(len(pair) > 1 for pair in handles) else None,
+        title_fontsize=9, alignment="left",
+    )  # fmt: skip
+
+
+def _visible(course: Course, logarithmic: bool) -> tuple[Array, Array]:
+    """Return the times and values that can be drawn: above rounding, and later than 0 on a logarithmic axis."""
+    t, values = (
+        check_array(f"{part} of {course.name!r}", array, ndim=1)
+        for part, array in (("t", course.t), ("values", course.values))
+    )
+    if t.shape != values.shape or np.any(np.diff(t) <= 0):
+        raise InputError(f"t of {course.name!r}: got shape {t.shape}, expected {len(values)} increasing times")
+    if values.min() < 0:
+        raise InputError(f"values of {course.name!r}: got {values.min():.4g}, expected values >= 0; pass distances")
+    shown = (values > _ROUNDING * values.max()) & ((t > 0) | (not logarithmic))
+    return t[shown].astype(np.float64), values[shown].astype(np.float64)
+
+
+def _checked_panel(name: str, t: Array, u: Array, logarithmic: bool) -> tuple[Array, Array]:
+    times = check_array(f"t of {name!r}", t, ndim=1)
+    signal = check_array(f"u of {name!r}", u, ndim=2, hint="one row for each time")
+    if signal.shape[0] != len(times) or signal.shape[1] < 2:
+        raise InputError(f"u of {name!r}: got shape {signal.shape}, expected ({len(times)}, N) with N >= 2 as in t")
+    if np.any(np.diff(times) <= 0) or times[0] < 0 or np.count_nonzero(times > 0) < 2:
+        raise InputError(f"t of {name!r}: expected times that increase from 0 or later, two of them after 0")
+    return times, signal
+
+
+def _shades(names: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name in names:
+        match = re.match(r"[JE]\b", name)
+        family = _FAMILIES[match[0] if match else ""]
+        found[name] = family[sum(shade in family for shade in found.values()) % len(family)]
+    return found
+
+
+def _scale_of(signals: list[Array]) -> dict[str, Any]:
+    """Return one scale of colours: about 0 where the signals have both signs in like measure."""
+    low, high = min(float(u.min()) for u in signals), max(float(u.max()) for u in signals)
+    if low < 0 < high and max(-low, high) < 3 * min(-low, high):
+        return {"cmap": "PuOr_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
+    return {"cmap": "viridis", "vmin": low, "vmax": high}
+
+
+def _edges(centres: Array) -> Array:
+    middles = (centres[1:] + centres[:-1]) / 2
+    return np.concatenate([[2 * centres[0] - middles[0]], middles, [2 * centres[-1] - middles[-1]]])
+
+
+def _foot(times: list[Array]) -> float:
+    """Return where the logarithmic axis begins, so that t = 0 gets a strip that can be seen."""
+    first = min(float(np.exp(_edges(np.log(t[t > 0])))[0]) for t in times)
+    last = max(float(t[-1]) for t in times)
+    return float(first * (first / last) ** _FOOT) if any(t[0] == 0 for t in times) else first
+
+
+def _time_edges(t: Array, foot: float) -> Array:
+    edges = np.exp(_edges(np.log(t[t > 0])))
+    return np.concatenate([[foot], edges]) if t[0] == 0 else edges
+
+
+def _logarithmic_times(axis: Axes, times: list[Array], foot: float) -> None:
+    axis.set_yscale("log")
+    first = min(float(t[t > 0][0]) for t in times)
+    last = max(float(t[-1]) for t in times)
+    decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+    steps = (1, 2, 5) if last < 100 * first else (1,)
+    marks = [step * 10.0**k for k in decades for step in steps if first / 1.01 <= step * 10.0**k <= last * 1.01]
+    started = any(t[0] == 0 for t in times)
+    marks = [mark for mark in marks if not started or mark > foot * (last / foot) ** (_FOOT * 1.8)]  # clear of the 0
+    marks = marks[:: -(-len(marks) // 8) or 1]
+    labels = [f"{mark:g}" if 1e-3 < mark < 1e4 else f"$10^{{{round(math.log10(mark))}}}$" for mark in marks]
+    if started:
+        edge = min(float(_time_edges(t, foot)[1]) for t in times if t[0] == 0)
+        marks, labels = [math.sqrt(foot * edge), *marks], ["0", *labels]
+    axis.set_yticks(marks, labels)
+    axis.minorticks_off()

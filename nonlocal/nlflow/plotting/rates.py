@@ -1,0 +1,255 @@
+"""Convergence studies: measured rates with their fits, and quantities between their bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError, check_array, check_choice, check_number
+from nlflow.plotting.base import COLUMNS, MARKERS, PALETTE, finish, heading, panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["Series", "bounds_figure", "rate_figure"]
+
+Array: TypeAlias = NDArray[Any]
+
+_OUTSIDE = "#b03a2e"
+_ROUNDING = 1e-9  # relative: a measured value may meet its bound
+
+
+@dataclass(frozen=True)
+class Series:
+    """Measured values with the power law or exponential fitted to them.
+
+    Attributes
+    ----------
+    name : str
+        What it is called in the legend.
+    x, y : array of shape (M,)
+        Abscissas and values (>= 0; zeros cannot be drawn and are left out).
+    low, high : array of shape (M,), optional
+        Ends of an interval about each value; both or none.
+    slope : float, optional
+        Fitted slope: of log y over log x, or of the natural log y over x on semi-logarithmic axes.
+    intercept : float, optional
+        Natural logarithm of the fit at x = 1 (x = 0 on semi-logarithmic axes); without it the fit goes through the
+        mean of the fitted points.
+    expected : float, optional
+        Slope that theory predicts.
+    half_width : float, optional
+        Half width of the confidence interval of `slope`.
+    used : array of bool, shape (M,), optional
+        Points that the fit is made of; the others are drawn open, and lines span the fitted ones.
+    """
+
+    name: str
+    x: Array
+    y: Array
+    low: Array | None = None
+    high: Array | None = None
+    slope: float | None = None
+    intercept: float | None = None
+    expected: float | None = None
+    half_width: float | None = None
+    used: Array | None = None
+
+
+def rate_figure(
+    groups: Mapping[str, Sequence[Series]] | Sequence[Series],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str | None = None,
+    scale: str = "loglog",
+) -> Figure:
+    """Draw measured values over a parameter with fitted (pale) and expected (dashed) slopes.
+
+    The expected slope is drawn through the middle of the fitted points, so that it and the fit part where they differ.
+
+    Parameters
+    ----------
+    groups : mapping of str to sequence of Series, or sequence of Series
+        Panel title and what is drawn in it; a sequence is a single panel.
+    xlabel, ylabel : str
+        Labels of the axes.
+    title : str, optional
+        Heading of the figure.
+    scale : {"loglog", "semilogy"}
+        Power laws y = C x^slope, or exponentials y = C exp(slope x).
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel for each group; the legend tells slope, confidence interval and expected slope.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw, shapes differ, or values are negative or (on a logarithmic axis) x is not positive.
+    """
+    check_choice("scale", scale, ("loglog", "semilogy"))
+    panels = dict(groups) if isinstance(groups, Mapping) else {"": groups}
+    if not panels or not all(len(group) for group in panels.values()):
+        raise InputError("groups: got none or an empty one, expected at least one Series in every panel")
+    figure, axes = panel_grid(len(panels), 4.5, 4.2 + 0.26 * max(len(group) for group in panels.values()))
+    for axis, (name, group) in zip(axes, panels.items(), strict=True):
+        axis.set_yscale("log")
+        if scale == "loglog":
+            axis.set_xscale("log")
+        entry = [
+            _draw_series(axis, series, scale, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
+            for number, series in enumerate(group)
+        ]
+        dashed = any(series.expected is not None for series in group)
+        axis.legend(
+            [handles for handles, _ in entry], [label for _, label in entry], fontsize=9, frameon=False,
+            loc="upper left", bbox_to_anchor=(-0.02, -0.14), alignment="left",
+            title="pale: fitted, dashed: expected slope" if dashed else None, title_fontsize=9,
+        )  # fmt: skip
+        finish(axis, name, xlabel, ylabel)
+    heading(figure, title)
+    return figure
+
+
+def bounds_figure(
+    series: Mapping[str, tuple[Array, Array, Array, Array]],
+    *,
+    xlabel: str,
+    ylabel: str,
+    title: str | None = None,
+    logx: bool = True,
+    logy: bool = False,
+) -> Figure:
+    """Draw measured quantities within their two-sided bounds, a shaded band.
+
+    Values outside of their band (by more than 1e-9 relative) are marked by red crosses and counted.
+
+    Parameters
+    ----------
+    series : mapping of str to (x, measured, low, high)
+        One panel each; four arrays of shape (M,), in any order of x.
+    xlabel, ylabel : str
+        Labels of the axes.
+    title : str, optional
+        Heading of the figure.
+    logx, logy : bool
+        Logarithmic axes.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        One panel for each entry, in one scale.
+
+    Raises
+    ------
+    InputError
+        If there is no series, shapes differ, a lower bound is above its upper one, or x is not positive with `logx`.
+    """
+    if not series:
+        raise InputError("series: got none, expected at least one (x, measured, low, high)")
+    figure, axes = panel_grid(len(series), 4.4, 4.6, sharex=True, sharey=True)
+    for number, (axis, (name, arrays)) in enumerate(zip(axes, series.items(), strict=True)):
+        x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)))
+        if np.any(low > high):
+            raise InputError(f"low of {name!r}: got a lower bound above the upper one, expected low <= high")
+        order, shade = np.argsort(x), PALETTE[number % len(PALETTE)]
+        x, y, low, high = x[order], y[order], low[order], high[order]
+        _positive(name, x, logx)
+        axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label="between the bounds")
+        for bound in (low, high):
+            axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--")
+        axis.plot(x, y, color=shade, linewidth=1.2, marker="o", markersize=5, label="measured")
+        slack = _ROUNDING * np.maximum(np.abs(low), np.abs(high))
+        outside = (y < low - slack) | (y > high + slack)
+        if outside.any():
+            axis.plot(x[outside], y[outside], linestyle="none", marker="X", markersize=10, color=_OUTSIDE,
+                      label=f"outside ({np.count_nonzero(outside)})")  # fmt: skip
+        axis.set_xscale("log" if logx else "linear")
+        axis.set_yscale("log" if logy else "linear")
+        axis.legend(fontsize=9, frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(-0.02, -0.14),
+                    columnspacing=1.2)  # fmt: skip
+        finish(axis, name, xlabel, ylabel if number % COLUMNS == 0 else "")
+        axis.tick_params(labelbottom=True)
+    heading(figure, title)
+    return figure
+
+
+def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str) -> tuple[Any, str]:
+    """Draw one series; return what stands for it in the legend, and its label."""
+    given = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
+    if (series.low is None) != (series.high is None):
+        raise InputError(f"low of {series.name!r}: got one end of the interval, expected both low and high or none")
+    x, y, *interval = _alike(series.name, {key: array for key, array in given.items() if array is not None})
+    _positive(series.name, x, scale == "loglog")
+    used = np.ones(x.shape, bool) if series.used is None else np.asarray(series.used, dtype=bool)
+    if used.shape != x.shape or y.min() < 0 or not (used & (y > 0)).any():
+        raise InputError(f"y of {series.name!r}: expected values >= 0, a positive one among those `used` (shape of y)")
+    if interval:
+        low, high = interval
+        axis.errorbar(
+            x, y, yerr=np.maximum([y - low, high - y], 0), fmt="none", ecolor=shade, elinewidth=1.1, capsize=2.5
+        )
+    handles = []
+    used = used & (y > 0)
+    joined = "-" if series.slope is None and series.expected is None else "none"
+    for chosen, face in ((used, shade), (~used & (y > 0), "none")):
+        (points,) = axis.plot(
+            x[chosen], y[chosen], linestyle=joined, linewidth=1, color=shade, marker=marker, markersize=5.5,
+            markerfacecolor=face, zorder=3,
+        )  # fmt: skip
+        handles.append(points)
+    label = series.name
+    place = np.log(x) if scale == "loglog" else x
+    centre, level = float(place[used].mean()), float(np.log(y[used]).mean())
+    ends = np.array([place[used].min(), place[used].max()])
+    ends += np.array([-0.04, 0.04]) * np.ptp(ends)
+    across = np.exp(ends) if scale == "loglog" else ends
+    handles = handles[:1]
+    if series.slope is not None:
+        slope = check_number(f"slope of {series.name!r}", series.slope)
+        height = level - slope * centre if series.intercept is None else series.intercept
+        handles += axis.plot(across, np.exp(height + slope * ends), color=shade, alpha=0.4, linewidth=4)
+        label += f": slope {_told(slope, series.half_width)}"
+    if series.expected is not None:
+        expected = check_number(f"expected of {series.name!r}", series.expected)
+        dashes = axis.plot(
+            across, np.exp(level + expected * (ends - centre)), color=shade, linestyle="--", linewidth=1.4
+        )
+        handles += dashes
+        label += f" (expected {_number(expected)})"
+    return tuple(handles), label
+
+
+def _told(slope: float, half_width: float | None) -> str:
+    """Return a slope with as many digits as its interval has meaning."""
+    if half_width is None:
+        return _number(slope)
+    width = check_number("half_width", half_width, minimum=0)
+    # Two digits of the width where the first is 1 (0.014 cut to 0.01 would be too narrow), else one.
+    digits = -int(np.floor(np.log10(width / 2))) if width > 0 else 6
+    digits = min(max(digits, 1), 8)
+    return _number(slope, f".{digits}f") + f" ± {width:.{digits}f}"
+
+
+def _number(value: float, form: str = ".4g") -> str:
+    return format(value, form).replace("-", "−")
+
+
+def _alike(name: str, arrays: dict[str, Array]) -> list[Array]:
+    found = {key: check_array(f"{key} of {name!r}", array, ndim=1) for key, array in arrays.items()}
+    for key, array in found.items():
+        if array.shape != found["x"].shape:
+            raise InputError(f"{key} of {name!r}: got shape {array.shape}, expected {found['x'].shape} as in x")
+    return list(found.values())
+
+
+def _positive(name: str, x: Array, logarithmic: bool) -> None:
+    if logarithmic and x.min() <= 0:
+        raise InputError(f"x of {name!r}: got {x.min():.4g}, expected values > 0 on a logarithmic axis")
