@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.harness import report
 
-NAMES = ("stencil", "exponential", "convolution", "startup", "camera")
+NAMES = ("stencil", "exponential", "convolution", "walks", "startup", "camera")
 
 
 def main() -> None:
