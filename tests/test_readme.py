@@ -5,15 +5,17 @@ from pathlib import Path
 
 import pytest
 
+import nlflow as nl
+
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
 
 
 def test_readme_has_an_example_of_each_kind():
-    assert len(BLOCKS) == 3
+    assert len(BLOCKS) == 4
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "chain"])
 def test_readme_example_runs(block):
     names: dict[str, object] = {}
     exec(compile(block, str(README), "exec"), names)
@@ -22,3 +24,8 @@ def test_readme_example_runs(block):
         assert flow.distance_to_constant(end.final) < 1e-8
         assert flow.distance_to_constant(kept.final) > 0.1
         assert abs(kept.final - names["keeping"].functional.minimizer().u).max() < 1e-8
+    if "chain" in names:
+        chain, flow, v = names["chain"], names["layers"], names["v"]
+        assert abs(chain.expectation(v, 20) - chain.limit(v)).max() < 1e-10
+        assert nl.diversity(flow, names["limit"]) >= 0.3 * nl.diversity(flow, v)
+        assert names["strength"] < nl.neutreno_limit(names["attention"])

@@ -44,6 +44,8 @@ from .markov import MarkovChain as MarkovChain
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve
+from .study import StudyResult as StudyResult
+from .study import run_study as run_study
 
 __all__ = [
     "Affinity",
@@ -81,6 +83,7 @@ __all__ = [
     "StabilityError",
     "Stationary",
     "Status",
+    "StudyResult",
     "TopHat",
     "affinity",
     "denoise",
@@ -91,5 +94,6 @@ __all__ = [
     "fidelity_for",
     "from_matrix",
     "neutreno_limit",
+    "run_study",
     "solve",
 ]

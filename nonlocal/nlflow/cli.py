@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import enum
 import functools
-import json
 import math
 import re
-import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ParamSpec, TypeVar
 
 import typer
+
+from nlflow import cli_study, cli_validate
+from nlflow._terminal import echo as _echo
+from nlflow._terminal import print_json as _print_json
+from nlflow._terminal import stopping
 
 if TYPE_CHECKING:
     from nlflow.files import Media
@@ -38,6 +40,8 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal denoise in.png out.png --compare a.pdf draw before and after
   nonlocal denoise ecg.csv out.csv --json         signals; report for programs
   nonlocal demo                                   noise added and removed again
+  nonlocal study time-order                       measured rates beside the theory
+  nonlocal validate --quick                       the theory, claim by claim
   nonlocal info                                   versions, threads, devices
 
 Images are PNG, JPEG, TIFF or NPY files, signals WAV, CSV or NPY. Outputs appear complete or not at all. Results go to
@@ -93,29 +97,6 @@ class Kind(enum.StrEnum):
     signal = "signal"
 
 
-def _echo(text: str, *, err: bool = False) -> None:
-    """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
-    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
-    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
-
-
-def _print_json(report: Mapping[str, Any]) -> None:
-    _echo(json.dumps(_plain(report), indent=2, allow_nan=False))
-
-
-def _plain(value: Any) -> Any:
-    """Return `value` in JSON's types; infinities and NaN, which JSON lacks, become null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # NumPy's scalars and arrays
-        return _plain(value.tolist())
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
-
-
 def _print_table(rows: list[tuple[str, str]]) -> None:
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
@@ -144,29 +125,6 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
             raise typer.Exit(1) from None
 
     return run
-
-
-@contextmanager
-def _stopping() -> Iterator[None]:
-    """Let Ctrl-C end the command even if a flow inside answers it with what it has reached."""
-    stopped = False
-
-    def remember(number: int, frame: Any) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.default_int_handler(number, frame)
-
-    try:
-        before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread: signals do not arrive here
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if stopped:
-        raise KeyboardInterrupt
 
 
 def _print_version(wanted: bool) -> None:
@@ -272,7 +230,7 @@ def denoise(
 
     from nlflow.denoising import denoise as remove_noise
 
-    with _stopping(), warnings.catch_warnings(record=True) as caught:
+    with stopping(), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         result, outcome = remove_noise(
             media.data,
@@ -365,6 +323,12 @@ def demo(
     from nlflow.demo import run_demo
 
     _echo(run_demo(out, progress=not quiet and sys.stderr.isatty()))
+
+
+app.command(help=cli_study.HELP, short_help="Measure rates of convergence beside the theory.")(
+    _reported(cli_study.study)
+)
+app.command(help=cli_validate.HELP, short_help="Run the statements of the theory.")(_reported(cli_validate.validate))
 
 
 @app.command(help=_INFO)

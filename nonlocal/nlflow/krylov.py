@@ -1,7 +1,8 @@
-"""Conjugate gradients in any inner product, for many right-hand sides at once, on any array namespace.
+"""Krylov methods for many right-hand sides at once: conjugate gradients in any inner product, and GMRES.
 
-SciPy's solver handles one NumPy vector in the Euclidean inner product; the operators here are self-adjoint in a
-weighted one, have one system for each channel, and may live on another device.
+SciPy's solvers handle one NumPy vector in the Euclidean inner product; the operators here are self-adjoint in a
+weighted one (conjugate gradients), have one system for each channel, for all of which one average serves, and may live
+on another device (conjugate gradients).
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nlflow._array import Array, namespace
 
-__all__ = ["Solved", "conjugate_gradients"]
+__all__ = ["Solved", "conjugate_gradients", "gmres"]
 
 _ROUND = 100  # iterations between two looks at the true residual
 
@@ -96,3 +100,68 @@ def conjugate_gradients(
         if residual > 0.9 * before:  # rounding is all that is left
             break
     return Solved(x, residual, done)
+
+
+def gmres(
+    operator: Callable[[NDArray[np.float64]], NDArray[np.float64]],
+    b: NDArray[np.float64],
+    *,
+    rtol: float,
+    maxiter: int,
+    restart: int = 40,
+) -> Solved:
+    """Solve ``operator(x) = b`` for every column of `b`, each in a Krylov space of its own (Saad and Schultz 1986).
+
+    (doi 10.1137/0907058.) Columns are orthogonalised one by one, but the operator is applied to all of them together.
+
+    Parameters
+    ----------
+    operator : callable
+        Linear, on arrays of shape (N, D), the same for each column.
+    b : array of shape (N, D)
+    rtol : float
+        Stop when every column's residual is at most this times its right-hand side, Euclidean norms.
+    maxiter : int
+        Applications of the operator.
+    restart : int
+        Largest dimension of the Krylov spaces, which take ``8 restart N D`` bytes.
+
+    Returns
+    -------
+    Solved
+        Its residual is recomputed from `x`.
+    """
+    x = np.zeros_like(b)
+    size = np.linalg.norm(b, axis=0)
+    scale = np.where(size > 0, size, 1.0)
+    residual = b.copy()
+    done, relative = 0, float((size > 0).any())
+    while relative > rtol and done < maxiter:
+        before = relative
+        start = np.linalg.norm(residual, axis=0)
+        basis = [residual / np.where(start > 0, start, 1.0)]
+        hessenberg = np.zeros((b.shape[1], restart + 1, restart))
+        y = np.zeros((b.shape[1], 0))
+        for j in range(min(restart, maxiter - done)):
+            w = operator(basis[j])
+            done += 1
+            for i, v in enumerate(basis):
+                hessenberg[:, i, j] = np.sum(v * w, axis=0)
+                w = w - hessenberg[:, i, j] * v
+            length = np.linalg.norm(w, axis=0)
+            hessenberg[:, j + 1, j] = length
+            # A column whose space holds its solution goes on with 0.
+            basis.append(w / np.where(length > 1e-14 * scale, length, np.inf))
+            target = np.zeros((b.shape[1], j + 2))
+            target[:, 0] = start
+            # Pseudo-inverses, for the columns that are solved already.
+            y = np.einsum("cij,cj->ci", np.linalg.pinv(hessenberg[:, : j + 2, : j + 1]), target)
+            left = np.linalg.norm(target - np.einsum("cij,cj->ci", hessenberg[:, : j + 2, : j + 1], y), axis=1)
+            if float((left / scale).max()) <= 0.5 * rtol:
+                break
+        x = x + sum((v * y[:, i] for i, v in enumerate(basis[: y.shape[1]])), np.zeros_like(b))
+        residual = b - operator(x)
+        relative = float((np.linalg.norm(residual, axis=0) / scale).max())
+        if relative > 0.99 * before:  # rounding is all that is left
+            break
+    return Solved(x, relative, done)

@@ -1,0 +1,68 @@
+"""What commands share: printing, whatever the terminal can show, and stopping at Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+
+__all__ = ["echo", "plain", "print_json", "stopping"]
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """Print `report` as one JSON object."""
+    echo(json.dumps(plain(report), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON's types; infinities and NaN, which JSON lacks, become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # NumPy's scalars and arrays
+        return plain(value.tolist())
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C end a command even if a flow inside answers it with what it has reached.
+
+    Yields a function that raises `KeyboardInterrupt` once there was one; it is called at the end in any case.
+    """
+    stopped = False
+
+    def remember(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.default_int_handler(number, frame)
+
+    def look() -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    try:
+        before = signal.signal(signal.SIGINT, remember)
+    except ValueError:  # not the main thread: signals do not arrive here
+        yield look
+        return
+    try:
+        yield look
+    finally:
+        signal.signal(signal.SIGINT, before)
+    look()

@@ -1,0 +1,159 @@
+"""The command ``nonlocal study``: convergence studies with their fits beside what the theory expects."""
+
+from __future__ import annotations
+
+import enum
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from nlflow._terminal import echo, print_json
+
+__all__ = ["HELP", "study"]
+
+T = TypeVar("T")
+
+HELP = """Measure a rate of convergence, or a limit, and compare it with what the theory says.
+
+\b
+KIND is one of
+  time-order   error of integrators over the step; expected: their order
+  space-order  error of grid averages over the number of nodes, against the continuum
+  monte-carlo  error of averages over N random nodes (or tokens); expected: N^(-1/2)
+  mixing       how fast the chain of a kernel forgets where it began, and its mixing time
+  equilibrium  diversity of equilibria between their bounds, and the rate towards them
+  stability    growth under NeuTRENO steps, and the largest stable fidelity
+
+Every option has a default, and a comma separates several values; every combination is a case. A kind has the options
+that concern it. Kernels are gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax
+kernel, which compares tokens); --kernel may be repeated. Tokens are .npy files with one row each.
+
+With --out the table (table.csv), everything (result.json) and the figure (figure.png) are written to a folder, and
+every case as soon as it is done: the same command goes on where an interrupted one ended. A measured value that is not
+as expected is marked by DIFFERS, and is no error.
+
+\b
+Examples:
+  nonlocal study time-order
+  nonlocal study space-order --kernel gaussian:width=0.05 --kernel laplace:width=0.1 --dimension 1
+  nonlocal study monte-carlo --nodes 64,256,1024,4096 --seeds 500 --jobs 2 --out mc
+  nonlocal study mixing --kernel tophat:radius=0.2 --nodes 16,32,64 --boundary reflect
+  nonlocal study stability --queries q.npy --keys k.npy --json
+"""
+
+
+class StudyKind(enum.StrEnum):
+    """What is studied."""
+
+    time_order = "time-order"
+    space_order = "space-order"
+    monte_carlo = "monte-carlo"
+    mixing = "mixing"
+    equilibrium = "equilibrium"
+    stability = "stability"
+
+
+def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
+    """Return the values that commas separate, or None where the option was not given."""
+    if text is None:
+        return None
+    from nlflow.errors import InputError
+
+    try:
+        return [kind(part.strip()) for part in text.split(",")]
+    except ValueError:
+        words = {"int": "whole numbers", "float": "numbers"}[kind.__name__]
+        raise InputError(f"{option}: got {text!r}, expected {words} with commas between them") from None
+
+
+def _read_tokens(option: str, path: Path | None) -> Any:
+    """Return the array of an .npy file; pickled objects are refused."""
+    if path is None:
+        return None
+    import numpy as np
+
+    from nlflow.errors import FileFormatError
+
+    try:
+        with path.open("rb") as stream:
+            array = np.load(stream, allow_pickle=False)
+    except OSError as error:
+        raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
+    except (ValueError, EOFError, UnicodeDecodeError) as error:
+        raise FileFormatError(
+            f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
+    return array
+
+
+def study(
+    kind: Annotated[StudyKind, typer.Argument(metavar="KIND", help="What is studied.", show_default=False)],
+    kernel: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Kernel; may be repeated.", show_default=False)
+    ] = None,
+    nodes: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Nodes along each axis; sample sizes for monte-carlo.")
+    ] = None,
+    dimension: Annotated[str | None, typer.Option(metavar="LIST", help="1, 2 or both.")] = None,
+    boundary: Annotated[str | None, typer.Option(metavar="LIST", help="periodic, reflect, isolated.")] = None,
+    channels: Annotated[str | None, typer.Option(metavar="LIST", help="Channels of the signal.")] = None,
+    fidelity: Annotated[str | None, typer.Option(metavar="LIST", help="Fidelities.")] = None,
+    metric: Annotated[str | None, typer.Option(metavar="LIST", help="l2, degree.")] = None,
+    integrator: Annotated[str | None, typer.Option(metavar="LIST", help="euler, semi-implicit, runge-kutta.")] = None,
+    dt: Annotated[str | None, typer.Option("--dt", metavar="LIST", help="Steps of time-order.")] = None,
+    laziness: Annotated[float | None, typer.Option(metavar="NUMBER", help="Probability to stay, for mixing.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Draws for each N, for monte-carlo [default: 200].")
+    ] = None,
+    seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
+    queries: Annotated[Path | None, typer.Option(metavar="FILE", help="Queries of tokens (.npy).")] = None,
+    keys: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys of tokens (.npy).")] = None,
+    values: Annotated[Path | None, typer.Option(metavar="FILE", help="Values of tokens (.npy).")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
+    jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+) -> None:
+    """Measure a rate of convergence, or a limit, and compare it with what the theory says."""
+    options: dict[str, Any] = {
+        "kernel": kernel or None,
+        "nodes": _listed("--nodes", nodes, int),
+        "dimension": _listed("--dimension", dimension, int),
+        "boundary": _listed("--boundary", boundary, str),
+        "channels": _listed("--channels", channels, int),
+        "fidelity": _listed("--fidelity", fidelity, float),
+        "metric": _listed("--metric", metric, str),
+        "integrator": _listed("--integrator", integrator, str),
+        "dt": _listed("--dt", dt, float),
+        "laziness": laziness,
+        "seeds": seeds,
+        "queries": _read_tokens("--queries", queries),
+        "keys": _read_tokens("--keys", keys),
+        "values": _read_tokens("--values", values),
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    from nlflow.study import run_study
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        progress = not quiet and sys.stderr.isatty()
+        result = run_study(kind.value, out=out, jobs=jobs, progress=progress, rng=seed, **given)
+    if not quiet:
+        for text in dict.fromkeys(str(warning.message) for warning in caught):
+            echo(f"nonlocal: warning: {text}", err=True)
+    if out is not None:
+        result.save(out)
+    if as_json:
+        print_json(result.as_dict())
+    elif not quiet:
+        echo(result.report())
+        judged = [fit.passed for fit in result.fits if fit.passed is not None]
+        echo(f"\n{sum(judged)} of {len(judged)} as expected" + ("" if all(judged) else "; see DIFFERS above"))
+        if out is not None:
+            echo(f"written: table.csv, result.json and figure.png in {out}")

@@ -1,0 +1,156 @@
+"""Running a study: cases in parallel, each kept as soon as it is done, and the rest after an interruption."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing
+from typing import Any
+
+import joblib
+import numba
+
+# Before any case: its linear algebra must be loaded when the number of its threads is set.
+import numpy as np
+import scipy.linalg  # noqa: F401
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from nlflow._machine import environment
+from nlflow.errors import check_choice, check_integer
+from nlflow.study.contract import Case, Options, Row
+from nlflow.study.identity import decode, describe, digest, encode
+from nlflow.study.options import read_options
+from nlflow.study.registry import KINDS
+from nlflow.study.result import StudyResult
+from nlflow.study.settings import make_cases
+from nlflow.study.store import Folder
+
+__all__ = ["run_study"]
+
+
+def run_study(
+    kind: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = 1,
+    progress: bool = False,
+    rng: int | np.random.Generator | None = 0,
+    **options: Any,
+) -> StudyResult:
+    """Measure a rate of convergence, or a limit, and compare it with what the theory says.
+
+    Parameters
+    ----------
+    kind : str
+        ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
+        against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
+        ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
+        equilibrium and rate towards it, against their bounds, over fidelities. ``stability``: growth of perturbations
+        under NeuTRENO steps, and the largest stable fidelity.
+    out : path, optional
+        A folder in which every case is kept as soon as it is done. A later call with the same options reads what is
+        there and does the rest; the result has the same bits.
+    jobs : int or None
+        Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
+        backend (dask, for instance) is used in any case.
+    progress : bool
+        Progress bar on stderr.
+    rng : int or Generator
+        Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
+    **options
+        Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
+        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2), ``boundary``, ``channels``,
+        ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every combination is a case. One value
+        of: ``domain`` in place of nodes, dimension and boundary; ``start``, the signal, an array or a function of node
+        positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row for each token, for kernels that
+        compare features (a kernel that does compares the signal itself without them). Besides: steps ``dt`` and end
+        ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``, distance ``eps`` and first node or
+        law ``origin`` (mixing), a function of the step that returns an own integrator for ``integrator``.
+
+    Returns
+    -------
+    StudyResult
+
+    Raises
+    ------
+    InputError
+        For options that the kind does not have, unusable values, and fewer than three sizes to fit a line through.
+    FileFormatError
+        When `out` holds another study.
+
+    Warns
+    -----
+    NlflowWarning
+        When the file of a case is damaged; the case is computed again.
+
+    Examples
+    --------
+    >>> from nlflow import run_study
+    >>> result = run_study("time-order", nodes=16, integrator="euler", metric="degree", fidelity=0.5)
+    >>> [round(fit.slope, 1) for fit in result.fits], result.fits[0].passed
+    ([1.0], True)
+    """
+    study = KINDS[check_choice("kind", kind, tuple(KINDS))]
+    seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int) else _drawn(rng)
+    workers = None if jobs is None else check_integer("jobs", jobs, minimum=-1, hint="-1 takes all cores")
+    if workers == 0:
+        workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
+    chosen = read_options(study, options)
+    described: dict[str, Any] = {**describe(chosen), "rng": seed}
+    folder = None if out is None else Folder(out, study.name, described)
+
+    cases = make_cases(study, chosen)
+    names = [digest(encode([study.name, number, case.label, seed]))[:12] for number, case in enumerate(cases)]
+    seeds = np.random.SeedSequence(seed).spawn(len(cases))
+    done: dict[int, list[Row]] = {}
+    if folder is not None:
+        for number, name in enumerate(names):
+            rows = folder.read(number, name)
+            if rows is not None:
+                done[number] = rows
+    read = len(done)
+    work = (
+        joblib.delayed(_execute)(study.name, number, case.options, seeds[number])
+        for number, case in enumerate(cases)
+        if number not in done
+    )
+    bar = tqdm(
+        total=len(cases), initial=read, desc=study.name, unit="case", file=sys.stderr, disable=not progress, leave=False
+    )
+    with bar:
+        if read < len(cases):
+            # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
+            with closing(joblib.Parallel(n_jobs=workers, return_as="generator_unordered")(work)) as results:
+                for number, measured in results:
+                    rows = _labelled(cases[number], measured)
+                    if folder is not None:
+                        folder.write(number, names[number], cases[number].label, rows)
+                    done[number] = rows
+                    bar.update()
+    table = [row for number in range(len(cases)) for row in done[number]]
+    provenance = {**environment(), "cases": {"computed": len(cases) - read, "read": read}}
+    return StudyResult(study.name, table, study.fits(table, chosen), described, provenance, study)
+
+
+def _drawn(rng: np.random.Generator | None) -> int:
+    return int(np.random.default_rng(rng).integers(2**63))
+
+
+def _execute(kind: str, number: int, options: Options, seed: np.random.SeedSequence) -> tuple[int, list[Row]]:
+    """Measure one case, in this process or in another."""
+    # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
+    # in which threads only wait for each other. Cases run side by side instead.
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):
+            return number, KINDS[kind].measure(options, seed)
+    finally:
+        numba.set_num_threads(threads)
+
+
+def _labelled(case: Case, measured: list[Row]) -> list[Row]:
+    """Return the rows with their label, as they come back from a file: plain types, floats to the last bit."""
+    rows: list[Row] = decode(encode([{**case.label, **row} for row in measured]))
+    return rows

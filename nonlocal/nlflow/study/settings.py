@@ -1,0 +1,162 @@
+"""From the options of a case to what is measured: domain, affinity, signal and flow."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities import Affinity, affinity
+from nlflow.domain import Boundary, Domain, Grid, Points
+from nlflow.errors import InputError, NumericalError
+from nlflow.flow import AttentionFlow, Flow, GradientFlow
+from nlflow.functional import E, J
+from nlflow.integrators import Integrator
+from nlflow.kernel import RadialKernel
+from nlflow.result import Solution, Status
+from nlflow.solver import solve
+from nlflow.study.contract import Case, Kind, Options, Row
+from nlflow.study.options import kernel_label
+
+__all__ = ["Problem", "build", "build_flow", "grid", "integrate", "make_cases", "norm", "sampled", "smooth"]
+
+Floats = NDArray[np.float64]
+
+
+def make_cases(kind: Kind, options: Options) -> list[Case]:
+    """Return every combination of the lists that make the cases of a kind."""
+    axes = [name for name in kind.axes if options[name] is not None]
+    fixed = {name: value for name, value in options.items() if name not in axes}
+    cases = []
+    for combination in itertools.product(*(options[name] for name in axes)):
+        chosen = dict(zip(axes, combination, strict=True))
+        cases.append(Case(_label(chosen, options), {**fixed, **chosen}))
+    return cases
+
+
+def _label(chosen: Options, options: Options) -> Row:
+    label: Row = {}
+    for name, value in chosen.items():
+        if name == "kernel":
+            label[name] = kernel_label(value)
+        elif callable(value):
+            label[name] = getattr(value, "__name__", type(value).__name__)
+        else:
+            label[name] = value
+        given = options.get("keys") if options.get("domain") is None else options["domain"]
+        if name == "kernel" and "nodes" not in chosen and given is not None:
+            label["nodes"] = given.size if isinstance(given, Domain) else len(given)
+    return label
+
+
+def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
+    """Return the grid of the unit interval or square with this many nodes along each axis."""
+    return Grid((nodes,) * dimension, spacing=1 / nodes, boundary=boundary)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one case is about: an affinity, and a signal on its domain."""
+
+    affinity: Affinity
+    start: Floats
+
+    @property
+    def domain(self) -> Domain:
+        """Where the signal lives."""
+        return self.affinity.domain
+
+
+def build(options: Options, rng: np.random.Generator) -> Problem:
+    """Return the problem of a case; the signal is standard normal where none is given.
+
+    Raises
+    ------
+    InputError
+        When the options do not fit each other.
+    """
+    keys, values = options.get("keys"), options.get("values")
+    domain: Domain
+    if options.get("domain") is not None:
+        domain = options["domain"]
+    elif keys is not None:
+        domain = Points(np.zeros(len(keys)))
+    else:
+        domain = grid(options["nodes"], options["dimension"], options["boundary"])
+    given = options.get("start") if values is None else values
+    if given is None:
+        start: Floats = rng.standard_normal((*domain.shape, options.get("channels") or 1))
+    else:
+        start = np.asarray(sampled(given, domain), dtype=np.float64)
+    features = keys
+    if features is None and not isinstance(options["kernel"], RadialKernel):
+        features = start
+    weights = affinity(options["kernel"], domain, features, queries=options.get("queries"))
+    return Problem(weights, start)
+
+
+def sampled(signal: Any, domain: Domain) -> Any:
+    """Return a signal on a domain: an array as it is, a function of node positions (N, m) at the nodes."""
+    if not callable(signal):
+        return domain.check_signal("start", signal)
+    values = np.asarray(signal(domain.nodes))
+    if values.ndim not in (1, 2) or len(values) != domain.size:
+        raise InputError(
+            f"start: got a function that returns shape {values.shape} for {domain.size} nodes, expected "
+            f"({domain.size},) or ({domain.size}, D)"
+        )
+    return domain.check_signal("start", values.reshape(*domain.shape, *values.shape[1:]))
+
+
+def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
+    """Return a smooth signal, a function of positions (N, m), that a boundary continues smoothly."""
+
+    def signal(x: Floats) -> Floats:
+        shift = np.arange(channels) * 0.7
+        if boundary == "periodic":
+            parts = np.sin(2 * np.pi * x[:, :, None] + shift)
+        elif boundary == "reflect":  # even about 0 and about 1
+            parts = np.cos(np.pi * x[:, :, None]) * (1 + shift / 4)
+        else:
+            parts = np.sin(3 * x[:, :, None] + shift)
+        return np.asarray(np.exp(parts.mean(axis=1)) + 0.5 * parts[:, 0] * parts[:, -1])
+
+    return signal
+
+
+def build_flow(weights: Affinity, observed: Floats, metric: str, fidelity: float) -> Flow:
+    """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
+    if metric == "degree" and not weights.symmetric:
+        return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
+    functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
+    return GradientFlow(functional, metric)
+
+
+def norm(flow: Flow, v: Any) -> float:
+    """Return the root mean square of `v` in the flow's measure; channels are added up."""
+    measure = np.asarray(flow.measure(v), dtype=np.float64).ravel()
+    square = (np.reshape(v, (measure.size, -1)) ** 2).sum(axis=1)
+    return math.sqrt(float((measure * square).sum() / measure.sum()))
+
+
+def integrate(flow: Flow, start: Floats, times: float | list[float], integrator: Integrator) -> Solution:
+    """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
+
+    Raises
+    ------
+    KeyboardInterrupt
+    NumericalError
+        When the integration fails; a part of it is no measurement.
+    """
+    wanted = [0.0, times] if isinstance(times, float) else times
+    solution = solve(flow, start, t_eval=wanted, integrator=integrator, energies=False)
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    if not solution.success:
+        raise NumericalError(f"the integration by {integrator!r} failed: {solution.message}")
+    return solution

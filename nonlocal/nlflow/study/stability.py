@@ -1,0 +1,172 @@
+"""The stable range of the NeuTRENO step: growth of perturbations over the fidelity."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow.affinities import Affinity
+from nlflow.equilibria import neutreno_limit
+from nlflow.flow import AttentionFlow, Flow
+from nlflow.integrators import NeutrenoStep
+from nlflow.kernel import Gaussian, Laplace, TopHat
+from nlflow.spectrum import dense_operator
+from nlflow.study.contract import Kind, Options, Row, grouped, in_words
+from nlflow.study.fits import FEWEST, Fit, no_fit, regress
+from nlflow.study.options import check_sizes
+from nlflow.study.settings import Floats, build
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Stability"]
+
+_SETTING = ("kernel", "nodes", "dimension", "boundary", "channels")
+# Of the predicted limit: close about it, and wide.
+_FIDELITIES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.2, 1.5, 2.0)
+_PERTURBATIONS = 4
+_DENSE = 1000
+_FIRST_WINDOW, _LAST_WINDOW = 64, 2048
+_SETTLED = 1e-4  # change of log growth from one window to the next
+_ALMOST = 1e-3  # the same after the last window: what a crowd of close eigenvalues may leave
+_NEAR = 0.1  # of growth 1: what the measured limit is read from
+
+
+class Stability(Kind):
+    """Growth a step of perturbations under u <- Pu + lambda~ (f - u); expected: rho(P - lambda~ I)."""
+
+    name = "stability"
+    summary = "growth under NeuTRENO steps, and the largest stable fidelity"
+    defaults = {  # noqa: RUF012
+        "kernel": [Gaussian(0.1), Laplace(0.1), TopHat(0.1)],
+        "nodes": [64],
+        "dimension": [1],
+        "boundary": ["periodic"],
+        "channels": [1],
+        "fidelity": None,
+        "domain": None,
+        "start": None,
+        "keys": None,
+        "queries": None,
+    }
+    axes = _SETTING
+
+    def check(self, options: Options, given: Any) -> None:
+        """Raise `InputError` for fewer than three fidelities."""
+        if "fidelity" in given:
+            check_sizes("fidelity", options["fidelity"])
+
+    def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
+        """Return the growth for each fidelity."""
+        rng = np.random.default_rng(seed)
+        weights = build(options, rng).affinity
+        limit = neutreno_limit(weights)
+        chosen = options["fidelity"] or [value * (limit if limit > 1e-3 else 1.0) for value in _FIDELITIES]
+        spectrum = _spectrum(weights, limit)
+        start = rng.standard_normal((*weights.domain.shape, _PERTURBATIONS))
+        rows = []
+        for fidelity in sorted(chosen):
+            flow = AttentionFlow(weights, np.zeros_like(start), fidelity)
+            growth, settled = _growth(flow, start)
+            predicted = None if spectrum is None else float(np.abs(spectrum - fidelity).max())
+            rows.append(
+                {
+                    "fidelity": fidelity, "growth": growth, "growth_predicted": predicted, "stable": growth < 1,
+                    "stable_predicted": fidelity < limit, "limit": limit, "used": settled,
+                    "note": "" if settled else "not settled",
+                }
+            )  # fmt: skip
+        return rows
+
+    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
+        """Return the limit of every setting, and how far growth is from what is predicted."""
+        del options
+        fits = []
+        for setting, members in grouped(rows, _SETTING):
+            name = in_words(setting)
+            fits.append(_limit(name, members))
+            errors = [row["growth"] - row["growth_predicted"] for row in members if row["growth_predicted"] is not None]
+            if errors:
+                worst = max(errors, key=abs)
+                fits.append(
+                    Fit(
+                        name, "growth measured - predicted, the farthest from 0 [range over fidelities]", worst,
+                        min(errors), max(errors), 0.0, tolerance=0.005, passed=abs(worst) <= 0.005, points=len(errors),
+                    )
+                )  # fmt: skip
+        return fits
+
+    def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
+        """Draw growth over the smallest eigenvalue and the fidelity, with the limit between stable and not."""
+        del fits
+        from nlflow.plotting import phase_figure
+
+        limit, fidelity, growth = (np.array([row[name] for row in rows]) for name in ("limit", "fidelity", "growth"))
+        return phase_figure(limit - 1, fidelity, growth, limit=limit)
+
+
+def _spectrum(weights: Affinity, limit: float) -> Any:
+    """Return the eigenvalues of P, or those that can be the largest of P - lambda~ I; None where they are not known."""
+    if weights.domain.size <= _DENSE:
+        return 1 - np.linalg.eigvals(dense_operator(AttentionFlow(weights)))
+    return np.array([1.0, limit - 1]) if weights.symmetric else None
+
+
+def _growth(flow: Flow, start: Floats) -> tuple[float, bool]:
+    """Return the factor by which a perturbation grows in one step, late, and whether it has settled.
+
+    The mean over a window of k steps after the first k, k doubled until it changes no more: where two eigenvalues of
+    the same modulus compete, or a complex pair, single steps keep changing, and their mean does not.
+    """
+    layer = NeutrenoStep()
+    root = np.sqrt(np.asarray(flow.measure(start), dtype=np.float64)).reshape(*flow.affinity.domain.shape, 1)
+    e, logs = start / float(np.linalg.norm(root * start)), [0.0]
+    window, before = _FIRST_WINDOW, math.nan
+    while True:
+        while len(logs) <= 2 * window:
+            e, _ = layer.advance(flow, e, 0.0, 1.0, {})
+            size = float(np.linalg.norm(root * e))
+            if size == 0:
+                return 0.0, True
+            e = e / size
+            logs.append(logs[-1] + math.log(size))
+        mean = (logs[2 * window] - logs[window]) / window
+        settled = abs(mean - before) <= _SETTLED
+        if settled or window >= _LAST_WINDOW:
+            return math.exp(mean), abs(mean - before) <= _ALMOST
+        before, window = mean, 2 * window
+
+
+def _limit(name: str, rows: list[Row]) -> Fit:
+    """Return the fidelity at which growth passes 1, by regression of the fidelity on growth about that point."""
+    what, expected = "largest stable fidelity", rows[0]["limit"]
+    rows = sorted((row for row in rows if row["used"]), key=lambda row: row["fidelity"])
+    if not rows:
+        return no_fit(name, what, "no growth has settled", expected)
+    # Growth falls with the fidelity, while constants are slowest, then rises: the limit lies on the rising side.
+    lowest = min(range(len(rows)), key=lambda index: rows[index]["growth"])
+    rising = rows[lowest:]
+    below, above = [row for row in rising if row["growth"] < 1], [row for row in rising if row["growth"] >= 1]
+    if not below or not above:
+        return no_fit(name, what, "all fidelities are on one side of it", expected)
+    tolerance = 0.01 * expected
+    near = [row for row in rising if abs(row["growth"] - 1) <= _NEAR]
+    if len(near) >= FEWEST:
+        line = regress([row["growth"] - 1 for row in near], [row["fidelity"] for row in near])
+        value, half, reason = line.intercept, line.intercept_half, ""
+        low, high = value - half, value + half
+    else:
+        left, right = below[-1], above[0]
+        share = (1 - left["growth"]) / (right["growth"] - left["growth"])
+        value = left["fidelity"] + share * (right["fidelity"] - left["fidelity"])
+        low, high, reason = (
+            left["fidelity"],
+            right["fidelity"],
+            "interpolated between neighbours, which are the interval",
+        )
+    return Fit(
+        name, what, value, low, high, expected, tolerance=tolerance, passed=abs(value - expected) <= tolerance,
+        points=max(len(near), 2), reason=reason,
+    )  # fmt: skip

@@ -1,0 +1,175 @@
+"""The command `nonlocal study`: options, tables, files, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nlflow import cli, run_study
+
+SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name, array in zip("qkv", np.random.default_rng(0).normal(size=(3, 20, 3)), strict=True):
+        np.save(f"{name}.npy", array)
+    return tmp_path
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, ["study", *arguments], prog_name="nonlocal", catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: str) -> str:
+    result = run(*arguments, code=1)
+    assert result.stdout == ""
+    assert result.stderr.startswith("nonlocal: error: ")
+    assert result.stderr.count("\n") == 1
+    return str(result.stderr)
+
+
+def test_table_and_fits(folder: Path) -> None:
+    result = run(*SMALL)
+    expected = run_study("time-order", nodes=[10, 12], integrator="euler", metric="degree", fidelity=[0, 0.5])
+    assert result.stdout.startswith(expected.report())
+    assert result.stdout.endswith("4 of 4 as expected\n")
+    assert result.stderr == ""
+    assert sorted(path.name for path in folder.iterdir()) == ["k.npy", "q.npy", "v.npy"]
+
+
+def test_json(folder: Path) -> None:
+    report = json.loads(run(*SMALL, "--json", "--seed", "3").stdout)
+    assert report["kind"] == "time-order"
+    assert report["options"]["rng"] == 3
+    assert [fit["expected"] for fit in report["fits"]] == [1, 1, 1, 1]
+    assert len(report["rows"]) == 24
+
+
+def test_folder_is_written_and_read_again(folder: Path) -> None:
+    first = run(*SMALL, "--out", "results", "--quiet")
+    assert first.stdout == ""
+    names = {path.name for path in (folder / "results").iterdir()}
+    assert names == {"cases", "study.json", "table.csv", "result.json", "figure.png"}
+    table = (folder / "results" / "table.csv").read_bytes()
+    again = run(*SMALL, "--out", "results")
+    assert again.stdout.endswith("written: table.csv, result.json and figure.png in results\n")
+    assert (folder / "results" / "table.csv").read_bytes() == table
+    assert "holds another study: nodes is" in fails("time-order", "--nodes", "9", "--out", "results")
+    case = next((folder / "results" / "cases").iterdir())
+    case.write_text("{")
+    assert (
+        f"nonlocal: warning: results/cases/{case.name}: the file is damaged" in run(*SMALL, "--out", "results").stderr
+    )
+    assert (folder / "results" / "table.csv").read_bytes() == table
+
+
+def test_tokens_from_files(folder: Path) -> None:
+    report = json.loads(
+        run("time-order", "--queries", "q.npy", "--keys", "k.npy", "--values", "v.npy", "--json").stdout
+    )
+    assert report["options"]["queries"]["array"] == [20, 3]
+    assert {row["metric"] for row in report["rows"]} == {"degree"}
+    q, k, v = (np.load(f"{name}.npy") for name in "qkv")
+    expected = run_study("time-order", queries=q, keys=k, values=v)
+    assert report["rows"] == expected.rows
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["space-order", "--kernel", "gaussian:width=0.1", "--kernel", "laplace:width=0.2", "--dimension", "1"],
+        ["monte-carlo", "--nodes", "64,128,256", "--seeds", "20", "--dimension", "1,2", "--channels", "1,2"],
+        ["mixing", "--nodes", "12", "--laziness", "0.25", "--boundary", "reflect"],
+        ["equilibrium", "--nodes", "12", "--fidelity", "0.01,1,10"],
+        ["stability", "--kernel", "tophat:radius=0.2", "--nodes", "12"],
+        ["time-order", "--nodes", "12", "--integrator", "euler", "--dt", "0.1,0.05,0.025"],
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_every_kind(folder: Path, arguments: list[str]) -> None:
+    out = run(*arguments, "--out", "results").stdout
+    assert " as expected" in out
+    assert (folder / "results" / "figure.png").stat().st_size > 5000
+
+
+def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
+    steps = ["--dt", "1.9,1.4,0.9"]  # too long for the asymptotic order
+    out = run(
+        "time-order", *steps, "--integrator", "euler", "--fidelity", "0", "--metric", "degree", "--nodes", "16"
+    ).stdout
+    assert "DIFFERS" in out
+    assert out.endswith("0 of 1 as expected; see DIFFERS above\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["time-order", "--nodes", "ten"], "--nodes: got 'ten', expected whole numbers with commas"),
+        (["time-order", "--fidelity", "1,,2"], "--fidelity: got '1,,2', expected numbers"),
+        (["time-order", "--kernel", "box"], "kernel: got 'box', expected gaussian:width=0.1"),
+        (["time-order", "--seeds", "3"], "seeds: the study 'time-order' has no such option"),
+        (["space-order", "--nodes", "8,16"], "nodes: got 2 different value(s)"),
+        (["time-order", "--keys", "none.npy"], "--keys: got none.npy (No such file or directory)"),
+        (["time-order", "--keys", "."], "--keys: got . (Is a directory)"),
+        (["time-order", "--keys", "text.npy"], "--keys: got text.npy, which is no .npy file of numbers"),
+        (["time-order", "--keys", "empty.npy"], "--keys: got empty.npy, which is no .npy file of numbers"),
+        (["time-order", "--keys", "cut.npy"], "--keys: got cut.npy, which is no .npy file of numbers"),
+        (["time-order", "--keys", "objects.npy"], "--keys: got objects.npy, which is no .npy file of numbers"),
+        (["time-order", "--keys", "archive.npz"], "--keys: got archive.npz, an archive of arrays"),
+        (["time-order", "--keys", "complex.npy"], "keys: got complex values"),
+        (["time-order", "--values", "v.npy"], "values: got an array without keys"),
+        (["time-order", "--keys", "k.npy", "--values", "short.npy"], "values: got 5 rows, expected 20"),
+        (["time-order", "--jobs", "0"], "jobs: got 0"),
+        (["time-order", "--out", "k.npy"], "k.npy: got File exists, expected a folder"),
+        (["mixing", "--kernel", "tophat:radius=0.001"], "affinity: got a reducible chain"),
+    ],
+)
+def test_failures(folder: Path, arguments: list[str], message: str) -> None:
+    Path("text.npy").write_text("1 2 3")
+    Path("empty.npy").write_bytes(b"")
+    Path("cut.npy").write_bytes(Path("k.npy").read_bytes()[:200])
+    np.save("objects.npy", np.array([{}, None]), allow_pickle=True)
+    np.savez("archive.npz", a=np.ones(3))
+    np.save("complex.npy", np.ones((4, 2), complex))
+    np.save("short.npy", np.ones((5, 3)))
+    assert message in fails(*arguments)
+
+
+def test_usage() -> None:
+    assert "space-order" in run("--help").stdout
+    assert "nonlocal study mixing --kernel tophat:radius=0.2" in run("--help").stdout
+    assert "is not one of" in run("speed", code=2).stderr
+
+
+def test_ctrl_c_leaves_what_is_done_for_the_next_run(folder: Path) -> None:
+    code = """
+import os, signal
+from nlflow.study.registry import KINDS
+kind = type(KINDS["time-order"])
+measure, calls = kind.measure, []
+def interrupted(self, options, seed):
+    calls.append(1)
+    if len(calls) == 3:
+        os.kill(os.getpid(), signal.SIGINT)
+    return measure(self, options, seed)
+kind.measure = interrupted
+from nlflow.cli import main
+main()
+"""
+    command = [sys.executable, "-W", "error", "-c", code, "study", *SMALL, "--out", "results"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "nonlocal: interrupted\n")
+    assert len(list((folder / "results" / "cases").iterdir())) == 2
+    resumed = run(*SMALL, "--out", "results").stdout
+    assert resumed.split("written:")[0] == run(*SMALL).stdout

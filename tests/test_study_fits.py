@@ -1,0 +1,221 @@
+"""Regressions with their confidence intervals, and options in plain data."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from nlflow import DotProduct, Gaussian, Grid, InputError, Points
+from nlflow.kernel import RadialKernel
+from nlflow.study.contract import judged
+from nlflow.study.fits import no_fit, power_fit, regress
+from nlflow.study.identity import decode, describe, encode
+from nlflow.study.options import kernel_label, parse_kernel
+
+
+def test_regression_is_that_of_scipy(rng: np.random.Generator) -> None:
+    x = rng.random(12)
+    y = 3 * x - 1 + 0.1 * rng.standard_normal(12)
+    line, expected = regress(x, y), stats.linregress(x, y)
+    quantile = stats.t.ppf(0.975, 10)
+    assert line.points == 12
+    np.testing.assert_allclose([line.slope, line.intercept], [expected.slope, expected.intercept], rtol=1e-12)
+    np.testing.assert_allclose(line.slope_half, quantile * expected.stderr, rtol=1e-10)
+    np.testing.assert_allclose(line.intercept_half, quantile * expected.intercept_stderr, rtol=1e-10)
+
+
+def test_regression_needs_three_points() -> None:
+    with pytest.raises(ValueError, match="at least 3"):
+        regress([1, 2], [1, 2])
+    with pytest.raises(ValueError, match="different x"):
+        regress([1, 1, 1], [1, 2, 3])
+
+
+def test_interval_covers_the_slope_as_often_as_it_says() -> None:
+    rng = np.random.default_rng(5)
+    x = np.linspace(0, 1, 6)
+    inside = 0
+    for _ in range(1000):
+        line = regress(x, 2 * x + rng.standard_normal(6))
+        inside += abs(line.slope - 2) <= line.slope_half
+    assert 0.93 < inside / 1000 < 0.97
+
+
+def test_power_and_exponential() -> None:
+    x = [1.0, 2.0, 4.0, 8.0]
+    fit = power_fit("a", "order", x, [3 * v**-2 for v in x], [True] * 4, expected=-2, tolerance=1e-9)
+    np.testing.assert_allclose([fit.slope, fit.low, fit.high, math.exp(fit.intercept)], [-2, -2, -2, 3], rtol=1e-12)
+    assert fit.passed is True
+    assert fit.points == 4
+    decay = power_fit("a", "rate", x, [3 * math.exp(-0.5 * v) for v in x], [True] * 4, exponential=True)
+    np.testing.assert_allclose([decay.slope, math.exp(decay.intercept)], [-0.5, 3], rtol=1e-12)
+    assert decay.passed is None
+
+
+def test_points_at_rounding_are_left_out_and_too_few_give_no_slope() -> None:
+    x = [1.0, 0.5, 0.25, 0.125]
+    errors = [1.0, 0.25, 1 / 16, 1e-17]
+    fit = power_fit("a", "order", x, errors, [True, True, True, False], expected=2, tolerance=0.01)
+    assert fit.passed is True
+    assert fit.reason == "1 point(s) left out"
+    none = power_fit("a", "order", x, errors, [True, True, False, False], expected=2, tolerance=0.01)
+    assert math.isnan(none.slope)
+    assert none.passed is None
+    assert "only 2 size(s) above rounding level" in none.reason
+    assert "not fitted, expected 2 (only 2 size(s)" in str(none)
+
+
+def test_a_wide_interval_excuses_only_samples() -> None:
+    x, y = [1.0, 2.0, 4.0], [1.0, 8.0, 1.5]
+    assert power_fit("a", "b", x, y, [True] * 3, expected=0, tolerance=0.1).passed is False
+    assert power_fit("a", "b", x, y, [True] * 3, expected=0, tolerance=0.1, sampled=True).passed is True
+
+
+def test_fits_in_words() -> None:
+    fit = power_fit("N=4", "order in dt", [1, 2, 4], [1, 2, 4], [True] * 3, expected=2, tolerance=0.1)
+    assert str(fit).startswith("N=4: order in dt 1 [1, 1], expected 2: DIFFERS")
+    assert "at least 6" in str(no_fit("a", "b", "why", 6.0, ">="))
+
+
+def test_judgement() -> None:
+    assert judged(1e-3, 1.0) == {"used": True, "note": ""}
+    assert judged(1e-14, 1.0)["note"] == "rounding level"
+    assert judged(1e-14, 1e-3)["used"] is True
+    assert judged(0.0, 0.0)["note"] == "rounding level"
+    assert judged(math.nan, 1.0)["note"] == "not finite"
+    assert judged(math.inf, 1.0)["used"] is False
+    assert judged(1e-10, 1.0, 1e-9)["used"] is False
+
+
+# --- plain data ------------------------------------------------------------------------------------------------------
+
+
+def test_floats_come_back_to_the_last_bit(rng: np.random.Generator) -> None:
+    values = [*rng.standard_normal(50), 5e-324, 1e308, -0.0, math.inf, -math.inf]
+    back = decode(encode({"rows": values, "nan": math.nan, "word": "nan", "none": None, "yes": True}))
+    assert [v.hex() for v in back["rows"]] == [float(v).hex() for v in values]
+    assert math.isnan(back["nan"])
+    assert (back["word"], back["none"], back["yes"]) == ("nan", None, True)
+    json.loads(encode([math.nan]), parse_constant=lambda name: pytest.fail(name))
+
+
+@dataclass(frozen=True)
+class Ring(RadialKernel):
+    """A user's kernel."""
+
+    width: float = 1.0
+
+    def log_profile(self, squared: Any) -> Any:
+        return -squared / self.width
+
+    def support(self, rtol: float) -> float:
+        return self.width * math.sqrt(-math.log(rtol))
+
+
+def _power(exponent: float) -> Any:
+    return lambda x: x[:, 0] ** exponent
+
+
+def test_what_differs_is_described_differently() -> None:
+    pairs = [
+        (np.zeros(3), np.zeros(4)),
+        (np.zeros(3), np.zeros(3, np.float32)),
+        (np.zeros(3), np.array([0, 0, 1e-300])),
+        (Gaussian(1.0), Gaussian(2.0)),
+        (DotProduct(query_map=np.eye(2)), DotProduct(query_map=2 * np.eye(2))),
+        (Grid(4), Grid(5)),
+        (Points(np.zeros(3)), Points(np.ones(3))),
+        (_power(1), _power(2)),
+        (lambda x: x + 1, lambda x: x + 2),
+        (np.sin, np.cos),
+        (functools.partial(pow, 2), functools.partial(pow, 3)),
+        (Ring(1.0), Ring(2.0)),
+        (1.0, 1.5),
+    ]
+    for a, b in pairs:
+        assert encode(describe(a)) == encode(describe(a))
+        assert encode(describe(a)) != encode(describe(b)), (a, b)
+
+
+def test_a_function_that_knows_itself_is_described() -> None:
+    def countdown(n: int) -> int:
+        return countdown(n - 1) if n else 0
+
+    assert encode(describe(countdown)) == encode(describe(countdown))
+
+
+def test_descriptions_are_the_same_in_every_process() -> None:
+    code = """
+import numpy as np, dataclasses
+from nlflow.study.identity import describe, encode
+from nlflow import Gaussian, Points
+def start(x, names={"a": 1}):
+    return x[:, 0] if str(x.dtype) in {"float64", "float32", "int8", "int16"} else None
+class Own:
+    def __init__(self): self.x = np.arange(3)
+    def __call__(self, x): return x * self.x
+print(encode(describe([start, Own(), Gaussian(0.1), Points(np.arange(4.0))])))
+"""
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "PYTHONHASHSEED": seed},
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+    assert "sha256" in runs[0]
+
+
+# --- kernels as text -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gaussian:width=0.1",
+        "laplace:width=2.5",
+        "tophat:radius=0.2",
+        "dot",
+        "dot:scale=1",
+        "gaussian:amplitude=2,width=3",
+    ],
+)
+def test_kernel_text_and_back(text: str) -> None:
+    assert kernel_label(parse_kernel(text)) == text
+
+
+def test_kernels_without_a_text_are_shown() -> None:
+    assert kernel_label(Ring(2.0)).startswith("Ring(")
+    assert kernel_label(DotProduct(query_map=np.eye(2))).startswith("DotProduct(")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("box:width=1", "expected gaussian:width=0.1"),
+        ("gaussian", "a value for width"),
+        ("gaussian:width=wide", "got 'width=wide'"),
+        ("gaussian:radius=1", "got 'radius=1'"),
+        ("gaussian:width=1,width=2", "once each"),
+        ("gaussian:width=-1", "expected a finite real number > 0"),
+        ("dot:query_map=1", "got 'query_map=1'"),
+        ("", "expected gaussian"),
+    ],
+)
+def test_wrong_kernel_texts(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("(", r"\(")):
+        parse_kernel(text)

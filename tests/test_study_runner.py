@@ -1,0 +1,284 @@
+"""Running studies: kept cases, interruptions, several processes, and folders that are not what they should be."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import pytest
+from joblib.externals.loky import get_reusable_executor
+
+from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
+from nlflow.integrators import ExplicitEuler
+from nlflow.study.identity import encode
+from nlflow.study.registry import KINDS
+
+OPTIONS: dict[str, Any] = {
+    "nodes": [10, 12],
+    "integrator": ["euler", "semi-implicit"],
+    "metric": "degree",
+    "fidelity": 0.5,
+}
+
+
+def table(result: Any) -> str:
+    return encode(result.rows)
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "cases").iterdir())
+
+
+@pytest.fixture
+def complete(tmp_path: Path) -> Path:
+    run_study("time-order", out=tmp_path / "complete", **OPTIONS)
+    return tmp_path / "complete"
+
+
+@pytest.fixture
+def workers() -> Iterator[None]:
+    yield
+    get_reusable_executor().shutdown(wait=True)
+
+
+def test_a_folder_holds_the_study_and_one_file_a_case(complete: Path) -> None:
+    assert sorted(path.name for path in complete.iterdir()) == ["cases", "study.json"]
+    assert [path.name[:5] for path in files(complete)] == ["0000-", "0001-", "0002-", "0003-"]
+    content = json.loads((complete / "study.json").read_text())
+    assert content["study"] == "time-order"
+    assert content["options"]["nodes"] == [10, 12]
+    assert content["options"]["rng"] == 0
+
+
+def test_a_second_run_reads_and_computes_nothing(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fresh = run_study("time-order", **OPTIONS)
+    monkeypatch.setattr("nlflow.study.runner._execute", lambda *_: pytest.fail("computed again"))
+    again = run_study("time-order", out=complete, **OPTIONS)
+    assert again.provenance["cases"] == {"computed": 0, "read": 4}
+    assert fresh.provenance["cases"] == {"computed": 4, "read": 0}
+    assert table(again) == table(fresh)
+    assert again.fits == fresh.fits
+    assert again.report() == fresh.report()
+
+
+def test_every_case_has_a_seed_of_its_own(complete: Path) -> None:
+    fresh = run_study("time-order", **OPTIONS)
+    for number in range(4):
+        part = complete.with_name(f"part-{number}")
+        shutil.copytree(complete, part)
+        files(part)[number].unlink()
+        result = run_study("time-order", out=part, **OPTIONS)
+        assert result.provenance["cases"] == {"computed": 1, "read": 3}
+        assert table(result) == table(fresh)
+
+
+def test_rows_are_plain_before_they_are_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"a": np.float64(0.1), "b": np.int64(2), "c": np.bool_(True), "d": float("nan")}]
+    kind = KINDS["mixing"]
+    monkeypatch.setattr(type(kind), "measure", lambda *_: rows)
+    monkeypatch.setattr(type(kind), "fits", lambda *_: [])
+    result = run_study("mixing", nodes=8, boundary="periodic")
+    assert [type(result.rows[0][name]) for name in "abcd"] == [float, int, bool, float]
+
+
+KILLED = """
+import sys, time
+from nlflow import run_study
+from nlflow.study.identity import digest, encode
+
+def start(x):
+    time.sleep(0.15)
+    return x[:, 0] ** 2
+
+result = run_study("time-order", out=sys.argv[1], nodes=[8, 9, 10, 11, 12, 13], integrator="euler", metric="l2",
+                   fidelity=0.1, start=start, boundary="isolated")
+print(digest(encode(result.rows)), result.provenance["cases"]["read"])
+"""
+
+
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    def process(name: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / name)]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    killed = process("killed")
+    deadline = time.monotonic() + 60
+    cases = tmp_path / "killed" / "cases"
+    while time.monotonic() < deadline and (not cases.exists() or len(list(cases.glob("0*.json"))) < 2):
+        time.sleep(0.01)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    done = {path: path.stat().st_mtime_ns for path in cases.glob("0*.json")}
+    assert 2 <= len(done) < 6
+    resumed, whole = process("killed"), process("whole")
+    words = [runner.communicate(timeout=60)[0].split() for runner in (resumed, whole)]
+    assert words[0] == [words[1][0], str(len(done))]
+    assert words[1][1] == "0"
+    assert {path: path.stat().st_mtime_ns for path in done} == done
+
+
+def test_an_interruption_leaves_what_is_done(tmp_path: Path) -> None:
+    calls = []
+
+    def start(x: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return x[:, 0]
+
+    def calm(x: Any) -> Any:
+        return x[:, 0]
+
+    options = {**OPTIONS, "nodes": [10, 11, 12, 13]}
+    with pytest.raises(KeyboardInterrupt):
+        run_study("time-order", out=tmp_path / "a", start=start, **options)
+    assert len(files(tmp_path / "a")) == 2
+    fresh = run_study("time-order", start=calm, **options)
+    first = [row for row in fresh.rows if row["nodes"] == 10]
+    assert [row for path in files(tmp_path / "a") for row in json.loads(path.read_text())["rows"]] == first
+
+
+def test_ctrl_c_within_an_integration_is_no_measurement(tmp_path: Path) -> None:
+    """The solver returns what it has reached; a study must not take that for an error at the end."""
+
+    class Stopped(ExplicitEuler):
+        def _step(self, flow: Any, u: Any, dt: float) -> Any:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_study("time-order", out=tmp_path, nodes=8, integrator=Stopped)
+    assert files(tmp_path) == []
+
+
+def test_a_failed_integration_is_no_measurement() -> None:
+    class Diverging(ExplicitEuler):
+        def _step(self, flow: Any, u: Any, dt: float) -> Any:
+            return np.full_like(u, np.inf)
+
+    with pytest.raises(NumericalError, match="the integration by Diverging"):
+        run_study("time-order", nodes=8, integrator=Diverging)
+
+
+# --- several processes -----------------------------------------------------------------------------------------------
+
+
+def test_two_processes_give_the_bits_of_one(tmp_path: Path, workers: None) -> None:
+    """Matrices large enough for threads of their own, and functions that only cloudpickle can send."""
+    q, k, v = np.random.default_rng(0).normal(size=(3, 320, 8))
+    options: dict[str, Any] = {"queries": q, "keys": k, "values": v, "integrator": "euler", "fidelity": [0.1, 0.5]}
+    options["dt"], options["t"] = [0.2, 0.1, 0.05], 1.0
+    one = run_study("time-order", **options)
+    two = run_study("time-order", jobs=2, out=tmp_path / "two", **options)
+    assert table(two) == table(one)
+    assert len(files(tmp_path / "two")) == 2
+    exponent = 2.0
+    local: dict[str, Any] = {
+        **OPTIONS,
+        "start": lambda x: np.cos(x[:, 0]) ** exponent,
+        "kernel": [Gaussian(0.1), Laplace(0.1)],
+    }
+    assert table(run_study("time-order", jobs=2, **local)) == table(run_study("time-order", **local))
+    with pytest.raises(InputError, match="reducible"):
+        run_study("mixing", jobs=2, kernel="tophat:radius=0.001")
+    with joblib.parallel_config(backend="threading", n_jobs=2):
+        assert table(run_study("monte-carlo", jobs=None, seeds=5)) == table(run_study("monte-carlo", seeds=5))
+
+
+def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    run_study("time-order", progress=True, **OPTIONS)
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert "time-order" in shown.err
+    assert "4/4" in shown.err
+    run_study("time-order", **OPTIONS)
+    assert capsys.readouterr().err == ""
+
+
+# --- folders that are not what they should be ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"nodes": [10, 13]}, r"nodes is \[ 10, 12 \] there and \[ 10, 13 \] here"),
+        ({"kernel": Gaussian(0.2)}, r'kernel is .*"width": 0.1.* there and .*"width": 0.2'),
+        ({"start": np.ones(10)}, "start is null there and .*sha256.* here|channels is"),
+        ({"rng": 1}, "rng is 0 there and 1 here"),
+        ({"t": 2.0}, "t is null there and 2.0 here"),
+    ],
+)
+def test_another_study_is_refused(complete: Path, change: dict[str, Any], message: str) -> None:
+    before = {path: path.read_bytes() for path in complete.rglob("*.json")}
+    with pytest.raises(FileFormatError, match=f"holds another study: (.|\n)*{message}(.|\n)*choose another folder"):
+        run_study("time-order", out=complete, **{**OPTIONS, **change})
+    assert {path: path.read_bytes() for path in complete.rglob("*.json")} == before
+    with pytest.raises(FileFormatError, match='study is "time-order" there and "mixing" here'):
+        run_study("mixing", out=complete)
+
+
+def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nlflow.study.store.version", lambda: "99.0")
+    with pytest.raises(FileFormatError, match=r'version of nlflow is .* there and "99.0" here'):
+        run_study("time-order", out=complete, **OPTIONS)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "emptied", "changed", "binary", "other"])
+def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
+    fresh = run_study("time-order", **OPTIONS)
+    path = files(complete)[2]
+    text = path.read_text()
+    found = json.loads(text)
+    error = repr(found["rows"][0]["error"])
+    assert text.count(error) == 1
+    wrong = {
+        "truncated": text[: len(text) // 2],
+        "emptied": "",
+        "changed": text.replace(error, error.replace("0", "1") if "0" in error[2:] else "9" + error),
+        "binary": "\x00\x01",
+        "other": "[1, 2]",
+    }[damage]
+    assert wrong != text
+    path.write_text(wrong)
+    with pytest.warns(NlflowWarning, match=f"{path.name}: the file is damaged"):
+        result = run_study("time-order", out=complete, **OPTIONS)
+    assert table(result) == table(fresh)
+    assert path.read_text() == text
+    assert result.provenance["cases"] == {"computed": 1, "read": 3}
+
+
+def test_damaged_folders(complete: Path, tmp_path: Path) -> None:
+    head = complete / "study.json"
+    text = head.read_text()
+    for wrong in (text[:30], "", "[]", text.replace('"fingerprint"', '"finger"')):
+        head.write_text(wrong)
+        with pytest.raises(
+            FileFormatError, match=r"study.json: got a damaged file .* expected the description of a study"
+        ):
+            run_study("time-order", out=complete, **OPTIONS)
+    head.unlink()
+    with pytest.raises(FileFormatError, match=r"got cases without a study.json"):
+        run_study("time-order", out=complete, **OPTIONS)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileFormatError, match="expected a folder that can be made"):
+        run_study("time-order", out=tmp_path / "file", **OPTIONS)
+
+
+def test_objects_that_cannot_be_known_again_are_refused_in_folders(tmp_path: Path) -> None:
+    class Opaque:
+        __slots__ = ()
+
+        def __call__(self, x: Any) -> Any:
+            return x[:, 0]
+
+    assert run_study("time-order", start=Opaque(), **OPTIONS).fits[0].passed is True
+    with pytest.raises(InputError, match="start: got an object that only its place in memory tells"):
+        run_study("time-order", start=Opaque(), out=tmp_path, **OPTIONS)

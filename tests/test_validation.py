@@ -1,0 +1,262 @@
+"""The programs of `validation/`: that they pass, that they can fail, and what they write."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nlflow import equilibria
+from nlflow.affinities import Affinity
+from nlflow.cli import app
+from nlflow.errors import InputError
+from nlflow.functional import E, NodeFidelity
+from nlflow.integrators import NeutrenoStep
+from nlflow.markov import MarkovChain
+from nlflow.plotting import new_figure
+from validation import claims, runner
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome
+
+ROOT = Path(__file__).parents[1]
+QUICK = Context(quick=True)
+
+
+def claim(run: Any, name: str = "made-up") -> Claim:
+    return Claim(name, "A title", "A statement with <signs> & such", "nobody", run)
+
+
+def named(name: str) -> Claim:
+    return next(claim for claim in claims.all_claims() if claim.name == name)
+
+
+# --- all claims, as a user runs them ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def quick_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    out = tmp_path_factory.mktemp("validation") / "report"
+    command = [sys.executable, "-m", "validation", "--quick", "--out", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=900)
+    return done, out
+
+
+def test_every_claim_passes_in_its_quick_form(
+    quick_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    done, out = quick_run
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    names = [claim.name for claim in claims.all_claims()]
+    assert [line.split()[1] for line in lines[: len(names)]] == names
+    assert all(line.startswith("pass") for line in lines[: len(names)]), done.stdout
+    record = json.loads((out / "results.json").read_text())
+    assert record["passed"]
+    assert record["quick"]
+    assert [entry["name"] for entry in record["claims"]] == names
+    for entry in record["claims"]:
+        assert entry["checks"], entry["name"]
+        assert all(check["passed"] for check in entry["checks"]), entry
+
+
+def test_report_is_one_page_with_its_figures_inside(
+    quick_run: tuple[subprocess.CompletedProcess[str], Path],
+) -> None:
+    page = (quick_run[1] / "report.html").read_text()
+    record = json.loads((quick_run[1] / "results.json").read_text())
+
+    class Reader(HTMLParser):
+        sources: list[str]
+        links: list[str]
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.sources, self.links = [], []
+
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            found = dict(attrs)
+            self.sources += [value for key in ("src", "srcset") if (value := found.get(key))]
+            self.links += [value for key in ("href", "action") if (value := found.get(key))]
+
+    reader = Reader()
+    reader.feed(page)
+    figures = sum(len(entry["figures"]) for entry in record["claims"])
+    assert figures >= 10
+    assert len(reader.sources) == figures
+    assert all(source.startswith("data:image/png;base64,") for source in reader.sources)
+    assert all(link.startswith("#") for link in reader.links)  # nothing is fetched
+    assert "url(" not in page
+    for entry in record["claims"]:
+        assert f'id="{entry["name"]}"' in page
+
+
+def test_each_file_of_claims_is_listed_and_named_after_itself() -> None:
+    files = {path.stem for path in (ROOT / "validation" / "claims").glob("*.py")} - {"__init__"}
+    assert set(claims.MODULES) == files
+    assert [claim.name for claim in claims.all_claims()] == [name.replace("_", "-") for name in claims.MODULES]
+
+
+# --- claims can fail -------------------------------------------------------------------------------------------------
+
+
+def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Break one formula of the package."""
+    if name == "the transposed kernel is dropped":
+        monkeypatch.setattr(Affinity, "symmetrised", lambda self: self)
+    elif name == "lambda stands for lambda~":
+        monkeypatch.setattr(E, "fidelity_in", lambda self, metric: NodeFidelity(self.fidelity))
+    elif name == "the stationary law is uniform":
+        uniform = property(lambda self: np.full(self.affinity.domain.shape, 1 / self.states))
+        monkeypatch.setattr(MarkovChain, "stationary", uniform)
+    elif name == "the law goes by P, not its transpose":
+        monkeypatch.setattr(Affinity, "push", Affinity.average)
+    elif name == "the fidelity is not drawn in":
+        monkeypatch.setattr(NeutrenoStep, "advance", lambda self, flow, u, t, target, memory: (flow.average(u), t + 1))
+    elif name == "the bounds change places":
+        from validation.claims import constant_limits
+
+        def swapped(flow: Any) -> tuple[float, float]:
+            low, high = equilibria.diversity_bounds(flow)
+            return high, low
+
+        monkeypatch.setattr(constant_limits, "diversity_bounds", swapped)
+    elif name == "the limit of the step is 1":
+        from validation.claims import stability_limit
+
+        monkeypatch.setattr(stability_limit, "neutreno_limit", lambda affinity: 1.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "found_by"),
+    [
+        ("the transposed kernel is dropped", "frechet-derivative"),
+        ("lambda stands for lambda~", "frechet-derivative"),
+        ("the stationary law is uniform", "stationary-law"),
+        ("the law goes by P, not its transpose", "law-of-the-walk"),
+        ("the fidelity is not drawn in", "attention-step"),
+        ("the bounds change places", "constant-limits"),
+        ("the limit of the step is 1", "stability-limit"),
+    ],
+)
+def test_a_broken_formula_makes_a_claim_fail(what: str, found_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    breakage(what, monkeypatch)
+    finding = runner.run_one(named(found_by), QUICK)
+    assert finding.status in ("fail", "error"), finding.line
+
+
+# --- checks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("check", "passes"),
+    [
+        (Check("small", 0.9, 1.0), True),
+        (Check("small", 1.1, 1.0), False),
+        (Check("none allowed", 0.0, 0.0), True),
+        (Check("none allowed", 1.0, 0.0), False),
+        (Check("large", 2.0, 1.0, at_least=True), True),
+        (Check("large", 0.5, 1.0, at_least=True), False),
+        (Check("large", 0.0, 0.0, at_least=True), True),
+        (Check("large", -1.0, 0.0, at_least=True), False),
+        (Check("near", 2.05, 0.1, expected=2.0), True),
+        (Check("near", 1.8, 0.1, expected=2.0), False),
+        (Check("small", math.nan, 1.0), False),
+        (Check("large", math.nan, 1.0, at_least=True), False),
+        (Check("near", math.nan, 0.1, expected=2.0), False),
+        (Check("small", math.inf, 1.0), False),
+    ],
+)
+def test_check(check: Check, passes: bool) -> None:
+    assert check.passed is passes
+    assert (check.strain <= 1) is passes
+
+
+def test_an_outcome_passes_only_with_checks_that_all_pass() -> None:
+    good, bad = Check("good", 0.5, 1.0), Check("bad", 3.0, 1.0)
+    assert Outcome([good]).passed
+    assert not Outcome([good, bad]).passed
+    assert not Outcome([]).passed
+    assert Outcome([good, bad]).worst is bad
+
+
+# --- the runner ------------------------------------------------------------------------------------------------------
+
+
+def test_a_claim_that_raises_is_an_error_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def breaks(context: Context) -> Outcome:
+        raise RuntimeError("nothing goes")
+
+    def cannot(context: Context) -> Outcome:
+        raise CannotRunError("torch is not installed")
+
+    def works(context: Context) -> Outcome:
+        figure = new_figure()
+        figure.subplots().plot([1, 2])
+        return Outcome([Check("what", 0.1, 1.0)], {"A <caption>": figure}, {"n": np.int64(3), "x": math.inf})
+
+    made_up = [claim(breaks, "first"), claim(cannot, "second"), claim(works, "third")]
+    monkeypatch.setattr(runner, "all_claims", lambda: made_up)
+    lines: list[str] = []
+    findings = runner.run_claims(out=tmp_path, progress=False, tell=lines.append)
+    assert [finding.status for finding in findings] == ["error", "not run", "pass"]
+    assert "nothing goes" in lines[0]
+    assert "torch is not installed" in lines[1]
+    assert not runner.succeeded(findings)
+    assert runner.succeeded(findings[1:])
+    assert runner.summary(findings).startswith("3 claims: 1 passed, 1 ended in an error, 1 not run")
+    assert "Traceback" in capsys.readouterr().err
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert record["passed"] is False
+    assert record["claims"][2]["details"] == {"n": 3, "x": None}
+    page = (tmp_path / "report.html").read_text()
+    assert "A statement with &lt;signs&gt; &amp; such" in page
+    assert "A &lt;caption&gt;" in page
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json"]
+
+
+def test_unknown_names_are_refused_with_the_known_ones() -> None:
+    with pytest.raises(InputError, match=r"NAME: got .propositon-1., expected one of .*proposition-1"):
+        runner.select(["propositon-1"])
+    assert [claim.name for claim in runner.select(["energy_balance", "attention-step"])] == [
+        "attention-step",
+        "energy-balance",
+    ]
+
+
+def test_command_ends_with_1_when_a_claim_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "all_claims", lambda: [claim(lambda context: Outcome([Check("x", 2.0, 1.0)]))])
+    result = CliRunner().invoke(app, ["validate", "--out", str(tmp_path / "new")])
+    assert result.exit_code == 1
+    assert result.stdout.startswith("fail    made-up")
+    assert (tmp_path / "new" / "report.html").is_file()
+
+
+def test_command_lists_claims() -> None:
+    result = CliRunner().invoke(app, ["validate", "--list"])
+    assert result.exit_code == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == [claim.name for claim in claims.all_claims()]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(["nonsense"], "NAME: got 'nonsense'"), (["--out", "a-file", "constant-limits"], "which is a file")],
+)
+def test_command_tells_what_is_wrong(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a-file").write_text("kept")
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["validate", *arguments])
+    assert result.exit_code == 1
+    assert told in result.stderr
+    assert (tmp_path / "a-file").read_text() == "kept"
+    assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
