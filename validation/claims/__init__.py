@@ -1,0 +1,29 @@
+"""One claim a file, in the order of the theory."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from validation.harness import Claim
+
+MODULES = (
+    "frechet_derivative",
+    "fourier_flows",
+    "attention_step",
+    "continuum_limit",
+    "convergence_to_constants",
+    "law_of_the_walk",
+    "stationary_law",
+    "limit_of_averages",
+    "proposition_1",
+    "constant_limits",
+    "stability_limit",
+    "asymmetric_attention",
+    "killed_walk",
+    "energy_balance",
+)
+
+
+def all_claims() -> list[Claim]:
+    """Return every claim; its name is that of its file with hyphens."""
+    return [import_module(f"validation.claims.{module}").CLAIM for module in MODULES]
