@@ -251,8 +251,8 @@ def check_affinity(
     """Hold an affinity against its contract and, when given, against the matrix k_ij; an `AssertionError` says where.
 
     The contract: shapes and dtypes are kept, constants stay, averages stay in the range of the signal, the operator is
-    linear, it is self-adjoint in the inner product sum_i w_i d_i a_i b_i when it is called symmetric, and
-    `memory_bytes` is what is kept.
+    linear, it is self-adjoint in the inner product sum_i w_i d_i a_i b_i when it is called symmetric, laws are pushed
+    by its transpose, and `memory_bytes` is what is kept.
     """
     dtype = np.dtype(dtype)
     domain = affinity.domain
@@ -299,6 +299,20 @@ def check_affinity(
         left, right = float((measure * v * pu).sum()), float((measure * pv * u).sum())
         terms = float((measure * (np.abs(v * pu) + np.abs(pv * u))).sum())
         require(abs(left - right) <= rounding * terms, f"adjoint: <v, Pu> = {left}, <Pv, u> = {right}")
+
+    # sum_j (p P)_j v_j = sum_i p_i (P v)_i for each of two laws.
+    laws = rng.random((*domain.shape, 2)).astype(dtype)
+    pushed = affinity.push(laws)
+    require(pushed.shape == laws.shape, f"push: shape {pushed.shape} from {laws.shape}")
+    require(pushed.dtype == dtype, f"push: dtype {pushed.dtype} from {dtype}")
+    for p, q in zip(np.moveaxis(laws, -1, 0), np.moveaxis(pushed.astype(np.float64), -1, 0), strict=True):
+        left, right = float((q * v).sum()), float((p * pv).sum())
+        terms = float((np.abs(q * v) + np.abs(p * pv)).sum())
+        require(abs(left - right) <= rounding * terms, f"push: sum (pP) v = {left}, sum p (Pv) = {right}")
+        if matrix is not None:
+            shares = p.ravel() / plain_degree(matrix, weights)
+            expected = np.array([w * math.fsum(shares * k) for w, k in zip(weights.ravel(), matrix.T, strict=True)])
+            require_close("push", q.ravel(), expected, tolerance * float(expected.max()))
 
     # Small arrays (offsets, tables) may go uncounted.
     kept, stated = kept_bytes(affinity), affinity.memory_bytes

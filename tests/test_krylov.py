@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlflow.krylov import Solved, conjugate_gradients
+from nlflow.krylov import Solved, conjugate_gradients, gmres
 
 N = 12
 
@@ -196,3 +196,68 @@ def test_torch() -> None:
     assert isinstance(solved.x, torch.Tensor)
     assert solved.residual <= 1.01e-10
     np.testing.assert_allclose(solved.x.numpy(), system.solve(rtol=1e-10).x, rtol=0, atol=1e-8)
+
+
+# --- GMRES -----------------------------------------------------------------------------------------------------------
+
+
+def resolvent(n: int, fidelity: float, seed: int = 0, power: int = 6) -> np.ndarray:
+    """Return (1 + fidelity) I - P for a chain that is not reversible."""
+    p = np.random.default_rng(seed).random((n, n)) ** power
+    return (1 + fidelity) * np.eye(n) - p / p.sum(axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize("fidelity", [1e-3, 1e-1, 1.0, 1e2])
+@pytest.mark.parametrize("channels", [1, 5])
+def test_gmres_solves_every_column(fidelity: float, channels: int) -> None:
+    a = resolvent(60, fidelity)
+    b = np.random.default_rng(1).standard_normal((60, channels))
+    solved = gmres(lambda v: a @ v, b, np.zeros_like(b), rtol=1e-12, maxiter=1000)
+    exact = np.linalg.solve(a, b)
+    assert np.abs(solved.x - exact).max() <= 1e-10 * np.abs(exact).max()
+    assert solved.residual <= 1e-12
+    assert solved.residual == pytest.approx(
+        (np.linalg.norm(a @ solved.x - b, axis=0) / np.linalg.norm(b, axis=0)).max(), rel=0.5
+    )
+
+
+def test_gmres_finds_the_best_vector_of_the_krylov_space() -> None:
+    a, b = resolvent(40, 0.1), np.random.default_rng(2).standard_normal((40, 1))
+    for m in (1, 3, 6):
+        space = np.hstack([np.linalg.matrix_power(a, i) @ b for i in range(m)])
+        best = space @ np.linalg.lstsq(a @ space, b, rcond=None)[0]
+        solved = gmres(lambda v: a @ v, b, np.zeros_like(b), rtol=1e-15, maxiter=m)
+        assert solved.iterations == m
+        assert np.allclose(solved.x, best, rtol=1e-8, atol=1e-10)
+
+
+def test_gmres_with_zero_columns_and_solved_ones() -> None:
+    a = resolvent(30, 0.5)
+    b = np.random.default_rng(3).standard_normal((30, 3))
+    b[:, 1] = 0
+    b[:, 2] = a @ np.ones(30)  # the constant 1 is its solution: one step
+    solved = gmres(lambda v: a @ v, b, np.full_like(b, 7.0), rtol=1e-13, maxiter=200)
+    assert np.all(solved.x[:, 1] == 0)
+    assert np.abs(solved.x[:, 2] - 1).max() <= 1e-12
+    assert np.abs(a @ solved.x - b).max() <= 1e-11
+
+
+def test_gmres_restarts_and_tells_what_it_has_not_reached() -> None:
+    ring = 1.05 * np.eye(80) - np.roll(np.eye(80), 1, axis=1)  # needs the whole space without restarts
+    b = np.random.default_rng(4).standard_normal((80, 2))
+    solved = gmres(lambda v: ring @ v, b, np.zeros_like(b), rtol=1e-10, maxiter=5000, restart=10)
+    assert solved.residual <= 1e-10
+    assert solved.iterations > 10
+    short = gmres(lambda v: ring @ v, b, np.zeros_like(b), rtol=1e-10, maxiter=7, restart=10)
+    assert short.iterations == 7
+    assert short.residual > 1e-3
+    assert short.residual == pytest.approx(
+        (np.linalg.norm(ring @ short.x - b, axis=0) / np.linalg.norm(b, axis=0)).max(), rel=1e-10
+    )
+
+
+def test_gmres_ends_where_rounding_is_all_that_is_left() -> None:
+    a, b = resolvent(50, 1e-3), np.random.default_rng(5).standard_normal((50, 2))
+    solved = gmres(lambda v: a @ v, b, np.zeros_like(b), rtol=1e-30, maxiter=100_000)
+    assert solved.iterations < 1000
+    assert solved.residual < 1e-12

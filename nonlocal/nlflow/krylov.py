@@ -105,6 +105,7 @@ def conjugate_gradients(
 def gmres(
     operator: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     b: NDArray[np.float64],
+    x: NDArray[np.float64],
     *,
     rtol: float,
     maxiter: int,
@@ -118,7 +119,8 @@ def gmres(
     ----------
     operator : callable
         Linear, on arrays of shape (N, D), the same for each column.
-    b : array of shape (N, D)
+    b, x : array of shape (N, D)
+        Right-hand sides and first guess.
     rtol : float
         Stop when every column's residual is at most this times its right-hand side, Euclidean norms.
     maxiter : int
@@ -131,11 +133,12 @@ def gmres(
     Solved
         Its residual is recomputed from `x`.
     """
-    x = np.zeros_like(b)
     size = np.linalg.norm(b, axis=0)
+    # A system with b = 0 has the solution 0; its scale is set to 1 so that nothing divides by zero.
     scale = np.where(size > 0, size, 1.0)
-    residual = b.copy()
-    done, relative = 0, float((size > 0).any())
+    x = np.where(size > 0, x, 0.0)
+    residual = b - operator(x)
+    done, relative = 0, float((np.linalg.norm(residual, axis=0) / scale).max())
     while relative > rtol and done < maxiter:
         before = relative
         start = np.linalg.norm(residual, axis=0)

@@ -44,6 +44,17 @@ def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64
     return matrix
 
 
+def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the symmetric matrix that is similar to A of a symmetric flow, m_i^1/2 A_ij m_j^-1/2.
+
+    As -sqrt(A_ij A_ji) off the diagonal, where A_ij <= 0: no measure m, which may underflow, is needed.
+    """
+    root = np.sqrt(np.maximum(-matrix, 0))
+    result = -root * root.T
+    np.fill_diagonal(result, np.diagonal(matrix))
+    return result
+
+
 def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     from scipy.sparse.linalg import LinearOperator
 
@@ -70,15 +81,13 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
     from scipy.sparse.linalg import ArpackError, eigsh
 
     bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
-    root = _root_measure(flow)
-    n = root.size
+    n = flow.affinity.domain.size
     counted = flow.applications
     if n <= _DENSE_NODES:
-        matrix = root[:, None] * dense_operator(flow, diffusion=diffusion) / root
-        value = float(np.linalg.eigvalsh((matrix + matrix.T) / 2)[-1])
+        value = float(np.linalg.eigvalsh(_symmetric(dense_operator(flow, diffusion=diffusion)))[-1])
     else:
         start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same limit
-        operator = _operator(flow, root, diffusion=diffusion)
+        operator = _operator(flow, _root_measure(flow), diffusion=diffusion)
         if not np.any(operator.matvec(start)):
             value = 0.0  # nothing moves; Lanczos iteration needs something that does
         else:
@@ -112,19 +121,18 @@ def relaxation_rate(flow: Flow) -> float:
     uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
     if n == 1:
         return low
-    root = _root_measure(flow)
     counted = flow.applications
     try:
         if n <= _DENSE_RATE_NODES:
             matrix = dense_operator(flow, diffusion=uniform)
             if flow.symmetric:
-                matrix = root[:, None] * matrix / root
-                values = np.linalg.eigvalsh((matrix + matrix.T) / 2)
+                values = np.linalg.eigvalsh(_symmetric(matrix))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
             rate = float(values[1 if uniform else 0])
         else:
-            operator = _operator(flow, root if flow.symmetric else np.ones(n), diffusion=uniform)
+            root = _root_measure(flow) if flow.symmetric else np.ones(n)
+            operator = _operator(flow, root, diffusion=uniform)
             start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same rate
             if flow.symmetric:
                 unit = root / float(np.sqrt(np.sum(root * root)))

@@ -120,14 +120,14 @@ def run(context: Context) -> Outcome:
             changes[case].append(change(trial))
             anyhow[case].append(worst_rise(trial))
             turns[case].append(circulation(trial.k))
-            error = max(error, package_error(trial))
+            error = float(np.maximum(error, package_error(trial)))  # NaN stays NaN
             if number < 100:
                 wrong += MarkovChain(trial.sums).reversible is (case == CASES[0])
         cosines.append(cosine(drawn[CASES[0]], drawn[CASES[1]]))
         # The J of k + kᵀ is not what a reversible chain descends.
         last = drawn[CASES[2]]
         doubted.append(change(Trial(last.sums, last.k, last.k + last.k.T, last.v)))
-    rises = {case: int(np.sum(np.array(values) > ROUNDING)) for case, values in changes.items()}
+    rises = {case: int(np.sum(~(np.array(values) <= ROUNDING))) for case, values in changes.items()}
     low, high = wilson(rises[CASES[0]], count)
     some = int(np.sum(np.array(anyhow[CASES[0]]) > ROUNDING))
     sweep = {case: [share_rising(case, sharpness, context) for sharpness in SWEEP] for case in CASES[:2]}
@@ -137,10 +137,10 @@ def run(context: Context) -> Outcome:
         Check("queries ≠ keys: least circulation (0 for a reversible P)", min(turns[CASES[0]]), 0.1, at_least=True),
         Check("queries = keys: trials in which J rises", rises[CASES[1]], 0),
         Check("queries = keys: share of trials in which J rises, at any sharpness", max(sweep[CASES[1]])[0], 0),
-        Check("queries = keys: largest rise for any signal, over max J", max(anyhow[CASES[1]]), ROUNDING),
+        Check("queries = keys: largest rise for any signal, over max J", float(np.max(anyhow[CASES[1]])), ROUNDING),
         Check("reversible: trials in which the J of the reversible measure rises", rises[CASES[2]], 0),
-        Check("reversible: largest rise for any signal, over max J", max(anyhow[CASES[2]]), ROUNDING),
-        Check("reversible: largest circulation", max(turns[CASES[2]]), 1e-12),
+        Check("reversible: largest rise for any signal, over max J", float(np.max(anyhow[CASES[2]])), ROUNDING),
+        Check("reversible: largest circulation", float(np.max(turns[CASES[2]])), 1e-12),
         Check("chains that the package takes for reversible and are not, or the reverse", wrong, 0),
         Check("J of the package against double sums, over the terms that cancel", error, 1e-12),
     ]

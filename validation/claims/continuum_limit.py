@@ -44,7 +44,7 @@ def misfit(sums: Affinity, v: Function, average: Floats, degree: Floats) -> floa
     """Return the largest relative error of the package's averages and degrees."""
     values = v(sums.domain.nodes).reshape(sums.domain.shape)
     errors = (sums.average(values).ravel() - average) / np.abs(average).max(), sums.degree.ravel() / degree - 1
-    return max(float(np.abs(error).max()) for error in errors)
+    return float(np.abs(errors).max())
 
 
 def on_circle(sizes: Floats) -> Floats:

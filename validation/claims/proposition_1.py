@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -46,19 +47,25 @@ class Kept:
     high: float
 
 
-def flow_of(kind: str, n: int, channels: int, fidelity: float, *, evolving: bool = False) -> tuple[Any, Floats]:
-    """Return an E-flow and its f: random tokens of the given width."""
+@lru_cache(maxsize=1)
+def tokens_of(kind: str, n: int, channels: int) -> tuple[Any, Floats]:
+    """Return an affinity and f: random tokens of the given width."""
     rng = np.random.default_rng([n, channels])
     f = rng.standard_normal((n, channels))
-    width = max(channels, 2)
     if kind == "L², Gaussian":
-        weights = affinity(Gaussian(0.3), Points(rng.random((n, 2))))
-        return GradientFlow(E(weights, f, fidelity, measure="l2"), "l2"), f
-    maps = rng.standard_normal((2, channels, width)) / np.sqrt(channels)
-    query_map = maps[1] if kind == "degree, q = k" else maps[0]
+        return affinity(Gaussian(0.3), Points(rng.random((n, 2)))), f
+    maps = rng.standard_normal((2, channels, max(channels, 2))) / np.sqrt(channels)
     # The same array for both maps: queries are keys, to the last bit.
+    query_map = maps[1] if kind == "degree, q = k" else maps[0]
     kernel = DotProduct(query_map=query_map, key_map=query_map if kind == "degree, q = k" else maps[1])
-    weights = affinity(kernel, Points(np.zeros(n)), f)
+    return affinity(kernel, Points(np.zeros(n)), f), f
+
+
+def flow_of(kind: str, n: int, channels: int, fidelity: float, *, evolving: bool = False) -> tuple[Any, Floats]:
+    """Return an E-flow and its f."""
+    weights, f = tokens_of(kind, n, channels)
+    if kind == "L², Gaussian":
+        return GradientFlow(E(weights, f, fidelity, measure="l2"), "l2"), f
     if kind == "degree, q = k":
         return GradientFlow(E(weights, f, fidelity, measure="degree"), "degree", evolving=evolving), f
     return AttentionFlow(weights, f, fidelity, evolving=evolving), f
@@ -93,9 +100,9 @@ def _frozen(context: Context) -> list[Kept]:
     found = []
     for kind in KINDS:
         for n in sizes:
-            # All widths where matrices are small; the largest ones once.
+            # All widths and fidelities where matrices are small; the widest and three of them where they are large.
             for channels in widths if n <= 256 else (widths[-1],):
-                for fidelity in FIDELITIES:
+                for fidelity in FIDELITIES if n <= 256 else FIDELITIES[::3]:
                     context.step(f"{kind}, N = {n}, D = {channels}, λ = {fidelity:g}")
                     flow, f = flow_of(kind, n, channels, fidelity)
                     # Small fidelities keep little, so the little must be known well.

@@ -124,10 +124,11 @@ def _singular_values(flow: Flow, fidelity: float) -> Floats:
 
 
 def fidelity_for(flow: Flow, fraction: float) -> float:
-    """Return the smallest fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
+    """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
-    From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, with the largest eigenvalue of r (I - P),
-    or its norm on deviations from the mean where P is not symmetric.
+    From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest
+    eigenvalue of r (I - P). Where P is not symmetric its norm on deviations from the mean takes the place of mu_max; it
+    is enough, though a smaller fidelity may be too.
 
     Parameters
     ----------
@@ -183,8 +184,8 @@ def neutreno_limit(affinity: Affinity) -> float:
     Returns
     -------
     float
-        Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by trial with Arnoldi iteration
-        where P is not symmetric.
+        Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by Arnoldi iteration where P is not
+        symmetric.
     """
     if not isinstance(affinity, Affinity):
         raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
@@ -193,12 +194,17 @@ def neutreno_limit(affinity: Affinity) -> float:
         return 2 - largest_eigenvalue(flow, diffusion=True)
     if affinity.domain.size <= _DENSE_NODES:
         values = 1 - np.linalg.eigvals(dense_operator(flow))
-        # Rounding can put an eigenvalue of modulus 1 just outside the disk.
-        return float(np.min(values.real + np.sqrt(np.maximum(1 - values.imag**2, 0))))
-    return _limit_by_trial(flow)
+        return _limit_of(values)
+    return _limit_by_iteration(flow)
 
 
-def _limit_by_trial(flow: Flow) -> float:
+def _limit_of(values: NDArray[Any]) -> float:
+    # Rounding can put an eigenvalue of modulus 1 just outside the disk.
+    return max(float(np.min(values.real + np.sqrt(np.maximum(1 - values.imag**2, 0)))), 0.0)
+
+
+def _limit_by_iteration(flow: Flow) -> float:
+    """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
     shape = flow.affinity.domain.shape
@@ -207,21 +213,30 @@ def _limit_by_trial(flow: Flow) -> float:
     dtype = flow.affinity.dtype
     start = np.random.default_rng(0).standard_normal(n)  # fixed: the same chain gives the same limit
 
-    def radius(fidelity: float) -> float:
+    def farthest(fidelity: float) -> complex:
         def matvec(v: Floats) -> Floats:
             signal = constant_like(np.ravel(v).reshape(shape), namespace(like).astype(like, dtype or like.dtype))
             moved = np.asarray(to_numpy(flow.affinity._average(signal)), dtype=np.float64).ravel()
             return np.asarray(moved - fidelity * np.ravel(v))
 
         operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
-        return float(np.abs(eigs(operator, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)[0]))
+        # A wide basis: eigenvalues on a circle, as those of a walk in one direction, are hard to tell apart.
+        found = eigs(
+            operator, k=1, which="LM", v0=start, ncv=min(n, 120), tol=1e-9, maxiter=100, return_eigenvectors=False
+        )
+        return complex(found[0])
 
+    limit = 2.0
     try:
-        low, high = 0.0, 2.0
-        while high - low > 1e-7:
-            middle = (low + high) / 2
-            low, high = (middle, high) if radius(middle) < 1 else (low, middle)
-        return low
+        while limit > 0:
+            value = farthest(limit)
+            if abs(value) <= 1 + 1e-8:
+                break
+            lower = _limit_of(np.array([limit + value]))
+            if lower > limit - 1e-8:  # rounding of P is all that is left
+                break
+            limit = lower
+        return limit
     except ArpackError as error:
         raise NumericalError(
             f"affinity: the limit was not found by Arnoldi iteration; use at most {_DENSE_NODES} nodes, where all "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,9 @@ from nlflow.errors import (
 )
 from nlflow.flow import Flow
 from nlflow.functional import E
+from nlflow.krylov import gmres
 from nlflow.markov import MarkovChain
-from nlflow.spectrum import dense_operator
+from nlflow.markov.stationary import reduce_states
 
 __all__ = ["Equilibrium", "check_frozen", "equilibrium"]
 
@@ -79,9 +79,9 @@ def equilibrium(
     start : array, optional
         u(0); needed without fidelity, no part of the answer with one.
     method : {'auto', 'direct', 'iterative'}
-        Direct: the whole matrix, O(N^2) memory and O(N^3) time. Iterative: conjugate gradients where P is symmetric,
-        GMRES otherwise, one average an iteration. ``auto`` takes the direct one for a P that is not symmetric up to
-        1000 nodes.
+        Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
+        Iterative: conjugate gradients where P is symmetric, GMRES otherwise, one average an iteration. ``auto`` takes
+        the direct one up to 1000 nodes for a P that is not symmetric and where the fidelity vanishes at some nodes.
     rtol : float, optional
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
@@ -97,6 +97,8 @@ def equilibrium(
     InputError
         For an evolving flow, whose limit only `solve` finds; for a reducible or periodic chain without fidelity; for a
         fidelity of 0 everywhere.
+    NumericalError
+        When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
 
     Examples
     --------
@@ -124,15 +126,33 @@ def equilibrium(
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
     if rtol is None:
         rtol = 1e-5 if "float32" in str(flow.observed.dtype) else 1e-10
-    functional = flow.functional
-    if method == "direct" or (method == "auto" and functional is None and flow.affinity.domain.size <= _DENSE_NODES):
+    low, high = flow.fidelity.bounds()
+    holes = low <= 1e-8 * high
+    few = flow.affinity.domain.size <= _DENSE_NODES
+    if method == "direct" or (method == "auto" and few and (holes or not flow.symmetric)):
         return _direct(flow, rtol, memory_limit)
-    if isinstance(functional, E):
-        found = functional.minimizer(rtol=rtol, maxiter=maxiter)
-        return Equilibrium(
-            found.u, found.residual, found.iterations, "conjugate gradients", found.success, found.message
-        )
-    return _gmres(flow, rtol, maxiter)
+    found = _iterate(flow, rtol, maxiter, elsewhere=False)
+    if holes and found.success:
+        # Where no fidelity is seen every constant has a small residual: another start finds another one.
+        other = _iterate(flow, rtol, maxiter, elsewhere=True)
+        size = float(np.ptp(to_numpy(flow.observed))) or 1.0
+        if float(np.abs(to_numpy(other.u) - to_numpy(found.u)).max()) > 1e-2 * size:
+            raise NumericalError(
+                "fidelity: the system is singular, or so nearly that iteration does not solve it: some part of the "
+                "domain hardly sees a node with a fidelity > 0; give each part one, use a wider kernel or "
+                "method='direct'"
+            )
+    return found
+
+
+def _iterate(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
+    """Solve by iteration, from the observed signal or from `elsewhere`: a constant above it."""
+    functional = flow.functional
+    if not isinstance(functional, E):
+        return _gmres(flow, rtol, maxiter, elsewhere=elsewhere)
+    start = functional.observed + (float(np.ptp(to_numpy(functional.observed))) or 1.0) if elsewhere else None
+    found = functional.minimizer(rtol=rtol, maxiter=maxiter, start=start)
+    return Equilibrium(found.u, found.residual, found.iterations, "conjugate gradients", found.success, found.message)
 
 
 def check_frozen(flow: Any) -> None:
@@ -162,9 +182,23 @@ def _system(flow: Flow) -> tuple[Floats, Floats, Floats]:
     like = constant_like(np.ones(flow.affinity.domain.shape), observed)
     phi = np.asarray(to_numpy(fidelity.times(like)), dtype=np.float64).reshape(n, 1)
     f = np.asarray(to_numpy(observed), dtype=np.float64).reshape(n, -1)
-    # Constants pass through the system unchanged, so they are taken out and what is left keeps its digits.
-    shift = (phi * f).sum(axis=0, keepdims=True) / phi.sum()
+    # Constants pass through the system unchanged. The one that the limit tends to for small fidelities is taken out, so
+    # that what is left keeps its digits.
+    mass = phi * _measure(flow)
+    if not np.any(mass):
+        mass = phi
+    shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
     return phi, f - shift, shift
+
+
+def _measure(flow: Flow) -> Floats:
+    """Return the measure in which r (I - P) has no mean, shape (N, 1); ones where it is not unique."""
+    if flow.symmetric:
+        return np.asarray(to_numpy(flow.measure(flow.affinity.log_degree)), dtype=np.float64).reshape(-1, 1)
+    try:
+        return MarkovChain(flow.affinity).stationary.reshape(-1, 1)
+    except (InputError, NumericalError):
+        return np.ones((flow.affinity.domain.size, 1))
 
 
 def _finish(
@@ -189,32 +223,38 @@ def _relative(residual: Floats, b: Floats) -> float:
 
 
 def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
-    from scipy.linalg import LinAlgError, lu_factor, lu_solve
+    """Solve by state reduction, in which u* is a mean of f over where walkers are stopped, however slow they are."""
+    from scipy.linalg import solve_triangular
 
     n = flow.affinity.domain.size
-    check_memory(f"a direct solution for {n} nodes", 32 * n * n, "use method='iterative'", memory_limit)
+    check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
     phi, f, shift = _system(flow)
-    a = dense_operator(flow)
-    b = phi * f
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")  # scipy warns of a singular matrix; it is an error here
-        try:
-            factors = lu_factor(a)
-        except (LinAlgError, RuntimeWarning) as error:
-            raise NumericalError(
-                "fidelity: the system is singular: some part of the domain sees no node with a fidelity > 0; give "
-                "each part one, or use a wider kernel"
-            ) from error
-    x = lu_solve(factors, b)
-    x = x + lu_solve(factors, b - a @ x)  # one refinement
-    return _finish(flow, x, shift, _relative(b - a @ x, b), 0, "direct", rtol)
+    rates = MarkovChain(flow.affinity)._moves.copy()
+    if flow.metric == "l2":
+        rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
+    np.fill_diagonal(rates, 0.0)
+    killed, reduced = phi[:, 0].copy(), rates.copy()
+    try:
+        left = reduce_states(reduced, killed)
+        if not left[0] > 0:
+            raise NumericalError("affinity: no walk that comes to state 0 is stopped")
+    except NumericalError as error:
+        raise NumericalError(
+            "fidelity: the system is singular: some part of the domain sees no node with a fidelity > 0; give each "
+            f"part one, or use a wider kernel ({error})"
+        ) from error
+    upper, lower = -np.triu(reduced, 1), np.diag(left) - np.tril(reduced, -1)
+    leaving, b = rates.sum(axis=1, keepdims=True), phi * f
+
+    # No refinement: x has the error of a weighted mean however ill-conditioned the system, and a correction would bring
+    # in the rounding of the residual, multiplied by the condition number.
+    x = np.asarray(solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True))
+    return _finish(flow, x, shift, _relative(b - phi * x - (leaving * x - rates @ x), b), 0, "direct", rtol)
 
 
-def _gmres(flow: Flow, rtol: float, maxiter: int) -> Equilibrium:
-    from scipy.sparse.linalg import LinearOperator, gmres
-
+def _gmres(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
     phi, f, shift = _system(flow)
-    n, channels = f.shape
+    n = len(f)
     observed, counted = flow.observed, flow.applications
     b = phi * f / (1 + phi)
 
@@ -223,21 +263,11 @@ def _gmres(flow: Flow, rtol: float, maxiter: int) -> Equilibrium:
         signal = constant_like(v.reshape(*flow.affinity.domain.shape, -1), observed)
         return np.asarray(to_numpy(flow.linear(signal)), dtype=np.float64).reshape(n, -1) / (1 + phi)
 
-    operator = LinearOperator((n, n), matvec=lambda v: apply(np.ravel(v))[:, 0], dtype=np.float64)
-    x, steps = np.zeros_like(f), 0
-
-    def count(_: float) -> None:
-        nonlocal steps
-        steps += 1
-
-    for channel in range(channels):
-        if not np.any(b[:, channel]):
-            continue
-        restart = min(50, n)
-        x[:, channel], _ = gmres(
-            operator, b[:, channel], rtol=rtol / 10, atol=0.0, restart=restart, maxiter=-(-maxiter // restart),
-            callback=count, callback_type="pr_norm",
-        )  # fmt: skip
+    start = np.full_like(f, (float(np.ptp(f)) or 1.0) if elsewhere else 0.0)
+    # Shorter bases for long signals: they take as much memory as 40 signals, or 512 MiB.
+    restart = min(max(2**26 // f.size, 10), 40, n)
+    found = gmres(apply, b, start, rtol=rtol / 10, maxiter=maxiter, restart=restart)
+    x, steps = found.x, found.iterations
     residual = _relative(apply(x) - b, b)
     flow.applications = counted  # analysis, not part of an integration
     return _finish(flow, x, shift, residual, steps, "gmres", rtol)

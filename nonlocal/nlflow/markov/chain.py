@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, namespace, over_channels, to_numpy
-from nlflow.errors import (
-    InputError,
-    NumericalError,
-    check_array,
-    check_integer,
-    check_memory,
-    check_number,
-)
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.markov.operator import Floats, Transitions
-from nlflow.markov.stationary import left_eigenvector, state_reduction
-from nlflow.markov.walks import AliasTables, Positions, starting_states
+from nlflow.markov.stationary import (
+    balanced,
+    largest_eigenvalues,
+    left_eigenvector,
+    state_reduction,
+    states_without_end,
+)
+from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of, starting_states
 from nlflow.spectrum import largest_eigenvalue, relaxation_rate
 
 __all__ = ["MarkovChain"]
 
-# Up to this many states spectra and stationary laws come from the whole matrix, which takes a second or so.
+# Up to this many states spectra come from the whole matrix, which takes a second or so.
 _DENSE_STATES = 1000
+_REDUCED_STATES = 4096  # state reduction takes a few seconds
 _PATIENCE = 10**6
 
 
@@ -56,7 +56,8 @@ class MarkovChain(Transitions):
     -----
     Applying the chain costs one average. Methods that need all transitions (`matrix`, `eigenvalues`, worst-case
     distances, walks) say so; they take O(N^2) memory and refuse beyond the limit. For matrix-free chains of more than
-    4096 states irreducibility is judged from the spectral gap, which must be above 1e-10.
+    4096 states irreducibility is found by following the moves from one node: one average for each move that the
+    farthest node is away.
 
     Examples
     --------
@@ -68,11 +69,24 @@ class MarkovChain(Transitions):
 
     @cached_property
     def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji: always for symmetric k, otherwise checked to 1e-8 (all transitions)."""
+        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
+
+        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
+        float32 or has more than 4096 states). Never with transient states, where no such law is positive.
+        """
         if self.affinity.symmetric:
             return True
-        flux = self.stationary.ravel()[:, None] * self._moves
-        return bool(np.allclose(flux, flux.T, rtol=1e-8, atol=1e-14 * float(flux.max())))
+        if sum(map(len, self._closed)) < self.states:
+            return False
+        single = "float32" in str(self.affinity.dtype)
+        rtol = 1e-5 if single or self.states > _REDUCED_STATES else 1e-8
+        for inside in self._closed:
+            whole = len(inside) == self.states
+            moves = self._moves if whole else self._moves[np.ix_(inside, inside)]
+            law = self.stationary.ravel() if whole else state_reduction(moves)
+            if not balanced(moves, law, rtol, 1e-36 if single else 1e-300):
+                return False
+        return True
 
     # ---- the stationary law
 
@@ -86,7 +100,7 @@ class MarkovChain(Transitions):
     def stationary(self) -> Floats:
         """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
 
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (up to 1000 states,
+        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (up to 4096 states,
         every entry to full precision) or as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
         states (causal attention) have pi = 0 there.
 
@@ -103,10 +117,10 @@ class MarkovChain(Transitions):
             return self._mass
         inside = self._closed[0]
         law = np.zeros(self.states)
-        if len(inside) <= _DENSE_STATES:
+        if len(inside) <= _REDUCED_STATES:
             law[inside] = state_reduction(self._moves[np.ix_(inside, inside)])
         else:
-            law = left_eigenvector(lambda p: self._transposed(p.reshape(shape)).ravel(), self.states)
+            law = left_eigenvector(lambda p: p @ self._moves, self.states)
             law[np.setdiff1d(np.arange(self.states), inside)] = 0
             law /= law.sum()
         return law.reshape(shape)
@@ -131,23 +145,18 @@ class MarkovChain(Transitions):
     def eigenvalues(self) -> NDArray[Any]:
         """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
 
-        O(N^3) time, all transitions in memory.
+        O(N^3) time, all transitions in memory. Of reducible and periodic chains too.
         """
         check_memory(
             f"all eigenvalues of {self.states} states", 32 * self.states**2, "use second_eigenvalue", self._limit
         )
-        moves = self._moves
         values: NDArray[Any]
-        law = np.zeros(1)
         if self.reversible:
-            law = (self._mass if self.affinity.symmetric else self.stationary).ravel()
-        if law.min() > 1e-280:
-            root = np.sqrt(law)
-            symmetric = root[:, None] * moves / root
-            values = np.linalg.eigvalsh((symmetric + symmetric.T) / 2)
-        else:  # not reversible, or weights that underflow
-            values = np.linalg.eigvals(moves)
-            values = values.real if self.reversible else values
+            # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
+            root = np.sqrt(self._moves)
+            values = np.linalg.eigvalsh(root * root.T)
+        else:
+            values = np.linalg.eigvals(self._moves).astype(np.complex128)
         values = self.laziness + (1 - self.laziness) * values
         return np.asarray(values[np.argsort(-np.abs(values), kind="stable")])
 
@@ -167,30 +176,15 @@ class MarkovChain(Transitions):
             values = np.array([1 - relaxation_rate(self._flow), 1 - largest_eigenvalue(self._flow, diffusion=True)])
             values = np.append(self.laziness + (1 - self.laziness) * values, 1.0)
         else:
-            values = self._largest_by_arnoldi()
+            values = largest_eigenvalues(self._moved, self.states)
+            values = values.real if self.reversible else values
         others = np.delete(values, np.argmin(np.abs(values - 1)))
         found = others[np.argmax(np.abs(others))]
         return complex(found) if np.iscomplexobj(others) else float(found)
 
-    def _largest_by_arnoldi(self) -> NDArray[Any]:
-        from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
-
-        shape = self.affinity.domain.shape
-
-        def matvec(v: Floats) -> Floats:
-            u = self._signal(np.ravel(v).reshape(shape))
-            return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
-
-        operator = LinearOperator((self.states, self.states), matvec=matvec, dtype=np.float64)
-        start = np.random.default_rng(0).standard_normal(self.states)  # fixed: the same chain gives the same answer
-        try:
-            values = eigs(operator, k=4, which="LM", v0=start, tol=1e-10, return_eigenvectors=False)
-        except ArpackError as error:
-            raise NumericalError(
-                "affinity: the second eigenvalue was not found by Arnoldi iteration; use at most "
-                f"{_DENSE_STATES} nodes, where all are computed"
-            ) from error
-        return np.asarray(values)
+    def _moved(self, v: Floats) -> Floats:
+        u = self._signal(v.reshape(self.affinity.domain.shape))
+        return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
 
     @property
     def smallest_eigenvalue(self) -> float:
@@ -206,8 +200,8 @@ class MarkovChain(Transitions):
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2| (the absolute gap); 0 for periodic chains."""
-        return 1 - abs(self.second_eigenvalue)
+        """1 - |mu_2| (the absolute gap) to about 1e-15; 0 for periodic chains."""
+        return max(1 - abs(self.second_eigenvalue), 0.0)
 
     @property
     def relaxation_time(self) -> float:
@@ -300,10 +294,15 @@ class MarkovChain(Transitions):
         self._require_limit("the mixing time")
         if not self.reversible:
             raise InputError("affinity: got a chain that is not reversible, for which the spectral bounds do not hold")
-        time = self.relaxation_time
-        lowest = float(self.stationary.min())
-        upper = time * (math.log(1 / eps) - math.log(lowest)) if lowest > 0 else math.inf
-        return max((time - 1) * math.log(1 / (2 * eps)), 0.0), upper
+        gap, lowest = self.spectral_gap, float(self.stationary.min())
+        # What is not known of the gap goes to the safe side.
+        unknown = 1e-13
+        if self.states > _DENSE_STATES:
+            unknown += 1e-7 * gap if np.real(self.second_eigenvalue) > 0 else 4e-6
+        upper = math.inf
+        if gap > unknown and lowest > 0:
+            upper = (math.log(1 / eps) - math.log(lowest)) / (gap - unknown)
+        return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
 
     def distance_to_limit(self, v: Any, steps: int) -> Floats:
         """Return the norm of P^k v - pi^T v in L2(pi) for k = 0 ... `steps`; channels are added up.
@@ -348,7 +347,7 @@ class MarkovChain(Transitions):
         array of int64 of shape (walkers,), or (steps + 1, walkers) with `record`
             Node numbers.
         """
-        generator = np.random.default_rng(rng)
+        generator = generator_of(rng)
         steps = check_integer("steps", steps, minimum=0)
         shape = self.affinity.domain.shape
         states = starting_states(start, walkers, shape, self.states, generator)
@@ -378,19 +377,18 @@ class MarkovChain(Transitions):
         -------
         array of int64 of shape (walkers,)
         """
-        generator = np.random.default_rng(rng)
+        generator = generator_of(rng)
         shape = self.affinity.domain.shape
-        values = np.asarray(check_array("stop", stop), dtype=np.float64)
-        if values.shape not in ((), shape):
-            raise InputError(f"stop: got shape {values.shape}, expected a number or {shape}, one for each node")
-        if values.min() < 0 or values.max() > 1 or values.max() == 0:
-            raise InputError(
-                f"stop: got {values.min():g} to {values.max():g}, expected probabilities in [0, 1], not all 0; "
-                "a fidelity lambda~ stops with lambda~ / (1 + lambda~)"
-            )
+        values = check_stop("stop", stop, shape)
         states = starting_states(start, walkers, shape, self.states, generator)
-        everywhere = np.ascontiguousarray(np.broadcast_to(values, shape).ravel())
-        return self._tables.walk_stopped(states, everywhere, generator)
+        if values.min() == 0:
+            endless = states_without_end(self._moves > 0, states, values)
+            if len(endless):
+                raise InputError(
+                    f"stop: got 0 at all nodes that can be reached from node {endless[0]}, where walkers come to and "
+                    "would go on for ever; stop them somewhere there"
+                )
+        return self._tables.walk_stopped(states, values, generator)
 
 
 def _fraction(name: str, value: Any) -> float:

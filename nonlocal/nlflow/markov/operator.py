@@ -14,16 +14,15 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_memor
 from nlflow.flow import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
 from nlflow.markov.walks import check_law
-from nlflow.spectrum import largest_eigenvalue, relaxation_rate
 
 __all__ = ["Floats", "Transitions"]
 
 Floats = NDArray[np.float64]
 
-# Up to this many states the graph of possible moves is looked at; beyond, for matrix-free chains, the spectrum decides.
+# Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096
-# A gap below this cannot be told from 0 by an iteration in float64.
-_NO_GAP = 1e-10
+# What transforms leave where nothing is.
+_NOISE = 1e-14
 
 
 class Transitions:
@@ -68,7 +67,14 @@ class Transitions:
         return np.asarray(self._lazily(to_numpy(self.affinity.push(self._signal(v))), v), dtype=np.float64)
 
     def _push(self, law: Floats) -> Floats:
-        return np.maximum(self._transposed(law), 0)  # transforms leave roundings below 0
+        moved = np.maximum(self._transposed(law), 0)  # transforms leave roundings below 0
+        total = float(moved.sum())
+        if not abs(total - 1) <= 1e-3:
+            raise NumericalError(
+                f"start: probability {1 - total:.3g} is lost, since the degrees of some nodes underflow beside the "
+                "others; scale the kernel's logits down"
+            )
+        return np.asarray(moved / total)  # rows of a float32 affinity sum to 1 up to 1e-7, which adds up
 
     def expectation(self, v: Any, steps: int = 1) -> Array:
         """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
@@ -107,13 +113,6 @@ class Transitions:
         law = self._start_law(start)
         for _ in range(check_integer("steps", steps, minimum=0)):
             law = self._push(law)
-            total = float(law.sum())
-            if abs(total - 1) > 1e-3:
-                raise NumericalError(
-                    f"start: probability {1 - total:.3g} is lost, since the degrees of some nodes underflow beside the "
-                    "others; scale the kernel's logits down"
-                )
-            law /= total
         return law
 
     def _start_law(self, start: Any) -> Floats:
@@ -137,7 +136,9 @@ class Transitions:
         )  # fmt: skip
         dense = getattr(self.affinity, "matrix", None)
         if dense is not None:
-            return np.asarray(to_numpy(dense), dtype=np.float64)
+            given = to_numpy(dense)
+            result = np.asarray(given, dtype=np.float64)
+            return result if given.dtype == np.float64 else result / result.sum(axis=1, keepdims=True)
         result = np.empty((n, n))
         columns = max(1, 2**22 // n)
         for low in range(0, n, columns):
@@ -147,7 +148,7 @@ class Transitions:
             part = self.affinity.average(self._signal(unit.reshape(*self.affinity.domain.shape, high - low)))
             result[:, low:high] = to_numpy(part).reshape(n, high - low)
         if self.affinity.method == "convolution":
-            result[result < 1e-14] = 0.0  # what transforms leave where nothing is
+            result[result < _NOISE] = 0.0
         result /= result.sum(axis=1, keepdims=True)
         return result
 
@@ -165,7 +166,29 @@ class Transitions:
 
     @property
     def _graph_known(self) -> bool:
-        return self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix")
+        return self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
+
+    @cached_property
+    def _search(self) -> tuple[int, bool]:
+        """How many states can be reached from state 0, and whether moves only go between states of two colours.
+
+        Breadth first by averages, as many as there are levels; for symmetric k, where all moves go both ways.
+        """
+        shape = self.affinity.domain.shape
+        noise = _NOISE if self.affinity.method == "convolution" else 0.0
+
+        def neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+            signal = self._signal(inside.reshape(shape).astype(np.float64))
+            return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
+
+        colours = np.zeros((2, self.states), bool)
+        colours[0, 0] = True
+        front, level = colours[0].copy(), 0
+        while np.any(front):
+            level += 1
+            front = neighbours(front) & ~colours.any(axis=0)
+            colours[level % 2] |= front
+        return int(colours.sum()), not any(np.any(neighbours(one) & one) for one in colours)
 
     @cached_property
     def _closed(self) -> list[NDArray[np.intp]]:
@@ -173,9 +196,8 @@ class Transitions:
         count, labels = communicating_classes(self._moves)
         if count == 1:
             return [np.arange(self.states)]
-        sources, targets = np.nonzero(self._moves)
         leaving = np.zeros(count, bool)
-        leaving[labels[sources[labels[sources] != labels[targets]]]] = True
+        leaving[labels[((self._moves > 0) & (labels[:, None] != labels)).any(axis=1)]] = True
         return [np.flatnonzero(labels == label) for label in range(count) if not leaving[label]]
 
     @cached_property
@@ -183,7 +205,7 @@ class Transitions:
         """Whether every state can be reached from every other."""
         if self._graph_known:
             return len(self._closed) == 1 and len(self._closed[0]) == self.states
-        return relaxation_rate(self._flow) > _NO_GAP
+        return self._search[0] == self.states
 
     @cached_property
     def period(self) -> int:
@@ -202,7 +224,7 @@ class Transitions:
         if self._graph_known:
             inside = self._closed[0]
             return period_of(self._moves if len(inside) == self.states else self._moves[np.ix_(inside, inside)])
-        return 1 if largest_eigenvalue(self._flow, diffusion=True) < 2 - _NO_GAP else 2
+        return 2 if self._search[1] else 1
 
     def _require_unique(self, what: str) -> None:
         if self._graph_known:
@@ -214,7 +236,7 @@ class Transitions:
         elif self.irreducible:
             return
         else:
-            found = f"no spectral gap above {_NO_GAP:g}"
+            found = f"several classes of states that no walk leaves (one of {self._search[0]} states)"
         raise InputError(
             f"affinity: got a reducible chain with {found}, expected one class, without which {what} is not unique; "
             "use a wider kernel or a larger radius, or treat each class as a chain of its own"

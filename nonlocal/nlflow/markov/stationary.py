@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.errors import NumericalError
 
-__all__ = ["communicating_classes", "left_eigenvector", "period_of", "state_reduction"]
+__all__ = [
+    "balanced",
+    "communicating_classes",
+    "largest_eigenvalues",
+    "left_eigenvector",
+    "period_of",
+    "reduce_states",
+    "state_reduction",
+    "states_without_end",
+]
 
 Matrix = NDArray[np.float64]
+
+_BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
+_SMALLEST = float(np.finfo(np.float64).tiny)
+_RESTARTS = 500  # of Arnoldi iteration; where these do not help, more hardly ever do
 
 
 def communicating_classes(matrix: Matrix) -> tuple[int, NDArray[np.int32]]:
@@ -24,6 +38,35 @@ def communicating_classes(matrix: Matrix) -> tuple[int, NDArray[np.int32]]:
 
     count, labels = connected_components(matrix > 0, directed=True, connection="strong")
     return int(count), labels
+
+
+def _reaching(graph: NDArray[np.bool_], targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph. O(N^2)."""
+    seen, front = targets.copy(), targets
+    while np.any(front):
+        front = graph[:, front].any(axis=1) & ~seen
+        seen |= front
+    return seen
+
+
+def states_without_end(
+    graph: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.float64]
+) -> NDArray[np.intp]:
+    """Return the states that walkers from `start` can come to and where none is ever stopped."""
+    starting = np.zeros(len(graph), bool)
+    starting[start] = True
+    coming = _reaching((graph & (stop < 1)[:, None]).T, starting)  # nobody goes on from where all are stopped
+    return np.flatnonzero(coming & ~_reaching(graph, stop > 0))
+
+
+def balanced(moves: Matrix, law: Matrix, rtol: float, smallest: float) -> bool:
+    """Tell whether as much flows from i to j as back, law_i P_ij = law_j P_ji, for all pairs however rare.
+
+    A probability below `smallest` may have underflowed to 0.
+    """
+    flux = law[:, None] * moves
+    least = smallest * np.maximum(law[:, None], law)
+    return not np.any(np.abs(flux - flux.T) > rtol * np.maximum(flux, flux.T) + least)
 
 
 def period_of(matrix: Matrix) -> int:
@@ -45,11 +88,42 @@ def period_of(matrix: Matrix) -> int:
     return int(np.gcd.reduce(np.abs(level[rows] + 1 - level[columns])))
 
 
-def state_reduction(matrix: Matrix) -> Matrix:
-    """Return the stationary law of an irreducible chain by removing one state after another.
+def reduce_states(rates: Matrix, killed: Matrix) -> Matrix:
+    """Remove states one after another, the last first, in place, and return the rates at which each was left.
 
-    Nothing is subtracted, so every entry keeps its digits however slow the chain mixes (Grassmann, Taksar and Heyman
-    1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385740). O(N^3) time, one copy of the matrix.
+    Row i of `rates` holds the rates of moving from i to j (the diagonal does not count), ``killed[i]`` >= 0 the rate at
+    which the walk ends in i. Below the diagonal stay the rates to the states that are left, above it the shares
+    rate_ik / left_k of the removed ones. Nothing is subtracted, so every number keeps its digits however slow the walk
+    is (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385740). O(N^3)
+    time, most of it in matrix products.
+
+    Raises
+    ------
+    NumericalError
+        When a state other than 0 cannot be left: rates underflow, or nothing that can be reached ends the walk.
+    """
+    n = len(rates)
+    left = np.empty(n)
+    for high in range(n, 0, -_BLOCK):
+        low = max(high - _BLOCK, 0)
+        for k in range(high - 1, low - 1, -1):
+            left[k] = killed[k] + rates[k, :k].sum()
+            if k == 0:
+                break
+            if left[k] < _SMALLEST:
+                raise NumericalError(f"affinity: the probabilities of leaving state {k} underflow")
+            rates[:k, k] /= left[k]
+            killed[:k] += rates[:k, k] * killed[k]
+            rates[low:k, :k] += np.outer(rates[low:k, k], rates[k, :k])
+            rates[:low, low:k] += np.outer(rates[:low, k], rates[k, low:k])
+        rates[:low, :low] += rates[:low, low:high] @ rates[low:high, :low]
+    return left
+
+
+def state_reduction(matrix: Matrix) -> Matrix:
+    """Return the stationary law of an irreducible chain by `reduce_states`: every entry to full precision.
+
+    O(N^3) time, one copy of the matrix.
 
     Raises
     ------
@@ -58,21 +132,25 @@ def state_reduction(matrix: Matrix) -> Matrix:
     """
     a = np.array(matrix, dtype=np.float64)
     n = len(a)
-    for last in range(n - 1, 0, -1):
-        leaving = float(a[last, :last].sum())
-        if leaving == 0:
-            raise NumericalError(
-                f"affinity: the probabilities of leaving state {last} underflow, so the stationary law is not "
-                "determined in float64; use a wider kernel or a smaller scale of the logits"
-            )
-        a[:last, last] /= leaving
-        a[:last, :last] += np.outer(a[:last, last], a[last, :last])
-    law = np.zeros(n)
-    law[0] = 1.0
-    for state in range(1, n):
-        law[state] = law[:state] @ a[:state, state]
-        if law[state] > 1e150:  # long before anything overflows
-            law[: state + 1] /= law[state]
+    advice = "so the stationary law is not determined in float64; use a wider kernel or a smaller scale of the logits"
+    try:
+        reduce_states(a, np.zeros(n))
+    except NumericalError as error:
+        raise NumericalError(f"{error}, {advice}") from error
+    # pi_k = sum of pi_i rate_ik / left_k over i < k, as mantissas and exponents: between two states of some size there
+    # may lie some whose probability no float can hold.
+    law, power = np.ones(n), np.zeros(n, np.int64)
+    for k in range(1, n):
+        shares, powers = np.frexp(a[:k, k])
+        powers = powers + power[:k]
+        inside = shares > 0
+        if not np.any(inside):
+            raise NumericalError(f"affinity: the probabilities of reaching state {k} underflow, {advice}")
+        highest = int(powers[inside].max())
+        total = law[:k] @ (shares * np.exp2(np.where(inside, powers - highest, 0).astype(np.float64)))
+        law[k], exponent = np.frexp(total)
+        power[k] = highest + exponent
+    law *= np.exp2((power - power.max()).astype(np.float64))
     return np.asarray(law / law.sum())
 
 
@@ -93,7 +171,9 @@ def left_eigenvector(push: Callable[[Matrix], Matrix], states: int) -> Matrix:
     advice = "the chain is reducible or mixes too slowly; use a wider kernel, or fewer states"
     try:
         # The eigenvalue 1 has the largest real part, also where a periodic chain has others of modulus 1.
-        values, vectors = eigs(operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12)
+        values, vectors = eigs(
+            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=_RESTARTS
+        )  # fmt: skip
     except ArpackError as error:
         raise NumericalError(f"affinity: the stationary law was not found by Arnoldi iteration ({advice})") from error
     order = np.argsort(-values.real)
@@ -111,3 +191,25 @@ def left_eigenvector(push: Callable[[Matrix], Matrix], states: int) -> Matrix:
             f"affinity: the stationary law is uncertain by {distance:.2g} in total variation: {advice}"
         )
     return law
+
+
+def largest_eigenvalues(move: Callable[[Matrix], Matrix], states: int) -> NDArray[Any]:
+    """Return the four eigenvalues of largest modulus by Arnoldi iteration with v -> P v.
+
+    Raises
+    ------
+    NumericalError
+        When the iteration does not converge.
+    """
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+
+    operator = LinearOperator((states, states), matvec=lambda v: move(np.ravel(v)), dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(states)  # fixed: the same chain gives the same answer
+    try:
+        values = eigs(operator, k=4, which="LM", v0=start, tol=1e-10, maxiter=_RESTARTS, return_eigenvectors=False)
+    except ArpackError as error:
+        raise NumericalError(
+            "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
+            "eigenvalues are computed), or eigenvalues()"
+        ) from error
+    return np.asarray(values)

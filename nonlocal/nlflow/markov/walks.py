@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
 
-__all__ = ["AliasTables", "check_law", "starting_states"]
+__all__ = ["AliasTables", "check_law", "check_stop", "generator_of", "starting_states"]
 
 Positions = NDArray[np.int64]
 _CALL = 2**24  # walkers a key: their numbers must not meet
@@ -79,6 +79,14 @@ class AliasTables:
         return states
 
 
+def generator_of(rng: Any) -> np.random.Generator:
+    """Return `numpy.random.default_rng` of `rng`, or raise `InputError`."""
+    try:
+        return np.random.default_rng(rng)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
+
+
 def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
     law = np.asarray(check_array(name, value), dtype=np.float64)
@@ -93,13 +101,26 @@ def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
     return law / total
 
 
+def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Return `value` as the probability to be stopped at each node, shape (N,), or raise `InputError`."""
+    values = np.asarray(check_array(name, value), dtype=np.float64)
+    if values.shape not in ((), shape):
+        raise InputError(f"{name}: got shape {values.shape}, expected a number or {shape}, one for each node")
+    if values.min() < 0 or values.max() > 1 or values.max() == 0:
+        raise InputError(
+            f"{name}: got {values.min():g} to {values.max():g}, expected probabilities in [0, 1], not all 0; "
+            "a fidelity lambda~ stops with lambda~ / (1 + lambda~)"
+        )
+    return np.array(np.broadcast_to(values, shape)).ravel()
+
+
 def starting_states(
     start: Any, walkers: Any, shape: tuple[int, ...], states: int, rng: np.random.Generator
 ) -> Positions:
     """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
     count = check_integer("walkers", walkers, minimum=1)
     array = np.asarray(start)
-    if array.dtype.kind in "iu" and array.dtype.kind != "b":
+    if array.dtype.kind in "iu":
         if array.shape not in ((), (count,)):
             raise InputError(f"start: got shape {array.shape}, expected one node number or {count}, one a walker")
         if array.min() < 0 or array.max() >= states:
