@@ -305,3 +305,14 @@ def test_memory_check(monkeypatch: pytest.MonkeyPatch) -> None:
     for limit in (0, -1, math.nan, "1 GB"):
         with pytest.raises(InputError, match=r"^memory_limit: got "):
             check_memory("a table", 1, "use less", limit)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [0.0, 0.5, 0.999])
+def test_number_below_an_upper_end(value):
+    assert check_number("share", value, minimum=0, below=1) == value
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.0, 2, math.inf, math.nan])
+def test_number_beyond_an_upper_end(value):
+    with pytest.raises(InputError, match=r"share: got .*, expected a finite real number >= 0 and < 1"):
+        check_number("share", value, minimum=0, below=1)

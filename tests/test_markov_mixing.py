@@ -97,3 +97,38 @@ def test_periodic_chains_need_laziness(n: int) -> None:
     powers = [np.linalg.matrix_power(lazily(directed_ring(n), 0.5), k) for k in range(60)]
     expected = next(k for k, q in enumerate(powers) if np.abs(q - 1 / n).sum(axis=1).max() / 2 <= 0.1)
     assert lazy.mixing_time(0.1) == expected
+
+
+# --- reaching the constant -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rtol", [0.5, 1e-3, 1e-9])
+def test_steps_to_limit_are_the_first_that_suffice(rtol: float) -> None:
+    rng = np.random.default_rng(11)
+    for matrix in (rng.random((20, 20)), np.exp(-np.abs(np.subtract.outer(np.arange(20.0), np.arange(20.0))))):
+        chain = nl.MarkovChain(nl.from_matrix(matrix, nl.Points(np.zeros(20))))
+        v = rng.standard_normal((20, 2))
+        p = matrix / matrix.sum(axis=1, keepdims=True)
+        values, vectors = np.linalg.eig(p.T)
+        law = np.abs(vectors[:, np.argmax(values.real)].real)
+        law /= law.sum()
+        distances = []
+        u = v
+        while not distances or distances[-1] > rtol * distances[0]:
+            distances.append(float(np.sqrt((law[:, None] * (u - law @ v) ** 2).sum())))
+            u = p @ u
+        k = chain.steps_to_limit(v, rtol)
+        assert k == len(distances) - 1
+        if chain.reversible:
+            assert k <= np.ceil(np.log(1 / rtol) / np.log(1 / abs(chain.second_eigenvalue)))
+
+
+def test_steps_to_limit_below_rounding_are_refused() -> None:
+    chain = nl.MarkovChain(nl.affinity(nl.Gaussian(width=2.0), nl.Grid(12, boundary="isolated")))
+    v = 1e6 + np.linspace(0, 1, 12)
+    with pytest.raises(nl.NumericalError, match="rtol: 1e-12 of the distance"):
+        chain.steps_to_limit(v, 1e-12)
+    assert chain.steps_to_limit(v, 0.5) > 0
+    for wrong in (0.0, 1.0, -1.0, "x"):
+        with pytest.raises(nl.InputError, match="rtol"):
+            chain.steps_to_limit(v, wrong)

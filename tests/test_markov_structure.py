@@ -124,7 +124,7 @@ def test_what_underflows_is_told() -> None:
 @pytest.fixture
 def iterate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have few states treated as many."""
-    monkeypatch.setattr("nlflow.markov.chain._REDUCED_STATES", 30)
+    monkeypatch.setattr("nlflow.markov.spectral._REDUCED_STATES", 30)
 
 
 @pytest.mark.usefixtures("iterate")
@@ -180,7 +180,7 @@ def test_arnoldi_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None
     p = ring(400, 0.5)
     with pytest.raises(nl.NumericalError, match=r"stationary law was not found by Arnoldi iteration \(.*wider kernel"):
         left_eigenvector(lambda law: law @ p * np.linspace(1, 1 + 1e-9, 400), 400)
-    monkeypatch.setattr("nlflow.markov.chain._DENSE_STATES", 30)
+    monkeypatch.setattr("nlflow.markov.spectral.DENSE_STATES", 30)
     with pytest.raises(nl.NumericalError, match=r"second eigenvalue was not found .* use fewer nodes"):
         _ = MarkovChain(given(directed_ring(400, 0.01) + 1e-3 * np.eye(400, k=5))).second_eigenvalue
 

@@ -69,6 +69,7 @@ def check_number(
     *,
     minimum: float = -math.inf,
     strict: bool = False,
+    below: float = math.inf,
     finite: bool = True,
     hint: str = "",
 ) -> float:
@@ -82,6 +83,8 @@ def check_number(
         What the caller got. Booleans, strings, complex numbers and arrays with more than one element are refused.
     minimum : float
         Smallest allowed value (excluded when `strict`).
+    below : float
+        Value that must not be reached.
     finite : bool
         Refuse infinities as well as NaN.
     hint : str
@@ -90,6 +93,8 @@ def check_number(
     bound = ""
     if minimum > -math.inf:
         bound = f" {'>' if strict else '>='} {minimum:g}"
+    if below < math.inf:
+        bound += f"{' and' if bound else ''} < {below:g}"
     expected = f"expected a {'finite ' if finite else ''}real number{bound}"
     tail = f"; {hint}" if hint else ""
     # NumPy and torch scalars name what they are in their dtype.
@@ -100,7 +105,8 @@ def check_number(
         number = float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}") from error
-    if math.isnan(number) or (finite and math.isinf(number)) or number < minimum or (strict and number == minimum):
+    inside = minimum < number or (number == minimum and not strict)
+    if not inside or (finite and math.isinf(number)) or (below < math.inf and number >= below):
         raise InputError(f"{name}: got {_shown(value)}, {expected}{tail}")
     return number
 

@@ -148,9 +148,8 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
         When a NeuTRENO layer with this fidelity would be unstable; `SemiImplicit` and `Exponential` are not.
     """
     check_frozen(flow)
-    fraction = check_number("fraction", fraction, minimum=0, strict=True, hint="it lies in (0, 1)")
-    if fraction >= 1:
-        raise InputError(f"fraction: got {fraction:g}, expected a number in (0, 1); 1 would need an infinite fidelity")
+    hint = "to keep all would need an infinite fidelity"
+    fraction = check_number("fraction", fraction, minimum=0, strict=True, below=1, hint=hint)
     if flow.symmetric:
         highest = largest_eigenvalue(flow, diffusion=True)
     elif flow.affinity.domain.size <= _DENSE_NODES:

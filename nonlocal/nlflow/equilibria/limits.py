@@ -165,11 +165,11 @@ def check_frozen(flow: Any) -> None:
 
 def _mean(flow: Flow, u: Array) -> Array:
     """Return the limit of the J-flow from u, one number for each channel."""
-    chain = MarkovChain(flow.affinity)
+    # In continuous time a periodic chain converges too, as the lazy one does, which has the same stationary law.
+    chain = MarkovChain(flow.affinity, laziness=0.5)
     if flow.metric == "degree":
-        # In continuous time a periodic chain converges too: the lazy chain has the same stationary law.
-        return MarkovChain(flow.affinity, laziness=0.5).limit(u)
-    chain._require_unique("the limit of the J-flow")
+        return chain.limit(u)
+    chain.require_unique("the limit of the J-flow")
     return flow.mean(u)
 
 
@@ -229,7 +229,7 @@ def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
     n = flow.affinity.domain.size
     check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
     phi, f, shift = _system(flow)
-    rates = MarkovChain(flow.affinity)._moves.copy()
+    rates = MarkovChain(flow.affinity).matrix()
     if flow.metric == "l2":
         rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
     np.fill_diagonal(rates, 0.0)

@@ -1,36 +1,27 @@
-"""The Markov chain of an affinity: laws, stationary law, spectrum, mixing and walks."""
+"""The Markov chain of an affinity: how it mixes, and walks on it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, namespace, over_channels, to_numpy
+from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.markov.operator import Floats, Transitions
-from nlflow.markov.stationary import (
-    balanced,
-    largest_eigenvalues,
-    left_eigenvector,
-    state_reduction,
-    states_without_end,
-)
+from nlflow.markov.operator import Floats
+from nlflow.markov.spectral import DENSE_STATES, Equilibrated
+from nlflow.markov.stationary import states_without_end
 from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of, starting_states
-from nlflow.spectrum import largest_eigenvalue, relaxation_rate
 
 __all__ = ["MarkovChain"]
 
-# Up to this many states spectra come from the whole matrix, which takes a second or so.
-_DENSE_STATES = 1000
-_REDUCED_STATES = 4096  # state reduction takes a few seconds
 _PATIENCE = 10**6
 
 
-class MarkovChain(Transitions):
+class MarkovChain(Equilibrated):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
     The averaging operator of any affinity, as it is: symmetric or not, dense or matrix-free (arXiv 2312.00751,
@@ -66,148 +57,6 @@ class MarkovChain(Transitions):
     >>> chain.reversible, chain.period, chain.mixing_time() > 1
     (True, 1, True)
     """
-
-    @cached_property
-    def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
-
-        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
-        float32 or has more than 4096 states). Never with transient states, where no such law is positive.
-        """
-        if self.affinity.symmetric:
-            return True
-        if sum(map(len, self._closed)) < self.states:
-            return False
-        single = "float32" in str(self.affinity.dtype)
-        rtol = 1e-5 if single or self.states > _REDUCED_STATES else 1e-8
-        for inside in self._closed:
-            whole = len(inside) == self.states
-            moves = self._moves if whole else self._moves[np.ix_(inside, inside)]
-            law = self.stationary.ravel() if whole else state_reduction(moves)
-            if not balanced(moves, law, rtol, 1e-36 if single else 1e-300):
-                return False
-        return True
-
-    # ---- the stationary law
-
-    @property
-    def _mass(self) -> Floats:
-        """w_i d_i / sum_j w_j d_j, in whose inner product P is self-adjoint when k is symmetric."""
-        measure = self.affinity.measure("degree", self.affinity.log_degree)
-        return np.asarray(to_numpy(measure), dtype=np.float64).reshape(self.affinity.domain.shape)
-
-    @cached_property
-    def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
-
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (up to 4096 states,
-        every entry to full precision) or as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
-        states (causal attention) have pi = 0 there.
-
-        Raises
-        ------
-        InputError
-            For a reducible chain, of which there are several.
-        NumericalError
-            When it is not determined in float64.
-        """
-        self._require_unique("the stationary law")
-        shape = self.affinity.domain.shape
-        if self.affinity.symmetric:
-            return self._mass
-        inside = self._closed[0]
-        law = np.zeros(self.states)
-        if len(inside) <= _REDUCED_STATES:
-            law[inside] = state_reduction(self._moves[np.ix_(inside, inside)])
-        else:
-            law = left_eigenvector(lambda p: p @ self._moves, self.states)
-            law[np.setdiff1d(np.arange(self.states), inside)] = 0
-            law /= law.sum()
-        return law.reshape(shape)
-
-    def limit(self, v: Any) -> Array:
-        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
-
-        Raises
-        ------
-        InputError
-            For a reducible or periodic chain, which has no such limit.
-        """
-        u = self.affinity.check_signal("v", v)
-        self._require_limit("the limit of P^k v")
-        xp = namespace(u)
-        weights = over_channels(constant_like(self.stationary, xp.astype(u, xp.float64)), u)
-        axes = tuple(range(len(self.affinity.domain.shape)))
-        return xp.astype(xp.sum(weights * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
-
-    # ---- spectrum
-
-    def eigenvalues(self) -> NDArray[Any]:
-        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
-
-        O(N^3) time, all transitions in memory. Of reducible and periodic chains too.
-        """
-        check_memory(
-            f"all eigenvalues of {self.states} states", 32 * self.states**2, "use second_eigenvalue", self._limit
-        )
-        values: NDArray[Any]
-        if self.reversible:
-            # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
-            root = np.sqrt(self._moves)
-            values = np.linalg.eigvalsh(root * root.T)
-        else:
-            values = np.linalg.eigvals(self._moves).astype(np.complex128)
-        values = self.laziness + (1 - self.laziness) * values
-        return np.asarray(values[np.argsort(-np.abs(values), kind="stable")])
-
-    @cached_property
-    def second_eigenvalue(self) -> float | complex:
-        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
-
-        From all transitions up to 1000 states, beyond that by Lanczos (1e-6 relative) or Arnoldi iteration. 0 for a
-        single state.
-        """
-        self._require_unique("the second eigenvalue")
-        if self.states == 1:
-            return 0.0
-        if self.states <= _DENSE_STATES:
-            values = self.eigenvalues()
-        elif self.affinity.symmetric:
-            values = np.array([1 - relaxation_rate(self._flow), 1 - largest_eigenvalue(self._flow, diffusion=True)])
-            values = np.append(self.laziness + (1 - self.laziness) * values, 1.0)
-        else:
-            values = largest_eigenvalues(self._moved, self.states)
-            values = values.real if self.reversible else values
-        others = np.delete(values, np.argmin(np.abs(values - 1)))
-        found = others[np.argmax(np.abs(others))]
-        return complex(found) if np.iscomplexobj(others) else float(found)
-
-    def _moved(self, v: Floats) -> Floats:
-        u = self._signal(v.reshape(self.affinity.domain.shape))
-        return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
-
-    @property
-    def smallest_eigenvalue(self) -> float:
-        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
-        if not self.reversible:
-            raise InputError(
-                "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
-                "neutreno_limit()"
-            )
-        if self.states <= _DENSE_STATES or not self.affinity.symmetric:
-            return float(self.eigenvalues().min())
-        return self.laziness + (1 - self.laziness) * (1 - largest_eigenvalue(self._flow, diffusion=True))
-
-    @property
-    def spectral_gap(self) -> float:
-        """1 - |mu_2| (the absolute gap) to about 1e-15; 0 for periodic chains."""
-        return max(1 - abs(self.second_eigenvalue), 0.0)
-
-    @property
-    def relaxation_time(self) -> float:
-        """1 / spectral gap, in moves; infinity for periodic chains."""
-        gap = self.spectral_gap
-        return 1 / gap if gap > 1e-15 else math.inf
 
     # ---- mixing
 
@@ -259,8 +108,8 @@ class MarkovChain(Transitions):
         InputError
             For a reducible or periodic chain, which never mixes.
         """
-        eps = _fraction("eps", eps)
-        self._require_limit("the mixing time")
+        eps = check_number("eps", eps, minimum=0, strict=True, below=1)
+        self.require_limit("the mixing time")
         if start is not None:
             law = self._start_law(start)
             for k in range(_PATIENCE + 1):
@@ -290,14 +139,14 @@ class MarkovChain(Transitions):
         (t_rel - 1) log(1 / (2 eps)) <= t_mix(eps) <= t_rel log(1 / (eps min pi)), with t_rel = 1 / gap (Levin and
         Peres, Markov Chains and Mixing Times, 2nd ed. 2017, theorems 12.4 and 12.5).
         """
-        eps = _fraction("eps", eps)
-        self._require_limit("the mixing time")
+        eps = check_number("eps", eps, minimum=0, strict=True, below=1)
+        self.require_limit("the mixing time")
         if not self.reversible:
             raise InputError("affinity: got a chain that is not reversible, for which the spectral bounds do not hold")
         gap, lowest = self.spectral_gap, float(self.stationary.min())
         # What is not known of the gap goes to the safe side.
         unknown = 1e-13
-        if self.states > _DENSE_STATES:
+        if self.states > DENSE_STATES:
             unknown += 1e-7 * gap if np.real(self.second_eigenvalue) > 0 else 4e-6
         upper = math.inf
         if gap > unknown and lowest > 0:
@@ -310,15 +159,49 @@ class MarkovChain(Transitions):
         For reversible chains it is at most |mu_2|^k times its value at k = 0.
         """
         u = self.affinity.check_signal("v", v)
-        limit = self.limit(u)
-        xp = namespace(u)
-        law = over_channels(constant_like(self.stationary, xp.astype(u, xp.float64)), u)
-        result = []
+        distance, result = self._distance(u), []
         for k in range(check_integer("steps", steps, minimum=0) + 1):
             if k:
                 u = self._lazily(self.affinity._average(u), u)
-            result.append(math.sqrt(float(xp.sum(law * (u - limit) ** 2, dtype=xp.float64))))
+            result.append(distance(u))
         return np.array(result)
+
+    def _distance(self, v: Array) -> Callable[[Array], float]:
+        """Return the function that measures how far a signal is from the limit of `v`, in L2(pi)."""
+        limit, xp = self.limit(v), namespace(v)
+        law = over_channels(constant_like(self.stationary, xp.astype(v, xp.float64)), v)
+        return lambda u: math.sqrt(float(xp.sum(law * (u - limit) ** 2, dtype=xp.float64)))
+
+    def steps_to_limit(self, v: Any, rtol: float = 1e-3) -> int:
+        """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v, in L2(pi).
+
+        For reversible chains at most log(1 / rtol) / log(1 / |mu_2|).
+
+        Parameters
+        ----------
+        v : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        rtol : float
+            In (0, 1).
+
+        Raises
+        ------
+        NumericalError
+            When a million moves, or the precision of `v`, do not suffice.
+        """
+        rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
+        u = self.affinity.check_signal("v", v)
+        distance, xp = self._distance(u), namespace(u)
+        target = rtol * distance(u)
+        if target <= 4 * float(xp.finfo(u.dtype).eps) * float(xp.max(xp.abs(u))):
+            raise NumericalError(
+                f"rtol: {rtol:g} of the distance of v from a constant is below its rounding; use a larger one, or take "
+                "the mean out of v"
+            )
+        for k in range(_PATIENCE + 1):
+            if distance(u) <= target:
+                return k
+            u = self._lazily(self.affinity._average(u), u)
+        raise NumericalError(f"rtol: {rtol:g} was not reached in {_PATIENCE} moves; the chain mixes too slowly")
 
     # ---- walks
 
@@ -389,10 +272,3 @@ class MarkovChain(Transitions):
                     "would go on for ever; stop them somewhere there"
                 )
         return self._tables.walk_stopped(states, values, generator)
-
-
-def _fraction(name: str, value: Any) -> float:
-    number = check_number(name, value, minimum=0, strict=True)
-    if number >= 1:
-        raise InputError(f"{name}: got {number:g}, expected a number in (0, 1)")
-    return number

@@ -37,9 +37,7 @@ class Transitions:
                 f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
             )
         self.affinity = affinity
-        self.laziness = check_number("laziness", laziness, minimum=0)
-        if self.laziness >= 1:
-            raise InputError(f"laziness: got {self.laziness:g}, expected a number in [0, 1)")
+        self.laziness = check_number("laziness", laziness, minimum=0, below=1)
         self._limit = memory_limit
         self._flow = AttentionFlow(affinity)
 
@@ -218,7 +216,7 @@ class Transitions:
         InputError
             For a chain with several closed classes.
         """
-        self._require_unique("the period")
+        self.require_unique("the period")
         if self.laziness > 0:
             return 1
         if self._graph_known:
@@ -226,7 +224,8 @@ class Transitions:
             return period_of(self._moves if len(inside) == self.states else self._moves[np.ix_(inside, inside)])
         return 2 if self._search[1] else 1
 
-    def _require_unique(self, what: str) -> None:
+    def require_unique(self, what: str) -> None:
+        """Raise `InputError` when walks can end in several classes of states, where `what` is not unique."""
         if self._graph_known:
             if len(self._closed) == 1:
                 return
@@ -242,8 +241,9 @@ class Transitions:
             "use a wider kernel or a larger radius, or treat each class as a chain of its own"
         )
 
-    def _require_limit(self, what: str) -> None:
-        self._require_unique(what)
+    def require_limit(self, what: str) -> None:
+        """Raise `InputError` when P^k does not converge to one law, so that `what` does not exist."""
+        self.require_unique(what)
         if self.period > 1:
             raise InputError(
                 f"affinity: got a periodic chain (period {self.period}), expected an aperiodic one: P^k does not "

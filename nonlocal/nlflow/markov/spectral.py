@@ -1,0 +1,168 @@
+"""The stationary law of a chain, its spectrum, and the limit of averages."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, namespace, over_channels, to_numpy
+from nlflow.errors import InputError, check_memory
+from nlflow.markov.operator import Floats, Transitions
+from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
+from nlflow.spectrum import largest_eigenvalue, relaxation_rate
+
+__all__ = ["DENSE_STATES", "Equilibrated"]
+
+# Up to this many states spectra come from the whole matrix, which takes a second or so.
+DENSE_STATES = 1000
+_REDUCED_STATES = 4096  # state reduction takes a few seconds
+
+
+class Equilibrated(Transitions):
+    """A chain with what decides its long run: see `nlflow.MarkovChain`."""
+
+    @cached_property
+    def reversible(self) -> bool:
+        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
+
+        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
+        float32 or has more than 4096 states). Never with transient states, where no such law is positive.
+        """
+        if self.affinity.symmetric:
+            return True
+        if sum(map(len, self._closed)) < self.states:
+            return False
+        single = "float32" in str(self.affinity.dtype)
+        rtol = 1e-5 if single or self.states > _REDUCED_STATES else 1e-8
+        for inside in self._closed:
+            whole = len(inside) == self.states
+            moves = self._moves if whole else self._moves[np.ix_(inside, inside)]
+            law = self.stationary.ravel() if whole else state_reduction(moves)
+            if not balanced(moves, law, rtol, 1e-36 if single else 1e-300):
+                return False
+        return True
+
+    # ---- the stationary law
+
+    @property
+    def _mass(self) -> Floats:
+        """w_i d_i / sum_j w_j d_j, in whose inner product P is self-adjoint when k is symmetric."""
+        measure = self.affinity.measure("degree", self.affinity.log_degree)
+        return np.asarray(to_numpy(measure), dtype=np.float64).reshape(self.affinity.domain.shape)
+
+    @cached_property
+    def stationary(self) -> Floats:
+        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
+
+        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (up to 4096 states,
+        every entry to full precision) or as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
+        states (causal attention) have pi = 0 there.
+
+        Raises
+        ------
+        InputError
+            For a reducible chain, of which there are several.
+        NumericalError
+            When it is not determined in float64.
+        """
+        self.require_unique("the stationary law")
+        shape = self.affinity.domain.shape
+        if self.affinity.symmetric:
+            return self._mass
+        inside = self._closed[0]
+        law = np.zeros(self.states)
+        if len(inside) <= _REDUCED_STATES:
+            law[inside] = state_reduction(self._moves[np.ix_(inside, inside)])
+        else:
+            law = left_eigenvector(lambda p: p @ self._moves, self.states)
+            law[np.setdiff1d(np.arange(self.states), inside)] = 0
+            law /= law.sum()
+        return law.reshape(shape)
+
+    def limit(self, v: Any) -> Array:
+        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
+
+        Raises
+        ------
+        InputError
+            For a reducible or periodic chain, which has no such limit.
+        """
+        u = self.affinity.check_signal("v", v)
+        self.require_limit("the limit of P^k v")
+        xp = namespace(u)
+        weights = over_channels(constant_like(self.stationary, xp.astype(u, xp.float64)), u)
+        axes = tuple(range(len(self.affinity.domain.shape)))
+        return xp.astype(xp.sum(weights * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
+
+    # ---- spectrum
+
+    def eigenvalues(self) -> NDArray[Any]:
+        """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
+
+        O(N^3) time, all transitions in memory. Of reducible and periodic chains too.
+        """
+        check_memory(
+            f"all eigenvalues of {self.states} states", 32 * self.states**2, "use second_eigenvalue", self._limit
+        )
+        values: NDArray[Any]
+        if self.reversible:
+            # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
+            root = np.sqrt(self._moves)
+            values = np.linalg.eigvalsh(root * root.T)
+        else:
+            values = np.linalg.eigvals(self._moves).astype(np.complex128)
+        values = self.laziness + (1 - self.laziness) * values
+        return np.asarray(values[np.argsort(-np.abs(values), kind="stable")])
+
+    @cached_property
+    def second_eigenvalue(self) -> float | complex:
+        """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
+
+        From all transitions up to 1000 states, beyond that by Lanczos (1e-6 relative) or Arnoldi iteration. 0 for a
+        single state.
+        """
+        self.require_unique("the second eigenvalue")
+        if self.states == 1:
+            return 0.0
+        if self.states <= DENSE_STATES:
+            values = self.eigenvalues()
+        elif self.affinity.symmetric:
+            values = np.array([1 - relaxation_rate(self._flow), 1 - largest_eigenvalue(self._flow, diffusion=True)])
+            values = np.append(self.laziness + (1 - self.laziness) * values, 1.0)
+        else:
+            values = largest_eigenvalues(self._moved, self.states)
+            values = values.real if self.reversible else values
+        others = np.delete(values, np.argmin(np.abs(values - 1)))
+        found = others[np.argmax(np.abs(others))]
+        return complex(found) if np.iscomplexobj(others) else float(found)
+
+    def _moved(self, v: Floats) -> Floats:
+        u = self._signal(v.reshape(self.affinity.domain.shape))
+        return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
+
+    @property
+    def smallest_eigenvalue(self) -> float:
+        """mu_min of a reversible chain; the NeuTRENO step is stable for lambda~ < 1 + mu_min."""
+        if not self.reversible:
+            raise InputError(
+                "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
+                "neutreno_limit()"
+            )
+        if self.states <= DENSE_STATES or not self.affinity.symmetric:
+            return float(self.eigenvalues().min())
+        return self.laziness + (1 - self.laziness) * (1 - largest_eigenvalue(self._flow, diffusion=True))
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - |mu_2| (the absolute gap) to about 1e-15; 0 for periodic chains."""
+        return max(1 - abs(self.second_eigenvalue), 0.0)
+
+    @property
+    def relaxation_time(self) -> float:
+        """1 / spectral gap, in moves; infinity for periodic chains."""
+        gap = self.spectral_gap
+        return 1 / gap if gap > 1e-15 else math.inf
