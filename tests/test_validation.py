@@ -23,7 +23,7 @@ from nlflow.integrators import NeutrenoStep
 from nlflow.markov import MarkovChain
 from nlflow.plotting import new_figure
 from validation import claims, runner
-from validation.harness import CannotRunError, Check, Claim, Context, Outcome
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest, smallest
 
 ROOT = Path(__file__).parents[1]
 QUICK = Context(quick=True)
@@ -260,3 +260,11 @@ def test_command_tells_what_is_wrong(
     assert told in result.stderr
     assert (tmp_path / "a-file").read_text() == "kept"
     assert [path.name for path in tmp_path.iterdir()] == ["a-file"]
+
+
+def test_largest_and_smallest_do_not_lose_a_nan() -> None:
+    assert largest(1.0, 3.0, 2.0) == 3
+    assert smallest(2.0, 1.0, 3.0) == 1
+    for values in ((math.nan, 1.0), (1.0, math.nan)):
+        assert math.isnan(largest(*values))
+        assert math.isnan(smallest(*values))

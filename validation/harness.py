@@ -57,6 +57,16 @@ def _ratio(part: float, whole: float) -> float:
     return part / whole
 
 
+def largest(*values: float) -> float:
+    """Return the largest value; NaN if any is, which `max` may lose."""
+    return math.nan if any(math.isnan(value) for value in values) else float(max(values))
+
+
+def smallest(*values: float) -> float:
+    """Return the smallest value; NaN if any is."""
+    return -largest(*(-value for value in values))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an experiment found: its checks, figures by caption, and numbers for `results.json`."""

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import AttentionFlow, AttentionStep, DotProduct, GradientFlow, J, NeutrenoStep, Points, affinity, solve
-from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome
+from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome, largest
 
 
 def tokens(n: int, width: int, channels: int, scale: float, seed: int, dtype: str) -> tuple[NDArray[Any], ...]:
@@ -28,7 +28,9 @@ def run(context: Context) -> Outcome:
     worst: dict[str, float] = {}
 
     def note(what: str, ours: Any, theirs: NDArray[Any]) -> None:
-        worst[what] = max(worst.get(what, 0.0), float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max()))
+        worst[what] = largest(
+            worst.get(what, 0.0), float(np.abs(np.asarray(ours) - theirs).max() / np.abs(theirs).max())
+        )
 
     cases = [(n, d, c, s) for n in (1, 7, 64, 197) for d, c in ((8, 3), (64, 64)) for s in (0.5, 1.0)]
     cases += context.pick([(1024, 64, 64, 1.0), (2048, 64, 64, 1.0)], [])

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import E, J, Points, from_matrix
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest
 
 Floats = NDArray[np.float64]
 
@@ -47,7 +47,7 @@ def run(context: Context) -> Outcome:
             fidelity = {None: 0 * w, "l2": strength * w, "degree": strength * w * degree}[measure]
             # A quadratic functional has no third derivative: the central difference is exact at any step.
             ahead, behind = (double_sum(k, w, u + s * direction, f, fidelity) for s in (0.5, -0.5))
-            worst[name] = max(worst[name], abs(ahead - behind - predicted) / (abs(ahead) + abs(behind)))
+            worst[name] = largest(worst[name], abs(ahead - behind - predicted) / (abs(ahead) + abs(behind)))
     return Outcome([Check(f"{name}, against the difference quotient", value, 1e-13) for name, value in worst.items()])
 
 

@@ -7,7 +7,7 @@ from scipy import stats
 
 from nlflow import AttentionFlow, DotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome
+from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
 FALSE_ALARM = 1e-3
 
@@ -31,7 +31,7 @@ def run(context: Context) -> Outcome:
             context.step(f"{name}, λ̃ = {fidelity:g}")
             exact = np.linalg.solve((1 + fidelity) * np.eye(n) - matrix, fidelity * f)
             found = equilibrium(AttentionFlow(weights, f, fidelity), rtol=1e-13).u
-            resolvent = max(resolvent, float(np.abs(found - exact).max()))
+            resolvent = largest(resolvent, float(np.abs(found - exact).max()))
             starts = np.repeat(np.arange(n), walkers)
             ends = chain.stopped_walk(starts, fidelity / (1 + fidelity), n * walkers, rng=7)
             samples = f[ends].reshape(n, walkers)
@@ -40,10 +40,10 @@ def run(context: Context) -> Outcome:
             curves[name, fidelity] = (exact, means, errors)
     varying = _varying_fidelity(cases["attention, q ≠ k"], f, walkers)
     scores.extend(varying)
-    bonferroni = min(1.0, 2 * stats.norm.sf(np.abs(scores).max()) * len(scores))
+    bonferroni = smallest(1.0, 2 * stats.norm.sf(np.abs(scores).max()) * len(scores))
     # Squares of independent standard normal numbers add up to chi-square: too small errors would show as well.
     total = float(np.sum(np.square(scores)))
-    two_sided = 2 * min(stats.chi2.sf(total, len(scores)), stats.chi2.cdf(total, len(scores)))
+    two_sided = 2 * smallest(stats.chi2.sf(total, len(scores)), stats.chi2.cdf(total, len(scores)))
     checks = [
         Check("equilibrium against the resolvent by NumPy", resolvent, 1e-11),
         Check(f"{len(scores)} means over stopped walkers: smallest p × their number", bonferroni, FALSE_ALARM, True),

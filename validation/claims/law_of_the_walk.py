@@ -10,7 +10,7 @@ from scipy import stats
 
 from nlflow import DotProduct, Gaussian, Grid, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Series, new_figure, rate_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -57,8 +57,8 @@ def run(context: Context) -> Outcome:
             context.step(f"{name}, {steps} moves")
             power = np.linalg.matrix_power(matrix, steps)
             start = 7
-            exact = max(exact, float(np.abs(chain.law(start, steps) - power[start]).max()))
-            expectation = max(expectation, float(np.abs(chain.expectation(values, steps) - power @ values).max()))
+            exact = largest(exact, float(np.abs(chain.law(start, steps) - power[start]).max()))
+            expectation = largest(expectation, float(np.abs(chain.expectation(values, steps) - power @ values).max()))
             ends = chain.walk(start, steps, walkers, rng=steps)
             counts = np.bincount(ends, minlength=60)
             observed[name, steps] = (counts / walkers, power[start])
@@ -66,8 +66,8 @@ def run(context: Context) -> Outcome:
             mean, error = values[ends].mean(axis=0), values[ends].std(axis=0) / np.sqrt(walkers)
             scores.extend(((mean - (power @ values)[start]) / error).tolist())
     series, fit = _monte_carlo_rate(context)
-    bonferroni = min(1.0, min(p_values) * len(p_values))
-    normal = min(1.0, 2 * stats.norm.sf(np.abs(scores).max()) * len(scores))
+    bonferroni = smallest(1.0, smallest(*p_values) * len(p_values))
+    normal = smallest(1.0, 2 * stats.norm.sf(np.abs(scores).max()) * len(scores))
     checks = [
         Check("law of k moves against the matrix power", exact, 1e-13),
         Check("Pᵏv against the matrix power", expectation, 1e-13),

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from nlflow import DotProduct, Gaussian, Grid, Laplace, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Course, decay_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -44,22 +44,22 @@ def run(context: Context) -> Outcome:
         law = np.abs(vectors[:, order[0]].real)
         law /= law.sum()
         second = float(np.abs(values[order[1]]))
-        eigenvalue = max(eigenvalue, abs(second - abs(chain.second_eigenvalue)))
+        eigenvalue = largest(eigenvalue, abs(second - abs(chain.second_eigenvalue)))
         # Powers of P by NumPy, far beyond the time at which all rows are the same.
         steps = int(np.ceil(np.log(1e-14) / np.log(second)))
         reached = np.linalg.matrix_power(matrix, 2 * steps) @ v
-        limit = max(limit, float(np.abs(reached - chain.limit(v)).max()))
+        limit = largest(limit, float(np.abs(reached - chain.limit(v)).max()))
         distance = chain.distance_to_limit(v, steps)
         if chain.reversible:
             bound = second ** np.arange(steps + 1) * distance[0]
             above = distance > 1e-12 * distance[0]
-            excess = max(excess, float((distance[above] / bound[above]).max()) - 1)
-        rate = max(rate, abs(_measured_rate(chain, v) / np.log(second) - 1))
+            excess = largest(excess, float((distance[above] / bound[above]).max()) - 1)
+        rate = largest(rate, abs(_measured_rate(chain, v) / np.log(second) - 1))
         if chain.reversible:
             low, high = chain.mixing_bounds(0.25)
             mixing.append((low, _mixing_time(matrix, law), high, chain.mixing_time(0.25)))
         courses.append(Course(name, np.arange(steps + 1.0), distance / distance[0], -float(np.log(second))))
-    inside = min(min(brute - low, high - brute) for low, brute, high, _ in mixing)
+    inside = smallest(*(end for low, brute, high, _ in mixing for end in (brute - low, high - brute)))
     checks = [
         Check("Pᵏv for k → ∞ (NumPy) against πᵀv", limit, 1e-11),
         Check("|μ₂| against NumPy", eigenvalue, 1e-11),

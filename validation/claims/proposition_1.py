@@ -26,7 +26,7 @@ from nlflow import (
     solve,
 )
 from nlflow.plotting import bounds_figure, spacetime_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -76,9 +76,9 @@ def run(context: Context) -> Outcome:
     evolving = _evolving(context)
     integrated, dense, smoothed = _integrated(context)
     everything = frozen + evolving
-    under = min(case.kept / case.low for case in everything)
-    over = max(case.kept / case.high for case in everything)
-    least = min(case.kept for case in everything if case.fidelity == FIDELITIES[0])
+    under = smallest(*(case.kept / case.low for case in everything))
+    over = largest(*(case.kept / case.high for case in everything))
+    least = smallest(*(case.kept for case in everything if case.fidelity == FIDELITIES[0]))
     ends = _attained()
     nodes = [case.nodes for case in frozen]
     sizes = f"{len(frozen)} frozen and {len(evolving)} evolving flows, N = {min(nodes)} … {max(nodes)}"
@@ -150,16 +150,16 @@ def _integrated(context: Context) -> tuple[float, float, float]:
                 a = rate @ (np.eye(n) - matrix)
                 exact = np.linalg.solve(a + fidelity * np.eye(n), fidelity * f)
                 size = float(np.abs(f).max())
-                dense = max(dense, float(np.abs(u - exact).max()) / size)
+                dense = largest(dense, float(np.abs(u - exact).max()) / size)
                 slowest = float(np.sort(np.linalg.eigvals(a).real)[1])
                 solution = solve(flow, t=25 / (slowest + fidelity), energies=False)
-                apart = max(apart, float(np.abs(solution.final - u).max()) / size)
+                apart = largest(apart, float(np.abs(solution.final - u).max()) / size)
                 if kind == "attention, q ≠ k":
                     smoothing: Any = AttentionFlow(flow.affinity)
                 else:
                     smoothing = GradientFlow(J(flow.functional.given), flow.metric)
                 end = solve(smoothing, f, t=25 / slowest, energies=False).final
-                left = max(left, diversity(smoothing, end) / diversity(smoothing, f))
+                left = largest(left, diversity(smoothing, end) / diversity(smoothing, f))
     return apart, dense, left
 
 
@@ -180,7 +180,7 @@ def _attained() -> float:
             f = np.ascontiguousarray(vectors[:, index].real)
             flow = GradientFlow(E(weights, f, 0.7, measure=metric), metric)
             kept = diversity(flow, equilibrium(flow, rtol=1e-13).u) / diversity(flow, f)
-            worst = max(worst, abs(kept / bound - 1))
+            worst = largest(worst, abs(kept / bound - 1))
     return worst
 
 

@@ -23,7 +23,7 @@ from nlflow import (
     solve,
 )
 from nlflow.plotting import new_figure, phase_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -82,9 +82,9 @@ def run(context: Context) -> Outcome:
         matrix = _matrix(weights)
         mu_min = float(np.linalg.eigvals(matrix).real.min())
         limit = neutreno_limit(weights)
-        limit_error = max(limit_error, abs(limit - 1 - mu_min))
-        above = min(above, growth(matrix, 1.01 * limit, steps))
-        below = max(below, growth(matrix, 0.99 * limit, steps))
+        limit_error = largest(limit_error, abs(limit - 1 - mu_min))
+        above = smallest(above, growth(matrix, 1.01 * limit, steps))
+        below = largest(below, growth(matrix, 0.99 * limit, steps))
         wrong += _refused_wrongly(weights, limit, n)
         for fidelity in np.linspace(0.05, 2.0, context.pick(40, 14)):
             phase.append((mu_min, float(fidelity), growth(matrix, float(fidelity), 400)))
@@ -94,9 +94,9 @@ def run(context: Context) -> Outcome:
         matrix, limit = _matrix(weights), neutreno_limit(weights)
         values = np.linalg.eigvals(matrix)
         radius = float(np.abs(values - limit).max())
-        asymmetric_error = max(asymmetric_error, abs(radius - 1))
-        outside = min(outside, growth(matrix, 1.01 * limit, steps))
-        inside = max(inside, growth(matrix, 0.99 * limit, steps))
+        asymmetric_error = largest(asymmetric_error, abs(radius - 1))
+        outside = smallest(outside, growth(matrix, 1.01 * limit, steps))
+        inside = largest(inside, growth(matrix, 0.99 * limit, steps))
         wrong += _refused_wrongly(weights, limit, n)
     mu, fidelity, grown = map(np.array, zip(*phase, strict=True))
     predicted = np.maximum(np.abs(1 - fidelity), np.abs(mu - fidelity))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from nlflow import DotProduct, Gaussian, Grid, MarkovChain, Patch, Points, affinity
 from nlflow.plotting import chain_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -42,14 +42,14 @@ def run(context: Context) -> Outcome:
         context.step(name)
         matrix, law = chain.matrix(), chain.stationary.ravel()
         ways = {"MarkovChain.stationary": law}
-        fixed = max(fixed, float(np.abs(law @ matrix - law).sum()))
+        fixed = largest(fixed, float(np.abs(law @ matrix - law).sum()))
         if chain.states <= 200:
             values, vectors = np.linalg.eig(matrix.T)
             order = np.argsort(-values.real)
             left = np.abs(vectors[:, order[0]].real)
             ways["left eigenvector"] = left / left.sum()
-            eigenvalue = max(eigenvalue, float(np.abs(ways["left eigenvector"] - law).sum()))
-            gap = min(gap, 1 - float(np.abs(values[order[1:]]).max()))
+            eigenvalue = largest(eigenvalue, float(np.abs(ways["left eigenvector"] - law).sum()))
+            gap = smallest(gap, 1 - float(np.abs(values[order[1:]]).max()))
         power = matrix.copy()
         for _ in range(40):  # until all rows are the same
             power = power @ power
@@ -57,14 +57,14 @@ def run(context: Context) -> Outcome:
             if float(np.abs(power - power[0]).sum(axis=1).max()) < 1e-14:
                 break
         ways["row of a high power of P"] = power[0]
-        spread = max(spread, float(np.abs(power - law).sum(axis=1).max()))
+        spread = largest(spread, float(np.abs(power - law).sum(axis=1).max()))
         if chain.states <= 200:
             walkers = context.pick(400_000, 100_000)
             ends = chain.walk(0, 4 * chain.mixing_time(1e-4), walkers, rng=5)
             counts = np.bincount(ends, minlength=chain.states) / walkers
             # In units of the standard error that independent draws from pi have.
-            walked = max(walked, float(np.sqrt(np.mean((counts - law) ** 2 / (law * (1 - law) / walkers)))))
-        positive = min(positive, float(law.min()) * chain.states)
+            walked = largest(walked, float(np.sqrt(np.mean((counts - law) ** 2 / (law * (1 - law) / walkers)))))
+        positive = smallest(positive, float(law.min()) * chain.states)
         found[name] = ways
     closed = _closed_form()
     checks = [
@@ -88,7 +88,7 @@ def _closed_form() -> float:
         kernel = np.exp(-((x[:, None] - x[None]) ** 2).sum(axis=2) / 2 / 0.3**2)
         mass = w * (kernel @ w)
         law = MarkovChain(affinity(Gaussian(0.3), Points(x, w))).stationary
-        worst = max(worst, float(np.abs(law - mass / mass.sum()).sum()))
+        worst = largest(worst, float(np.abs(law - mass / mass.sum()).sum()))
     return worst
 
 
