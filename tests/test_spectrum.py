@@ -12,7 +12,7 @@ from scipy import sparse
 import nlflow as nl
 from nlflow import spectrum
 from nlflow.errors import StabilityError
-from nlflow.spectrum import euler_limit, largest_eigenvalue
+from nlflow.spectrum import euler_limit, largest_eigenvalue, relaxation_rate
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
 
 METRICS = ("l2", "degree")
@@ -161,3 +161,70 @@ def test_the_matrix_of_the_tests_is_the_formula() -> None:
         assert (matrix @ u)[i] == pytest.approx(by_hand, rel=1e-13)
     assert sparse.csr_array(matrix).sum(axis=1) == pytest.approx(np.zeros(4), abs=1e-15)
     assert degree[0] == pytest.approx(2 * sum(w[j] * k[0, j] for j in range(4)))
+
+
+# --- spectra that the structure tells --------------------------------------------------------------------------------
+
+TOLD = [
+    (kernel, boundary, shape, method)
+    for kernel in (nl.Gaussian(width=1.3), nl.Laplace(width=0.9), nl.TopHat(radius=2.2))
+    for boundary in ("periodic", "reflect")
+    for shape in ((1,), (2,), (9,), (12,), (5, 6), (4, 7))
+    for method in ("stencil", "convolution")
+]
+
+
+@pytest.mark.parametrize(("kernel", "boundary", "shape", "method"), TOLD)
+def test_known_spectrum_is_that_of_the_matrix(
+    kernel: nl.Gaussian | nl.Laplace | nl.TopHat, boundary: Any, shape: tuple[int, ...], method: str
+) -> None:
+    affinity = nl.affinity(kernel, nl.Grid(shape, spacing=0.8, boundary=boundary), method=method)
+    known = affinity.known_spectrum()
+    assert known is not None
+    dense = nl.affinity(kernel, nl.Grid(shape, spacing=0.8, boundary=boundary), method="dense")
+    expected = np.linalg.eigvals(dense.matrix).real
+    assert known[0] == pytest.approx(1, abs=1e-14)
+    assert dense.known_spectrum() is None
+    apart = np.abs(known[:, None] - expected)
+    assert apart.min(axis=1).max() < 1e-12  # each is an eigenvalue
+    assert apart.min(axis=0).max() < 1e-12  # and each eigenvalue is there
+    for metric in ("l2", "degree"):
+        for fidelity in (0.0, 0.7):
+            f = np.ones(shape)
+            flows = [
+                nl.GradientFlow(nl.E(a, f, fidelity, measure=metric) if fidelity else nl.J(a), metric)
+                for a in (affinity, dense)
+            ]
+            for diffusion in (False, True):
+                told, whole = (largest_eigenvalue(flow, diffusion=diffusion) for flow in flows)
+                assert told == pytest.approx(whole, rel=1e-12, abs=1e-13)
+            told, whole = (relaxation_rate(flow) for flow in flows)
+            assert told == pytest.approx(whole, rel=1e-10, abs=1e-12)
+
+
+def test_no_spectrum_is_told_where_the_degree_varies() -> None:
+    for method in ("stencil", "convolution"):
+        affinity = nl.affinity(nl.Gaussian(width=1.0), nl.Grid(9, boundary="isolated"), method=method)
+        assert affinity.known_spectrum() is None
+    image = np.random.default_rng(0).standard_normal(16)
+    assert nl.affinity(nl.Patch(1.0, patch_size=3, search_radius=2), nl.Grid(16), image).known_spectrum() is None
+
+
+def test_fidelities_that_vary_are_not_read_off_the_symbol() -> None:
+    grid = nl.Grid(12, boundary="periodic")
+    f = np.ones(12)
+    fidelity = np.linspace(0.1, 2.0, 12)
+    flows = [
+        nl.GradientFlow(nl.E(nl.affinity(nl.Gaussian(1.5), grid, method=m), f, fidelity, measure="degree"), "degree")
+        for m in ("convolution", "dense")
+    ]
+    assert largest_eigenvalue(flows[0]) == pytest.approx(largest_eigenvalue(flows[1]), rel=1e-12)
+    assert relaxation_rate(flows[0]) == pytest.approx(relaxation_rate(flows[1]), rel=1e-10)
+
+
+def test_a_million_nodes_cost_one_transform() -> None:
+    n, width = 10**6, 50.0
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(width), nl.Grid(n, boundary="periodic"))), "degree")
+    symbol = np.exp(-2 * (np.pi * width / n) ** 2)  # of the slowest mode, by Poisson's formula
+    assert relaxation_rate(flow) == pytest.approx(1 - symbol, rel=1e-5)
+    assert flow.applications == 0

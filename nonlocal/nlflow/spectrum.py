@@ -72,14 +72,32 @@ def _root_measure(flow: Flow) -> NDArray[np.float64]:
     return np.asarray(np.sqrt(np.maximum(measure, measure.max() * 1e-280)))
 
 
+def _known(flow: Flow) -> NDArray[np.float64] | None:
+    """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
+    spectrum = flow.affinity.known_spectrum()
+    if spectrum is None:
+        return None
+    # Then the degree is the same everywhere.
+    rate = 1.0 if flow.metric == "degree" else float(flow.affinity.degree.ravel()[0])
+    return np.asarray(rate * (1 - spectrum))
+
+
+def _uniform(flow: Flow) -> bool:
+    return flow.fidelity is None or isinstance(flow.fidelity.values, float)
+
+
 def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
     """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
 
-    Dense up to 400 nodes; beyond that Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many
-    nodes is raised by that tolerance, so that a limit computed from it is on the safe side.
+    From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond that by
+    Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
+    that a limit computed from it is on the safe side.
     """
     from scipy.sparse.linalg import ArpackError, eigsh
 
+    known = _known(flow) if diffusion or _uniform(flow) else None
+    if known is not None:
+        return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
     bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
     n = flow.affinity.domain.size
     counted = flow.applications
@@ -106,8 +124,8 @@ def relaxation_rate(flow: Flow) -> float:
 
     The smallest real part of an eigenvalue of A = r (I - P) + phi. For one fidelity at all nodes constants are left
     out, which neither the J-flow nor (started from f) the E-flow has to forget: mu_2 + lambda, mu_2 being the spectral
-    gap of r (I - P). Dense up to 1000 nodes, by Lanczos or Arnoldi iteration to 1e-8 beyond; 0 when the affinity falls
-    into parts that do not see each other.
+    gap of r (I - P). From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000 nodes,
+    by Lanczos or Arnoldi iteration to 1e-8 beyond. 0 when the affinity falls into parts that do not see each other.
 
     Raises
     ------
@@ -118,9 +136,12 @@ def relaxation_rate(flow: Flow) -> float:
 
     n = flow.affinity.domain.size
     low, high = flow.spectral_bounds()
-    uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    uniform = _uniform(flow)
     if n == 1:
         return low
+    known = _known(flow) if uniform else None
+    if known is not None:
+        return low + max(float(known[1:].min()), 0.0)
     counted = flow.applications
     try:
         if n <= _DENSE_RATE_NODES:

@@ -8,6 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_number
@@ -77,6 +80,13 @@ class Affinity(ABC):
         inside = measure > 0  # elsewhere the weight underflows, and no walker comes
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * law
         return over_channels(measure, law) * self._average(density)
+
+    def known_spectrum(self) -> NDArray[np.float64] | None:
+        """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
+
+        None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
+        """
+        return None
 
     def _symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from typing import Any
 
 import numpy as np
@@ -11,17 +10,12 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.table import kernel_table
+from nlflow.affinities.table import kernel_table, table_symbol, workers, wrap
 from nlflow.domain import Grid
 from nlflow.errors import check_memory
 from nlflow.kernel import RadialKernel
 
 __all__ = ["ConvolutionAffinity"]
-
-
-def _workers() -> int:
-    """Threads for the transforms; the result does not depend on it, since each line is one thread's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
 class ConvolutionAffinity(Affinity):
@@ -65,24 +59,15 @@ class ConvolutionAffinity(Affinity):
             self._lengths = tuple(
                 fft.next_fast_len(n + s // 2, real=True) for n, s in zip(grid.shape, table.shape, strict=True)
             )
-            self._symbol = fft.rfftn(_wrap(table, self._lengths), workers=_workers()).real.copy()
+            self._symbol = fft.rfftn(wrap(table, self._lengths), workers=workers()).real.copy()
             self._degrees = self._convolve(np.ones(grid.shape))
-        elif grid.boundary == "periodic":
-            self._lengths = grid.shape
-            self._symbol = fft.rfftn(_wrap(table, grid.shape), workers=_workers()).real
-            self._normalise()
         else:
-            # A table that is even along each axis has the cosine symbol that a grid of twice the length has in Fourier.
-            doubled = tuple(2 * n for n in grid.shape)
-            full = fft.rfftn(_wrap(table, doubled), workers=_workers()).real
-            self._symbol = np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
-            self._normalise()
-
-    def _normalise(self) -> None:
-        """Divide the symbol by the degree, which is the same at all nodes."""
-        total = float(self._symbol[(0,) * self._grid.ndim])
-        self._symbol = self._symbol / total
-        self._degrees = np.full(self._grid.shape, total)
+            self._lengths = grid.shape
+            symbol = table_symbol(table, grid)
+            # Divided by the degree, which is the same at all nodes.
+            total = float(symbol[(0,) * grid.ndim])
+            self._symbol = symbol / total
+            self._degrees = np.full(grid.shape, total)
 
     def _symbol_for(self, dtype: Any) -> NDArray[Any]:
         if dtype not in self._symbols:
@@ -92,14 +77,14 @@ class ConvolutionAffinity(Affinity):
     def _convolve(self, u: NDArray[Any]) -> NDArray[Any]:
         symbol = self._symbol_for(u.dtype)
         symbol = symbol.reshape(symbol.shape + (1,) * (u.ndim - symbol.ndim))
-        workers = _workers()
+        threads = workers()
         if self._grid.boundary == "reflect":
-            transformed = fft.dctn(u, type=2, axes=self._axes, workers=workers)
+            transformed = fft.dctn(u, type=2, axes=self._axes, workers=threads)
             transformed *= symbol
-            return np.asarray(fft.idctn(transformed, type=2, axes=self._axes, overwrite_x=True, workers=workers))
-        transformed = fft.rfftn(u, s=self._lengths, axes=self._axes, workers=workers)
+            return np.asarray(fft.idctn(transformed, type=2, axes=self._axes, overwrite_x=True, workers=threads))
+        transformed = fft.rfftn(u, s=self._lengths, axes=self._axes, workers=threads)
         transformed *= symbol
-        back = fft.irfftn(transformed, s=self._lengths, axes=self._axes, overwrite_x=True, workers=workers)
+        back = fft.irfftn(transformed, s=self._lengths, axes=self._axes, overwrite_x=True, workers=threads)
         if self._lengths == self._grid.shape:
             return np.asarray(back)
         return np.ascontiguousarray(back[tuple(slice(n) for n in self._grid.shape)])
@@ -114,6 +99,10 @@ class ConvolutionAffinity(Affinity):
     def _log_degree(self) -> NDArray[np.float64]:
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 
+    def known_spectrum(self) -> NDArray[np.float64] | None:
+        """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        return None if self._grid.boundary == "isolated" else self._symbol.ravel()
+
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
@@ -122,19 +111,3 @@ class ConvolutionAffinity(Affinity):
             + self._degrees.nbytes
             + sum(s.nbytes for s in self._symbols.values() if s is not self._symbol)
         )
-
-
-def _wrap(table: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
-    result = table
-    for axis, n in enumerate(shape):
-        radius = result.shape[axis] // 2
-        # Shift the centre to a multiple of n, fill up to whole periods, and add the periods.
-        lead = -radius % n
-        total = math.ceil((lead + result.shape[axis]) / n) * n
-        widths = [(0, 0)] * result.ndim
-        widths[axis] = (lead, total - lead - result.shape[axis])
-        padded = np.pad(result, widths)
-        split = padded.reshape(*padded.shape[:axis], total // n, n, *padded.shape[axis + 1 :])
-        result = split.sum(axis=axis)
-    return result

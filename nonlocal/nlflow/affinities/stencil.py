@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.table import kernel_table
+from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domain import Grid
 from nlflow.errors import check_memory
 from nlflow.kernel import Patch, RadialKernel
@@ -194,6 +194,13 @@ class TableStencil(_Stencil):
         self._table = np.ascontiguousarray(table.reshape((1, *table.shape)[-2:]))
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
+
+    def known_spectrum(self) -> NDArray[np.float64] | None:
+        """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
+        if self._grid.boundary == "isolated":
+            return None
+        symbol = table_symbol(self._table.reshape([2 * r + 1 for r in self._radii]), self._grid).ravel()
+        return np.asarray(symbol / symbol[0])
 
     def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
         if out.dtype not in self._tables:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import os
 import warnings
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import fft
 
 from nlflow.domain import Grid
 from nlflow.errors import NlflowWarning, check_memory
 from nlflow.kernel import RadialKernel
 
-__all__ = ["CUT", "kernel_table", "table_radius", "warn_shrunk"]
+__all__ = ["CUT", "kernel_table", "table_radius", "table_symbol", "warn_shrunk", "workers", "wrap"]
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
@@ -68,3 +71,37 @@ def kernel_table(
         squared += line.reshape([-1 if a == axis else 1 for a in range(grid.ndim)])
     with np.errstate(over="ignore", under="ignore"):  # far tails: log k -> -inf and k -> 0 are right
         return np.asarray(np.exp(kernel.log_profile(squared)))
+
+
+def workers() -> int:
+    """Return the threads for transforms; the result does not depend on it, since each line is one thread's."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
+    """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first.
+
+    In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
+    """
+    if grid.boundary == "periodic":
+        return np.asarray(fft.rfftn(wrap(table, grid.shape), workers=workers()).real)
+    # A table that is even along each axis has the cosine symbol that a grid of twice the length has in Fourier.
+    doubled = tuple(2 * n for n in grid.shape)
+    full = fft.rfftn(wrap(table, doubled), workers=workers()).real
+    return np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
+
+
+def wrap(table: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
+    result = table
+    for axis, n in enumerate(shape):
+        radius = result.shape[axis] // 2
+        # Shift the centre to a multiple of n, fill up to whole periods, and add the periods.
+        lead = -radius % n
+        total = math.ceil((lead + result.shape[axis]) / n) * n
+        widths = [(0, 0)] * result.ndim
+        widths[axis] = (lead, total - lead - result.shape[axis])
+        padded = np.pad(result, widths)
+        split = padded.reshape(*padded.shape[:axis], total // n, n, *padded.shape[axis + 1 :])
+        result = split.sum(axis=axis)
+    return result
