@@ -186,3 +186,14 @@ def test_wrong_bounds() -> None:
         bounds_figure({"a": (x, x, 2 * x, x)}, **LABELS)
     with pytest.raises(InputError, match="x of 'a': got -1"):
         bounds_figure({"a": (-x + 1, x, x, x)}, **LABELS)
+
+
+def test_ticks_of_a_narrow_axis_are_the_abscissas():
+    x = np.array([64.0, 128, 256, 512])
+    (axis,) = rate_figure([Series("s", x, 1 / x)], xlabel="N", ylabel="error").axes
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["64", "128", "256", "512"]
+    assert list(axis.get_xticks()) == x.tolist()
+    assert axis.get_xticks(minor=True).size == 0
+    wide = np.geomspace(1, 1e4, 9)
+    (axis,) = rate_figure([Series("s", wide, 1 / wide)], xlabel="N", ylabel="error").axes
+    assert axis.get_xticks(minor=True).size > 0

@@ -21,6 +21,7 @@ __all__ = ["Series", "bounds_figure", "rate_figure"]
 Array: TypeAlias = NDArray[Any]
 
 _OUTSIDE = "#b03a2e"
+_NARROW, _TICKS = 40.0, 7
 _ROUNDING = 1e-9  # relative: a measured value may meet its bound
 
 
@@ -107,6 +108,8 @@ def rate_figure(
             _draw_series(axis, series, scale, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
             for number, series in enumerate(group)
         ]
+        if scale == "loglog":
+            _mark_abscissas(axis, np.concatenate([np.asarray(series.x, dtype=np.float64) for series in group]))
         dashed = any(series.expected is not None for series in group)
         axis.legend(
             [handles for handles, _ in entry], [label for _, label in entry], fontsize=9, frameon=False,
@@ -179,6 +182,17 @@ def bounds_figure(
         axis.tick_params(labelbottom=True)
     heading(figure, title)
     return figure
+
+
+def _mark_abscissas(axis: Axes, x: Array) -> None:
+    """Put the ticks at the abscissas where they span little more than a decade, whose own ticks would run together."""
+    from matplotlib.ticker import NullLocator
+
+    marks = np.unique(x)
+    if marks[-1] < _NARROW * marks[0]:
+        marks = marks[:: -(-marks.size // _TICKS)]
+        axis.set_xticks(marks, [f"{mark:.3g}" for mark in marks])
+        axis.xaxis.set_minor_locator(NullLocator())
 
 
 def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str) -> tuple[Any, str]:
