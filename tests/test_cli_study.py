@@ -155,6 +155,7 @@ def test_usage() -> None:
 def test_ctrl_c_leaves_what_is_done_for_the_next_run(folder: Path) -> None:
     code = """
 import os, signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
 from nlflow.study.registry import KINDS
 kind = type(KINDS["time-order"])
 measure, calls = kind.measure, []
