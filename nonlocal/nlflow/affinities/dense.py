@@ -22,6 +22,7 @@ LogBlock = Callable[[int, int], Array]
 """Rows [start, stop) of log k, shape (stop - start, N)."""
 
 _BLOCK_BYTES = 2**26
+_SUMMED = 128  # nodes whose float32 terms are added up before float64 takes over
 _DENSE_REMEDY = (
     "use fewer nodes, a grid with a position kernel (method='convolution'), a windowed kernel (method='stencil'), "
     "or raise memory_limit"
@@ -235,9 +236,14 @@ class DenseAffinity(Affinity):
     def _product(self, matrix: Array, u: Array) -> Array:
         xp = namespace(u)
         flat = self.flatten(u)
-        if flat.dtype == matrix.dtype:
-            return xp.reshape(matrix @ flat, u.shape)
-        return xp.reshape(xp.astype(matrix @ xp.astype(flat, matrix.dtype), u.dtype), u.shape)
+        v = flat if flat.dtype == matrix.dtype else xp.astype(flat, matrix.dtype)
+        if matrix.dtype == xp.float32 and len(v) > _SUMMED:
+            # Matrix products add up in float32, one term after another: over thousands of nodes that costs digits.
+            parts = (matrix[:, i : i + _SUMMED] @ v[i : i + _SUMMED, :] for i in range(0, len(v), _SUMMED))
+            product = sum(xp.astype(part, xp.float64) for part in parts)
+        else:
+            product = matrix @ v
+        return xp.reshape(xp.astype(product, u.dtype, copy=False), u.shape)
 
     def _log_degree(self) -> Array:
         return self._log_degrees
