@@ -128,6 +128,8 @@ def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
         (["time-order", "--keys", "objects.npy"], "--keys: got objects.npy, which is no .npy file of numbers"),
         (["time-order", "--keys", "archive.npz"], "--keys: got archive.npz, an archive of arrays"),
         (["time-order", "--keys", "complex.npy"], "keys: got complex values"),
+        (["time-order", "--keys", "scalar.npy"], "keys: got 0 dimension(s) (shape ()), expected 1 or 2"),
+        (["time-order", "--keys", "huge.npy"], "--keys: got huge.npy, which is no .npy file of numbers"),
         (["time-order", "--values", "v.npy"], "values: got an array without keys"),
         (["time-order", "--keys", "k.npy", "--values", "short.npy"], "values: got 5 rows, expected 20"),
         (["time-order", "--jobs", "0"], "jobs: got 0"),
@@ -142,8 +144,17 @@ def test_failures(folder: Path, arguments: list[str], message: str) -> None:
     np.save("objects.npy", np.array([{}, None]), allow_pickle=True)
     np.savez("archive.npz", a=np.ones(3))
     np.save("complex.npy", np.ones((4, 2), complex))
+    np.save("scalar.npy", np.float64(3))
+    with Path("huge.npy").open("wb") as stream:  # a header that promises more than there is room for
+        np.lib.format.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (10**17,)})
     np.save("short.npy", np.ones((5, 3)))
     assert message in fails(*arguments)
+
+
+def test_nothing_to_judge_is_said(folder: Path) -> None:
+    np.save("one.npy", np.ones((1, 2)))
+    out = run("monte-carlo", "--keys", "one.npy", "--nodes", "8,16,32", "--seeds", "2").stdout
+    assert out.endswith("nothing that could be held against the theory; see the notes above\n")
 
 
 def test_usage() -> None:

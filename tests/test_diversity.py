@@ -145,6 +145,8 @@ def test_bounds_at_the_ends() -> None:
     causal = AttentionFlow(given(np.tril(np.ones((5, 5)))), normal(5), 0.5)
     assert diversity_bounds(causal) == (1.0, 1.0)
     assert diversity(causal, normal(5)) == 0.0  # all of the stationary law is at one node
+    with pytest.raises(nl.InputError, match=r"^flow: got an attention of which all walks end at one node"):
+        fidelity_for(causal, 0.3)
     around = AttentionFlow(given(directed_ring(6)), normal(6), 0.5)
     gains = np.abs(1.5 - np.exp(2j * np.pi * np.arange(1, 6) / 6))
     assert diversity_bounds(around) == pytest.approx((0.5 / gains.max(), 0.5 / gains.min()), rel=1e-12)

@@ -112,6 +112,20 @@ def test_eps(eps: Any) -> None:
             call()
 
 
+def test_more_walkers_or_moves_than_there_can_be() -> None:
+    for call in (lambda: CHAIN.walk(0, 1, 10**15), lambda: CHAIN.stopped_walk(0, 0.5, 10**15)):
+        with pytest.raises(nl.MemoryLimitError, match=r"1000000000000000 walkers needs .*use fewer"):
+            call()
+    with pytest.raises(nl.InputError, match=r"^steps: got 1180591620717411303424, expected at most 2\^40"):
+        CHAIN.walk(0, 2**70, 1)
+
+
+def test_distances_below_rounding() -> None:
+    for start in (None, 0):
+        with pytest.raises(nl.InputError, match=r"^eps: got 1e-13, expected at least 1e-12, .*use mixing_bounds"):
+            CHAIN.mixing_time(1e-13, start)
+
+
 @pytest.mark.parametrize("walkers", [0, -1, 2.5, None])
 def test_walkers(walkers: Any) -> None:
     for call in (lambda: CHAIN.walk(0, 1, walkers), lambda: CHAIN.stopped_walk(0, 0.5, walkers)):

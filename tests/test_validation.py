@@ -248,7 +248,14 @@ def test_command_lists_claims() -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
-    [(["nonsense"], "NAME: got 'nonsense'"), (["--out", "a-file", "constant-limits"], "which is a file")],
+    [
+        (["nonsense"], "NAME: got 'nonsense'"),
+        (["--out", "a-file", "constant-limits"], "which is a file"),
+        (
+            ["--out", "a-file/sub", "constant-limits"],
+            "a-file/sub: got Not a directory, expected a folder that can be made",
+        ),
+    ],
 )
 def test_command_tells_what_is_wrong(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from nlflow._atomic import write_atomic
+from nlflow._atomic import make_folder, write_atomic
 from nlflow._machine import environment
 from nlflow._terminal import echo, plain, stopping
 from nlflow.errors import FileFormatError, InputError
@@ -79,7 +79,7 @@ def run_claims(
     if out is not None:
         if out.exists() and not out.is_dir():
             raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
     findings = []
     bar = tqdm(total=len(claims), desc="validation", disable=not progress, leave=False, file=sys.stderr)
     with bar, stopping() as look:

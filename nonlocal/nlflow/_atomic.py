@@ -12,7 +12,19 @@ from typing import BinaryIO
 
 from nlflow.errors import FileFormatError
 
-__all__ = ["write_atomic"]
+__all__ = ["make_folder", "write_atomic"]
+
+
+def make_folder(path: str | os.PathLike[str]) -> Path:
+    """Return `path` as an existing folder, or raise `FileFormatError`."""
+    folder = Path(path)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileFormatError(
+            f"{folder}: got {error.strerror or error}, expected a folder that can be made; choose another place"
+        ) from error
+    return folder
 
 
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object]) -> None:

@@ -83,7 +83,7 @@ def _read_tokens(option: str, path: Path | None) -> Any:
             array = np.load(stream, allow_pickle=False)
     except OSError as error:
         raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
-    except (ValueError, EOFError, UnicodeDecodeError) as error:
+    except (ValueError, EOFError, UnicodeDecodeError, MemoryError) as error:
         raise FileFormatError(
             f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
         ) from error
@@ -154,6 +154,7 @@ def study(
     elif not quiet:
         echo(result.report())
         judged = [fit.passed for fit in result.fits if fit.passed is not None]
-        echo(f"\n{sum(judged)} of {len(judged)} as expected" + ("" if all(judged) else "; see DIFFERS above"))
+        verdict = f"{sum(judged)} of {len(judged)} as expected" + ("" if all(judged) else "; see DIFFERS above")
+        echo(f"\n{verdict if judged else 'nothing that could be held against the theory; see the notes above'}")
         if out is not None:
             echo(f"written: table.csv, result.json and figure.png in {out}")

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tqdm import tqdm
 
 from nlflow import _numba
+from nlflow._atomic import make_folder
 from nlflow.affinities import affinity
 from nlflow.denoising import denoise
 from nlflow.domain import Grid
@@ -78,7 +79,7 @@ def run_demo(out: Path, progress: bool = True) -> str:
     OSError
         When the folder cannot be written.
     """
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     begun = time.perf_counter()
     with tqdm(total=9, desc="demo", disable=not progress, leave=False, file=sys.stderr) as bar:
         cases = [_photograph(bar), _electrocardiogram(bar)]

@@ -142,6 +142,11 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     float
         lambda in the L2 metric, lambda~ in the degree metric and for attention.
 
+    Raises
+    ------
+    InputError
+        For a fraction outside (0, 1), an evolving kernel, and attention whose walks all end at one node.
+
     Warns
     -----
     NlflowWarning
@@ -153,6 +158,12 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     if flow.symmetric:
         highest = largest_eigenvalue(flow, diffusion=True)
     elif flow.affinity.domain.size <= _DENSE_NODES:
+        if np.count_nonzero(_stationary(flow)) == 1 < flow.affinity.domain.size:
+            raise InputError(
+                "flow: got an attention of which all walks end at one node (causal attention, say), expected one with "
+                "several: its stationary law sees no diversity, so no fidelity can be told from it; choose one by "
+                "neutreno_limit()"
+            )
         highest = float(_singular_values(flow, 0.0)[0])
     else:
         highest = 2.0

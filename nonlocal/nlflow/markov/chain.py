@@ -19,6 +19,7 @@ from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of
 __all__ = ["MarkovChain"]
 
 _PATIENCE = 10**6
+_SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
 
 
 class MarkovChain(Equilibrated):
@@ -98,7 +99,7 @@ class MarkovChain(Equilibrated):
         Parameters
         ----------
         eps : float
-            In (0, 1).
+            In (0, 1), at least 1e-12: smaller distances are rounding.
         start : int or array, optional
             Node number or law; matrix-free, up to a million moves. Without it the worst starting node, by squaring the
             matrix: O(N^3 log k).
@@ -109,6 +110,11 @@ class MarkovChain(Equilibrated):
             For a reducible or periodic chain, which never mixes.
         """
         eps = check_number("eps", eps, minimum=0, strict=True, below=1)
+        if eps < _SMALLEST_DISTANCE:
+            raise InputError(
+                f"eps: got {eps:g}, expected at least {_SMALLEST_DISTANCE:g}, below which distances are rounding; use "
+                "mixing_bounds()"
+            )
         self.require_limit("the mixing time")
         if start is not None:
             law = self._start_law(start)
@@ -142,7 +148,10 @@ class MarkovChain(Equilibrated):
         eps = check_number("eps", eps, minimum=0, strict=True, below=1)
         self.require_limit("the mixing time")
         if not self.reversible:
-            raise InputError("affinity: got a chain that is not reversible, for which the spectral bounds do not hold")
+            raise InputError(
+                "affinity: got a chain that is not reversible, expected a reversible one, for which alone the spectral "
+                "bounds hold; use mixing_time()"
+            )
         gap, lowest = self.spectral_gap, float(self.stationary.min())
         # What is not known of the gap goes to the safe side.
         unknown = 1e-13
@@ -233,7 +242,7 @@ class MarkovChain(Equilibrated):
         generator = generator_of(rng)
         steps = check_integer("steps", steps, minimum=0)
         shape = self.affinity.domain.shape
-        states = starting_states(start, walkers, shape, self.states, generator)
+        states = starting_states(start, walkers, shape, self.states, generator, self._limit)
         if record:
             check_memory(
                 f"the positions of {walkers} walkers", 16 * (steps + 1) * len(states), "use record=False", self._limit
@@ -263,7 +272,7 @@ class MarkovChain(Equilibrated):
         generator = generator_of(rng)
         shape = self.affinity.domain.shape
         values = check_stop("stop", stop, shape)
-        states = starting_states(start, walkers, shape, self.states, generator)
+        states = starting_states(start, walkers, shape, self.states, generator, self._limit)
         if values.min() == 0:
             endless = states_without_end(self._moves > 0, states, values)
             if len(endless):

@@ -73,7 +73,7 @@ def period_of(matrix: Matrix) -> int:
     """Return the period of an irreducible chain: the greatest common divisor of the lengths of all round trips.
 
     From the levels of a breadth-first search: each transition i -> j closes trips whose length is level_i + 1 - level_j
-    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.62). O(N^2).
+    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20). O(N^2).
     """
     if np.any(np.diagonal(matrix) > 0):
         return 1
@@ -94,7 +94,7 @@ def reduce_states(rates: Matrix, killed: Matrix) -> Matrix:
     Row i of `rates` holds the rates of moving from i to j (the diagonal does not count), ``killed[i]`` >= 0 the rate at
     which the walk ends in i. Below the diagonal stay the rates to the states that are left, above it the shares
     rate_ik / left_k of the removed ones. Nothing is subtracted, so every number keeps its digits however slow the walk
-    is (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385740). O(N^3)
+    is (Grassmann, Taksar and Heyman 1985, doi 10.1287/opre.33.5.1107; O'Cinneide 1993, doi 10.1007/BF01385743). O(N^3)
     time, most of it in matrix products.
 
     Raises

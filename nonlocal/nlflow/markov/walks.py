@@ -47,6 +47,8 @@ class AliasTables:
         """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
         from nlflow._numba.walks import loop
 
+        if steps > 2 * _MOST_MOVES:
+            raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
         history = [states.copy()] if record else []
         done = 0
@@ -115,10 +117,16 @@ def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.floa
 
 
 def starting_states(
-    start: Any, walkers: Any, shape: tuple[int, ...], states: int, rng: np.random.Generator
+    start: Any,
+    walkers: Any,
+    shape: tuple[int, ...],
+    states: int,
+    rng: np.random.Generator,
+    memory_limit: float | None = None,
 ) -> Positions:
     """Return one state for each walker: a node number for all, one for each, or drawn from a law."""
     count = check_integer("walkers", walkers, minimum=1)
+    check_memory(f"a start for each of {count} walkers", 16 * count, "use fewer, in several calls", memory_limit)
     array = np.asarray(start)
     if array.dtype.kind in "iu":
         if array.shape not in ((), (count,)):

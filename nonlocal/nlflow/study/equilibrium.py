@@ -155,10 +155,11 @@ def _rate(flow: Flow, limit: Floats, start: Floats, predicted: float) -> float:
         courses = [exact_solution(flow, start, t)[0] for t in times]
     distances = [diversity(flow, u - limit) for u in courses]
     floor = ROUNDING * diversity(flow, start)
-    kept = [(t, math.log(d)) for t, d in zip(times, distances, strict=True) if d > floor]
+    # In units of the predicted time: times themselves may be too small to square.
+    kept = [(fold, math.log(d)) for fold, d in zip(_FOLDS, distances, strict=True) if d > floor]
     if len(kept) < FEWEST:
         return math.nan
-    return -regress([t for t, _ in kept], [d for _, d in kept]).slope
+    return -predicted * regress([fold for fold, _ in kept], [d for _, d in kept]).slope
 
 
 def _worst_ratio(name: str, rows: list[Row]) -> Fit:

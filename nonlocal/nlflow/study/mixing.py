@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_memory
 from nlflow.kernel import Gaussian
 from nlflow.markov import MarkovChain
 from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
@@ -22,6 +22,8 @@ __all__ = ["Mixing"]
 
 _SETTING = ("kernel", "nodes", "dimension", "boundary", "channels")
 _MOST_STEPS = 5000
+_FALLEN = math.log(1e-3)  # what the slowest mode has to fall by before it can be taken to rule
+_TOO_SLOW = f"mixes too slowly for {_MOST_STEPS} steps"
 _MOST_ROWS = 200
 _CLEAR, _DECADES = 1000.0, 1e-8
 _MOST_WORK = 2e10  # of the products that follow the worst start, which cost N^3 each
@@ -62,8 +64,11 @@ class Mixing(Kind):
         """Return the distances after k steps."""
         problem = build(options, np.random.default_rng(seed))
         chain = MarkovChain(problem.affinity, laziness=options["laziness"])
+        origin, eps = options["origin"], options["eps"]
+        if origin is None:
+            check_memory("following every first node", 24 * chain.states**2, "use fewer nodes, or give one as origin")
         chain.limit(problem.start)  # raises for chains that have none
-        second, origin, eps = chain.second_eigenvalue, options["origin"], options["eps"]
+        second = chain.second_eigenvalue
         rate = math.log(abs(second)) if second != 0 else -math.inf
         steps = min(max(8, math.ceil(math.log(ROUNDING / 50) / rate)), _MOST_STEPS)
         distance = chain.distance_to_limit(problem.start, steps)
@@ -77,7 +82,8 @@ class Mixing(Kind):
             "lower": low if origin is None else None, "upper": high,
         }  # fmt: skip
         kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
-        judgement = _late(distance)
+        slow = steps == _MOST_STEPS and rate * steps > _FALLEN
+        judgement = [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance)
         return [
             {
                 "k": int(k),
@@ -101,7 +107,8 @@ class Mixing(Kind):
                 expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
                 sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
             )  # fmt: skip
-            fits.append(replace(fit, reason="" if math.isfinite(fit.slope) else fit.reason))
+            reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
+            fits.append(replace(fit, reason="" if math.isfinite(fit.slope) else reason))
             fits.append(_time(name, first, options["eps"]))
         return fits
 

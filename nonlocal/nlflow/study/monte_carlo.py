@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from nlflow.study.continuum import continuum_average
 from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.fits import Fit, power_fit
 from nlflow.study.options import check_continuum, check_sizes
-from nlflow.study.settings import Floats, smooth
+from nlflow.study.settings import Floats, smooth, values_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -129,13 +130,13 @@ def _average(kernel: Kernel, targets: Floats, nodes: Floats, u: Floats) -> Float
 def _over_box(options: Options) -> tuple[Any, Floats, float, float]:
     """Return how to draw uniform nodes, the continuum's averages, the signal's size and the reference's error."""
     dimension = options["dimension"]
-    signal = options["start"] or smooth("isolated", options["channels"])
+    signal = partial(values_at, options["start"] or smooth("isolated", options["channels"]))
     targets = _TARGETS[:, :dimension]
     exact, uncertain = continuum_average(options["kernel"], signal, targets, "isolated")
 
     def draw(rng: np.random.Generator, count: int) -> tuple[Floats, Floats, Floats]:
         nodes = rng.random((count, dimension))
-        return targets, nodes, np.asarray(signal(nodes), dtype=np.float64).reshape(count, -1)
+        return targets, nodes, signal(nodes).reshape(count, -1)
 
     scale = float(np.sqrt(np.mean(exact**2)))
     return draw, exact, scale, 2 * uncertain / scale if scale > 0 else 0.0

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow._array import to_numpy
 from nlflow.domain import Domain
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.functional import METRICS
@@ -89,7 +90,11 @@ def _start(name: str, value: Any) -> Any:
 
 
 def _array(name: str, value: Any) -> Any:
-    return np.asarray(check_array(name, value), dtype=np.float64)
+    return np.asarray(to_numpy(check_array(name, value)), dtype=np.float64)
+
+
+def _tokens(name: str, value: Any) -> Any:
+    return _array(name, check_array(name, value, ndim=(1, 2), hint="give one row for each token"))
 
 
 def _domain(name: str, value: Any) -> Domain:
@@ -134,9 +139,9 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "domain": _domain,
     "start": _start,
     "origin": _origin,
-    "keys": _array,
-    "queries": _array,
-    "values": _array,
+    "keys": _tokens,
+    "queries": _tokens,
+    "values": _tokens,
 }
 _LISTS = ("kernel", "nodes", "dimension", "boundary", "channels", "fidelity", "metric", "integrator", "dt")
 

@@ -9,10 +9,9 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nlflow._atomic import write_atomic
+from nlflow._atomic import make_folder, write_atomic
 from nlflow.errors import FileFormatError
 from nlflow.study.contract import Kind, Row
 from nlflow.study.fits import Fit
@@ -20,7 +19,7 @@ from nlflow.study.fits import Fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["StudyResult", "make_folder"]
+__all__ = ["StudyResult"]
 
 
 @dataclass(frozen=True)
@@ -95,18 +94,6 @@ class StudyResult:
         }
         for name, content in files.items():
             write_atomic(place / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
-
-
-def make_folder(path: str | os.PathLike[str]) -> Path:
-    """Return `path` as an existing folder, or raise `FileFormatError`."""
-    folder = Path(path)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileFormatError(
-            f"{folder}: got {error.strerror or error}, expected a folder that can be made; choose another place"
-        ) from error
-    return folder
 
 
 def _columns(rows: list[Row]) -> list[str]:

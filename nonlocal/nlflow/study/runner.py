@@ -17,8 +17,9 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from nlflow._machine import environment
-from nlflow.errors import check_choice, check_integer
-from nlflow.study.contract import Case, Options, Row
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer
+from nlflow.markov.walks import generator_of
+from nlflow.study.contract import Case, Row, in_words
 from nlflow.study.identity import decode, describe, digest, encode
 from nlflow.study.options import read_options
 from nlflow.study.registry import KINDS
@@ -92,7 +93,7 @@ def run_study(
     ([1.0], True)
     """
     study = KINDS[check_choice("kind", kind, tuple(KINDS))]
-    seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int) else _drawn(rng)
+    seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int | np.integer) else _drawn(rng)
     workers = None if jobs is None else check_integer("jobs", jobs, minimum=-1, hint="-1 takes all cores")
     if workers == 0:
         workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
@@ -101,7 +102,9 @@ def run_study(
     folder = None if out is None else Folder(out, study.name, described)
 
     cases = make_cases(study, chosen)
-    names = [digest(encode([study.name, number, case.label, seed]))[:12] for number, case in enumerate(cases)]
+    # The options are part of the name: a run of another study, begun in this folder at the same time, has other files.
+    whole = digest(encode([study.name, described]))
+    names = [digest(encode([whole, number, case.label]))[:12] for number, case in enumerate(cases)]
     seeds = np.random.SeedSequence(seed).spawn(len(cases))
     done: dict[int, list[Row]] = {}
     if folder is not None:
@@ -111,7 +114,7 @@ def run_study(
                 done[number] = rows
     read = len(done)
     work = (
-        joblib.delayed(_execute)(study.name, number, case.options, seeds[number])
+        joblib.delayed(_execute)(study.name, number, case, seeds[number])
         for number, case in enumerate(cases)
         if number not in done
     )
@@ -134,10 +137,10 @@ def run_study(
 
 
 def _drawn(rng: np.random.Generator | None) -> int:
-    return int(np.random.default_rng(rng).integers(2**63))
+    return int(generator_of(rng).integers(2**63))
 
 
-def _execute(kind: str, number: int, options: Options, seed: np.random.SeedSequence) -> tuple[int, list[Row]]:
+def _execute(kind: str, number: int, case: Case, seed: np.random.SeedSequence) -> tuple[int, list[Row]]:
     """Measure one case, in this process or in another."""
     # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
     # in which threads only wait for each other. Cases run side by side instead.
@@ -145,7 +148,10 @@ def _execute(kind: str, number: int, options: Options, seed: np.random.SeedSeque
     numba.set_num_threads(1)
     try:
         with threadpool_limits(1, user_api="blas"):
-            return number, KINDS[kind].measure(options, seed)
+            return number, KINDS[kind].measure(case.options, seed)
+    except (InputError, NumericalError) as error:
+        # One of many cases: the message would not tell which.
+        raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error
     finally:
         numba.set_num_threads(threads)
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import to_numpy
 from nlflow.affinities import Affinity, affinity
 from nlflow.domain import Boundary, Domain, Grid, Points
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, check_array
 from nlflow.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.functional import E, J
 from nlflow.integrators import Integrator
@@ -23,7 +24,18 @@ from nlflow.solver import solve
 from nlflow.study.contract import Case, Kind, Options, Row
 from nlflow.study.options import kernel_label
 
-__all__ = ["Problem", "build", "build_flow", "grid", "integrate", "make_cases", "norm", "sampled", "smooth"]
+__all__ = [
+    "Problem",
+    "build",
+    "build_flow",
+    "grid",
+    "integrate",
+    "make_cases",
+    "norm",
+    "sampled",
+    "smooth",
+    "values_at",
+]
 
 Floats = NDArray[np.float64]
 
@@ -32,26 +44,33 @@ def make_cases(kind: Kind, options: Options) -> list[Case]:
     """Return every combination of the lists that make the cases of a kind."""
     axes = [name for name in kind.axes if options[name] is not None]
     fixed = {name: value for name, value in options.items() if name not in axes}
+    given = options.get("keys") if options.get("domain") is None else options["domain"]
+    entries = [list(zip(options[name], _labels(name, options[name]), strict=True)) for name in axes]
     cases = []
-    for combination in itertools.product(*(options[name] for name in axes)):
-        chosen = dict(zip(axes, combination, strict=True))
-        cases.append(Case(_label(chosen, options), {**fixed, **chosen}))
+    for combination in itertools.product(*entries):
+        chosen: Options = {}
+        label: Row = {}
+        for name, (value, words) in zip(axes, combination, strict=True):
+            chosen[name], label[name] = value, words
+            if name == "kernel" and "nodes" not in axes and given is not None:
+                label["nodes"] = given.size if isinstance(given, Domain) else len(given)
+        cases.append(Case(label, {**fixed, **chosen}))
     return cases
 
 
-def _label(chosen: Options, options: Options) -> Row:
-    label: Row = {}
-    for name, value in chosen.items():
-        if name == "kernel":
-            label[name] = kernel_label(value)
-        elif callable(value):
-            label[name] = getattr(value, "__name__", type(value).__name__)
-        else:
-            label[name] = value
-        given = options.get("keys") if options.get("domain") is None else options["domain"]
-        if name == "kernel" and "nodes" not in chosen and given is not None:
-            label["nodes"] = given.size if isinstance(given, Domain) else len(given)
-    return label
+def _labels(name: str, values: list[Any]) -> list[Any]:
+    """Return what tells the values of an option apart in tables; those of the same name are numbered."""
+    labels: list[Any] = []
+    for value in values:
+        label = kernel_label(value) if name == "kernel" else value
+        if callable(label):
+            label = getattr(label, "__name__", type(label).__name__)
+        same, number = label, 1
+        while label in labels:
+            number += 1
+            label = f"{same}#{number}"
+        labels.append(label)
+    return labels
 
 
 def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
@@ -104,13 +123,20 @@ def sampled(signal: Any, domain: Domain) -> Any:
     """Return a signal on a domain: an array as it is, a function of node positions (N, m) at the nodes."""
     if not callable(signal):
         return domain.check_signal("start", signal)
-    values = np.asarray(signal(domain.nodes))
-    if values.ndim not in (1, 2) or len(values) != domain.size:
-        raise InputError(
-            f"start: got a function that returns shape {values.shape} for {domain.size} nodes, expected "
-            f"({domain.size},) or ({domain.size}, D)"
-        )
+    values = values_at(signal, domain.nodes)
     return domain.check_signal("start", values.reshape(*domain.shape, *values.shape[1:]))
+
+
+def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
+    """Return a user's signal at positions (M, m), shape (M,) or (M, D), or raise `InputError`."""
+    values = np.asarray(to_numpy(check_array("start", signal(positions))), dtype=np.float64)
+    count = len(positions)
+    if values.ndim not in (1, 2) or len(values) != count:
+        raise InputError(
+            f"start: got a function that returns shape {values.shape} for {count} nodes, expected "
+            f"({count},) or ({count}, D)"
+        )
+    return values
 
 
 def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:

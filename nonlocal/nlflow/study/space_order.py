@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from nlflow.study.continuum import continuum_average
 from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit
 from nlflow.study.options import check_continuum, check_sizes
-from nlflow.study.settings import Floats, grid, sampled, smooth
+from nlflow.study.settings import Floats, grid, sampled, smooth, values_at
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -53,7 +54,7 @@ class SpaceOrder(Kind):
         """Return the error for each number of nodes."""
         del seed  # nothing is drawn
         kernel, boundary, dimension = options["kernel"], options["boundary"], options["dimension"]
-        signal = options["start"] or smooth(boundary, options["channels"])
+        signal = partial(values_at, options["start"] or smooth(boundary, options["channels"]))
         law = _law(kernel, boundary, dimension)
         sizes = options["nodes"] or _sizes(kernel, dimension, law)
         return [_error(kernel, boundary, dimension, signal, n, law) for n in sorted(sizes)]

@@ -9,6 +9,7 @@ import numpy as np
 
 from nlflow.affinities import Affinity
 from nlflow.equilibria import neutreno_limit
+from nlflow.errors import InputError
 from nlflow.flow import AttentionFlow, Flow
 from nlflow.integrators import NeutrenoStep
 from nlflow.kernel import Gaussian, Laplace, TopHat
@@ -54,8 +55,10 @@ class Stability(Kind):
     axes = _SETTING
 
     def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for fewer than three fidelities."""
+        """Raise `InputError` for a fidelity of 0, under which constants never decay, and for fewer than three."""
         if "fidelity" in given:
+            if min(options["fidelity"]) <= 0:
+                raise InputError("fidelity: got 0, expected numbers > 0: without fidelity constants do not decay")
             check_sizes("fidelity", options["fidelity"])
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
@@ -127,11 +130,13 @@ def _growth(flow: Flow, start: Floats) -> tuple[float, bool]:
     while True:
         while len(logs) <= 2 * window:
             e, _ = layer.advance(flow, e, 0.0, 1.0, {})
-            size = float(np.linalg.norm(root * e))
-            if size == 0:
+            largest = float(np.abs(e).max())
+            if largest == 0:
                 return 0.0, True
+            e = e / largest  # squares may overflow
+            size = float(np.linalg.norm(root * e))
             e = e / size
-            logs.append(logs[-1] + math.log(size))
+            logs.append(logs[-1] + math.log(largest) + math.log(size))
         mean = (logs[2 * window] - logs[window]) / window
         settled = abs(mean - before) <= _SETTLED
         if settled or window >= _LAST_WINDOW:
@@ -157,6 +162,7 @@ def _limit(name: str, rows: list[Row]) -> Fit:
         line = regress([row["growth"] - 1 for row in near], [row["fidelity"] for row in near])
         value, half, reason = line.intercept, line.intercept_half, ""
         low, high = value - half, value + half
+        passed = abs(value - expected) <= tolerance
     else:
         left, right = below[-1], above[0]
         share = (1 - left["growth"]) / (right["growth"] - left["growth"])
@@ -166,7 +172,9 @@ def _limit(name: str, rows: list[Row]) -> Fit:
             right["fidelity"],
             "interpolated between neighbours, which are the interval",
         )
+        # No more than that the limit lies between them was measured.
+        passed = low <= expected <= high
     return Fit(
-        name, what, value, low, high, expected, tolerance=tolerance, passed=abs(value - expected) <= tolerance,
+        name, what, value, low, high, expected, tolerance=tolerance, passed=passed,
         points=max(len(near), 2), reason=reason,
     )  # fmt: skip

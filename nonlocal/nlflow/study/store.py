@@ -8,12 +8,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nlflow._atomic import write_atomic
+from nlflow._atomic import make_folder, write_atomic
 from nlflow._machine import version
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.study.contract import Row
 from nlflow.study.identity import decode, digest, encode
-from nlflow.study.result import make_folder
 
 __all__ = ["Folder"]
 
