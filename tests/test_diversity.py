@@ -142,14 +142,55 @@ def test_bounds_at_the_ends() -> None:
     split = AttentionFlow(given(np.kron(np.eye(2), np.ones((2, 2)))), normal(4), 0.5)
     assert diversity_bounds(split) == pytest.approx((1 / 3, 1.0), rel=1e-13)  # a part keeps its own mean
     assert diversity_bounds(AttentionFlow(built("keys")[0], normal(12), 0.0)) == (0.0, 0.0)
-    causal = AttentionFlow(given(np.tril(np.ones((5, 5)))), normal(5), 0.5)
-    assert diversity_bounds(causal) == (1.0, 1.0)
-    assert diversity(causal, normal(5)) == 0.0  # all of the stationary law is at one node
-    with pytest.raises(nl.InputError, match=r"^flow: got an attention of which all walks end at one node"):
-        fidelity_for(causal, 0.3)
     around = AttentionFlow(given(directed_ring(6)), normal(6), 0.5)
     gains = np.abs(1.5 - np.exp(2j * np.pi * np.arange(1, 6) / 6))
     assert diversity_bounds(around) == pytest.approx((0.5 / gains.max(), 0.5 / gains.min()), rel=1e-12)
+
+
+def test_causal_attention_keeps_a_diversity_that_its_stationary_law_does_not_see() -> None:
+    matrix = np.tril(np.random.default_rng(3).random((8, 8)) + 0.1)
+    weights = np.linspace(0.5, 1.5, 8)
+    p = matrix * weights / (matrix @ weights)[:, None]  # all walks end at node 0: pi^T f = f_0
+    points = nl.Points(np.arange(8.0), weights=weights)
+    affinity = nl.from_matrix(matrix, points)
+    m = weights / weights.sum()
+
+    def norm(v: Floats) -> float:
+        return float(np.sqrt(m @ (v - v[0]) ** 2))
+
+    for fidelity in (0.01, 0.5, 20.0):
+        ratios = []
+        for seed in range(200):
+            f = normal(8, seed)
+            flow = AttentionFlow(affinity, f, fidelity)
+            assert diversity(flow, f) == pytest.approx(norm(f), rel=1e-13)
+            u = np.linalg.solve((1 + fidelity) * np.eye(8) - p, fidelity * f)
+            ratios.append(norm(u) / norm(f))
+        low, high = diversity_bounds(flow)
+        assert low <= min(ratios) <= max(ratios) <= high
+        # Attained: by the singular vectors on signals that vanish at node 0.
+        root = np.sqrt(m[1:])
+        a = root[:, None] * ((1 + fidelity) * np.eye(7) - p[1:, 1:]) / root
+        gains = np.linalg.svd(a, compute_uv=False)
+        # The norm of v - v_0 over all nodes is that over the others.
+        assert (low, high) == pytest.approx((fidelity / gains[0], fidelity / gains[-1]), rel=1e-10)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", nl.NlflowWarning)  # a layer would be unstable: not the question here
+        wanted = fidelity_for(AttentionFlow(affinity), 0.4)
+    assert diversity_bounds(AttentionFlow(affinity, normal(8), wanted))[0] >= 0.4 * (1 - 1e-12)
+    chain = nl.MarkovChain(affinity)
+    v = normal(8)
+    expected = [norm(np.linalg.matrix_power(p, k) @ v - v[0] + 0 * v) for k in range(4)]
+    assert chain.distance_to_limit(v, 3) == pytest.approx(expected, rel=1e-12)
+    assert chain.steps_to_limit(v, 0.01) > 0
+
+
+def test_transient_states_among_many_nodes_have_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nlflow.equilibria.bounds._DENSE_NODES", 4)
+    flow = AttentionFlow(given(np.tril(np.ones((6, 6)))), normal(6), 0.5)
+    for ask in (lambda: diversity_bounds(flow), lambda: fidelity_for(flow, 0.3)):
+        with pytest.raises(nl.InputError, match=r"affinity: got 6 nodes with transient states"):
+            ask()
 
 
 def test_float32_and_torch() -> None:

@@ -30,16 +30,8 @@ Floats = NDArray[np.float64]
 _DENSE_NODES = 1000
 
 
-def _stationary(flow: Flow) -> Floats:
-    """Return the normalised measure whose mean the flow conserves, shape ``domain.shape``."""
-    if not flow.symmetric:
-        return MarkovChain(flow.affinity).stationary
-    measure = np.asarray(to_numpy(flow.measure(flow.affinity.log_degree)), dtype=np.float64)
-    return np.asarray(measure / measure.sum())
-
-
 def diversity(flow: Flow, u: Any) -> float:
-    """Return how far `u` is from constant: |u - mean(u)|, root mean square in the measure that the flow conserves.
+    """Return how far `u` is from constant: |u - mean(u)|, the mean being what the flow conserves, root mean square.
 
     Parameters
     ----------
@@ -50,7 +42,8 @@ def diversity(flow: Flow, u: Any) -> float:
     Returns
     -------
     float
-        `Flow.distance_to_constant` for a symmetric flow; in the stationary law of P otherwise.
+        `Flow.distance_to_constant` for a symmetric flow; otherwise from pi^T u, in `MarkovChain.norm_weights`: pi, or
+        w where transient states (causal attention) have pi = 0.
     """
     if not isinstance(flow, Flow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
@@ -58,10 +51,12 @@ def diversity(flow: Flow, u: Any) -> float:
     if flow.symmetric:
         return flow.distance_to_constant(u)
     xp = namespace(u)
-    law = over_channels(constant_like(_stationary(flow), xp.astype(u, xp.float64)), u)
+    chain, like = MarkovChain(flow.affinity), xp.astype(u, xp.float64)
+    law = over_channels(constant_like(chain.stationary, like), u)
+    weights = over_channels(constant_like(chain.norm_weights, like), u)
     axes = tuple(range(len(flow.affinity.domain.shape)))
     deviation = u - xp.astype(xp.sum(law * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
-    return math.sqrt(float(xp.sum(law * deviation * deviation, dtype=xp.float64)))
+    return math.sqrt(float(xp.sum(weights * deviation * deviation, dtype=xp.float64)))
 
 
 def diversity_bounds(flow: Flow) -> tuple[float, float]:
@@ -69,8 +64,9 @@ def diversity_bounds(flow: Flow) -> tuple[float, float]:
 
     lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
     fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors. For a P that is not symmetric
-    the extreme singular values of (1 + lambda~) I - P on deviations from the mean, in L2(pi), take their place: exact
-    up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1 beyond, which hold for every Markov chain.
+    the extreme singular values of (1 + lambda~) I - P on deviations from the mean take their place, in the norm of
+    `diversity`: exact up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1 beyond, which hold in L2(pi) for every chain.
+    (In another norm, for causal attention, the upper bound can be above 1.)
 
     Parameters
     ----------
@@ -100,27 +96,37 @@ def diversity_bounds(flow: Flow) -> tuple[float, float]:
         lowest = relaxation_rate(flow) - fidelity
         return fidelity / (fidelity + largest_eigenvalue(flow, diffusion=True)), fidelity / (fidelity + lowest)
     if flow.affinity.domain.size > _DENSE_NODES:
+        _check_irreducible(flow)
         return fidelity / (fidelity + 2), 1.0
     values = _singular_values(flow, fidelity)
-    return min(fidelity / float(values[0]), 1.0), min(fidelity / float(values[-1]), 1.0)
+    return fidelity / float(values[0]), fidelity / float(values[-1])
+
+
+def _check_irreducible(flow: Flow) -> None:
+    if not MarkovChain(flow.affinity).irreducible:
+        raise InputError(
+            f"affinity: got {flow.affinity.domain.size} nodes with transient states (causal attention, say), expected "
+            f"at most {_DENSE_NODES}: beyond, bounds are known in L2(pi) only, which does not see them"
+        )
 
 
 def _singular_values(flow: Flow, fidelity: float) -> Floats:
-    """Return the singular values of I - P + fidelity in L2(pi) on signals of mean 0, decreasing."""
-    root = np.sqrt(_stationary(flow).ravel())
-    n = len(root)
-    inside = root > 1e-140  # transient states have no weight
-    if n == 1 or int(inside.sum()) == 1:
+    """Return the singular values of I - P + fidelity on signals with pi^T v = 0, decreasing, in the chain's norm."""
+    chain = MarkovChain(flow.affinity)
+    law, root = chain.stationary.ravel(), np.sqrt(chain.norm_weights.ravel())
+    inside = root > 1e-140  # what underflows has no weight
+    if int(inside.sum()) == 1:
         return np.array([fidelity])
-    a = dense_operator(flow, diffusion=True)[np.ix_(inside, inside)]
     root = root[inside]
-    a = root[:, None] * a / root
-    # An orthonormal basis of what is orthogonal to constants: the columns of a Householder reflection but the first.
-    reflected = root.copy()
-    reflected[0] += math.copysign(1.0, root[0])
-    basis = np.eye(len(root)) - np.outer(reflected, reflected) / (1 + abs(root[0]))
-    basis = basis[:, 1:]
-    return np.asarray(np.linalg.svd(basis.T @ a @ basis + fidelity * np.eye(len(root) - 1), compute_uv=False))
+    a = root[:, None] * dense_operator(flow, diffusion=True)[np.ix_(inside, inside)] / root
+    # An orthonormal basis of the signals of mean 0: the columns but the first of the reflection that takes the first
+    # unit vector to the direction of the mean.
+    mean = law[inside] / root
+    mean /= np.linalg.norm(mean)
+    reflected = mean.copy()
+    reflected[0] += math.copysign(1.0, mean[0])
+    basis = (np.eye(len(mean)) - np.outer(reflected, reflected) / (1 + abs(mean[0])))[:, 1:]
+    return np.asarray(np.linalg.svd(basis.T @ a @ basis + fidelity * np.eye(len(mean) - 1), compute_uv=False))
 
 
 def fidelity_for(flow: Flow, fraction: float) -> float:
@@ -145,7 +151,7 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     Raises
     ------
     InputError
-        For a fraction outside (0, 1), an evolving kernel, and attention whose walks all end at one node.
+        For a fraction outside (0, 1), an evolving kernel, and transient states among more than 1000 nodes.
 
     Warns
     -----
@@ -158,14 +164,9 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     if flow.symmetric:
         highest = largest_eigenvalue(flow, diffusion=True)
     elif flow.affinity.domain.size <= _DENSE_NODES:
-        if np.count_nonzero(_stationary(flow)) == 1 < flow.affinity.domain.size:
-            raise InputError(
-                "flow: got an attention of which all walks end at one node (causal attention, say), expected one with "
-                "several: its stationary law sees no diversity, so no fidelity can be told from it; choose one by "
-                "neutreno_limit()"
-            )
         highest = float(_singular_values(flow, 0.0)[0])
     else:
+        _check_irreducible(flow)
         highest = 2.0
     fidelity = fraction / (1 - fraction) * highest
     limit = 2 - highest if flow.symmetric else neutreno_limit(flow.affinity)

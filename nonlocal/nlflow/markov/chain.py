@@ -163,7 +163,7 @@ class MarkovChain(Equilibrated):
         return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
 
     def distance_to_limit(self, v: Any, steps: int) -> Floats:
-        """Return the norm of P^k v - pi^T v in L2(pi) for k = 0 ... `steps`; channels are added up.
+        """Return the norm of P^k v - pi^T v in `norm_weights` for k = 0 ... `steps`; channels are added up.
 
         For reversible chains it is at most |mu_2|^k times its value at k = 0.
         """
@@ -176,15 +176,15 @@ class MarkovChain(Equilibrated):
         return np.array(result)
 
     def _distance(self, v: Array) -> Callable[[Array], float]:
-        """Return the function that measures how far a signal is from the limit of `v`, in L2(pi)."""
+        """Return the function that measures how far a signal is from the limit of `v`, in `norm_weights`."""
         limit, xp = self.limit(v), namespace(v)
-        law = over_channels(constant_like(self.stationary, xp.astype(v, xp.float64)), v)
-        return lambda u: math.sqrt(float(xp.sum(law * (u - limit) ** 2, dtype=xp.float64)))
+        weights = over_channels(constant_like(self.norm_weights, xp.astype(v, xp.float64)), v)
+        return lambda u: math.sqrt(float(xp.sum(weights * (u - limit) ** 2, dtype=xp.float64)))
 
     def steps_to_limit(self, v: Any, rtol: float = 1e-3) -> int:
-        """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v, in L2(pi).
+        """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v.
 
-        For reversible chains at most log(1 / rtol) / log(1 / |mu_2|).
+        In `norm_weights`. For reversible chains at most log(1 / rtol) / log(1 / |mu_2|).
 
         Parameters
         ----------

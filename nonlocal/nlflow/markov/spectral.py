@@ -83,6 +83,19 @@ class Equilibrated(Transitions):
             law /= law.sum()
         return law.reshape(shape)
 
+    @cached_property
+    def norm_weights(self) -> Floats:
+        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
+
+        In L2(pi) no average is longer than its signal; but it does not see the states in which no walk ends, which in
+        causal attention are all but the first.
+        """
+        law = self.stationary
+        if self.affinity.symmetric or len(self._closed[0]) == self.states:
+            return law
+        weights = np.asarray(self.affinity.domain.weights, dtype=np.float64)
+        return np.asarray(weights / weights.sum())
+
     def limit(self, v: Any) -> Array:
         """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
 
