@@ -185,3 +185,15 @@ main()
     assert len(list((folder / "results" / "cases").iterdir())) == 2
     resumed = run(*SMALL, "--out", "results").stdout
     assert resumed.split("written:")[0] == run(*SMALL).stdout
+
+
+def test_help_names_the_options_of_every_kind() -> None:
+    from nlflow.cli_study import HELP
+
+    common = {"kernel", "nodes", "dimension", "channels"}
+    lines = HELP.split("which all have\n")[1].splitlines()[: len(KINDS)]
+    told = {line.split()[0]: {word.strip(",") for word in line.split()[1:]} for line in lines}
+    # What only Python can give: objects, and what few need.
+    hidden = {"domain", "start", "t", "eps", "origin"}
+    assert told == {name: set(kind.defaults) - common - hidden for name, kind in KINDS.items()}
+    assert all(common <= set(kind.defaults) for kind in KINDS.values())

@@ -18,6 +18,7 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
+from nlflow._machine import environment, source_digest
 from nlflow.integrators import ExplicitEuler
 from nlflow.study.identity import encode
 from nlflow.study.registry import KINDS
@@ -226,8 +227,16 @@ def test_another_study_is_refused(complete: Path, change: dict[str, Any], messag
 
 
 def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.study.store.version", lambda: "99.0")
-    with pytest.raises(FileFormatError, match=r'version of nlflow is .* there and "99.0" here'):
+    versions = {**environment()["versions"], "numpy": "99.0"}
+    monkeypatch.setattr("nlflow.study.store.environment", lambda: {"versions": versions})
+    with pytest.raises(FileFormatError, match=r'version of numpy is .* there and "99.0" here'):
+        run_study("time-order", out=complete, **OPTIONS)
+
+
+def test_another_state_of_the_source_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert source_digest() == source_digest.__wrapped__()
+    monkeypatch.setattr("nlflow.study.store.source_digest", lambda: "0" * 64)
+    with pytest.raises(FileFormatError, match=r'source of nlflow is .* there and "0000'):
         run_study("time-order", out=complete, **OPTIONS)
 
 

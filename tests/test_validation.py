@@ -223,6 +223,24 @@ def test_a_claim_that_raises_is_an_error_and_the_others_go_on(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json"]
 
 
+def test_an_interrupted_run_keeps_what_it_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def works(context: Context) -> Outcome:
+        return Outcome([Check("what", 0.1, 1.0)])
+
+    def interrupted(context: Context) -> Outcome:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runner, "all_claims", lambda: [claim(works, "first"), claim(interrupted, "second")])
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_claims(out=tmp_path, progress=False, tell=lambda line: None)
+    record = json.loads((tmp_path / "results.json").read_text())
+    assert [entry["name"] for entry in record["claims"]] == ["first"]
+    assert record["passed"] is record["complete"] is False
+    page = (tmp_path / "report.html").read_text()
+    assert 'id="first"' in page
+    assert "1 more were not run" in page
+
+
 def test_unknown_names_are_refused_with_the_known_ones() -> None:
     with pytest.raises(InputError, match=r"NAME: got .propositon-1., expected one of .*proposition-1"):
         runner.select(["propositon-1"])

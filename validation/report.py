@@ -33,10 +33,12 @@ pre { white-space: pre-wrap; background: #f5f6f8; padding: .6rem; border-radius:
 _MARKS = {"pass": "✓ pass", "fail": "✗ fail", "error": "✗ error", "not run": "– not run"}
 
 
-def report_page(findings: Sequence[Finding], quick: bool, environment: dict[str, Any]) -> str:
-    """Return the page."""
+def report_page(findings: Sequence[Finding], wanted: int, quick: bool, environment: dict[str, Any]) -> str:
+    """Return the page about what was found, of so many claims."""
     passed = sum(finding.status == "pass" for finding in findings)
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    left = wanted - len(findings)
+    missing = f" <strong>{left} more were not run: the run has not ended, or was interrupted.</strong>" if left else ""
     size = "quick experiments" if quick else "full experiments"
     rows = "".join(
         f'<tr><td>{_mark(f)}</td><td><a href="#{f.claim.name}">{_text(f.claim.title)}</a></td>'
@@ -54,7 +56,7 @@ def report_page(findings: Sequence[Finding], quick: bool, environment: dict[str,
 </head>
 <body>
 <h1>Validation of nlflow</h1>
-<p>{passed} of {len(findings)} claims passed ({size}, {sum(f.seconds for f in findings):.0f} s).</p>
+<p>{passed} of {len(findings)} claims passed ({size}, {sum(f.seconds for f in findings):.0f} s).{missing}</p>
 <p class="mute">{_text(versions)}; {_text(environment["platform"])}</p>
 <table><thead><tr><th></th><th>claim</th><th>source</th><th>figure nearest to its tolerance</th></tr></thead>
 <tbody>{rows}</tbody></table>

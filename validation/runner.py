@@ -64,7 +64,7 @@ def run_claims(
     quick : bool
         Smaller experiments, under three minutes in all.
     out : Path, optional
-        Folder, made when it is missing; nothing is written without one.
+        Folder, made when it is missing; both files are written anew after every claim. Nothing is written without one.
     progress : bool
         Progress bar on stderr.
     tell : callable
@@ -92,16 +92,21 @@ def run_claims(
             finding = run_one(claim, Context(quick=quick, step=step))
             look()  # what was cut short says nothing about its claim
             findings.append(finding)
+            if out is not None:
+                _write(out, findings, len(claims), quick)
             bar.update()
             bar.clear()
             tell(finding.line)
             bar.refresh()
-    if out is not None:
-        record = json.dumps(plain(describe(findings, quick)), indent=2, allow_nan=False)
-        page = report_page(findings, quick, environment())
-        write_atomic(out / "results.json", lambda file: file.write(record.encode()))
-        write_atomic(out / "report.html", lambda file: file.write(page.encode()))
     return findings
+
+
+def _write(out: Path, findings: Sequence[Finding], wanted: int, quick: bool) -> None:
+    """Write what is known so far, so that an interruption loses at most the claim in hand."""
+    record = json.dumps(plain(describe(findings, wanted, quick)), indent=2, allow_nan=False)
+    page = report_page(findings, wanted, quick, environment())
+    write_atomic(out / "results.json", lambda file: file.write(record.encode()))
+    write_atomic(out / "report.html", lambda file: file.write(page.encode()))
 
 
 def select(names: Sequence[str]) -> list[Claim]:
@@ -133,10 +138,12 @@ def run_one(claim: Claim, context: Context) -> Finding:
     return Finding(claim, status, outcome, message, time.perf_counter() - start, figures)
 
 
-def describe(findings: Sequence[Finding], quick: bool) -> dict[str, Any]:
-    """Return what was found in JSON's types."""
+def describe(findings: Sequence[Finding], wanted: int, quick: bool) -> dict[str, Any]:
+    """Return what was found, of so many claims, in JSON's types."""
+    complete = len(findings) == wanted
     return {
-        "passed": succeeded(findings),
+        "passed": complete and succeeded(findings),
+        "complete": complete,
         "quick": quick,
         "environment": environment(),
         "claims": [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import platform
@@ -13,7 +14,7 @@ from typing import Any
 
 from nlflow.errors import memory_limit
 
-__all__ = ["describe", "environment", "version"]
+__all__ = ["describe", "environment", "source_digest", "version"]
 
 
 def version() -> str:
@@ -32,6 +33,17 @@ def environment() -> dict[str, Any]:
         "versions": {"nlflow": version(), "python": platform.python_version(), **versions},
         "platform": platform.platform(),
     }
+
+
+@cache
+def source_digest() -> str:
+    """Return a digest of the package's source, which tells two states of it apart that have the same version."""
+    digest = hashlib.sha256()
+    folder = Path(__file__).parent
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(path.relative_to(folder).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def describe() -> dict[str, Any]:

@@ -28,8 +28,16 @@ KIND is one of
   equilibrium  diversity of equilibria between their bounds, and the rate towards them
   stability    growth under NeuTRENO steps, and the largest stable fidelity
 
-Every option has a default, and a comma separates several values; every combination is a case. A kind has the options
-that concern it. Kernels are gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax
+\b
+Options, beside --kernel, --nodes, --dimension and --channels, which all have
+  time-order   boundary, fidelity, metric, integrator, dt, queries, keys, values
+  space-order  boundary
+  monte-carlo  seeds, queries, keys, values
+  mixing       boundary, laziness, queries, keys, values
+  equilibrium  boundary, fidelity, metric, queries, keys, values
+  stability    boundary, fidelity, queries, keys
+
+Every option has a default, and a comma separates several values; every combination is a case. Kernels are gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax
 kernel, which compares tokens); --kernel may be repeated. Tokens are .npy files with one row each.
 
 With --out the table (table.csv), everything (result.json) and the figure (figure.png) are written to a folder, and

@@ -107,10 +107,10 @@ CLAIM = Claim(
     name="stationary-law",
     title="The stationary law",
     statement=(
-        "P has a unique stationary law π > 0. For symmetric k it is π ∝ w d; otherwise it is the left eigenvector of P "
-        "at 1. MarkovChain.stationary is held against the closed form with degrees written out, against NumPy's "
-        "eigenvectors, against every row of a high power of P, and against simulated walkers, for symmetric and "
-        "non-symmetric kernels, dense and matrix-free."
+        "Where every node can be reached (for K > 0, say) P has a unique stationary law π > 0. For symmetric k it is "
+        "π ∝ w d; otherwise it is the left eigenvector of P at 1. MarkovChain.stationary is held against the closed "
+        "form with degrees written out, against NumPy's eigenvectors, against every row of a high power of P, and "
+        "against simulated walkers, for symmetric and non-symmetric kernels, dense and matrix-free."
     ),
     source=f"{PAPER}, Lemma 2 (eq. 18-19)",
     run=run,

@@ -7,11 +7,11 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nlflow._atomic import make_folder, write_atomic
+from nlflow._terminal import plain
 from nlflow.errors import FileFormatError
 from nlflow.study.contract import Kind, Row
 from nlflow.study.fits import Fit
@@ -69,7 +69,7 @@ class StudyResult:
             "fits": [asdict(fit) for fit in self.fits],
             "provenance": self.provenance,
         }
-        return dict(_plain(content))
+        return dict(plain(content))
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder, each complete or not at all.
@@ -166,11 +166,3 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.5g}" if isinstance(value, float) else str(value)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

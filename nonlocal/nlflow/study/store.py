@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nlflow._atomic import make_folder, write_atomic
-from nlflow._machine import version
+from nlflow._machine import environment, source_digest
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.study.contract import Row
 from nlflow.study.identity import decode, digest, encode
@@ -46,7 +46,10 @@ class Folder:
                 )
         self.path = make_folder(path)
         self.cases = make_folder(self.path / "cases")
-        self.content = {"format": FORMAT, "study": kind, "version": version(), "options": options}
+        # What computes a case decides its bits: a study is not continued by another program.
+        program = {f"version of {name}": value for name, value in environment()["versions"].items()}
+        program["source of nlflow"] = source_digest()
+        self.content = {"format": FORMAT, "study": kind, "program": program, "options": options}
         self.content["fingerprint"] = digest(encode(self.content))
         head = self.path / "study.json"
         if head.exists():
@@ -65,14 +68,15 @@ class Folder:
             if found["fingerprint"] == self.content["fingerprint"]:
                 return
             options = dict(found["options"])
-            known = {"format": found["format"], "study": found["study"], "version of nlflow": found["version"]}
+            known = {"format": found["format"], "study": found["study"], **found["program"]}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise FileFormatError(
                 f"{head}: got a damaged file ({type(error).__name__}: {error}), expected the description of a study; "
                 "restore it, or choose another folder"
             ) from error
         own: Any = self.content["options"]
-        now = {"format": FORMAT, "study": self.content["study"], "version of nlflow": self.content["version"]}
+        program: Any = self.content["program"]
+        now = {"format": FORMAT, "study": self.content["study"], **program}
         for name in dict.fromkeys([*known, *options, *own]):
             there, here = ({**known, **options}.get(name), {**now, **own}.get(name))
             if encode(there) != encode(here):
