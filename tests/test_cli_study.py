@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow import cli, run_study
+from nlflow.study.registry import KINDS
 
 SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5"]
 

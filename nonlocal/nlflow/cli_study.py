@@ -37,8 +37,9 @@ Options, beside --kernel, --nodes, --dimension and --channels, which all have
   equilibrium  boundary, fidelity, metric, queries, keys, values
   stability    boundary, fidelity, queries, keys
 
-Every option has a default, and a comma separates several values; every combination is a case. Kernels are gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax
-kernel, which compares tokens); --kernel may be repeated. Tokens are .npy files with one row each.
+Every option has a default, and a comma separates several values; every combination is a case. Kernels are
+gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax kernel, which compares tokens);
+--kernel may be repeated. Tokens are .npy files with one row each.
 
 With --out the table (table.csv), everything (result.json) and the figure (figure.png) are written to a folder, and
 every case as soon as it is done: the same command goes on where an interrupted one ended. A measured value that is not
