@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError
 
-__all__ = ["Array", "constant_like", "is_numpy", "namespace", "over_channels", "same_kind", "to_numpy"]
+__all__ = [
+    "Array",
+    "constant_like",
+    "is_numpy",
+    "mean_over_nodes",
+    "namespace",
+    "over_channels",
+    "same_kind",
+    "to_numpy",
+]
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
@@ -47,6 +56,14 @@ def over_channels(per_node: Array | float, u: Array) -> Array | float:
     if per_node.dtype != u.dtype:
         per_node = namespace(u).astype(per_node, u.dtype)
     return per_node if per_node.ndim == u.ndim else per_node[..., None]
+
+
+def mean_over_nodes(u: Array, weights: Array) -> Array:
+    """Return sum_i weights_i u_i for each channel, broadcastable to `u`; the weights sum to 1, one for each node."""
+    xp = namespace(u)
+    # Summed in float64: along leading axes NumPy does not sum pairwise, and float32 loses a percent on an image.
+    total = xp.sum(over_channels(weights, u) * u, axis=tuple(range(weights.ndim)), keepdims=True, dtype=xp.float64)
+    return xp.astype(total, u.dtype)
 
 
 def same_kind(name: str, array: Array, like: Array) -> None:

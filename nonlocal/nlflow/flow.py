@@ -140,13 +140,14 @@ class Flow:
 
     def distance_to_constant(self, u: Array) -> float:
         """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""
-        return self._rms(u - self.mean(u))
+        return self.norm(u - self.mean(u))
 
     def speed(self, u: Array) -> float:
         """Return the root mean square of du/dt in the flow's measure. One average."""
-        return self._rms(self.velocity(u))
+        return self.norm(self.velocity(u))
 
-    def _rms(self, v: Array) -> float:
+    def norm(self, v: Array) -> float:
+        """Return the root mean square of `v` in the flow's measure, over nodes; channels are added up."""
         xp = namespace(v)
         measure = self.measure(v)
         total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)

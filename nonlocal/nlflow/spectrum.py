@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import is_numpy, to_numpy
+from nlflow._array import to_numpy
 from nlflow.errors import NumericalError
 
 if TYPE_CHECKING:
     from nlflow.flow import Flow
 
-__all__ = ["dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
+__all__ = ["apply_operator", "dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
 
 # Up to this many nodes the whole operator is formed by applying it to the identity.
 _DENSE_NODES = 400
@@ -22,26 +22,18 @@ _DENSE_NODES = 400
 _DENSE_RATE_NODES = 1000
 
 
-def _columns(flow: Flow, vectors: NDArray[np.float64], *, diffusion: bool) -> NDArray[np.float64]:
-    """Apply A (or its diffusion part) to the columns of an (N, D) array."""
-    domain = flow.affinity.domain
-    like = flow.affinity.log_degree
-    v = vectors.reshape(*domain.shape, -1)
-    if is_numpy(like):
-        dtype = flow.affinity.dtype or np.float64
-        signal: Any = v.astype(dtype)
-    else:
-        signal = like.new_tensor(v)
+def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
+    """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, D) array, float64; uncounted."""
+    domain, counted = flow.affinity.domain, flow.applications
+    signal = flow.affinity.as_signal(columns.reshape(*domain.shape, -1))
     result = flow.diffusion(signal) if diffusion else flow.linear(signal)
+    flow.applications = counted  # analysis, not part of the integration
     return np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, -1)
 
 
 def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64]:
     """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted."""
-    counted = flow.applications
-    matrix = _columns(flow, np.eye(flow.affinity.domain.size), diffusion=diffusion)
-    flow.applications = counted  # analysis, not part of the integration
-    return matrix
+    return apply_operator(flow, np.eye(flow.affinity.domain.size), diffusion=diffusion)
 
 
 def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -61,7 +53,7 @@ def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     n = flow.affinity.domain.size
 
     def matvec(v: NDArray[np.float64]) -> NDArray[np.float64]:
-        return root * _columns(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
+        return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
 
     return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
 
@@ -100,7 +92,6 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
         return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
     bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
     n = flow.affinity.domain.size
-    counted = flow.applications
     if n <= _DENSE_NODES:
         value = float(np.linalg.eigvalsh(_symmetric(dense_operator(flow, diffusion=diffusion)))[-1])
     else:
@@ -114,7 +105,6 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
                 value = float(found[0]) * (1 + 1e-6)
             except ArpackError:  # the measure spans more decades than the iteration bears
                 value = bound
-    flow.applications = counted  # analysis, not part of the integration
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
     return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
 
@@ -142,7 +132,6 @@ def relaxation_rate(flow: Flow) -> float:
     known = _known(flow) if uniform else None
     if known is not None:
         return low + max(float(known[1:].min()), 0.0)
-    counted = flow.applications
     try:
         if n <= _DENSE_RATE_NODES:
             matrix = dense_operator(flow, diffusion=uniform)
@@ -176,8 +165,6 @@ def relaxation_rate(flow: Flow) -> float:
             "flow: the slowest rate was not found by iteration; use at most "
             f"{_DENSE_RATE_NODES} nodes, where all eigenvalues are computed"
         ) from error
-    finally:
-        flow.applications = counted  # analysis, not part of the integration
     rate = max(rate, 0.0)
     return rate + low if uniform else rate
 
@@ -192,13 +179,9 @@ def euler_limit(flow: Flow) -> float:
     if flow.symmetric:
         highest = largest_eigenvalue(flow)
         return 2 / highest if highest > 0 else math.inf
-    counted = flow.applications
     if flow.affinity.domain.size <= _DENSE_NODES:
-        limit = _limit_of(np.linalg.eigvals(dense_operator(flow, diffusion=False)))
-    else:
-        limit = _limit_by_trial(flow)
-    flow.applications = counted
-    return limit
+        return _limit_of(np.linalg.eigvals(dense_operator(flow)))
+    return _limit_by_trial(flow)
 
 
 def _limit_of(values: NDArray[Any]) -> float:

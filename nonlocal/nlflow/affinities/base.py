@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels
+from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.kernel import Kernel
@@ -112,6 +112,13 @@ class Affinity(ABC):
             For a wrong shape or dtype, and for NaN or infinite values.
         """
         return self._average(self.check_signal("u", u))
+
+    def as_signal(self, values: NDArray[np.float64]) -> Array:
+        """Return NumPy values with the namespace, dtype and device that this affinity averages."""
+        like = self.log_degree
+        if is_numpy(like):
+            return np.asarray(values, dtype=self.dtype or np.float64)
+        return constant_like(values, like)
 
     def push(self, law: Array) -> Array:
         """Return the law of a walker after one more move, (p P)_j = sum_i p_i w_j k_ij / d_i.
@@ -232,12 +239,8 @@ class Affinity(ABC):
 
     def mean(self, u: Array, metric: str) -> Array:
         """Return the mean of `u` in the measure of a metric, one number for each channel, broadcastable to `u`."""
-        xp = namespace(u)
         measure = self.measure(metric, u)
-        axes = tuple(range(len(self.domain.shape)))
-        # Summed in float64: along leading axes NumPy does not sum pairwise, and float32 loses a percent on an image.
-        weighted = over_channels(measure / xp.sum(measure), u) * u
-        return xp.astype(xp.sum(weighted, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
+        return mean_over_nodes(u, measure / namespace(u).sum(measure))
 
     def __repr__(self) -> str:
         tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]

@@ -15,13 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import constant_like, namespace, over_channels, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
 from nlflow.flow import AttentionFlow, Flow
 from nlflow.markov import MarkovChain
-from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
+from nlflow.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
 
 __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
 
@@ -50,13 +49,8 @@ def diversity(flow: Flow, u: Any) -> float:
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
         return flow.distance_to_constant(u)
-    xp = namespace(u)
-    chain, like = MarkovChain(flow.affinity), xp.astype(u, xp.float64)
-    law = over_channels(constant_like(chain.stationary, like), u)
-    weights = over_channels(constant_like(chain.norm_weights, like), u)
-    axes = tuple(range(len(flow.affinity.domain.shape)))
-    deviation = u - xp.astype(xp.sum(law * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
-    return math.sqrt(float(xp.sum(weights * deviation * deviation, dtype=xp.float64)))
+    # The lazy chain has the same stationary law, and a limit where the chain itself is periodic.
+    return float(MarkovChain(flow.affinity, laziness=0.5).distance_to_limit(u, 0)[0])
 
 
 def diversity_bounds(flow: Flow) -> tuple[float, float]:
@@ -218,17 +212,13 @@ def _limit_by_iteration(flow: Flow) -> float:
     """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
-    shape = flow.affinity.domain.shape
     n = flow.affinity.domain.size
-    like = flow.affinity.log_degree
-    dtype = flow.affinity.dtype
     start = np.random.default_rng(0).standard_normal(n)  # fixed: the same chain gives the same limit
 
     def farthest(fidelity: float) -> complex:
         def matvec(v: Floats) -> Floats:
-            signal = constant_like(np.ravel(v).reshape(shape), namespace(like).astype(like, dtype or like.dtype))
-            moved = np.asarray(to_numpy(flow.affinity._average(signal)), dtype=np.float64).ravel()
-            return np.asarray(moved - fidelity * np.ravel(v))
+            # (P - lambda~ I) v, P from the flow's operator I - P
+            return np.asarray((1 - fidelity) * np.ravel(v) - apply_operator(flow, v).ravel())
 
         operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
         # A wide basis: eigenvalues on a circle, as those of a walk in one direction, are hard to tell apart.

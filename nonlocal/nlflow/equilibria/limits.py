@@ -22,6 +22,7 @@ from nlflow.functional import E
 from nlflow.krylov import gmres
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
+from nlflow.spectrum import apply_operator
 
 __all__ = ["Equilibrium", "check_frozen", "equilibrium"]
 
@@ -254,20 +255,15 @@ def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
 
 def _gmres(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
     phi, f, shift = _system(flow)
-    n = len(f)
-    observed, counted = flow.observed, flow.applications
     b = phi * f / (1 + phi)
 
     def apply(v: Floats) -> Floats:
-        # Divided by the diagonal (1 + phi) of the system.
-        signal = constant_like(v.reshape(*flow.affinity.domain.shape, -1), observed)
-        return np.asarray(to_numpy(flow.linear(signal)), dtype=np.float64).reshape(n, -1) / (1 + phi)
+        return apply_operator(flow, v) / (1 + phi)  # divided by the diagonal of the system
 
     start = np.full_like(f, (float(np.ptp(f)) or 1.0) if elsewhere else 0.0)
     # Shorter bases for long signals: they take as much memory as 40 signals, or 512 MiB.
-    restart = min(max(2**26 // f.size, 10), 40, n)
+    restart = min(max(2**26 // f.size, 10), 40, len(f))
     found = gmres(apply, b, start, rtol=rtol / 10, maxiter=maxiter, restart=restart)
     x, steps = found.x, found.iterations
     residual = _relative(apply(x) - b, b)
-    flow.applications = counted  # analysis, not part of an integration
     return _finish(flow, x, shift, residual, steps, "gmres", rtol)

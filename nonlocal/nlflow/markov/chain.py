@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -75,14 +76,8 @@ class MarkovChain(Equilibrated):
         array of shape (steps + 1,)
         """
         count = check_integer("steps", steps, minimum=0)
-        stationary = self.stationary
         if start is not None:
-            law = self._start_law(start)
-            result = [float(np.abs(law - stationary).sum()) / 2]
-            for _ in range(count):
-                law = self._push(law)
-                result.append(float(np.abs(law - stationary).sum()) / 2)
-            return np.array(result)
+            return np.array([self._worst(law.reshape(1, -1)) for law in islice(self._laws(start), count + 1)])
         matrix, laws = self.matrix(), np.eye(self.states)
         result = [self._worst(laws)]
         for _ in range(count):
@@ -91,6 +86,7 @@ class MarkovChain(Equilibrated):
         return np.array(result)
 
     def _worst(self, laws: Floats) -> float:
+        """Return the largest total-variation distance of laws, one a row, to pi."""
         return float(np.abs(laws - self.stationary.ravel()).sum(axis=1).max()) / 2
 
     def mixing_time(self, eps: float = 0.25, start: Any = None) -> int:
@@ -117,11 +113,9 @@ class MarkovChain(Equilibrated):
             )
         self.require_limit("the mixing time")
         if start is not None:
-            law = self._start_law(start)
-            for k in range(_PATIENCE + 1):
-                if float(np.abs(law - self.stationary).sum()) / 2 <= eps:
+            for k, law in enumerate(islice(self._laws(start), _PATIENCE + 1)):
+                if self._worst(law.reshape(1, -1)) <= eps:
                     return k
-                law = self._push(law)
             raise NumericalError(f"eps: {eps:g} was not reached in {_PATIENCE} moves; use mixing_bounds()")
         # The distance decreases with k: double until it is small enough, then add up the powers that keep it above.
         powers = [self.matrix()]
@@ -168,12 +162,8 @@ class MarkovChain(Equilibrated):
         For reversible chains it is at most |mu_2|^k times its value at k = 0.
         """
         u = self.affinity.check_signal("v", v)
-        distance, result = self._distance(u), []
-        for k in range(check_integer("steps", steps, minimum=0) + 1):
-            if k:
-                u = self._lazily(self.affinity._average(u), u)
-            result.append(distance(u))
-        return np.array(result)
+        distance, count = self._distance(u), check_integer("steps", steps, minimum=0)
+        return np.array([distance(moved) for moved in islice(self._averages(u), count + 1)])
 
     def _distance(self, v: Array) -> Callable[[Array], float]:
         """Return the function that measures how far a signal is from the limit of `v`, in `norm_weights`."""
@@ -206,10 +196,9 @@ class MarkovChain(Equilibrated):
                 f"rtol: {rtol:g} of the distance of v from a constant is below its rounding; use a larger one, or take "
                 "the mean out of v"
             )
-        for k in range(_PATIENCE + 1):
-            if distance(u) <= target:
+        for k, moved in enumerate(islice(self._averages(u), _PATIENCE + 1)):
+            if distance(moved) <= target:
                 return k
-            u = self._lazily(self.affinity._average(u), u)
         raise NumericalError(f"rtol: {rtol:g} was not reached in {_PATIENCE} moves; the chain mixes too slowly")
 
     # ---- walks

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, to_numpy
+from nlflow._array import Array, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.flow import AttentionFlow
@@ -54,15 +56,8 @@ class Transitions:
     def _lazily(self, moved: Array, before: Array) -> Array:
         return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
 
-    def _signal(self, values: Floats) -> Array:
-        """Return probabilities as a signal that the affinity takes."""
-        like = self.affinity.log_degree
-        if is_numpy(like):
-            return np.asarray(values, dtype=self.affinity.dtype or np.float64)
-        return constant_like(values, like)
-
     def _transposed(self, v: Floats) -> Floats:
-        return np.asarray(self._lazily(to_numpy(self.affinity.push(self._signal(v))), v), dtype=np.float64)
+        return np.asarray(self._lazily(to_numpy(self.affinity.push(self.affinity.as_signal(v))), v), dtype=np.float64)
 
     def _push(self, law: Floats) -> Floats:
         moved = np.maximum(self._transposed(law), 0)  # transforms leave roundings below 0
@@ -89,9 +84,13 @@ class Transitions:
             Like `v`.
         """
         u = self.affinity.check_signal("v", v)
-        for _ in range(check_integer("steps", steps, minimum=0)):
+        return next(islice(self._averages(u), check_integer("steps", steps, minimum=0), None))
+
+    def _averages(self, u: Array) -> Iterator[Array]:
+        """Yield P^k u for k = 0, 1, ..."""
+        while True:
+            yield u
             u = self._lazily(self.affinity._average(u), u)
-        return u
 
     def law(self, start: Any, steps: int = 1) -> Floats:
         """Return the law of the walker after k moves, p P^k.
@@ -108,10 +107,14 @@ class Transitions:
         array of shape ``domain.shape``
             float64 (to the precision of the affinity), summing to 1.
         """
+        return next(islice(self._laws(start), check_integer("steps", steps, minimum=0), None))
+
+    def _laws(self, start: Any) -> Iterator[Floats]:
+        """Yield p P^k for k = 0, 1, ..."""
         law = self._start_law(start)
-        for _ in range(check_integer("steps", steps, minimum=0)):
+        while True:
+            yield law
             law = self._push(law)
-        return law
 
     def _start_law(self, start: Any) -> Floats:
         shape = self.affinity.domain.shape
@@ -143,7 +146,7 @@ class Transitions:
             high = min(low + columns, n)
             unit = np.zeros((n, high - low))
             unit[np.arange(low, high), np.arange(high - low)] = 1.0
-            part = self.affinity.average(self._signal(unit.reshape(*self.affinity.domain.shape, high - low)))
+            part = self.affinity.average(self.affinity.as_signal(unit.reshape(*self.affinity.domain.shape, high - low)))
             result[:, low:high] = to_numpy(part).reshape(n, high - low)
         if self.affinity.method == "convolution":
             result[result < _NOISE] = 0.0
@@ -176,7 +179,7 @@ class Transitions:
         noise = _NOISE if self.affinity.method == "convolution" else 0.0
 
         def neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-            signal = self._signal(inside.reshape(shape).astype(np.float64))
+            signal = self.affinity.as_signal(inside.reshape(shape).astype(np.float64))
             return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
 
         colours = np.zeros((2, self.states), bool)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, namespace, over_channels, to_numpy
+from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy
 from nlflow.errors import InputError, check_memory
 from nlflow.markov.operator import Floats, Transitions
 from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
@@ -107,9 +107,7 @@ class Equilibrated(Transitions):
         u = self.affinity.check_signal("v", v)
         self.require_limit("the limit of P^k v")
         xp = namespace(u)
-        weights = over_channels(constant_like(self.stationary, xp.astype(u, xp.float64)), u)
-        axes = tuple(range(len(self.affinity.domain.shape)))
-        return xp.astype(xp.sum(weights * u, axis=axes, keepdims=True, dtype=xp.float64), u.dtype)
+        return mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
 
     # ---- spectrum
 
@@ -154,7 +152,7 @@ class Equilibrated(Transitions):
         return complex(found) if np.iscomplexobj(others) else float(found)
 
     def _moved(self, v: Floats) -> Floats:
-        u = self._signal(v.reshape(self.affinity.domain.shape))
+        u = self.affinity.as_signal(v.reshape(self.affinity.domain.shape))
         return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
 
     @property

@@ -11,13 +11,11 @@ from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import InputError, NumericalError
 from nlflow.flow import Flow
 from nlflow.integrators import Exponential
-from nlflow.kernel import Gaussian
-from nlflow.markov import MarkovChain
 from nlflow.spectrum import relaxation_rate
 from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.exact import exact_solution
-from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit, regress
-from nlflow.study.options import check_sizes
+from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
+from nlflow.study.options import GRID, OWN, check_sizes
 from nlflow.study.settings import Floats, build, build_flow, integrate
 
 if TYPE_CHECKING:
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EquilibriumStudy"]
 
-_SETTING = ("kernel", "nodes", "dimension", "boundary", "channels", "metric")
+_SETTING = (*GRID, "metric")
 _SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fidelity
 _FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured
 _SMOOTHING, _CYCLES = 12.0, 6  # e-foldings of the slowest mode before, and how often
@@ -39,18 +37,10 @@ class EquilibriumStudy(Kind):
     name = "equilibrium"
     summary = "diversity of equilibria between their bounds, and the rate towards them"
     defaults = {  # noqa: RUF012
-        "kernel": [Gaussian(0.1)],
-        "nodes": [64],
-        "dimension": [1],
-        "boundary": ["periodic"],
-        "channels": [1],
+        **GRID,
         "fidelity": [float(f"{value:.3g}") for value in np.geomspace(1e-3, 1e3, 13)],
         "metric": ["l2", "degree"],
-        "domain": None,
-        "start": None,
-        "keys": None,
-        "queries": None,
-        "values": None,
+        **OWN,
     }
     axes = _SETTING
 
@@ -140,7 +130,7 @@ def _slow(flow: Flow, rng: np.random.Generator) -> Floats:
     for _ in range(_CYCLES if rate > 0 else 0):
         u, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
         # What is left of the mean would outgrow the rest.
-        u = np.asarray(u - (flow.mean(u) if flow.symmetric else MarkovChain(flow.affinity).limit(u)))
+        u = np.asarray(u - equilibrium(flow, u).u)
     return np.asarray(u / diversity(flow, u))
 
 
@@ -169,8 +159,4 @@ def _worst_ratio(name: str, rows: list[Row]) -> Fit:
     if not ratios:
         return no_fit(name, what, "rounding level is reached before the slowest mode rules", 1.0)
     worst = max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf)
-    tolerance = 0.03
-    return Fit(
-        name, what, worst, min(ratios), max(ratios), 1.0, tolerance=tolerance, passed=abs(worst - 1) <= tolerance,
-        points=len(ratios),
-    )  # fmt: skip
+    return range_fit(name, what, ratios, worst, expected=1.0, tolerance=0.03)

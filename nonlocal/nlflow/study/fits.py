@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-__all__ = ["FEWEST", "Fit", "Line", "no_fit", "power_fit", "regress"]
+__all__ = ["FEWEST", "Fit", "Line", "no_fit", "power_fit", "range_fit", "regress"]
 
 FEWEST = 3
 """Points that a line with a confidence interval needs."""
@@ -106,6 +106,14 @@ def regress(x: Sequence[float], y: Sequence[float]) -> Line:
 def no_fit(name: str, what: str, reason: str, expected: float | None = None, relation: str = "=") -> Fit:
     """Return a fit that could not be made, with the reason."""
     return Fit(name, what, math.nan, math.nan, math.nan, expected, relation=relation, reason=reason)
+
+
+def range_fit(name: str, what: str, values: Sequence[float], worst: float, *, expected: float, tolerance: float) -> Fit:
+    """Return the worst of several measurements that should all be `expected`, with their range as the interval."""
+    return Fit(
+        name, what, worst, min(values), max(values), expected, tolerance=tolerance,
+        passed=abs(worst - expected) <= tolerance, points=len(values),
+    )  # fmt: skip
 
 
 def power_fit(

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nlflow.errors import InputError, check_memory
-from nlflow.kernel import Gaussian
 from nlflow.markov import MarkovChain
 from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.fits import Fit, power_fit
+from nlflow.study.options import GRID, OWN
 from nlflow.study.settings import Floats, build
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Mixing"]
 
-_SETTING = ("kernel", "nodes", "dimension", "boundary", "channels")
+_SETTING = tuple(GRID)
 _MOST_STEPS = 5000
 _FALLEN = math.log(1e-3)  # what the slowest mode has to fall by before it can be taken to rule
 _TOO_SLOW = f"mixes too slowly for {_MOST_STEPS} steps"
@@ -38,19 +38,13 @@ class Mixing(Kind):
     name = "mixing"
     summary = "rate at which a chain mixes, and its mixing time"
     defaults = {  # noqa: RUF012
-        "kernel": [Gaussian(0.1)],
+        **GRID,
         "nodes": [16, 32, 64],
-        "dimension": [1],
         "boundary": ["periodic", "isolated"],
-        "channels": [1],
         "laziness": 0.0,
         "eps": 0.25,
         "origin": None,
-        "domain": None,
-        "start": None,
-        "keys": None,
-        "queries": None,
-        "values": None,
+        **OWN,
     }
     axes = _SETTING
 

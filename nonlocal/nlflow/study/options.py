@@ -16,7 +16,16 @@ from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, T
 from nlflow.study.contract import Kind, Options
 from nlflow.study.fits import FEWEST
 
-__all__ = ["INTEGRATORS", "check_continuum", "check_sizes", "kernel_label", "parse_kernel", "read_options"]
+__all__ = [
+    "GRID",
+    "INTEGRATORS",
+    "OWN",
+    "check_continuum",
+    "check_sizes",
+    "kernel_label",
+    "parse_kernel",
+    "read_options",
+]
 
 INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
 _BOUNDARIES = ("periodic", "reflect", "isolated")
@@ -210,6 +219,19 @@ def _combine(kind: Kind, options: Options, given: Mapping[str, Any]) -> None:
                 raise InputError(f"{name}: got it beside {source}, which fixes the nodes; leave it out")
             if name in options:
                 options[name] = None
+
+
+GRID: Options = {
+    "kernel": [Gaussian(0.1)],
+    "nodes": [64],
+    "dimension": [1],
+    "boundary": ["periodic"],
+    "channels": [1],
+}
+"""Defaults of the kinds whose cases lie on a grid."""
+
+OWN: Options = dict.fromkeys(("domain", "start", "keys", "queries", "values"))
+"""What users give in place of a grid and its signal."""
 
 
 def check_sizes(name: str, values: Sequence[Any]) -> None:

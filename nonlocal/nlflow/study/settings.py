@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,6 @@ __all__ = [
     "grid",
     "integrate",
     "make_cases",
-    "norm",
     "sampled",
     "smooth",
     "values_at",
@@ -161,13 +159,6 @@ def build_flow(weights: Affinity, observed: Floats, metric: str, fidelity: float
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
     functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
     return GradientFlow(functional, metric)
-
-
-def norm(flow: Flow, v: Any) -> float:
-    """Return the root mean square of `v` in the flow's measure; channels are added up."""
-    measure = np.asarray(flow.measure(v), dtype=np.float64).ravel()
-    square = (np.reshape(v, (measure.size, -1)) ** 2).sum(axis=1)
-    return math.sqrt(float((measure * square).sum() / measure.sum()))
 
 
 def integrate(flow: Flow, start: Floats, times: float | list[float], integrator: Integrator) -> Solution:

@@ -15,8 +15,8 @@ from nlflow.integrators import NeutrenoStep
 from nlflow.kernel import Gaussian, Laplace, TopHat
 from nlflow.spectrum import dense_operator
 from nlflow.study.contract import Kind, Options, Row, grouped, in_words
-from nlflow.study.fits import FEWEST, Fit, no_fit, regress
-from nlflow.study.options import check_sizes
+from nlflow.study.fits import FEWEST, Fit, no_fit, range_fit, regress
+from nlflow.study.options import GRID, check_sizes
 from nlflow.study.settings import Floats, build
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Stability"]
 
-_SETTING = ("kernel", "nodes", "dimension", "boundary", "channels")
+_SETTING = tuple(GRID)
 # Of the predicted limit: close about it, and wide.
 _FIDELITIES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.2, 1.5, 2.0)
 _PERTURBATIONS = 4
@@ -41,11 +41,8 @@ class Stability(Kind):
     name = "stability"
     summary = "growth under NeuTRENO steps, and the largest stable fidelity"
     defaults = {  # noqa: RUF012
+        **GRID,
         "kernel": [Gaussian(0.1), Laplace(0.1), TopHat(0.1)],
-        "nodes": [64],
-        "dimension": [1],
-        "boundary": ["periodic"],
-        "channels": [1],
         "fidelity": None,
         "domain": None,
         "start": None,
@@ -92,13 +89,8 @@ class Stability(Kind):
             fits.append(_limit(name, members))
             errors = [row["growth"] - row["growth_predicted"] for row in members if row["growth_predicted"] is not None]
             if errors:
-                worst = max(errors, key=abs)
-                fits.append(
-                    Fit(
-                        name, "growth measured - predicted, the farthest from 0 [range over fidelities]", worst,
-                        min(errors), max(errors), 0.0, tolerance=0.005, passed=abs(worst) <= 0.005, points=len(errors),
-                    )
-                )  # fmt: skip
+                what = "growth measured - predicted, the farthest from 0 [range over fidelities]"
+                fits.append(range_fit(name, what, errors, max(errors, key=abs), expected=0.0, tolerance=0.005))
         return fits
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:

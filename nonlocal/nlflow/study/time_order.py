@@ -10,12 +10,11 @@ import numpy as np
 from nlflow.errors import InputError
 from nlflow.flow import Flow
 from nlflow.integrators import ExplicitEuler, Integrator, RungeKutta, SemiImplicit
-from nlflow.kernel import Gaussian
 from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.exact import exact_solution
 from nlflow.study.fits import Fit, power_fit
-from nlflow.study.options import INTEGRATORS, check_sizes
-from nlflow.study.settings import build, build_flow, integrate, norm
+from nlflow.study.options import GRID, INTEGRATORS, OWN, check_sizes
+from nlflow.study.settings import build, build_flow, integrate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,7 +27,7 @@ _FIRST, _RATIO = 1 / 16, 2.0
 _FIRST_HIGH, _RATIO_HIGH, _HIGH = 1 / 4, math.sqrt(2), 3
 _STEPS = 6
 _MOST_STEPS = 2_000_000
-_SETTING = ("kernel", "nodes", "dimension", "boundary", "channels", "metric", "fidelity", "integrator")
+_SETTING = (*GRID, "metric", "fidelity", "integrator")
 
 
 class TimeOrder(Kind):
@@ -37,21 +36,13 @@ class TimeOrder(Kind):
     name = "time-order"
     summary = "order of integrators in the step"
     defaults = {  # noqa: RUF012  # declared as such in the contract
-        "kernel": [Gaussian(0.1)],
-        "nodes": [64],
-        "dimension": [1],
-        "boundary": ["periodic"],
-        "channels": [1],
+        **GRID,
         "fidelity": [0.0, 0.5],
         "metric": ["l2", "degree"],
         "integrator": list(INTEGRATORS),
         "dt": None,
         "t": None,
-        "domain": None,
-        "start": None,
-        "keys": None,
-        "queries": None,
-        "values": None,
+        **OWN,
     }
     axes = _SETTING
 
@@ -66,14 +57,14 @@ class TimeOrder(Kind):
         flow = build_flow(problem.affinity, problem.start, options["metric"], options["fidelity"])
         t, steps = _steps(options, flow)
         exact, floor = exact_solution(flow, problem.start, t)
-        scale = norm(flow, problem.start)
+        scale = flow.norm(problem.start)
         rows = []
         for dt in steps:
             integrator = _make(options["integrator"], dt)
             # What was asked for is the order of fixed steps; an own integrator declares its order.
             order = float(integrator.order)
             reached = integrate(flow, problem.start, t, integrator).final
-            error = norm(flow, reached - exact)
+            error = flow.norm(reached - exact)
             rows.append({"t": t, "dt": dt, "error": error, "order": order, **judged(error, scale, floor)})
         return rows
 
