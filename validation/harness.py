@@ -67,6 +67,15 @@ def smallest(*values: float) -> float:
     return -largest(*(-value for value in values))
 
 
+FALSE_ALARM = 1e-3
+"""Probability that a correct program fails one statistical check. Seeds are fixed, so it is decided once."""
+
+
+def bonferroni(p_values: Sequence[float]) -> float:
+    """Return the smallest p-value times their number, at most 1: the level at which a family of tests rejects."""
+    return smallest(1.0, smallest(*p_values) * len(p_values))
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an experiment found: its checks, figures by caption, and numbers for `results.json`."""

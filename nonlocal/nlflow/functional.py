@@ -20,7 +20,7 @@ import numpy as np
 from nlflow._array import Array, constant_like, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
-from nlflow.krylov import conjugate_gradients
+from nlflow.krylov import conjugate_gradients, default_rtol, verdict
 
 __all__ = ["METRICS", "E", "J", "Minimizer", "NodeFidelity"]
 
@@ -292,8 +292,7 @@ class E(J):
         """
         f = self._observed
         xp = namespace(f)
-        single = f.dtype == xp.float32
-        rtol = check_number("rtol", (1e-5 if single else 1e-10) if rtol is None else rtol, minimum=0, strict=True)
+        rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)
         if NodeFidelity(self.fidelity).bounds()[1] == 0:
             raise InputError(
@@ -338,10 +337,8 @@ class E(J):
             rtol=rtol,
             maxiter=maxiter,
         )
-        success = result.residual <= rtol * 1.0001
-        message = f"residual {result.residual:.3g} after {result.iterations} iterations" + (
-            "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
-        )
+        success, advice = verdict(result.residual, rtol)
+        message = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
         return Minimizer((result.x + shift) * size, result.residual, result.iterations, success, message)
 
     def _check_observed(self, u: Array) -> None:

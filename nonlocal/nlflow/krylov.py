@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, namespace
 
-__all__ = ["Solved", "conjugate_gradients", "gmres"]
+__all__ = ["Solved", "conjugate_gradients", "default_rtol", "gmres", "verdict"]
 
 _ROUND = 100  # iterations between two looks at the true residual
 
@@ -28,6 +28,18 @@ class Solved:
     x: Array
     residual: float
     iterations: int
+
+
+def default_rtol(like: Array) -> float:
+    """Return the relative residual that is asked for where nobody asks: 1e-5 in float32, 1e-10 in float64."""
+    return 1e-5 if like.dtype == namespace(like).float32 else 1e-10
+
+
+def verdict(residual: float, rtol: float) -> tuple[bool, str]:
+    """Return whether a residual is within its tolerance, and what to add to the message if not."""
+    if residual <= rtol * 1.0001:
+        return True, ""
+    return False, f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
 
 
 def conjugate_gradients(

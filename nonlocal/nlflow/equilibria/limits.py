@@ -19,7 +19,7 @@ from nlflow.errors import (
 )
 from nlflow.flow import Flow
 from nlflow.functional import E
-from nlflow.krylov import gmres
+from nlflow.krylov import default_rtol, gmres, verdict
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 from nlflow.spectrum import apply_operator
@@ -125,8 +125,7 @@ def equilibrium(
         )
     if flow.fidelity.bounds()[1] == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
-    if rtol is None:
-        rtol = 1e-5 if "float32" in str(flow.observed.dtype) else 1e-10
+    rtol = default_rtol(flow.observed) if rtol is None else rtol
     low, high = flow.fidelity.bounds()
     holes = low <= 1e-8 * high
     few = flow.affinity.domain.size <= _DENSE_NODES
@@ -209,11 +208,8 @@ def _finish(
     if observed is None:  # not reached: callers have looked
         raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
     u = constant_like((x + shift).reshape(tuple(observed.shape)), observed)
-    success = residual <= rtol * 1.0001
-    message = f"residual {residual:.3g} by {method}" + (
-        "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
-    )
-    return Equilibrium(u, residual, iterations, method, success, message)
+    success, advice = verdict(residual, rtol)
+    return Equilibrium(u, residual, iterations, method, success, f"residual {residual:.3g} by {method}{advice}")
 
 
 def _relative(residual: Floats, b: Floats) -> float:

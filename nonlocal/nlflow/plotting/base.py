@@ -3,19 +3,38 @@
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLUMNS", "MARKERS", "PALETTE", "finish", "heading", "new_figure", "panel_grid", "render"]
+__all__ = [
+    "COLUMNS",
+    "MARKERS",
+    "PALETTE",
+    "REACH",
+    "ROUNDING",
+    "finish",
+    "heading",
+    "middle_of",
+    "new_figure",
+    "panel_grid",
+    "render",
+    "show_decades",
+]
 
 # Told apart by colour-blind eyes; a series has its colour and its marker by its number.
 PALETTE = ("#0b5394", "#d1711c", "#009e73", "#cc79a7", "#56b4e9", "#4d4d4d")
 MARKERS = "osD^vP"
 COLUMNS = 3  # panels beside each other
+ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
+REACH = 100.0  # exponent at which a predicted exponential ends: further than any course runs, and no overflow
 
 
 def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0) -> Figure:
@@ -55,6 +74,18 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
     axis.set_ylabel(ylabel)
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def middle_of(values: NDArray[np.float64]) -> int:
+    """Return where a decay is in the middle of the decades that it passes: there a predicted slope is drawn through."""
+    levels = np.log(values)
+    return int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
+
+
+def show_decades(axis: Axes, low: float, high: float, room: float) -> None:
+    """Let a logarithmic axis reach from `low` to `high` with a factor of `room` beyond, two decades at least."""
+    centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * room, 10.0)
+    axis.set_ylim(centre / half, centre * half)
 
 
 def render(figure: Figure, form: str) -> bytes:

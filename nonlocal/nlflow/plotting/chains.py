@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array
-from nlflow.plotting.base import MARKERS, PALETTE, finish, heading, new_figure
+from nlflow.plotting.base import MARKERS, PALETTE, REACH, ROUNDING, finish, heading, middle_of, new_figure, show_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,8 +24,6 @@ _STABLE, _UNSTABLE, _ACCENT = "#0b5394", "#b03a2e", "#d1711c"
 _LOWEST = r"$\mu_\mathrm{min}$"
 _SHOWN = 28  # markers of one series
 _MANY = 50  # eigenvalues from which on their numbers are drawn on a logarithmic axis
-_ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
-_REACH = 100.0  # exponent at which a prediction ends: further than any distance falls, and no overflow
 _STRONGEST = 2.0  # growth per step at which the colours end
 
 
@@ -241,18 +239,17 @@ def _draw_mixing(axis: Axes, distances: Mapping[str, Array], second: float) -> N
             raise InputError(
                 f"decay {name!r}: got values from {values.min():.4g} on, expected distances >= 0, not all 0"
             )
-        k = np.flatnonzero(values > _ROUNDING * values.max())
-        levels, shade = np.log(values[k].astype(np.float64)), PALETTE[number % len(PALETTE)]
+        k = np.flatnonzero(values > ROUNDING * values.max())
+        shade = PALETTE[number % len(PALETTE)]
         axis.plot(k, values[k], color=shade, alpha=0.4, linewidth=4, solid_capstyle="round", label=name)
         low, high, steps = min(low, float(values[k].min())), max(high, float(values.max())), max(steps, int(k[-1]))
         if second > 0:
-            middle = int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
+            middle = middle_of(values[k].astype(np.float64))
             exponent = (k - k[middle]) * math.log(second)
-            near = np.abs(exponent) < _REACH
-            axis.plot(k[near], np.exp(levels[middle] + exponent[near]), color=shade, linewidth=1.4, linestyle="--",
+            near = np.abs(exponent) < REACH
+            axis.plot(k[near], values[k[middle]] * np.exp(exponent[near]), color=shade, linewidth=1.4, linestyle="--",
                       label=f"|μ₂|ᵏ, |μ₂| = {second:.6g}" if number == 0 else None)  # fmt: skip
-    centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * 2.5, 10.0)
-    axis.set_ylim(centre / half, centre * half)
+    show_decades(axis, low, high, 2.5)
     axis.set_xlim(-0.02 * steps, 1.02 * steps)
     _panel(axis, "distance to π, total variation", "steps k")
 

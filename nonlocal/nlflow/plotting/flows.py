@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array, check_number
-from nlflow.plotting.base import finish, heading, new_figure, panel_grid
+from nlflow.plotting.base import REACH, ROUNDING, finish, heading, middle_of, new_figure, panel_grid, show_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -28,8 +28,6 @@ _FAMILIES = {
     "E": ("#0b5394", "#009e73", "#56b4e9"),
     "": ("#5e3c99", "#8c6d31", "#4d4d4d", "#a6a600", "#d55e00", "#8da0cb"),
 }
-_ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
-_REACH = 100.0  # exponent at which a prediction ends: further than any course runs, and no overflow
 _FOOT = 0.05  # of the logarithmic time axis, for t = 0
 
 
@@ -182,9 +180,8 @@ def _draw_courses(axis: Axes, courses: Sequence[Course], logarithmic: bool) -> N
         if course.rate is None:
             continue
         rate = check_number(f"rate of {course.name!r}", course.rate)
-        levels = np.log(values)
-        middle = int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
-        reach = _REACH / abs(rate) if rate else math.inf
+        middle = middle_of(values)
+        reach = REACH / abs(rate) if rate else math.inf
         ends = max(t[0], t[middle] - reach), min(t[-1], t[middle] + reach)
         shown = np.geomspace(*ends, 300) if logarithmic else np.linspace(*ends, 300)
         predicted = values[middle] * np.exp(-rate * (shown - t[middle]))
@@ -192,8 +189,7 @@ def _draw_courses(axis: Axes, courses: Sequence[Course], logarithmic: bool) -> N
         line.set_label(f"{course.name}, predicted rate {rate:.4g}")
         handles[-1] = (line, dashes)
     if high > 0:
-        centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * 3, 10.0)  # at least two decades
-        axis.set_ylim(centre / half, centre * half)
+        show_decades(axis, low, high, 3)
     axis.legend(
         handles, [str(pair[0].get_label()) for pair in handles], fontsize=9, frameon=False,
         loc="upper left", bbox_to_anchor=(-0.02, -0.13),  # below: decays cross every corner of the panel
@@ -212,7 +208,7 @@ def _visible(course: Course, logarithmic: bool) -> tuple[Array, Array]:
         raise InputError(f"t of {course.name!r}: got shape {t.shape}, expected {len(values)} increasing times")
     if values.min() < 0:
         raise InputError(f"values of {course.name!r}: got {values.min():.4g}, expected values >= 0; pass distances")
-    shown = (values > _ROUNDING * values.max()) & ((t > 0) | (not logarithmic))
+    shown = (values > ROUNDING * values.max()) & ((t > 0) | (not logarithmic))
     return t[shown].astype(np.float64), values[shown].astype(np.float64)
 
 
