@@ -124,7 +124,9 @@ def run_study(
     with bar:
         if read < len(cases):
             # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
-            with closing(joblib.Parallel(n_jobs=workers, return_as="generator_unordered")(work)) as results:
+            # One thread for linear algebra until all are done: cases that are threads of this process share its number.
+            parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
+            with threadpool_limits(1, user_api="blas"), closing(parallel(work)) as results:
                 for number, measured in results:
                     rows = _labelled(cases[number], measured)
                     if folder is not None:
