@@ -33,16 +33,17 @@ from numpy.typing import NDArray
 from skimage.io import imread
 from skimage.restoration import cycle_spin, denoise_nl_means, denoise_tv_chambolle, denoise_wavelet
 
-from nlflow import NlflowWarning, denoise, denoising
+from nlflow import NlflowWarning, denoise
+from nlflow.denoising import pixelwise
 
 Array = NDArray[np.float64]
 GREY, COLOUR, SIGNAL = "grey", "colour", "1-D"
 LEVELS = {GREY: (5, 10, 25, 50, 75), COLOUR: (10, 25, 50), SIGNAL: (0.03, 0.1, 0.3, 0.6, 1.0)}
 LUMA = (0.299, 0.587, 0.114)
 
-# Constants of nlflow.denoising, and the values that each is tried at.
+# Constants of nlflow.denoising.pixelwise, and the values that each is tried at.
 CONSTANTS: dict[str, tuple[Any, ...]] = {
-    "_SMOOTHING": (1e-3, 0.4, 0.5, 0.55, 0.6, 0.8),
+    "SMOOTHING": (1e-3, 0.4, 0.5, 0.55, 0.6, 0.8),
     "_WIDTH": (1.3, 1.6, 1.9, 2.2, 2.5),
     "_SPATIAL": (0.4, 0.5, 0.6, 0.8, 100.0),
     "_VARIANCE_MARGIN": (1.0, 1.2, 1.4, 1.6, 100.0),
@@ -109,12 +110,12 @@ def ours(kind: str, **options: Any) -> Callable[[Array, float], Array]:
 
 @contextmanager
 def constant(name: str, value: Any) -> Iterator[None]:
-    kept = getattr(denoising, name)
-    setattr(denoising, name, value)
+    kept = getattr(pixelwise, name)
+    setattr(pixelwise, name, value)
     try:
         yield
     finally:
-        setattr(denoising, name, kept)
+        setattr(pixelwise, name, kept)
 
 
 def peers(kind: str) -> dict[str, Callable[[Array, float], Array]]:
@@ -171,7 +172,7 @@ def main() -> None:
             if name == "_MORE_PIXELS" and kind == SIGNAL:
                 continue
             for value in values:
-                default = value == getattr(denoising, name)
+                default = value == getattr(pixelwise, name)
                 with constant(name, value):
                     report(kind, name, value, default, base if default else scores(inputs, kind, ours(kind)))
         for name, places in KEYWORDS.items():

@@ -9,7 +9,8 @@ import pytest
 from skimage.restoration import denoise_nl_means
 from skimage.util import img_as_float
 
-from nlflow import DenoiseInfo, InputError, MemoryLimitError, NlflowWarning, denoise, denoising, estimate_sigma
+from nlflow import DenoiseInfo, InputError, MemoryLimitError, NlflowWarning, denoise, estimate_sigma
+from nlflow.denoising import pixelwise
 
 SIGMA = 0.1
 SMALL = {"search_radius": 4, "patch_size": 3}
@@ -491,7 +492,7 @@ def test_the_local_fidelity_keeps_what_has_no_like():
 
 def test_smoothed_patches_carry_the_noise_that_the_kernel_corrects_for():
     noise = np.random.default_rng(0).normal(size=(300, 300, 1))
-    kernel = denoising._kernel(noise, None, 3, 5)
-    assert float(denoising._smoothed(noise).std()) == pytest.approx(kernel.sigma, rel=0.01)
-    line = denoising._kernel(noise[:, :1], None, 3, 5)
+    kernel = pixelwise._kernel(noise, None, 3, 5)
+    assert float(pixelwise._smoothed(noise).std()) == pytest.approx(kernel.sigma, rel=0.01)
+    line = pixelwise._kernel(noise[:, :1], None, 3, 5)
     assert float(line.sigma) == pytest.approx(math.sqrt(kernel.sigma))

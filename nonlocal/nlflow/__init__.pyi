@@ -3,7 +3,6 @@ from .affinities import affinity as affinity
 from .affinities import from_matrix as from_matrix
 from .denoising import DenoiseInfo as DenoiseInfo
 from .denoising import denoise as denoise
-from .denoising import estimate_sigma as estimate_sigma
 from .domain import Grid as Grid
 from .domain import Points as Points
 from .equilibria import Equilibrium as Equilibrium
@@ -41,6 +40,7 @@ from .kernel import Laplace as Laplace
 from .kernel import Patch as Patch
 from .kernel import TopHat as TopHat
 from .markov import MarkovChain as MarkovChain
+from .noise import estimate_sigma as estimate_sigma
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve

@@ -1,0 +1,6 @@
+"""Denoising of images and signals by nonlocal flows."""
+
+from nlflow.denoising.api import denoise
+from nlflow.denoising.info import DenoiseInfo
+
+__all__ = ["DenoiseInfo", "denoise"]

@@ -1,0 +1,130 @@
+"""The flow of pixels under the patch kernel: nonlocal means with a fidelity that looks at what it finds."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities import Affinity, affinity
+from nlflow.domain import Grid
+from nlflow.errors import MemoryLimitError, NlflowWarning, NumericalError
+from nlflow.events import Discrepancy
+from nlflow.flow import GradientFlow
+from nlflow.functional import E
+from nlflow.integrators import SemiImplicit
+from nlflow.kernel import Patch
+from nlflow.result import Solution, Status
+from nlflow.solver import solve
+
+__all__ = ["SMOOTHING", "Outcome", "run"]
+
+# Chosen on BSD68 and Kodak photographs (images) and on synthetic test signals (1-D) with `benchmarks/tune_denoise.py`.
+_MOST_STEPS = 10
+_ENOUGH_RESIDUAL = 0.4  # of sigma; one step at the widths below removes more, unless hardly any patches are alike
+_VARIANCE_MARGIN = 1.4  # patches that happen to be alike overestimate the variance beyond the noise
+SMOOTHING = 0.55  # nodes; patches are compared after a Gaussian of this width, which takes more noise than signal
+_WIDTH = 1.9  # of the noise left in the patches, over the fourth root of the samples in a patch
+_SPATIAL = 0.6  # of the search radius: near patches are likelier alike
+_MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The flow that was run, and how it ended, in units of the noise."""
+
+    kernel: Patch
+    operator: Affinity
+    fidelity_mean: float
+    solution: Solution
+
+
+def run(
+    f: NDArray[Any],
+    *,
+    width: float | None,
+    patch_size: int | None,
+    search_radius: int | None,
+    fidelity: float | None,
+    steps: int | None,
+    progress: bool,
+    memory_limit: float | None,
+) -> Outcome:
+    """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen."""
+    kernel = _kernel(f, width, patch_size, search_radius)
+    operator = _affinity(kernel, Grid(f.shape[:-1], boundary="reflect"), _smoothed(f), memory_limit)
+    strength = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
+    flow = GradientFlow(E(operator, f, strength, measure="degree"), metric="degree")
+    rules = [] if steps is not None else [Discrepancy(f, 1.0, _ENOUGH_RESIDUAL)]
+    solution = solve(
+        flow, f, t=float(steps or _MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
+        energies=False,
+    )  # fmt: skip
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt  # half a result is none; `solve` gives what there is
+    if not solution.success:
+        raise NumericalError(f"image: {solution.message}")
+    return Outcome(kernel, operator, float(np.mean(strength)), solution)
+
+
+def _kernel(f: NDArray[Any], width: float | None, patch_size: int | None, search_radius: int | None) -> Patch:
+    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`."""
+    from scipy.ndimage import gaussian_filter
+
+    dimension = sum(n > 1 for n in f.shape[:-1])
+    channels = f.shape[-1]
+    if patch_size is None:
+        # The more noise over signal, the more samples it takes to tell patches apart; channels are samples too.
+        variance = max(float(np.var(f, dtype=np.float64)) - 1.0, 0.01)
+        noisiness = 1 / math.sqrt(variance) / channels
+        patch_size = 3 + 2 * sum(noisiness > limit for limit in _MORE_PIXELS) if dimension == 2 else 15
+    if search_radius is None:
+        search_radius = 8 if dimension == 2 else 60
+    # What the smoothing leaves of white noise of variance 1.
+    impulse = np.zeros(2 * math.ceil(4 * SMOOTHING) + 3)
+    impulse[len(impulse) // 2] = 1
+    noise = float(np.linalg.norm(gaussian_filter(impulse, SMOOTHING))) ** dimension
+    if width is None:
+        width = _WIDTH * noise * float(channels * patch_size**dimension) ** -0.25
+    return Patch(
+        width=width, patch_size=patch_size, search_radius=search_radius, sigma=noise, tokens="patch",
+        spatial_width=_SPATIAL * search_radius,
+    )  # fmt: skip
+
+
+def _smoothed(f: NDArray[Any]) -> NDArray[Any]:
+    """Return the signal as patches of it are compared."""
+    from scipy.ndimage import gaussian_filter
+
+    return np.asarray(gaussian_filter(f, (SMOOTHING,) * (f.ndim - 1) + (0,), mode="reflect"))
+
+
+def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], memory_limit: float | None) -> Affinity:
+    """Store the weights when they fit, otherwise compute them anew at each average."""
+    try:
+        return affinity(kernel, grid, f, memory_limit=memory_limit)
+    except MemoryLimitError:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NlflowWarning)  # the shrunk window was reported by the first call
+            result = affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
+        result.reason = "weights do not fit the memory limit and are computed anew at each average"
+        return result
+
+
+def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDArray[Any]:
+    """Return lambda~_i = max(var_i - 1.2, 0): the variance of the neighbours found, beyond that of the noise.
+
+    With it a semi-implicit step is the scalar form of the local Wiener filter, Pf + C / (C + sigma^2) (f - Pf).
+    """
+    from scipy.ndimage import uniform_filter
+
+    power = np.sum(f * f, axis=-1, keepdims=True)
+    moments = operator.average(np.concatenate([f, power], axis=-1))
+    mean = moments[..., :-1]
+    variance = (moments[..., -1] - np.sum(mean * mean, axis=-1)) / f.shape[-1]
+    smooth = uniform_filter(variance, size=patch_size, mode="reflect")
+    return np.maximum(smooth - _VARIANCE_MARGIN, 0).astype(f.dtype)
