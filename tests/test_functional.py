@@ -23,7 +23,8 @@ from nlflow import (
     affinity,
     from_matrix,
 )
-from nlflow.functional import METRICS, NodeFidelity
+from nlflow.fidelity import NodeFidelity
+from nlflow.functional import METRICS
 from tests.reference import feature_matrix, patch_matrix, plain_degree, plain_dirichlet, position_matrix
 
 POINTS = Points(np.arange(8.0), weights=np.linspace(0.5, 1.5, 8))

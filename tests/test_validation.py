@@ -18,7 +18,8 @@ from nlflow import equilibria
 from nlflow.affinities import Affinity
 from nlflow.cli import app
 from nlflow.errors import InputError
-from nlflow.functional import E, NodeFidelity
+from nlflow.fidelity import NodeFidelity
+from nlflow.functional import E
 from nlflow.integrators import NeutrenoStep
 from nlflow.markov import MarkovChain
 from nlflow.plotting import new_figure

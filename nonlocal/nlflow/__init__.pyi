@@ -40,18 +40,27 @@ from .kernel import Laplace as Laplace
 from .kernel import Patch as Patch
 from .kernel import TopHat as TopHat
 from .markov import MarkovChain as MarkovChain
+from .noise import Poisson as Poisson
 from .noise import estimate_sigma as estimate_sigma
+from .patches import PatchGroups as PatchGroups
 from .result import Solution as Solution
 from .result import Status as Status
 from .solver import solve as solve
 from .study import StudyResult as StudyResult
 from .study import run_study as run_study
+from .variational import CertifiedMinimizer as CertifiedMinimizer
+from .variational import Ep as Ep
+from .variational import Jp as Jp
+from .variational import LaggedDiffusivity as LaggedDiffusivity
+from .variational import PFlow as PFlow
+from .variational import nonlocal_tv as nonlocal_tv
 
 __all__ = [
     "Affinity",
     "AttentionFlow",
     "AttentionStep",
     "Callback",
+    "CertifiedMinimizer",
     "Checkpoint",
     "DenoiseInfo",
     "Discrepancy",
@@ -59,6 +68,7 @@ __all__ = [
     "DotProduct",
     "E",
     "Energy",
+    "Ep",
     "Equilibrium",
     "ExplicitEuler",
     "Exponential",
@@ -68,6 +78,8 @@ __all__ = [
     "Grid",
     "InputError",
     "J",
+    "Jp",
+    "LaggedDiffusivity",
     "Laplace",
     "MarkovChain",
     "MemoryLimitError",
@@ -75,8 +87,11 @@ __all__ = [
     "NlflowError",
     "NlflowWarning",
     "NumericalError",
+    "PFlow",
     "Patch",
+    "PatchGroups",
     "Points",
+    "Poisson",
     "RungeKutta",
     "SemiImplicit",
     "Solution",
@@ -94,6 +109,7 @@ __all__ = [
     "fidelity_for",
     "from_matrix",
     "neutreno_limit",
+    "nonlocal_tv",
     "run_study",
     "solve",
 ]

@@ -15,7 +15,8 @@ from typing import Any
 from nlflow._array import Array, namespace, over_channels, same_kind
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
-from nlflow.functional import METRICS, E, J, NodeFidelity, check_fidelity
+from nlflow.fidelity import Fidelity, as_fidelity
+from nlflow.functional import METRICS, E, J
 
 __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
 
@@ -28,7 +29,7 @@ class Flow:
     affinity : Affinity
         Whose P drives the flow.
     metric : {'l2', 'degree'}
-    fidelity : NodeFidelity or None
+    fidelity : Fidelity or None
     observed : array or None
     symmetric : bool
         Whether the linear part is self-adjoint in the flow's measure; then energies exist and spectra are real.
@@ -42,7 +43,7 @@ class Flow:
         self,
         affinity: Affinity,
         metric: str,
-        fidelity: NodeFidelity | None,
+        fidelity: Fidelity | None,
         observed: Array | None,
         *,
         evolving: bool,
@@ -240,8 +241,8 @@ class AttentionFlow(Flow):
         Used as it is, not symmetrised.
     observed : array, optional
         The signal f; needed when a fidelity is given.
-    fidelity : float or array of shape ``domain.shape``
-        lambda~ >= 0.
+    fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
+        lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
     evolving, every
         As in `GradientFlow`.
     """
@@ -250,7 +251,7 @@ class AttentionFlow(Flow):
         self,
         affinity: Affinity,
         observed: Any = None,
-        fidelity: float | Array = 0.0,
+        fidelity: float | Array | Fidelity = 0.0,
         *,
         evolving: bool = False,
         every: int = 1,
@@ -259,10 +260,10 @@ class AttentionFlow(Flow):
             raise InputError(
                 f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
             )
-        term: NodeFidelity | None = None
+        term: Fidelity | None = None
         if observed is not None:
             observed = affinity.check_signal("observed", observed)
-            term = NodeFidelity(check_fidelity(fidelity, observed, affinity))
+            term = as_fidelity(fidelity, observed, affinity)
         elif not isinstance(fidelity, float | int) or fidelity != 0:
             raise InputError("observed: the signal f is needed when a fidelity is given")
         super().__init__(affinity, "degree", term, observed, evolving=evolving, every=every)
@@ -274,13 +275,13 @@ class AttentionFlow(Flow):
             return None
         if self.fidelity is None:
             return J(self.affinity)
-        return E(self.affinity, self.observed, self.fidelity.values, measure="degree")
+        return E(self.affinity, self.observed, self.fidelity, measure="degree")
 
     def rebuilt(self, u: Array) -> AttentionFlow:
         """Return the flow with its kernel taken from the signal `u`; counts go on."""
-        values = 0.0 if self.fidelity is None else self.fidelity.values
+        fidelity = 0.0 if self.fidelity is None else self.fidelity
         result = AttentionFlow(
-            self.affinity.update(u), self.observed, values, evolving=self.evolving, every=self.every
+            self.affinity.update(u), self.observed, fidelity, evolving=self.evolving, every=self.every
         )  # fmt: skip
         result.applications = self.applications
         return result

@@ -6,7 +6,8 @@ With d, P and L = D (I - P) taken from the symmetrised affinity K = k + k^T (arX
     E(u) = J(u) + 1/2 sum_i m_i lambda_i |u_i - f_i|^2
 
 The measure m of the fidelity is w (``measure='l2'``, fidelity lambda) or w d (``measure='degree'``, fidelity
-lambda~ = lambda / d, the constant of a NeuTRENO layer).
+lambda~ = lambda / d, the constant of a NeuTRENO layer). In place of lambda_i there may be a symmetric positive
+semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.fidelity`).
 """
 
 from __future__ import annotations
@@ -17,40 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels, same_kind
+from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
+from nlflow.fidelity import Fidelity, as_fidelity
 from nlflow.krylov import conjugate_gradients, default_rtol, verdict
 
-__all__ = ["METRICS", "E", "J", "Minimizer", "NodeFidelity"]
+__all__ = ["METRICS", "E", "J", "Minimizer"]
 
 METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
-
-
-@dataclass(frozen=True)
-class NodeFidelity:
-    """A fidelity operator that multiplies each node's vector by one number, the same for all or one for each node.
-
-    Flows and integrators use only these methods, so a fidelity with one matrix for each node can take its place.
-    """
-
-    values: Array | float
-
-    def times(self, v: Array) -> Array:
-        """Return Lambda v."""
-        return over_channels(self.values, v) * v
-
-    def damped(self, v: Array, step: float) -> Array:
-        """Return (I + step Lambda)^-1 v."""
-        return v / (over_channels(self.values, v) * step + 1)
-
-    def bounds(self) -> tuple[float, float]:
-        """Return the smallest and the largest eigenvalue."""
-        if isinstance(self.values, float):
-            return self.values, self.values
-        xp = namespace(self.values)
-        return float(xp.min(self.values)), float(xp.max(self.values))
 
 
 @dataclass(frozen=True)
@@ -168,7 +145,7 @@ class J:
         gradient = u - self.affinity.average(u)
         return gradient if metric == "degree" else over_channels(self.affinity.degree, u) * gradient
 
-    def fidelity_in(self, metric: str) -> NodeFidelity | None:
+    def fidelity_in(self, metric: str) -> Fidelity | None:
         """Return the fidelity's operator in the gradient for a metric; None for J."""
         check_choice("metric", metric, METRICS)
         return None
@@ -182,7 +159,8 @@ class J:
 class E(J):
     """Nonlocal Dirichlet energy with a fidelity term, E = J + 1/2 sum_i m_i lambda_i |u_i - f_i|^2.
 
-    (arXiv 2312.00751, eq. 21 and Proposition 1.)
+    (arXiv 2312.00751, eq. 21 and Proposition 1.) With a matrix for each node the term is
+    1/2 sum_i m_i (u_i - f_i)^T Lambda_i (u_i - f_i).
 
     Parameters
     ----------
@@ -190,8 +168,10 @@ class E(J):
         Of k; it is symmetrised to K = k + k^T here.
     observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         The signal f.
-    fidelity : float or array of shape ``domain.shape``
-        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing (inpainting).
+    fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
+        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing (inpainting). Or
+        a symmetric positive semidefinite matrix for each node, node axes of length 1 being shared by nodes
+        (`nlflow.fidelity.MatrixFidelity`, which is taken too and saves the eigenvectors).
     measure : {'l2', 'degree'}
         Whether the fidelity is weighted by w or by w d. In the degree metric the second gives a constant lambda~, as in
         a NeuTRENO layer.
@@ -199,47 +179,40 @@ class E(J):
     Raises
     ------
     InputError
-        For a negative fidelity, a wrong shape, NaN or infinity.
+        For a negative fidelity, a matrix that is not symmetric positive semidefinite, a wrong shape, NaN or infinity.
     """
 
-    def __init__(self, affinity: Affinity, observed: Any, fidelity: float | Array, *, measure: str = "l2") -> None:
+    def __init__(
+        self, affinity: Affinity, observed: Any, fidelity: float | Array | Fidelity, *, measure: str = "l2"
+    ) -> None:
         super().__init__(affinity)
         signal = self.affinity.check_signal("observed", observed)
         self._observed = namespace(signal).asarray(signal, copy=True)  # the functional stays what it is
         self.measure = check_choice("measure", measure, METRICS)
-        self.fidelity = check_fidelity(fidelity, self._observed, self.affinity)
+        self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
 
     def with_affinity(self, affinity: Affinity) -> E:
         """Return the same functional with another affinity of k (an evolving kernel)."""
-        return E(affinity, self._observed, self.fidelity, measure=self.measure)
+        return E(affinity, self._observed, self._fidelity, measure=self.measure)
+
+    @property
+    def fidelity(self) -> Array | float:
+        """What multiplies the misfit: a number, one for each node, or a matrix for each node."""
+        return self._fidelity.values
 
     @property
     def observed(self) -> Array:
         """The signal f that the fidelity draws to."""
         return self._observed
 
-    def fidelity_in(self, metric: str) -> NodeFidelity:
+    def fidelity_in(self, metric: str) -> Fidelity:
         """Return the fidelity's operator in the gradient for a metric: lambda, lambda / d, lambda~ d or lambda~."""
         check_choice("metric", metric, METRICS)
         if metric == self.measure:
-            return NodeFidelity(self.fidelity)
+            return self._fidelity
         if metric == "l2":
-            return NodeFidelity(self.affinity.degree * self.fidelity)
-        # lambda / d in log space, exactly 0 where lambda is.
-        xp = namespace(self._observed)
-        log_degree = xp.astype(self.affinity.log_degree, xp.float64)
-        given = self.fidelity + 0 * log_degree
-        inside = given > 0
-        exponent = xp.log(xp.where(inside, given, xp.ones_like(given))) - log_degree
-        if float(xp.max(xp.where(inside, exponent, 0 * exponent))) > math.log(
-            float(xp.finfo(self._observed.dtype).max)
-        ):
-            raise NumericalError(
-                "degree: so small at some node that fidelity / degree overflows; use measure='degree', or scale the "
-                "kernel's amplitude or logits"
-            )
-        ratio = xp.where(inside, xp.exp(xp.where(inside, exponent, 0 * exponent)), 0 * exponent)
-        return NodeFidelity(xp.astype(ratio, self._observed.dtype))
+            return self._fidelity.scaled(self.affinity.degree)
+        return self._fidelity.over_degree(self.affinity.log_degree, self._observed)
 
     def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
@@ -247,9 +220,9 @@ class E(J):
         self._check_observed(u)
         xp = namespace(u)
         misfit = u - self._observed
-        weighted = over_channels(self.fidelity, u) * misfit * misfit
         measure = over_channels(self.affinity.measure(self.measure, u), u)
         with np.errstate(over="ignore", invalid="ignore"):
+            weighted = self._fidelity.times(misfit) * misfit
             fidelity = 0.5 * float(xp.sum(measure * weighted, dtype=xp.float64))
         if not math.isfinite(fidelity):
             raise NumericalError("value: the squares of the misfit overflow; scale the signals down")
@@ -294,7 +267,7 @@ class E(J):
         xp = namespace(f)
         rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)
-        if NodeFidelity(self.fidelity).bounds()[1] == 0:
+        if self._fidelity.bounds()[1] == 0:
             raise InputError(
                 "fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere, or "
                 "follow the J-flow to its limit"
@@ -311,8 +284,7 @@ class E(J):
         # The system is linear in f: its size is taken out so that squares stay in range, and a constant too, since only
         # differences from it matter, which keeps small fidelities well scaled.
         size = float(xp.max(xp.abs(f))) or 1.0
-        weight = fidelity.times(xp.ones_like(f)) * measure
-        shift = xp.astype(total(weight * (f / size)) / total(weight), f.dtype)
+        shift = xp.astype(fidelity.centre(f / size, measure, axes), f.dtype)
         centred = f / size - shift
         guess = centred
         if start is not None:
@@ -328,11 +300,16 @@ class E(J):
             difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
             return difference + fidelity.times(v)
 
+        def inner(a: Array, b: Array) -> Array:
+            # A matrix couples the channels: they are one system then, and otherwise one each.
+            products = total(measure * a * b)
+            return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
+
         result = conjugate_gradients(
             operator,
             fidelity.times(centred),
             guess,
-            inner=lambda a, b: total(measure * a * b),
+            inner=inner,
             precondition=lambda v: fidelity.damped(v, 1.0),
             rtol=rtol,
             maxiter=maxiter,
@@ -346,24 +323,3 @@ class E(J):
             raise InputError(
                 f"u: got shape {tuple(u.shape)}, expected {tuple(self._observed.shape)}, that of the observed signal"
             )
-
-
-def check_fidelity(fidelity: Any, observed: Array, affinity: Affinity) -> Array | float:
-    """Return a fidelity as a float or as an array with one value for each node, or raise `InputError`."""
-    if isinstance(fidelity, list | tuple):
-        fidelity = np.asarray(check_array("fidelity", fidelity))
-    if not hasattr(fidelity, "shape") or tuple(fidelity.shape) == ():
-        return check_number("fidelity", fidelity, minimum=0, hint="0 switches the term off")
-    values = check_array("fidelity", fidelity)
-    if tuple(values.shape) != affinity.domain.shape:
-        raise InputError(
-            f"fidelity: got shape {tuple(values.shape)}, expected a number or {affinity.domain.shape}, one for each "
-            "node"
-        )
-    if type(values) is not type(observed):
-        same_kind("fidelity", values, observed)
-    xp = namespace(values)
-    lowest = float(xp.min(values))
-    if lowest < 0:
-        raise InputError(f"fidelity: got {lowest:g} at some node, expected values >= 0 (0 where data is missing)")
-    return xp.astype(values, observed.dtype, copy=True)

@@ -23,34 +23,52 @@ _DENSE_RATE_NODES = 1000
 
 
 def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
-    """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, D) array, float64; uncounted."""
+    """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
+
+    Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
+    """
     domain, counted = flow.affinity.domain, flow.applications
-    signal = flow.affinity.as_signal(columns.reshape(*domain.shape, -1))
+    size, width = columns.size // len(columns), len(columns) // domain.size
+    # Channels that the fidelity mixes come last, so that it meets one vector of them after another.
+    aside = columns.reshape(domain.size, width, size).swapaxes(1, 2)
+    signal = flow.affinity.as_signal(aside.reshape(*domain.shape, size * width))
     result = flow.diffusion(signal) if diffusion else flow.linear(signal)
     flow.applications = counted  # analysis, not part of the integration
-    return np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, -1)
+    back = np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, size, width)
+    return back.swapaxes(1, 2).reshape(len(columns), size)
 
 
 def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64]:
-    """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted."""
-    return apply_operator(flow, np.eye(flow.affinity.domain.size), diffusion=diffusion)
+    """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
+
+    Shape (N D, N D) for A with a fidelity that mixes D channels.
+    """
+    return apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
 
 
-def _symmetric(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+def _unknowns(flow: Flow, diffusion: bool) -> int:
+    """Return the number of rows of A: one for each node, or one for each channel of a node, if they are mixed."""
+    width = 1 if diffusion or flow.fidelity is None else flow.fidelity.width
+    return flow.affinity.domain.size * width
+
+
+def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
     """Return the symmetric matrix that is similar to A of a symmetric flow, m_i^1/2 A_ij m_j^-1/2.
 
-    As -sqrt(A_ij A_ji) off the diagonal, where A_ij <= 0: no measure m, which may underflow, is needed.
+    As -sqrt(A_ij A_ji) between nodes, where A_ij <= 0: no measure m, which may underflow, is needed.
     """
     root = np.sqrt(np.maximum(-matrix, 0))
     result = -root * root.T
-    np.fill_diagonal(result, np.diagonal(matrix))
+    width, own = len(matrix) // nodes, np.arange(nodes)
+    blocks = (nodes, width, nodes, width)
+    result.reshape(blocks)[own, :, own] = matrix.reshape(blocks)[own, :, own]
     return result
 
 
 def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     from scipy.sparse.linalg import LinearOperator
 
-    n = flow.affinity.domain.size
+    n = len(root)
 
     def matvec(v: NDArray[np.float64]) -> NDArray[np.float64]:
         return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
@@ -58,10 +76,11 @@ def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
 
 
-def _root_measure(flow: Flow) -> NDArray[np.float64]:
-    """Square root of the flow's measure, floored so that an underflowed weight divides nothing by zero."""
+def _root_measure(flow: Flow, size: int) -> NDArray[np.float64]:
+    """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
     measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
-    return np.asarray(np.sqrt(np.maximum(measure, measure.max() * 1e-280)))
+    root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
+    return np.asarray(np.repeat(root, size // len(root)))
 
 
 def _known(flow: Flow) -> NDArray[np.float64] | None:
@@ -91,12 +110,13 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
     if known is not None:
         return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
     bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
-    n = flow.affinity.domain.size
+    n = _unknowns(flow, diffusion)
     if n <= _DENSE_NODES:
-        value = float(np.linalg.eigvalsh(_symmetric(dense_operator(flow, diffusion=diffusion)))[-1])
+        matrix = dense_operator(flow, diffusion=diffusion)
+        value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
     else:
         start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same limit
-        operator = _operator(flow, _root_measure(flow), diffusion=diffusion)
+        operator = _operator(flow, _root_measure(flow, n), diffusion=diffusion)
         if not np.any(operator.matvec(start)):
             value = 0.0  # nothing moves; Lanczos iteration needs something that does
         else:
@@ -124,9 +144,9 @@ def relaxation_rate(flow: Flow) -> float:
     """
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
-    n = flow.affinity.domain.size
-    low, high = flow.spectral_bounds()
     uniform = _uniform(flow)
+    n = _unknowns(flow, uniform)
+    low, high = flow.spectral_bounds()
     if n == 1:
         return low
     known = _known(flow) if uniform else None
@@ -136,12 +156,12 @@ def relaxation_rate(flow: Flow) -> float:
         if n <= _DENSE_RATE_NODES:
             matrix = dense_operator(flow, diffusion=uniform)
             if flow.symmetric:
-                values = np.linalg.eigvalsh(_symmetric(matrix))
+                values = np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
             rate = float(values[1 if uniform else 0])
         else:
-            root = _root_measure(flow) if flow.symmetric else np.ones(n)
+            root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
             operator = _operator(flow, root, diffusion=uniform)
             start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same rate
             if flow.symmetric:
@@ -179,7 +199,7 @@ def euler_limit(flow: Flow) -> float:
     if flow.symmetric:
         highest = largest_eigenvalue(flow)
         return 2 / highest if highest > 0 else math.inf
-    if flow.affinity.domain.size <= _DENSE_NODES:
+    if _unknowns(flow, False) <= _DENSE_NODES:
         return _limit_of(np.linalg.eigvals(dense_operator(flow)))
     return _limit_by_trial(flow)
 
@@ -193,7 +213,7 @@ def _limit_of(values: NDArray[Any]) -> float:
 def _limit_by_trial(flow: Flow) -> float:
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
-    operator = _operator(flow, np.ones(flow.affinity.domain.size), diffusion=False)
+    operator = _operator(flow, np.ones(_unknowns(flow, False)), diffusion=False)
     start = np.random.default_rng(0).standard_normal(operator.shape[0])  # fixed: the same flow gives the same limit
 
     def stable(step: float) -> bool:

@@ -21,6 +21,7 @@ MODULES = (
     "asymmetric_attention",
     "killed_walk",
     "energy_balance",
+    "nonlocal_bayes",
 )
 
 

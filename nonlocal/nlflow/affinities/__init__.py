@@ -1,19 +1,25 @@
 """Affinities: one averaging operator for each structure of K.
 
-`base` is the contract, `dense` the reference, `stencil` and `convolution` the fast ones, `build` the choice.
+`base` is the contract, `dense` the reference, `stencil` and `convolution` the fast ones, `sparse` that of a given
+graph, `block` that of separate groups, `build` the choice.
 """
 
 from nlflow.affinities.base import Affinity
+from nlflow.affinities.block import BlockAffinity, Blocks
 from nlflow.affinities.build import affinity, from_matrix
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
+from nlflow.affinities.sparse import SparseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
 
 __all__ = [
     "Affinity",
+    "BlockAffinity",
+    "Blocks",
     "ConvolutionAffinity",
     "DenseAffinity",
     "PatchStencil",
+    "SparseAffinity",
     "TableStencil",
     "affinity",
     "from_matrix",

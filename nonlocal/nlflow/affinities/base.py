@@ -6,17 +6,23 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels
 from nlflow.domain import Domain
-from nlflow.errors import InputError, NumericalError, check_number
+from nlflow.errors import InputError, NumericalError, check_memory, check_number
 from nlflow.kernel import Kernel
 
-__all__ = ["Affinity"]
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["Affinity", "Sparse"]
+
+Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
+"""A sparse matrix by rows; SciPy's module is loaded when the first is made."""
 
 
 class Affinity(ABC):
@@ -87,6 +93,17 @@ class Affinity(ABC):
         None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
         """
         return None
+
+    def _edge_bound(self) -> int:
+        """Return how many pairs (i, j) may have k_ij > 0."""
+        raise InputError(
+            f"affinity: method {self.method!r} has all pairs of nodes as edges and does not list them; build it with "
+            "method='stencil' and a window (or with method='dense' for few nodes)"
+        )
+
+    def _edges(self) -> Sparse:
+        """Return k_ij without the amplitude as a sparse matrix; diagonal, repeated and zero entries are allowed."""
+        raise NotImplementedError  # pragma: no cover - whoever has a bound has them
 
     def _symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
@@ -188,6 +205,62 @@ class Affinity(ABC):
         if self._recipe is not None:
             recipe = self._recipe
             result._recipe = lambda features: recipe(features).symmetrised()
+        return result
+
+    def edges(self, memory_limit: float | None = None) -> Sparse:
+        """Return the graph of the functionals: W_ij = w_i w_j K_ij for i != j, where K = k + k^T is not 0.
+
+        J(u) = 1/4 sum_ij W_ij |u_i - u_j|^2. The edges of dense affinities and of stencils are listed, not those of
+        convolutions.
+
+        Parameters
+        ----------
+        memory_limit : float, optional
+            Bytes; half of the physical memory by default. About 30 bytes an edge are needed for a moment in float32.
+
+        Returns
+        -------
+        scipy.sparse.csr_array of shape (N, N)
+            Symmetric to the last bit, rows sorted, without diagonal and zeros, in the dtype of the affinity (float64
+            where it has none); nodes are numbered in C order.
+
+        Raises
+        ------
+        InputError
+            For convolutions, and for affinities of torch features.
+        MemoryLimitError
+            Before anything is allocated.
+        NumericalError
+            When the weights overflow.
+        """
+        from scipy import sparse
+
+        both = self.symmetrised()
+        if not is_numpy(both.log_degree):
+            raise InputError("affinity: its edges are listed for NumPy features only; convert them (.cpu().numpy())")
+        dtype = np.dtype(self.dtype or np.float64)
+        count = both._edge_bound()
+        check_memory(
+            f"the list of up to {count} edges between {self.domain.size} nodes",
+            4 * count * (dtype.itemsize + 4),
+            "use a smaller window or fewer nodes, or raise memory_limit",
+            memory_limit,
+        )
+        graph = both._edges()
+        graph.sum_duplicates()
+        rows = np.repeat(np.arange(self.domain.size), np.diff(graph.indptr))
+        weights = self.domain.weights.ravel().astype(dtype)
+        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+            graph.data *= weights[rows] * dtype.type(math.exp(min(both._log_scale, 709.0)))
+            graph.data *= weights[graph.indices]
+        graph.data[rows == graph.indices] = 0
+        if not np.isfinite(graph.data).all():
+            raise NumericalError(
+                "edges: weights w_i w_j K_ij overflow; scale the kernel's amplitude or logits, or the domain's units"
+            )
+        # The images of a node at a boundary are summed in another order from either end.
+        result = sparse.csr_array((graph + graph.T) * dtype.type(0.5))
+        result.eliminate_zeros()
         return result
 
     def scaled(self, factor: float) -> Self:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, Sparse
 from nlflow.affinities.table import kernel_table
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_memory
@@ -247,6 +247,20 @@ class DenseAffinity(Affinity):
 
     def _log_degree(self) -> Array:
         return self._log_degrees
+
+    def _edge_bound(self) -> int:
+        return int(np.count_nonzero(self._matrix))
+
+    def _edges(self) -> Sparse:
+        from scipy.sparse import csr_array
+
+        graph = csr_array(self._matrix)
+        # k_ij = P_ij d_i / w_j, in log space since d alone may not be in range.
+        logs = np.repeat(self._log_degrees.ravel().astype(np.float64), np.diff(graph.indptr))
+        with np.errstate(over="ignore", under="ignore"):
+            logs += np.log(graph.data) - np.log(self.domain.weights).ravel()[graph.indices]
+            graph.data = np.exp(logs).astype(graph.dtype)
+        return graph
 
     def _symmetrised(self) -> Affinity:
         direct, transposed = self._log_block, self._transposed

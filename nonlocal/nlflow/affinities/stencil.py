@@ -6,12 +6,13 @@ One-dimensional grids are treated as grids of one row.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domain import Grid
 from nlflow.errors import check_memory
@@ -66,6 +67,30 @@ class _Stencil(Affinity):
 
     def _degrees_for(self, dtype: Any) -> NDArray[Any]:
         return self._degrees.astype(dtype, copy=False)
+
+    def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
+        """Yield each offset (rows, columns) but 0 with k(x, x + offset), (rows, columns) or one number for all x."""
+        raise NotImplementedError  # pragma: no cover - abstract
+
+    def _edge_bound(self) -> int:
+        return self._grid.size * (math.prod(2 * r + 1 for r in self._radii) - 1)
+
+    def _edges(self) -> Sparse:
+        from scipy.sparse import csr_array
+
+        size, count = self._grid.size, self._edge_bound() // self._grid.size
+        rows, columns = (1, *self._grid.shape)[-2:]
+        ri, rj = _two(self._radii)
+        # 0 stands for 'outside'.
+        numbers = _planar(self._grid, np.arange(1, size + 1, dtype=np.int32).reshape(self._grid.shape), self._radii)[0]
+        ends = np.empty((rows, columns, count), np.int32)
+        weights = np.empty((rows, columns, count), self.dtype or np.float64)
+        for s, ((di, dj), values) in enumerate(self._neighbours()):
+            there = numbers[ri + di : ri + di + rows, rj + dj : rj + dj + columns]
+            ends[:, :, s] = np.maximum(there - 1, 0)
+            weights[:, :, s] = np.where(there > 0, values, 0)
+        starts = np.arange(size + 1, dtype=np.int32 if size * count < 2**31 else np.int64) * count
+        return csr_array((weights.ravel(), ends.ravel(), starts), shape=(size, size))
 
     def _log_degree(self) -> NDArray[Any]:
         logarithm = np.log(self._degrees) + self._degrees.dtype.type(math.log(self._grid.cell))
@@ -161,6 +186,18 @@ class PatchStencil(_Stencil):
         else:
             _loop("apply_recomputed", out.dtype)(*self._weights_of, one, planar, out)
 
+    def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
+        rows, columns = (1, *self._grid.shape)[-2:]
+        ri, rj = _two(self._radii)
+        stored = self._stored
+        if stored is None:
+            stored = np.empty((rows + ri, len(self._offsets), columns + rj), self.dtype)
+            _loop("store_weights", self.dtype)(*self._weights_of, stored)
+        for s, (di, dj) in enumerate(self._offsets.tolist()):
+            ahead, behind = max(dj, 0), max(-dj, 0)
+            yield (di, dj), stored[ri:, s, ahead : ahead + columns]
+            yield (-di, -dj), stored[ri - di : ri - di + rows, s, behind : behind + columns]
+
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
@@ -206,6 +243,12 @@ class TableStencil(_Stencil):
         if out.dtype not in self._tables:
             self._tables[out.dtype] = self._table.astype(out.dtype)
         _loop("apply_table", out.dtype)(self._tables[out.dtype], planar, out)
+
+    def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
+        ri, rj = _two(self._radii)
+        for (i, j), value in np.ndenumerate(self._table):
+            if (i, j) != (ri, rj):
+                yield (i - ri, j - rj), float(value)
 
     @property
     def memory_bytes(self) -> int:

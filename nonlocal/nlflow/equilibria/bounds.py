@@ -81,8 +81,8 @@ def diversity_bounds(flow: Flow) -> tuple[float, float]:
     fidelity = flow.fidelity.values
     if not isinstance(fidelity, float):
         raise InputError(
-            "fidelity: got one value for each node in the flow's metric, expected one for all; in GradientFlow use the "
-            "measure that belongs to the metric"
+            "fidelity: got one value for each node (or a matrix) in the flow's metric, expected one number for all; in "
+            "GradientFlow use the measure that belongs to the metric"
         )
     if fidelity == 0:
         return 0.0, 0.0

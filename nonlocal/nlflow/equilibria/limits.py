@@ -17,6 +17,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
 )
+from nlflow.fidelity import MatrixFidelity
 from nlflow.flow import Flow
 from nlflow.functional import E
 from nlflow.krylov import default_rtol, gmres, verdict
@@ -82,7 +83,8 @@ def equilibrium(
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
         Iterative: conjugate gradients where P is symmetric, GMRES otherwise, one average an iteration. ``auto`` takes
-        the direct one up to 1000 nodes for a P that is not symmetric and where the fidelity vanishes at some nodes.
+        the direct one up to 1000 nodes for a P that is not symmetric and where the fidelity vanishes at some nodes. For
+        a fidelity with matrices, which needs a symmetric P, always conjugate gradients.
     rtol : float, optional
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
@@ -97,7 +99,7 @@ def equilibrium(
     ------
     InputError
         For an evolving flow, whose limit only `solve` finds; for a reducible or periodic chain without fidelity; for a
-        fidelity of 0 everywhere.
+        fidelity of 0 everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
     NumericalError
         When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
 
@@ -129,6 +131,9 @@ def equilibrium(
     low, high = flow.fidelity.bounds()
     holes = low <= 1e-8 * high
     few = flow.affinity.domain.size <= _DENSE_NODES
+    if isinstance(flow.fidelity, MatrixFidelity):
+        _check_iterative(flow, method)
+        few = False
     if method == "direct" or (method == "auto" and few and (holes or not flow.symmetric)):
         return _direct(flow, rtol, memory_limit)
     found = _iterate(flow, rtol, maxiter, elsewhere=False)
@@ -161,6 +166,17 @@ def check_frozen(flow: Any) -> None:
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
+
+
+def _check_iterative(flow: Flow, method: str) -> None:
+    """Raise `InputError` where conjugate gradients, which alone know matrices, are not what solves for the limit."""
+    if method == "direct":
+        raise InputError("method: got 'direct', expected 'auto' or 'iterative' for a fidelity with matrices")
+    if not flow.symmetric:
+        raise InputError(
+            "fidelity: got matrices with a P that is not symmetric, expected one number or one for each node; follow "
+            "the flow with solve(..., integrator=SemiImplicit()) until it is stationary"
+        )
 
 
 def _mean(flow: Flow, u: Array) -> Array:

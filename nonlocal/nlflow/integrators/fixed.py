@@ -72,7 +72,8 @@ class SemiImplicit(_FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
 
     With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
-    contracting at 1 / (1 + lambda~) in the maximum norm.
+    contracting at 1 / (1 + lambda~) in the maximum norm. With the matrix fidelity C / sigma^2 of groups of alike
+    patches it is the nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (`nlflow.PatchGroups`).
 
     Parameters
     ----------
@@ -107,7 +108,7 @@ class SemiImplicit(_FixedStep):
         moved = u - dt * flow.diffusion(u)
         if flow.fidelity is None or flow.observed is None:
             return moved
-        return flow.fidelity.damped(moved + dt * flow.fidelity.times(flow.observed), dt)
+        return flow.fidelity.implicit_step(moved, flow.observed, dt)
 
 
 class AttentionStep(Integrator):

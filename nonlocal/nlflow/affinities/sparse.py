@@ -1,0 +1,61 @@
+"""Sparse affinities: a given graph of edges."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities.base import Affinity, Sparse
+from nlflow.domain import Domain
+
+__all__ = ["SparseAffinity"]
+
+
+class SparseAffinity(Affinity):
+    """The affinity of a symmetric graph; O(edges) memory and O(edges D) time an average.
+
+    Parameters
+    ----------
+    domain : Domain
+    edges : scipy.sparse.csr_array of shape (N, N)
+        W_ij = w_i w_j k_ij >= 0, symmetric, as `Affinity.edges` returns them. Shared, not copied. A node without edges
+        keeps its value in averages; its degree is then the mean of the others.
+    """
+
+    method = "sparse"
+
+    def __init__(self, domain: Domain, edges: Sparse) -> None:
+        super().__init__(domain, None, symmetric=True, positive_semidefinite=False)
+        self.reason = "the edges were given"
+        self._graph = edges
+        sums = np.asarray(edges.sum(axis=1, dtype=np.float64)).ravel()
+        self._alone = sums == 0
+        self._sums = np.where(self._alone, sums[~self._alone].mean() if not self._alone.all() else 1.0, sums)
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        flat = self.flatten(u)
+        total = np.asarray(self._graph @ flat)
+        result = np.where(self._alone[:, None], flat, total / self._sums[:, None])
+        return result.astype(u.dtype, copy=False).reshape(u.shape)
+
+    def _log_degree(self) -> NDArray[np.float64]:
+        return np.asarray(np.log(self._sums).reshape(self.domain.shape) - np.log(self.domain.weights))
+
+    def _edge_bound(self) -> int:
+        return int(self._graph.nnz)
+
+    def _edges(self) -> Sparse:
+        w = self.domain.weights.ravel()
+        result = self._graph.astype(np.float64)
+        result.data /= np.repeat(w, np.diff(result.indptr)) * w[result.indices]
+        return result
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        graph = self._graph
+        return int(
+            graph.data.nbytes + graph.indices.nbytes + graph.indptr.nbytes + self._sums.nbytes + self._alone.nbytes
+        )
