@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._samples import as_signal, range_of
 
-__all__ = ["estimate_sigma", "wavelet_sigma"]
+__all__ = ["estimate_sigma", "estimate_sigmas"]
+
+# Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
+_SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
+_HIGH: Final = {1: 9 / 15, 2: 11 / 14}  # of the highest frequency: noise is measured from here on, structure below
+_FIRST: Final = {1: 0.5, 2: 0.01}  # of the windows: those with the least structure, from which the search starts
+_FIRST_ERROR: Final = 0.09  # relative uncertainty of sigma that these must reach; more windows are taken if need be
+_LAST_ERROR: Final = 0.01  # relative uncertainty from which on more windows are not worth the structure in them
+_MEDIAN: Final = 0.4549364231195724  # of a chi-squared variable with one degree of freedom
+_REPEATS: Final = 0.65  # windows that count as one independent window, per sample of a window: they overlap
+_FILLED: Final = {1: 9, 2: 5}  # a neighbourhood so wide that is constant to the last bit was filled in: it has no noise
+_CLIPPED: Final = 0.001  # of the samples at one end of the range: from here on the end is a limit that was clipped to
+_CLIPPED_MARGIN: Final = 2.0  # in sigma: a window whose mean is farther from the limit loses 3 % of sigma at most
+_MOST_WINDOWS: Final = 2**18
+_BLOCK: Final = 2**14  # windows that are transformed at a time
 
 
 def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input.
 
-    Median of the finest wavelet coefficients (Donoho and Johnstone 1994, doi 10.1093/biomet/81.3.425), by
-    `skimage.restoration.estimate_sigma`; the mean over channels. Biased up where the noise is low (texture counts as
-    noise) and down on clipped data.
+    The high frequencies of those small windows whose low frequencies hold the least structure: in white noise the two
+    are independent, so that choosing windows by the one does not bias the other. The mean over channels.
 
     Parameters
     ----------
@@ -26,28 +41,175 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
         1-D signal or 2-D image, with a channel axis where there is one.
     channel_axis : int, optional
 
+    Returns
+    -------
+    float
+        0 for constant input, for input of one sample, and where the range overflows.
+
     Raises
     ------
     InputError
         As `denoise`.
+
+    Notes
+    -----
+    Windows of 8×8 samples (16 in 1-D; smaller where few fit) are put through the cosine transform and sorted by the
+    energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over 0.4549, from the
+    first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it beyond its own
+    uncertainty: beyond that point structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
+    Windows at an end of the range that was clipped to are left out, and so are areas that are constant to the last bit.
+
+    On photographs the relative error is below 4 % from sigma = 10 grey levels of 255 on, and some percent at 5. Where
+    texture fills the image, texture counts as noise. Noise of varying strength gives that of the smoother parts;
+    noise that is not white (after JPEG, demosaicking or resizing) is underestimated.
+
+    Cost O(N): a quarter of a million windows at most, so that larger images take no longer. Deterministic.
+
+    References
+    ----------
+    Windows chosen by low and measured by high frequencies: N. Ponomarenko et al., "An automatic approach to lossy
+    compression of AVIRIS images", IGARSS 2007 (doi 10.1109/IGARSS.2007.4422833), as analysed by Colom and Buades 2013
+    (doi 10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
     """
     signal, _ = as_signal(image, channel_axis)
-    return wavelet_sigma(signal)
+    return float(np.mean(estimate_sigmas(signal)))
 
 
-def wavelet_sigma(signal: NDArray[Any]) -> float:
-    """Return the estimate for samples (..., C); 0 where there are too few, or where their range is 0 or overflows."""
-    from skimage.restoration import estimate_sigma as median_of_wavelets
+def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.float64]:
+    """Return the estimate for each channel of finite samples.
 
-    estimator: Any = median_of_wavelets  # not annotated there
+    Parameters
+    ----------
+    signal : array of shape (..., C)
+        One or two axes besides that of the channels; the values of missing samples do not matter, be they NaN.
+    missing : bool array of shape (...), optional
+        True where a sample is missing; windows that touch one are left out.
 
-    # The wavelet needs two samples along each axis; an axis of one sample carries no detail.
-    squeezed = signal.reshape([n for n in signal.shape[:-1] if n > 1] + [signal.shape[-1]])
-    if squeezed.ndim == 1 or min(squeezed.shape[:-1]) < 2:
-        return 0.0
-    # float64 and scaled to its range: the estimate does not depend on the units then.
-    span = range_of(squeezed)
+    Returns
+    -------
+    array of shape (C,), float64
+        0 where there is nothing to measure.
+    """
+    # An axis of one sample carries no detail; a 1-D signal is a row.
+    shape = [n for n in signal.shape[:-1] if n > 1] or [1]
+    dimension = len(shape)
+    rows, columns = (1, shape[0]) if dimension == 1 else shape
+    absent = np.zeros((rows, columns), bool) if missing is None else np.reshape(missing, (rows, columns))
+    planes = np.moveaxis(np.reshape(signal, (rows, columns, -1)), -1, 0)
+    return np.array([_estimate(plane, absent, dimension) for plane in planes])
+
+
+def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) -> float:
+    """Return the estimate for one channel, shape (rows, columns)."""
+    present = plane[~absent]
+    span = range_of(present) if present.size else 0.0
     if span == 0 or math.isinf(span):
         return 0.0
-    scaled = (squeezed.astype(np.float64) - float(squeezed.min())) / span
-    return float(estimator(scaled, channel_axis=-1, average_sigmas=True)) * span
+    # float64, from 0 to 1: the estimate does not depend on the units then.
+    low = float(present.min())
+    scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
+    absent = absent | _filled(scaled, absent, dimension)
+    limits = _limits(scaled[~absent])
+    for side in (side for side in _SIDES[dimension] if side <= min(plane.shape[-dimension:])):
+        windows = _transform(scaled, absent, (side if dimension == 2 else 1, side))
+        if len(windows.structure) >= windows.first / 2:
+            break  # otherwise smaller windows, down to the smallest
+    return _from_windows(windows, limits, _FIRST[dimension]) * span
+
+
+def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: int) -> NDArray[np.bool_]:
+    """Return where areas are constant to the last bit; nowhere when most is like that, as it is without noise."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
+    none = np.zeros_like(absent)
+    if not (np.diff(scaled, axis=-1) == 0).any():
+        return none
+    side = (_FILLED[2] if dimension == 2 else 1, _FILLED[dimension])
+    filled = (maximum_filter(scaled, side) == minimum_filter(scaled, side)) & ~absent
+    return filled if 2 * np.count_nonzero(filled) < np.count_nonzero(~absent) else none
+
+
+def _limits(present: NDArray[np.float64]) -> tuple[float, float]:
+    """Return the values that samples from 0 to 1 were clipped to, minus and plus infinity where they were not."""
+    least = max(_CLIPPED * present.size, 2)
+    low = 0.0 if np.count_nonzero(present == 0) > least else -math.inf
+    return low, 1.0 if np.count_nonzero(present == 1) > least else math.inf
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Windows that touch no missing sample."""
+
+    structure: NDArray[np.float64]  # energy at low frequencies
+    high: NDArray[np.float32]  # coefficients at high frequencies (windows, frequencies)
+    mean: NDArray[np.float64]
+    repeats: float  # windows that count as one
+
+    @property
+    def first(self) -> int:
+        """How many windows it takes to know sigma to `_FIRST_ERROR`."""
+        frequencies = int(self.high.shape[1])
+        return math.ceil(self.repeats / (2 * frequencies * _FIRST_ERROR**2))
+
+
+def _transform(scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tuple[int, int]) -> _Windows:
+    """Put overlapping windows through the orthonormal cosine transform; at most about `_MOST_WINDOWS` of them."""
+    from scipy.fft import dct
+
+    down, along = (dct(np.eye(n), norm="ortho", axis=0).T for n in shape)
+    samples = math.prod(shape)
+    dimension = 2 if shape[0] > 1 else 1
+    frequency = np.add.outer(np.arange(shape[1]), np.arange(shape[0])).ravel()
+    is_high = frequency >= math.ceil(_HIGH[dimension] * frequency[-1] - 1e-9)
+    is_low = (~is_high & (frequency > 0)).astype(float)
+    step = math.ceil((scaled.size / _MOST_WINDOWS) ** (1 / dimension))
+    steps = (step if dimension == 2 else 1, step)
+
+    tops = range(0, scaled.shape[0] - shape[0] + 1, steps[0])
+    lines = max(1, _BLOCK // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
+    parts = []
+    for first in range(0, len(tops), lines):
+        rows = slice(tops[first], tops[min(first + lines, len(tops)) - 1] + shape[0])
+        # Along the rows, then down the columns, one large product each: (windows, frequency along × frequency down).
+        half = np.ascontiguousarray(sliding_window_view(scaled[rows], shape[1], axis=1)[:, :: steps[1]]) @ along
+        both = np.ascontiguousarray(sliding_window_view(half, shape[0], axis=0)[:: steps[0]]) @ down
+        values = both.reshape(-1, samples)
+        if absent[rows].any():
+            touched = sliding_window_view(absent[rows], shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1))
+            values = values[~touched.ravel()]
+        high = values[:, is_high].astype(np.float32)
+        parts.append((np.square(values) @ is_low, high, values[:, 0] / math.sqrt(samples)))
+    structure, high, mean = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return _Windows(structure, high, mean, _REPEATS * samples)
+
+
+def _from_windows(windows: _Windows, limits: tuple[float, float], share: float) -> float:
+    """Return sigma for samples from 0 to 1."""
+    order = np.argsort(windows.structure)
+    sigma = _while_consistent(windows, order, share)
+    if len(order) == 0 or (math.isinf(limits[0]) and math.isinf(limits[1])):
+        return sigma
+    # Near the limits noise is cut off; how near depends on sigma, so that it takes two rounds. The means are
+    # independent of what is measured.
+    margin = np.minimum(windows.mean - limits[0], limits[1] - windows.mean)[order]
+    farthest = np.sort(margin)[-min(windows.first, len(margin))]
+    for _ in range(2):
+        sigma = _while_consistent(windows, order[margin >= min(_CLIPPED_MARGIN * sigma, farthest)], share)
+    return sigma
+
+
+def _while_consistent(windows: _Windows, order: NDArray[np.intp], share: float) -> float:
+    """Return sigma from the first windows and from ever more of them, as long as these agree with the fewer ones."""
+    count = max(math.ceil(share * len(order)), windows.first)
+    seen: list[tuple[float, float]] = []
+    while len(order):
+        part = windows.high[order[:count]]
+        variance = float(np.median(np.square(part))) / _MEDIAN
+        error = 2 * windows.repeats / part.size  # variance of the estimate over its square
+        if any(variance - v > v * math.sqrt(max(e - error, 0.0)) for v, e in seen):
+            break
+        seen.append((variance, error))
+        if count >= len(order) or math.sqrt(error) / 2 < _LAST_ERROR:
+            break
+        count *= 2
+    return math.sqrt(seen[-1][0]) if seen else 0.0

@@ -1,0 +1,222 @@
+"""Counts: the transform, its exact unbiased inverse, and what is refused."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy.special import gamma, pbdv
+from scipy.stats import poisson
+
+import nlflow
+from nlflow import InputError, Poisson
+from nlflow.noise.stabilising import expected_transform
+
+SPREADS = [0.0, 1e-3, 0.3, 1.0, 4.0, 15.0, 40.0]  # of the Gaussian part, in counts
+LEVELS = np.array([0.0, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 100, 290, 299, 301, 320, 1000, 3000, 10_000])
+
+
+def counts(x, noise, size, seed=0):
+    rng = np.random.default_rng(seed)
+    return noise.gain * rng.poisson(x, size) + rng.normal(noise.offset, noise.sigma, size)
+
+
+# ---- E[D(z)]
+
+
+@pytest.mark.parametrize("x", [0.0, 0.1, 1.0, 7.0, 80.0])
+def test_the_expected_transform_is_a_plain_sum_over_counts(x):
+    expected = sum(poisson.pmf(k, x) * 2 * math.sqrt(k + 0.375) for k in range(250))
+    assert expected_transform(np.array([x]), 0.0)[0] == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("x", [0.0, 0.4, 6.0])
+def test_the_expected_transform_is_a_plain_double_sum(x, spread):
+    # The integrand has a kink where the root is cut off: the plain sum needs many terms.
+    xi = np.linspace(-9, 9, 400_001)
+    normal = np.exp(-(xi**2) / 2) / math.sqrt(2 * math.pi) * (xi[1] - xi[0])
+    expected = 0.0
+    for k in range(60):
+        root = 2 * np.sqrt(np.maximum(k + spread * xi + 0.375 + spread**2, 0))
+        expected += poisson.pmf(k, x) * float(np.sum(normal * root))
+    assert expected_transform(np.array([x]), spread)[0] == pytest.approx(expected, rel=1e-7)
+
+
+@pytest.mark.parametrize("spread", [0.4, 1.0, 3.0])
+def test_without_counts_the_expectation_is_a_parabolic_cylinder_function(spread):
+    b = (0.375 + spread**2) / spread
+    moment = gamma(1.5) / math.sqrt(2 * math.pi) * math.exp(-(b**2) / 4) * pbdv(-1.5, -b)[0]
+    assert expected_transform(np.array([0.0]), spread)[0] == pytest.approx(2 * math.sqrt(spread) * moment, rel=1e-9)
+
+
+@pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0), Poisson(0.5, 0.1, -1.0)])
+@pytest.mark.parametrize("x", [0.2, 2.0, 25.0, 500.0])
+def test_the_expected_transform_is_the_mean_of_many_draws(noise, x):
+    stable = noise.stabilise(counts(x, noise, 400_000))
+    error = np.std(stable) / math.sqrt(stable.size)
+    spread = noise.sigma / noise.gain
+    assert expected_transform(np.array([x]), spread)[0] == pytest.approx(np.mean(stable), abs=5 * error)
+
+
+# ---- the transform
+
+
+def test_the_transform_is_the_formula():
+    noise = Poisson(gain=2.0, sigma=3.0, offset=10.0)
+    z = np.array([-50.0, 4.0, 10.0, 30.0])
+    argument = (z - 10) / 2 + 3 / 8 + (3 / 2) ** 2
+    np.testing.assert_allclose(noise.stabilise(z), 2 * np.sqrt(np.maximum(argument, 0)), rtol=1e-14)
+    np.testing.assert_allclose(Poisson().stabilise([0, 1, 4]), 2 * np.sqrt(np.array([0, 1, 4]) + 0.375), rtol=1e-14)
+
+
+@pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0), Poisson(0.01, 0.1, 0.5), Poisson(1e6, 0, 0)])
+@pytest.mark.parametrize("x", [5.0, 40.0, 3000.0])
+def test_the_noise_has_strength_1(noise, x):
+    assert np.std(noise.stabilise(counts(x, noise, 200_000))) == pytest.approx(1, abs=0.05 if x < 10 else 0.01)
+
+
+def test_the_variance_is_that_of_the_draws():
+    noise = Poisson(gain=2.0, sigma=3.0, offset=10.0)
+    for x in (0.0, 4.0, 100.0):
+        drawn = counts(x, noise, 300_000)
+        assert noise.variance(np.array([2 * x + 10]))[0] == pytest.approx(np.var(drawn), rel=0.02)
+    np.testing.assert_allclose(noise.variance([10.0, 14.0, 0.0]), [9, 17, 9])
+
+
+# ---- the inverse
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_the_inverse_of_the_expectation_is_the_count(spread):
+    noise = Poisson(gain=3.0, sigma=3.0 * spread, offset=-7.0)
+    back = noise.unstabilise(expected_transform(LEVELS, spread))
+    np.testing.assert_allclose((back + 7) / 3, LEVELS, rtol=1e-7, atol=1e-5)
+
+
+@pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0)])
+@pytest.mark.parametrize("x", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1000.0, 10_000.0])
+def test_the_mean_comes_back_unbiased(noise, x):
+    z = counts(x, noise, 1_000_000)
+    back = noise.unstabilise(np.mean(noise.stabilise(z), keepdims=True))[0]
+    error = math.sqrt(noise.variance(np.array([noise.gain * x + noise.offset]))[0] / z.size)
+    assert back == pytest.approx(noise.gain * x + noise.offset, abs=6 * error)
+
+
+@pytest.mark.parametrize("sigma", [1e4, 1e9])
+def test_read_noise_far_beyond_the_counts(sigma):
+    noise = Poisson(sigma=sigma)
+    z = counts(5 * sigma, noise, 10_000)
+    back = noise.unstabilise(np.mean(noise.stabilise(z), keepdims=True))[0]
+    assert back == pytest.approx(5 * sigma, abs=6 * sigma / 100)
+
+
+def test_the_simple_inverse_would_be_biased():
+    stable = Poisson().stabilise(counts(1.0, Poisson(), 100_000))
+    simple = (np.mean(stable) / 2) ** 2 - 0.375
+    assert abs(simple - 1) > 10 * abs(Poisson().unstabilise(np.mean(stable, keepdims=True))[0] - 1)
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+def test_the_inverse_is_monotone_and_never_below_no_count(spread):
+    noise = Poisson(gain=2.0, sigma=2.0 * spread, offset=5.0)
+    d = np.linspace(-3, 200, 40_001)
+    back = noise.unstabilise(d)
+    assert (np.diff(back) >= 0).all()
+    least = expected_transform(np.array([0.0]), spread)[0]
+    np.testing.assert_allclose(back[d <= least], 5.0, atol=1e-4)  # the value of the input without any count
+    assert (np.diff(back)[d[:-1] > least + 0.01] > 0).all()
+    assert Poisson(sigma=spread).unstabilise(d).min() >= 0  # so that it can be put through the transform again
+    assert back[-1] == pytest.approx(2 * (200**2 / 4 - 1 / 8 - spread**2) + 5, rel=1e-4)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+def test_units_do_not_matter(scale):
+    z = counts(6.0, Poisson(1.0, 2.0, 3.0), 500)
+    one, other = Poisson(1.0, 2.0, 3.0), Poisson(scale, 2 * scale, 3 * scale)
+    np.testing.assert_allclose(other.stabilise(scale * z), one.stabilise(z), rtol=1e-12)
+    d = np.linspace(0, 50, 101)
+    np.testing.assert_allclose(other.unstabilise(d), scale * one.unstabilise(d), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"), [(np.float32, np.float32), (np.float64, np.float64), (np.int32, np.float64)]
+)
+@pytest.mark.parametrize("shape", [(7,), (4, 5), (3, 4, 2)])
+def test_types_and_shapes(given, kept, shape):
+    noise = Poisson(2.0, 1.0)
+    z = np.random.default_rng(0).poisson(9.0, shape).astype(given)
+    for function in (noise.stabilise, noise.unstabilise, noise.variance):
+        result = function(z)
+        assert result.dtype == kept
+        assert result.shape == shape
+        np.testing.assert_allclose(result, function(z.astype(np.float64)), rtol=1e-6)
+
+
+def test_arrays_are_not_changed():
+    z = np.arange(5.0)
+    for function in (Poisson().stabilise, Poisson().unstabilise, Poisson().variance):
+        function(z)
+    np.testing.assert_array_equal(z, np.arange(5.0))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"gain": 0}, "gain: got 0, .*> 0; units of the input for each count"),
+        ({"gain": -1}, "gain: got -1"),
+        ({"gain": math.inf}, "gain: got inf"),
+        ({"gain": "2"}, "gain: got '2'"),
+        ({"sigma": -0.1}, r"sigma: got -0\.1, .*>= 0"),
+        ({"sigma": math.nan}, "sigma: got nan"),
+        ({"offset": math.inf}, "offset: got inf"),
+        ({"offset": None}, "offset: got None"),
+    ],
+)
+def test_unusable_parameters_are_refused(keywords, message):
+    with pytest.raises(InputError, match=message):
+        Poisson(**keywords)
+
+
+def test_negative_counts_are_refused_with_their_number_unless_there_is_read_noise():
+    z = np.array([3.0, -1.0, 0.0, -2.5])
+    message = r"image: got 2 value\(s\) below offset=0, the smallest -2\.5, .*read noise .*Poisson\(gain=..., sigma="
+    with pytest.raises(InputError, match=message):
+        Poisson().stabilise(z)
+    with pytest.raises(InputError, match=r"below offset=100, the smallest 99"):
+        Poisson(offset=100).stabilise([100, 99])
+    assert Poisson(sigma=1.0).stabilise(z).min() >= 0
+    assert Poisson(offset=-2.5).stabilise(z).min() == pytest.approx(2 * math.sqrt(0.375))
+
+
+def test_the_offset_in_single_precision_is_the_offset():
+    for offset in (0.7, -0.1, 1e5 + 0.1, 1e5 + 0.2):
+        stable = Poisson(offset=offset).stabilise(np.full(3, offset, np.float32))
+        assert stable == pytest.approx(2 * math.sqrt(0.375), abs=0.01)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_values_that_are_not_finite_are_refused(bad):
+    for name, function in (("image", Poisson().stabilise), ("stable", Poisson().unstabilise)):
+        with pytest.raises(InputError, match=rf"{name}: got 1 NaN or infinite value"):
+            function([1.0, bad])
+
+
+def test_counts_beyond_all_numbers_are_refused():
+    with pytest.raises(InputError, match=r"image: got values of more than 1e308 counts for gain=1e-300"):
+        Poisson(gain=1e-300).stabilise([1e10])
+
+
+def test_a_torch_tensor_is_refused():
+    torch = pytest.importorskip("torch")
+    with pytest.raises(InputError, match=r"image: got Tensor, expected a NumPy array; convert it"):
+        Poisson().stabilise(torch.ones(3))
+
+
+def test_it_is_a_value():
+    assert Poisson(2, 1) == Poisson(2.0, 1.0, 0.0)
+    assert hash(Poisson(2)) == hash(Poisson(2.0))
+    assert nlflow.Poisson is Poisson
+    assert repr(Poisson(2)) == "Poisson(gain=2.0, sigma=0.0, offset=0.0)"
