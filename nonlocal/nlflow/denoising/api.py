@@ -3,28 +3,51 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow import _numba
-from nlflow._samples import as_signal, finish, range_of
+from nlflow._samples import finish
+from nlflow.denoising import pixelwise
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.pixelwise import SMOOTHING, run
-from nlflow.errors import check_integer, check_number
-from nlflow.noise.estimation import wavelet_sigma
+from nlflow.denoising.inpainting import FILLING_STEPS, filled, filling_levels
+from nlflow.denoising.inputs import Observation, decorrelated, noise_model, observe, place
+from nlflow.denoising.presets import PRESETS, noisiness
+from nlflow.denoising.selection import STOPPING, select
+from nlflow.denoising.tiles import in_tiles
+from nlflow.errors import InputError, check_choice, check_integer, check_number
 
-__all__ = ["denoise"]
+__all__ = ["QUALITIES", "denoise"]
 
-# Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
-_NOISELESS = 1e12
+Array = NDArray[Any]
+QUALITIES = ("fast", *PRESETS)
+# Groups are filtered in single precision unless the range is so many times the noise: covariances hold its square.
+_SINGLE = 250.0
+
+
+@dataclass
+class _Run:
+    """A flow that was run: the estimates on its path, in units of the noise, and what is told about it."""
+
+    path: list[Array]
+    told: dict[str, Any] = field(default_factory=dict)
 
 
 def denoise(
     image: Any,
-    sigma: float | None = None,
+    sigma: Any = None,
     *,
+    quality: str = "balanced",
+    noise: Any = "gaussian",
     channel_axis: int | None = None,
+    mask: Any = None,
+    keep: Any = None,
+    stopping: str | None = None,
+    max_memory: float | None = None,
     width: float | None = None,
     patch_size: int | None = None,
     search_radius: int | None = None,
@@ -33,30 +56,51 @@ def denoise(
     preserve_range: bool = False,
     return_info: bool = False,
     progress: bool = False,
-    memory_limit: float | None = None,
+    seed: int = 0,
 ) -> Any:
-    r"""Denoise a grey or colour image or a 1-D signal with the E-flow of its patch tokens.
+    r"""Denoise a grey or colour image, a multichannel image or a 1-D signal with a nonlocal flow of its patches.
 
-    The affinity is the patch kernel of nonlocal means on the slightly smoothed input, noise-corrected and averaged over
-    the patch (so that whole patches are averaged, not pixels); the functional is E with a fidelity that grows where the
-    patches found differ by more than noise, lambda~_i = max(var_i - 1.4 sigma^2, 0) / sigma^2; the flow runs in the
-    degree metric by semi-implicit NeuTRENO steps u <- (Pu + lambda~ f) / (1 + lambda~) from f until the residual says
-    that the noise is out. All of it is chosen from sigma; give a keyword to fix a choice.
+    ``fast`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
+    pixel. ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each group,
+    Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
+    filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.presets` states kernel,
+    functional, integrator and stopping of each. Everything is chosen from sigma.
 
     Parameters
     ----------
     image : array_like
         (N,) signal or (H, W) image; with `channel_axis` (N, C) or (H, W, C). Integers, booleans and floats; NaN and
-        infinity are refused.
-    sigma : float, optional
-        Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8). Estimated by
-        `estimate_sigma` when not given.
+        infinity are refused unless `mask` says that they are missing.
+    sigma : float or array_like, optional
+        Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
+        number a channel, or a map of the spatial shape (or of the image's). Estimated by `estimate_sigma` when not
+        given.
+    quality : {'fast', 'balanced', 'best'}
+        How much time quality is worth.
+    noise : {'gaussian', 'poisson'} or Poisson
+        Counts are given noise of strength 1 by a transform that stabilises their variance, and come back through its
+        exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
     channel_axis : int, optional
-        Axis of colours or channels; they share one kernel.
+        Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
+        colours, other numbers along their principal axes.
+    mask : array_like of bool, or 'nan', optional
+        True where samples are **missing**: the fidelity is 0 there, so that they are filled in from patches that are
+        alike. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
+        channel is). ``'nan'``: what is not finite is missing.
+    keep : array_like of bool, optional
+        True where the result is the input, exactly. These samples still help to denoise the others.
+    stopping : {'discrepancy', 'sure'}, optional
+        Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
+        the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
+        the estimate is returned as ``info.risk``).
+    max_memory : float, optional
+        Bytes of working memory; half of the physical memory by default (`nlflow.errors.memory_limit`). ``fast``
+        computes its weights anew at each step when they do not fit; the others cut the image into overlapping strips,
+        with the same bits as a result.
     width : float, optional
-        Filter parameter h in the units of the input. By default in proportion to the spread that noise alone gives the
-        distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch (channels count) and s the noise left in
-        them by the smoothing.
+        ``fast`` only, as the next four: filter parameter h in the units of the input. By default in proportion to the
+        spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
+        (channels count) and s the noise left in them by the smoothing.
     patch_size : int, optional
         Side of the patches, odd.
     search_radius : int, optional
@@ -71,10 +115,9 @@ def denoise(
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`.
     progress : bool
-        Progress bar on stderr.
-    memory_limit : float, optional
-        Bytes that the weights may take; half of the physical memory by default. When half the stencil does not fit,
-        weights are computed anew at each step.
+        Progress bar with the time left, on stderr.
+    seed : int
+        Of the random signs for ``stopping='sure'``; nothing else is random.
 
     Returns
     -------
@@ -84,25 +127,29 @@ def denoise(
     Raises
     ------
     InputError
-        Naming the argument: NaN or infinity, empty, complex, wrong number of dimensions, negative numbers.
+        Naming the argument: NaN or infinity, empty, complex, wrong number of dimensions, negative numbers, maps and
+        masks of another shape, a mask that hides everything, negative counts.
     MemoryLimitError
-        When not even the padded image fits the limit.
+        When not even the smallest strip, or for ``fast`` the padded image, fits `max_memory`.
 
     Warns
     -----
     NlflowWarning
-        When the search window is larger than the image and is shrunk.
+        ``fast``: when the search window is larger than the image and is shrunk.
 
     Notes
     -----
-    Cost O(N (2 r + 1)^n) for N nodes, whatever the patch size; 4 (2 r + 1)^n / 2 bytes a node in single precision, in
-    which everything but float64 and integers of more than 16 bits is computed. The result scales and shifts with the
-    input.
+    ``fast`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
+    precision. Groups cost O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples and some 100
+    bytes a node and channel. Single precision computes everything but float64 input under ``fast``, and groups where the
+    range is more than 250 sigma. The result scales and shifts with the input, and has the same bits for any number of threads.
 
     References
     ----------
-    Buades, Coll and Morel 2005 (doi 10.1137/040616024) for the kernel; Nguyen et al., NeurIPS 2023 (arXiv 2312.00751)
-    for the step; Gilboa and Osher 2008 (doi 10.1137/070698592) for the functional.
+    Nguyen et al., NeurIPS 2023 (arXiv 2312.00751) for the step; Gilboa and Osher 2008 (doi 10.1137/070698592) for the
+    functional; Buades, Coll and Morel 2005 (doi 10.1137/040616024) for the patch kernel; Lebrun, Buades and Morel 2013
+    (doi 10.1137/120874989) for the filter that the matrix fidelity leads to; Herbreteau and Kervrann 2022
+    (arXiv 2212.00422) for taking the noise out in parts.
 
     Examples
     --------
@@ -115,57 +162,177 @@ def denoise(
     True
     """
     begun, compiled = time.perf_counter(), _numba.seconds
-    signal, restore = as_signal(image, channel_axis)
-    if sigma is not None:
-        sigma = check_number("sigma", sigma, minimum=0, hint="the noise in the units of the input")
-    if width is not None:
-        width = check_number("width", width, minimum=0, strict=True)
-    if patch_size is not None:
-        patch_size = check_integer("patch_size", patch_size, minimum=1, odd=True)
-    if search_radius is not None:
-        search_radius = check_integer("search_radius", search_radius, minimum=1)
-    if fidelity is not None:
-        fidelity = check_number("fidelity", fidelity, minimum=0)
-    if steps is not None:
-        steps = check_integer("steps", steps, minimum=1)
-    if memory_limit is not None:
-        memory_limit = check_number("memory_limit", memory_limit, minimum=1, finite=False)
-    noise = wavelet_sigma(signal) if sigma is None else sigma
-    span = range_of(signal)
-    if noise == 0 or span == 0 or noise * _NOISELESS < span:
-        why = "the input is constant" if span == 0 else f"there is no noise to remove (sigma={noise:g})"
-        info = DenoiseInfo(
-            noise, sigma is None, width or 0.0, patch_size or 0, search_radius or 0, 0.0, 0.0, fidelity or 0.0, 0,
-            f"returned unchanged: {why}", "none", 0.0, 0, time.perf_counter() - begun, 0.0,
-        )  # fmt: skip
-        result = finish(image, restore(signal), preserve_range)
-        return (result, info) if return_info else result
-    # In units of the noise and about the mean: the result then scales and shifts with the input, and single precision
-    # does not suffer from a large offset.
-    offset = float(signal.mean(dtype=np.float64))
-    f = ((signal - signal.dtype.type(offset)) / signal.dtype.type(noise)).astype(signal.dtype)
-    outcome = run(
-        f, width=None if width is None else width / noise, patch_size=patch_size, search_radius=search_radius,
-        fidelity=fidelity, steps=steps, progress=progress, memory_limit=memory_limit,
-    )  # fmt: skip
-    kernel, solution, operator = outcome.kernel, outcome.solution, outcome.operator
-    u = solution.final * signal.dtype.type(noise) + signal.dtype.type(offset)
+    check_choice("quality", quality, QUALITIES)
+    if stopping is not None:
+        check_choice("stopping", stopping, STOPPING)
+    options = _pixelwise_options(quality, width, patch_size, search_radius, fidelity, steps, stopping)
+    if max_memory is not None:
+        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
+    seed = check_integer("seed", seed, minimum=0)
+    channel_axis = _axis(image, channel_axis)
+    model = noise_model(noise, sigma)
+    kept = None if keep is None else place("keep", keep, np.shape(image), channel_axis)
+    seen, samples, restore = observe(image, sigma, model, channel_axis, mask)
+    level = float(np.sqrt(np.mean(np.square(seen.level))))
+    told: dict[str, Any] = {"functional": "none", "parameters": {}}
+    risk = None
+    if seen.idle:
+        u, told["stopped_by"] = samples, f"returned unchanged: {seen.idle}"
+        if seen.missing is not None:
+            u = np.where(seen.missing[..., None], seen.offset.astype(u.dtype), u)
+    else:
+        start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
+        unit = level if model is None else 1.0
+
+        def run(f: Array, every: bool, bar: bool) -> _Run:
+            if quality == "fast":
+                return _fast(f, seen, options, unit, every, bar, max_memory)
+            return _on_groups(f, seen, quality, every, bar, max_memory)
+
+        found = run(start, stopping is not None, progress)
+        told, estimate = found.told, found.path[-1]
+        if stopping is not None:
+            relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
+            observed = slice(None) if seen.missing is None else ~seen.missing
+            index, risk, why = select(
+                stopping, start, found.path, lambda f: run(f, True, False).path, relative, observed, seed
+            )
+            estimate, told = found.path[index], {**told, "stopped_by": why, "steps": index + 1}
+            risk = None if risk is None else risk * unit**2
+        u = seen.back(estimate)
+        if seen.exact and seen.missing is not None:
+            u = np.where(seen.missing[..., None], u, samples)
+        if model is not None:
+            u = np.asarray(model.unstabilise(u)).astype(samples.dtype)
+    if kept is not None:
+        u = np.where(kept[..., None], samples, u)
+    present = slice(None) if seen.missing is None else ~seen.missing
     info = DenoiseInfo(
-        sigma=noise,
-        sigma_estimated=sigma is None,
-        width=kernel.width * noise,
-        patch_size=kernel.patch_size,
-        search_radius=kernel.search_radius,
-        spatial_width=kernel.spatial_width or 0.0,
-        smoothing=SMOOTHING,
-        fidelity_mean=outcome.fidelity_mean,
-        steps=int(solution.stats["steps"]),
-        stopped_by=solution.message,
-        method=f"{operator.method}: {operator.reason}",
-        residual=float(np.sqrt(np.mean((solution.final - f) ** 2, dtype=np.float64))) * noise,
-        memory_bytes=operator.memory_bytes,
+        sigma=level,
+        sigma_estimated=seen.estimated,
+        noise="Gaussian" + (", varying" if seen.variance is not None else "") if model is None else repr(model),
+        quality=quality,
+        residual=float(np.sqrt(np.mean((u - samples)[present] ** 2, dtype=np.float64))),
+        risk=risk,
         seconds=time.perf_counter() - begun,
         compile_seconds=_numba.seconds - compiled,
+        **told,
     )
     result = finish(image, restore(u), preserve_range)
     return (result, info) if return_info else result
+
+
+def _axis(image: Any, channel_axis: Any) -> int | None:
+    if channel_axis is None:
+        return None
+    axis, ndim = check_integer("channel_axis", channel_axis), np.ndim(image)
+    if not -ndim <= axis < ndim:
+        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
+    return axis % ndim
+
+
+def _pixelwise_options(
+    quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
+) -> dict[str, Any]:
+    """Check the keywords of the flow of pixels."""
+    options = {"width": width, "patch_size": patch_size, "search_radius": search_radius, "fidelity": fidelity,
+               "steps": steps}  # fmt: skip
+    for name, value in options.items():
+        if value is not None and quality != "fast":
+            raise InputError(
+                f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
+            )
+    if steps is not None and stopping is not None:
+        raise InputError(f"steps: got {steps} together with stopping={stopping!r}; leave one of them out")
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
+        "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
+        "search_radius": lambda n, v: check_integer(n, v, minimum=1),
+        "fidelity": lambda n, v: check_number(n, v, minimum=0),
+        "steps": lambda n, v: check_integer(n, v, minimum=1),
+    }
+    return {name: None if value is None else checks[name](name, value) for name, value in options.items()}
+
+
+def _fast(
+    f: Array, seen: Observation, options: dict[str, Any], unit: float, every: bool, bar: bool, limit: float | None
+) -> _Run:
+    given = {**options, "missing": seen.missing, "keep_path": every, "progress": bar, "memory_limit": limit}
+    if given["width"] is not None:
+        given["width"] /= unit
+    outcome = pixelwise.run(f, **given) if seen.variance is None else pixelwise.run_map(f, seen.variance, **given)
+    kernel = outcome.kernel
+    told = {
+        "functional": "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1",
+        "parameters": {
+            "width": kernel.width * unit,
+            "patch_size": kernel.patch_size,
+            "search_radius": kernel.search_radius,
+            "spatial_width": kernel.spatial_width or 0.0,
+            "smoothing": pixelwise.SMOOTHING,
+            "fidelity_mean": outcome.fidelity_mean,
+        },
+        "steps": int(outcome.solution.stats["steps"]),
+        "stopped_by": outcome.solution.message,
+        "method": f"{outcome.operator.method}: {outcome.operator.reason}",
+        "memory_bytes": outcome.operator.memory_bytes,
+    }
+    return _Run(outcome.path, told)
+
+
+def _on_groups(f: Array, seen: Observation, quality: str, every: bool, bar: bool, limit: float | None) -> _Run:
+    from tqdm import tqdm
+
+    preset = PRESETS[quality]
+    spatial, dtype = f.shape[:-1], f.dtype
+    precision = np.float32 if float(np.ptp(f)) < _SINGLE else np.float64
+    colours = decorrelated(f)
+    grid = (1, *spatial)[-2:]
+
+    def planar(values: Array) -> Array:
+        return np.ascontiguousarray(np.moveaxis(values.reshape(*grid, -1), -1, 0).astype(precision))
+
+    planes = planar(f @ colours.T.astype(dtype))
+    variance = np.ones((len(planes), 1, 1), precision)
+    if seen.variance is not None:
+        variance = np.ascontiguousarray(np.broadcast_to(planar(seen.variance[..., None]), planes.shape))
+    missing = None if seen.missing is None else seen.missing.reshape(grid)
+    levels = [1.0] if seen.missing is None else filling_levels(f[~seen.missing])
+    dimension = sum(n > 1 for n in spatial)
+    bar_format = "{l_bar}{bar}| {elapsed}<{remaining}"
+    with tqdm(total=1.0, desc=quality, disable=not bar, leave=False, bar_format=bar_format) as shown:
+        for level in levels:
+            last = level == levels[-1]
+            groupings = preset.groupings(noisiness(f) * level, dimension)
+            path, tiles, memory = in_tiles(
+                planes / precision(level), preset if last else replace(preset, steps=FILLING_STEPS), groupings,
+                variance, missing, keep_path=every and last, limit=limit,
+                advance=lambda share: shown.update(share / len(levels)),
+            )  # fmt: skip
+            if not last and missing is not None:
+                planes = np.where(missing, path[-1] * precision(level), planes)
+    first, later = groupings
+    told = {
+        "functional": (
+            "E of groups of alike patches, fidelity matrix C/s^2 of each group; relaxed semi-implicit steps with an "
+            "evolving kernel"
+        ),
+        "parameters": {
+            "patch_size": later.patch,
+            "neighbours": later.neighbours,
+            "search_radius": later.radius,
+            "stride": later.stride,
+            "first_patch_size": first.patch,
+            "first_neighbours": first.neighbours,
+        },
+        "steps": preset.steps + 1 + (len(levels) - 1) * (FILLING_STEPS + 1),
+        "stopped_by": "all steps of the preset were taken",
+        "method": "groups: nearest patches in a window, one Wiener filter for each group",
+        "tiles": tiles,
+        "memory_bytes": memory,
+    }
+
+    def back(u: Array) -> Array:
+        return np.asarray((np.moveaxis(u, 0, -1) @ colours.astype(precision)).astype(dtype).reshape(f.shape))
+
+    return _Run([back(u) for u in path], told)

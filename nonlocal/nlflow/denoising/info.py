@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 __all__ = ["DenoiseInfo"]
@@ -10,49 +10,57 @@ __all__ = ["DenoiseInfo"]
 
 @dataclass(frozen=True)
 class DenoiseInfo:
-    """What `denoise` did, all in units of the input.
+    """What `denoise` did, all in units of the input unless it says otherwise.
 
     Attributes
     ----------
     sigma : float
-        Standard deviation of the noise that was assumed.
+        Standard deviation of the noise that was assumed, the root mean square over samples and channels; of counts, 1
+        after their variance was stabilised.
     sigma_estimated : bool
         Whether it was estimated from the input.
-    width, patch_size, search_radius, spatial_width
-        Of the patch kernel (`nlflow.Patch`); ``width`` is the filter parameter h.
-    smoothing : float
-        Width in nodes of the Gaussian by which the input was smoothed before patches were compared.
-    fidelity_mean : float
-        Mean of the fidelity over the nodes; 0 when there is none.
+    noise : str
+        The model of the noise.
+    quality : str
+        The preset.
+    functional : str
+        What was minimised, and how.
+    parameters : dict
+        Of kernel and flow: plain numbers and texts.
     steps : int
-        Semi-implicit steps taken.
+        Steps taken.
     stopped_by : str
         Why the flow ended.
     method : str
         How the averages were computed, and why.
     residual : float
-        Root mean square of input minus result.
+        Root mean square of input minus result, over the samples that are not missing.
+    risk : float or None
+        Mean squared error of the result by Stein's estimate, with ``stopping='sure'``; of counts, after their variance
+        was stabilised.
+    tiles : int
+        Parts that the image was cut into.
     memory_bytes : int
-        What the affinity kept.
+        Working memory: of the affinity, or of the largest tile.
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
     """
 
     sigma: float
     sigma_estimated: bool
-    width: float
-    patch_size: int
-    search_radius: int
-    spatial_width: float
-    smoothing: float
-    fidelity_mean: float
-    steps: int
-    stopped_by: str
-    method: str
-    residual: float
-    memory_bytes: int
-    seconds: float
-    compile_seconds: float
+    noise: str
+    quality: str
+    functional: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    steps: int = 0
+    stopped_by: str = ""
+    method: str = "none"
+    residual: float = 0.0
+    risk: float | None = None
+    tiles: int = 1
+    memory_bytes: int = 0
+    seconds: float = 0.0
+    compile_seconds: float = 0.0
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""

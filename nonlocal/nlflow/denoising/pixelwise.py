@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity, affinity
+from nlflow.denoising.presets import noisiness
 from nlflow.domain import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning, NumericalError
-from nlflow.events import Discrepancy
+from nlflow.events import Callback, Discrepancy, Tracker
 from nlflow.flow import GradientFlow
 from nlflow.functional import E
 from nlflow.integrators import SemiImplicit
@@ -21,7 +22,9 @@ from nlflow.kernel import Patch
 from nlflow.result import Solution, Status
 from nlflow.solver import solve
 
-__all__ = ["SMOOTHING", "Outcome", "run"]
+__all__ = ["SMOOTHING", "Outcome", "run", "run_map"]
+
+Array = NDArray[Any]
 
 # Chosen on BSD68 and Kodak photographs (images) and on synthetic test signals (1-D) with `benchmarks/tune_denoise.py`.
 _MOST_STEPS = 10
@@ -29,37 +32,51 @@ _ENOUGH_RESIDUAL = 0.4  # of sigma; one step at the widths below removes more, u
 _VARIANCE_MARGIN = 1.4  # patches that happen to be alike overestimate the variance beyond the noise
 SMOOTHING = 0.55  # nodes; patches are compared after a Gaussian of this width, which takes more noise than signal
 _WIDTH = 1.9  # of the noise left in the patches, over the fourth root of the samples in a patch
+_LEVEL_STEP = math.log(1.5)  # of the noise, where it varies
 _SPATIAL = 0.6  # of the search radius: near patches are likelier alike
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """The flow that was run, and how it ended, in units of the noise."""
+    """The flow that was run, and how it ended, in units of the noise.
+
+    ``path`` holds the state after each step when it was asked for, otherwise the last one.
+    """
 
     kernel: Patch
     operator: Affinity
     fidelity_mean: float
     solution: Solution
+    path: list[Array]
 
 
 def run(
-    f: NDArray[Any],
+    f: Array,
     *,
-    width: float | None,
-    patch_size: int | None,
-    search_radius: int | None,
-    fidelity: float | None,
-    steps: int | None,
-    progress: bool,
-    memory_limit: float | None,
+    missing: NDArray[np.bool_] | None = None,
+    width: float | None = None,
+    patch_size: int | None = None,
+    search_radius: int | None = None,
+    fidelity: float | None = None,
+    steps: int | None = None,
+    keep_path: bool = False,
+    progress: bool = False,
+    memory_limit: float | None = None,
 ) -> Outcome:
     """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen."""
     kernel = _kernel(f, width, patch_size, search_radius)
     operator = _affinity(kernel, Grid(f.shape[:-1], boundary="reflect"), _smoothed(f), memory_limit)
-    strength = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
+    strength: Any = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
+    if missing is not None:
+        strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
     flow = GradientFlow(E(operator, f, strength, measure="degree"), metric="degree")
-    rules = [] if steps is not None else [Discrepancy(f, 1.0, _ENOUGH_RESIDUAL)]
+    path: list[Array] = []
+    rules: list[Tracker] = []
+    if keep_path:
+        rules.append(Callback(lambda t, u, flow: path.append(u.copy()) if t > 0 else None))
+    elif steps is None:
+        rules.append(Discrepancy(f, 1.0, _ENOUGH_RESIDUAL))
     solution = solve(
         flow, f, t=float(steps or _MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
         energies=False,
@@ -68,7 +85,27 @@ def run(
         raise KeyboardInterrupt  # half a result is none; `solve` gives what there is
     if not solution.success:
         raise NumericalError(f"image: {solution.message}")
-    return Outcome(kernel, operator, float(np.mean(strength)), solution)
+    return Outcome(kernel, operator, float(np.mean(strength)), solution, path or [solution.final])
+
+
+def run_map(f: Array, variance: Array, **options: Any) -> Outcome:
+    """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
+
+    The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.
+    """
+    sigma = np.sqrt(variance)
+    low, high = np.log(float(sigma.min())), np.log(float(sigma.max()))
+    count = max(math.ceil((high - low) / _LEVEL_STEP), 1) + 1
+    levels = np.exp(np.linspace(low, high, count))
+    position = (np.log(sigma) - low) / max((high - low) / (count - 1), np.finfo(float).tiny)
+    results = []
+    for k, level in enumerate(levels):
+        outcome = run(f / f.dtype.type(level), **options)
+        near = np.maximum(1 - np.abs(position - k), 0)[..., None].astype(f.dtype)
+        results.append((outcome, near * f.dtype.type(level)))
+    length = min(len(outcome.path) for outcome, _ in results)
+    path = [sum(share * outcome.path[k - length] for outcome, share in results) for k in range(length)]
+    return replace(results[-1][0], path=path)
 
 
 def _kernel(f: NDArray[Any], width: float | None, patch_size: int | None, search_radius: int | None) -> Patch:
@@ -79,9 +116,8 @@ def _kernel(f: NDArray[Any], width: float | None, patch_size: int | None, search
     channels = f.shape[-1]
     if patch_size is None:
         # The more noise over signal, the more samples it takes to tell patches apart; channels are samples too.
-        variance = max(float(np.var(f, dtype=np.float64)) - 1.0, 0.01)
-        noisiness = 1 / math.sqrt(variance) / channels
-        patch_size = 3 + 2 * sum(noisiness > limit for limit in _MORE_PIXELS) if dimension == 2 else 15
+        ratio = noisiness(f)
+        patch_size = 3 + 2 * sum(ratio > limit for limit in _MORE_PIXELS) if dimension == 2 else 15
     if search_radius is None:
         search_radius = 8 if dimension == 2 else 60
     # What the smoothing leaves of white noise of variance 1.

@@ -1,0 +1,162 @@
+"""The flow on groups of alike patches: a local Wiener filter, iterated with an evolving kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from nlflow.denoising.presets import Grouping, GroupPreset
+from nlflow.patches.search import reference_positions
+
+__all__ = ["Groups", "estimates", "halo"]
+
+Array = NDArray[Any]
+# Jobs whose windows are held at a time; enough to keep threads busy.
+_JOBS = 64
+# References in a run; `_numba.groups.RUN`, which is not loaded before it is needed.
+_RUN = 64
+
+
+def halo(grouping: Grouping) -> int:
+    """Return how far a sample of a step's result looks: to its groups' references, and on to their other members."""
+    return 2 * (grouping.radius + grouping.patch - 1)
+
+
+class Groups:
+    """Groups of alike patches of an image, found on a guide.
+
+    Parameters
+    ----------
+    guide : array of shape (C, H, W)
+    grouping : Grouping
+        Cut down to the image where it is larger.
+    rows, columns : array of int, optional
+        Corners of the references; `reference_positions` by default.
+    """
+
+    def __init__(
+        self, guide: Array, grouping: Grouping, rows: Array | None = None, columns: Array | None = None
+    ) -> None:
+        from nlflow._numba import groups
+
+        self._loops = groups
+        shape = guide.shape[1:]
+        self.patch = tuple(min(grouping.patch, n) for n in shape)
+        corners = tuple(n - p for n, p in zip(shape, self.patch, strict=True))
+        self.radii = tuple(min(grouping.radius, c) for c in corners)
+        self.rows = reference_positions(corners[0], min(grouping.stride, self.patch[0])) if rows is None else rows
+        self.columns = (
+            reference_positions(corners[1], min(grouping.stride, self.patch[1])) if columns is None else columns
+        )
+        (ry, rx), count = self.radii, len(self.rows) * len(self.columns)
+        most = min(grouping.neighbours, (2 * ry + 1) * (2 * rx + 1))
+        self.members = np.zeros((count, most), np.int32)
+        self.counts = np.zeros(count, np.int32)
+        padded = np.pad(guide, ((0, 0), (ry, ry), (rx, rx)), mode="edge")
+        groups.loop("find_groups", guide.dtype.name)(
+            padded, self.rows, self.columns, shape, self.patch, self.radii, self.members, self.counts
+        )
+        runs = -(-len(self.columns) // groups.RUN)
+        self.jobs = len(self.rows) * runs
+        last = np.minimum(np.arange(1, runs + 1) * groups.RUN, len(self.columns)) - 1
+        self._width = int((self.columns[last] - self.columns[:: groups.RUN]).max()) + self.patch[1] + 2 * rx
+
+    def step(
+        self,
+        state: Array,
+        pilot: Array,
+        observed: Array,
+        variance: Array,
+        *,
+        leave: float = 0.0,
+        factor: float = 1.0,
+        shrink: float = 0.0,
+        running: bool = True,
+        advance: Callable[[int], Any] = lambda jobs: None,
+    ) -> tuple[Array, Array]:
+        """Return the estimate and the next state, (C, H, W) each; see `_numba.groups.filter_groups`."""
+        sums = np.zeros((3, *state.shape), state.dtype)
+        (ry, _), (ph, _) = self.radii, self.patch
+        windows = np.empty((min(_JOBS, self.jobs), 3, len(state), 2 * ry + ph, self._width), state.dtype)
+        numbers = np.array([leave, factor, shrink, running], state.dtype)
+        filter_groups = self._loops.loop("filter_groups", state.dtype.name)
+        add_windows = self._loops.loop("add_windows", state.dtype.name)
+        with threadpool_limits(1, "blas"):
+            for first in range(0, self.jobs, _JOBS):
+                jobs = (first, min(first + _JOBS, self.jobs))
+                filter_groups(
+                    state, pilot, observed, variance, self.members, self.counts, self.rows, self.columns, jobs,
+                    self.patch, self.radii, numbers, windows,
+                )  # fmt: skip
+                add_windows(windows, self.rows, self.columns, jobs, self.radii, sums)
+                advance(jobs[1] - jobs[0])
+        return sums[0] / sums[2], sums[1] / sums[2]
+
+
+def estimates(
+    planes: Array,
+    preset: GroupPreset,
+    groupings: tuple[Grouping, Grouping],
+    variance: Array,
+    missing: Array | None = None,
+    *,
+    origin: tuple[int, int] = (0, 0),
+    whole: tuple[int, int] | None = None,
+    advance: Callable[[float], Any] = lambda share: None,
+) -> list[Array]:
+    """Return the first estimate and that of each later step.
+
+    Parameters
+    ----------
+    planes : array of shape (C, H, W)
+        In units of the noise; what is missing is filled in.
+    preset, groupings
+        The flow, and its groups at this noise.
+    variance : array of shape (C, H, W) or (C, 1, 1)
+        Relative variance of the noise.
+    missing : bool array of shape (H, W), optional
+        Samples that carry no data: the fidelity is 0 there, so they follow the estimate.
+    origin, whole : pair of int, optional
+        Where these samples lie in a larger image, and its size: references are those of the larger image.
+    advance : callable
+        Told the share of the work that has been done since the last call.
+    """
+    whole = planes.shape[1:] if whole is None else whole
+    first, later = groupings
+    total = preset.steps + 1
+
+    def groups(guide: Array, grouping: Grouping) -> Groups:
+        corners = []
+        for n, start, size in zip(planes.shape[1:], origin, whole, strict=True):
+            patch = min(grouping.patch, size)
+            found = reference_positions(size - patch, min(grouping.stride, patch)).astype(np.int64) - start
+            inside = np.flatnonzero((found >= 0) & (found <= n - patch))
+            # Runs of references begin where those of the larger image do.
+            begin = -(-int(inside[0]) // _RUN) * _RUN if start > 0 else 0
+            corners.append(found[begin : inside[-1] + 1])
+        return Groups(guide, grouping, *corners)
+
+    def step(found: Groups, state: Array, pilot: Array, **options: Any) -> tuple[Array, Array]:
+        estimate, following = found.step(
+            state, pilot, observed, variance, advance=lambda jobs: advance(jobs / found.jobs / total), **options
+        )
+        if missing is not None:
+            for target in (observed, following):
+                target[:, missing] = estimate[:, missing]
+        return estimate, following
+
+    observed = planes.copy() if missing is not None else planes
+    found = groups(planes, first)
+    estimate, _ = step(found, observed, observed, shrink=preset.shrink, running=False)
+    state, result = observed.copy() if missing is not None else observed, [estimate]
+    for k in range(preset.steps):
+        if k % preset.search_every == 0:
+            found = groups(state, later)
+        leave = preset.leave * (1 - (k + 1) / preset.steps)
+        estimate, state = step(found, state, estimate, leave=leave, factor=preset.factor)
+        result.append(estimate)
+    return result

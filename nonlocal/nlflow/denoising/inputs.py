@@ -1,0 +1,191 @@
+"""What a caller may say about an image: where samples are missing, how strong the noise is, which channels it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._samples import as_signal, range_of
+from nlflow.errors import InputError, check_array, check_number
+from nlflow.noise import Poisson
+from nlflow.noise.estimation import estimate_sigmas
+
+__all__ = ["Observation", "decorrelated", "noise_model", "observe", "place"]
+
+Array = NDArray[Any]
+# A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
+_LEAST_VARIANCE = 1e-4
+# Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
+_NOISELESS = 1e12
+# Noise assumed for filling in where there is none, of the standard deviation of the samples.
+_FILLING = 0.08
+
+
+@dataclass(frozen=True)
+class Observation:
+    """Samples in units of their noise, and the way back.
+
+    Attributes
+    ----------
+    f : array of shape (..., C)
+        About 0, channel by channel in units of its noise; what is missing holds 0.
+    variance : array of shape (...), or None
+        Relative variance of the noise where it varies, of mean 1.
+    missing : bool array of shape (...), or None
+    offset, level : array of shape (C,)
+        What was subtracted, and the noise that was divided by.
+    estimated : bool
+        Whether the noise was estimated.
+    idle : str
+        Why there is nothing to do; empty when there is.
+    exact : bool
+        Whether observed samples are free of noise and are to be kept.
+    """
+
+    f: Array
+    variance: Array | None
+    missing: NDArray[np.bool_] | None
+    offset: Array
+    level: Array
+    estimated: bool
+    idle: str
+    exact: bool
+
+    def back(self, u: Array) -> Array:
+        """Return an estimate in the units of the samples."""
+        return (u * self.level + self.offset).astype(self.f.dtype)
+
+
+def noise_model(noise: Any, sigma: Any) -> Poisson | None:
+    """Return the model of counts, None for Gaussian noise."""
+    model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise
+    if isinstance(model, Poisson):
+        if sigma is not None:
+            raise InputError(
+                "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
+                "give the read noise as Poisson(gain=..., sigma=...)"
+            )
+        return model
+    if not (isinstance(noise, str) and noise == "gaussian"):
+        raise InputError(f"noise: got {noise!r}, expected 'gaussian', 'poisson' or an nlflow.Poisson")
+    return None
+
+
+def spatial_shape(shape: tuple[int, ...], channel_axis: int | None) -> tuple[int, ...]:
+    """Return the shape of an image without its channels."""
+    return shape if channel_axis is None else tuple(np.delete(shape, channel_axis).tolist())
+
+
+def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | None) -> NDArray[np.bool_]:
+    """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
+    mask, spatial = np.asarray(value), spatial_shape(shape, channel_axis)
+    if mask.dtype.kind != "b":
+        raise InputError(f"{name}: got values of type {mask.dtype}, expected booleans; compare first, e.g. mask > 0")
+    if mask.shape == spatial:
+        return mask
+    if channel_axis is not None and mask.shape == shape:
+        return np.asarray(mask.any(axis=channel_axis))
+    raise InputError(f"{name}: got shape {mask.shape}, expected {spatial}, one boolean for each sample")
+
+
+def observe(
+    image: Any, sigma: Any, model: Poisson | None, channel_axis: int | None, mask: Any
+) -> tuple[Observation, Array, Any]:
+    """Return the observation, the samples (..., C) themselves, and how a result gets the shape of the input."""
+    missing = None
+    given = image
+    if mask is not None:
+        given, missing = _without_missing(image, mask, channel_axis)
+    samples, restore = as_signal(given, channel_axis)
+    signal = samples
+    if model is not None:
+        # What is missing may hold anything, negative counts too.
+        counts = signal if missing is None else np.where(missing[..., None], signal.dtype.type(model.offset), signal)
+        signal = model.stabilise(counts)
+        sigma = 1.0
+    present = signal if missing is None else signal[~missing]
+    levels, variance = _levels(sigma, signal, missing, channel_axis)
+    present = present.reshape(-1, signal.shape[-1])
+    span = float(max(range_of(present[:, c]) for c in range(signal.shape[-1])))
+    offset = present.mean(axis=0, dtype=np.float64)
+    strongest = float(levels.max())
+    idle, exact = "", False
+    if span == 0:
+        idle = "the input is constant"
+    elif strongest == 0 or strongest * _NOISELESS < span:
+        idle = f"there is no noise to remove (sigma={strongest:g})"
+    if missing is not None and idle and span > 0:
+        idle, exact = "", True
+        levels = np.full_like(levels, float(present.std(dtype=np.float64)) * _FILLING)
+    scale = np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * _LEAST_VARIANCE)
+    f = np.zeros_like(signal) if idle else (signal - offset.astype(signal.dtype)) / scale.astype(signal.dtype)
+    if missing is not None:
+        f[missing] = 0
+    seen = Observation(f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact)
+    return seen, samples, restore
+
+
+def _without_missing(image: Any, mask: Any, channel_axis: int | None) -> tuple[Array, NDArray[np.bool_]]:
+    """Return the input with 0 in place of what is missing, and where that is."""
+    array = np.asarray(image)
+    if array.dtype.kind not in "biuf" or not array.ndim > (channel_axis is not None):
+        return array, np.zeros(array.shape, bool)  # refused as any input of this kind
+    if not isinstance(mask, str):
+        missing = place("mask", mask, array.shape, channel_axis)
+    elif mask == "nan":
+        missing = place("mask", ~np.isfinite(array), array.shape, channel_axis)
+    else:
+        raise InputError(f"mask: got {mask!r}, expected booleans, True where a sample is missing, or 'nan'")
+    if missing.all():
+        raise InputError("mask: hides every sample; leave at least one")
+    hidden = missing if channel_axis is None else np.expand_dims(missing, channel_axis)
+    return np.where(hidden, array.dtype.type(0), array), missing
+
+
+def _levels(
+    sigma: Any, signal: Array, missing: NDArray[np.bool_] | None, channel_axis: int | None
+) -> tuple[NDArray[np.float64], Array | None]:
+    """Return the noise of each channel (its root mean square), and its relative variance where it varies."""
+    channels, spatial = signal.shape[-1], signal.shape[:-1]
+    if sigma is None:
+        return np.full(channels, float(np.mean(estimate_sigmas(signal, missing)))), None
+    hint = "the noise in the units of the input"
+    if np.ndim(sigma) == 0:
+        return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None
+    levels = np.asarray(check_array("sigma", sigma), np.float64)
+    if levels.min() < 0:
+        raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {hint}")
+    if levels.shape == spatial:
+        levels = np.broadcast_to(levels[..., None], signal.shape)
+    elif levels.shape == (channels,) and channel_axis is not None:
+        return levels, None
+    elif channel_axis is not None and levels.ndim == signal.ndim:
+        levels = np.moveaxis(levels, channel_axis, -1)
+    if levels.shape != signal.shape:
+        each = f", ({channels},) for one number a channel" if channel_axis is not None else ""
+        raise InputError(
+            f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}"
+        )
+    present = levels.reshape(-1, channels) if missing is None else levels[~missing]
+    squares = (present.astype(np.float64) ** 2).mean(axis=0)
+    relative = np.mean(levels**2 / np.where(squares > 0, squares, 1), axis=-1)
+    if missing is not None:
+        relative = np.where(missing, 1.0, relative)
+    return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE)
+
+
+def decorrelated(f: Array) -> Array:
+    """Return an orthonormal transform (C, C) of channels that are alike: rows are the new channels.
+
+    Three channels take the opponent colours (luminance, red - blue, green - magenta); otherwise the principal axes of
+    the signal are taken.
+    """
+    channels = f.shape[-1]
+    if channels == 3:
+        rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    flat = f.reshape(-1, channels).astype(np.float64)
+    return np.asarray(np.linalg.eigh(flat.T @ flat)[1].T[::-1])

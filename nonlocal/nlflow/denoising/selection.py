@@ -1,0 +1,57 @@
+"""Where to stop on the path of a flow."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.noise.risk import discrepancy, perturbation, sure
+
+__all__ = ["STOPPING", "select"]
+
+Array = NDArray[Any]
+STOPPING = ("discrepancy", "sure")
+_EPSILON = 0.1  # of the noise
+
+
+def select(
+    rule: str,
+    f: Array,
+    path: list[Array],
+    rerun: Callable[[Array], list[Array]],
+    sigma: Array | float,
+    seen: Any,
+    seed: int,
+) -> tuple[int, float | None, str]:
+    """Return which estimate of a path to take, its estimated mean squared error in units of the noise, and why.
+
+    Parameters
+    ----------
+    rule : {'discrepancy', 'sure'}
+        The estimate whose residual is nearest to the noise, or the one of least estimated risk.
+    f : array of shape (..., C)
+        In units of the noise.
+    path : list of array
+    rerun : callable
+        From an input to its path; called once for SURE.
+    sigma : array of shape (..., 1) or float
+        Relative noise.
+    seen : bool array of shape (...), or a full slice
+        Samples with data.
+    seed : int
+        Of the perturbation.
+    """
+    relative = np.broadcast_to(sigma, f.shape)[seen]
+    if rule == "discrepancy":
+        residuals = [discrepancy(f[seen], u[seen], relative) for u in path]
+        best = int(np.argmin(np.abs(np.array(residuals) - 1)))
+        return best, None, f"discrepancy: rms residual of {residuals[best]:.4g} sigma, the nearest to sigma"
+    signs = perturbation(f.shape, rng=seed, dtype=f.dtype)
+    moved = rerun(f + f.dtype.type(_EPSILON) * signs)
+    pairs = zip(path, moved, strict=True)
+    risks = [sure(f[seen], u[seen], v[seen], signs[seen], _EPSILON, relative) for u, v in pairs]
+    best = int(np.argmin(risks))
+    return best, risks[best], f"SURE: least estimated risk, of {len(path)} estimates the number {best + 1}"
