@@ -45,6 +45,30 @@ main()
     assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
 
 
+def test_interrupted_folder(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    for name in ("a.png", "b.png", "c.png"):
+        Image.new("L", (16, 12)).save(tmp_path / "in" / name)
+    code = """
+import os, signal, sys, time, types
+calls = []
+def denoise(image, *args, **options):
+    calls.append(image)
+    if len(calls) == 2:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(60)
+    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
+sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+from nlflow.cli import main
+main()
+"""
+    out = tmp_path / "out"
+    result = process(code, "denoise", str(tmp_path / "in"), str(out))
+    assert result.returncode == 130
+    assert result.stderr == f"nonlocal: interrupted; 1 of 3 file(s) are done and complete in {out}\n"
+    assert [path.name for path in out.iterdir()] == ["a.png"]
+
+
 def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
     result = process(
         "from nlflow.cli import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")

@@ -116,3 +116,90 @@ def test_no_pyplot() -> None:
         "assert 'matplotlib.pyplot' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+# --- what was missing, what was kept ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
+def test_missing_pixels_are_seen(shape: tuple[int, ...], axis: int | None) -> None:
+    noisy = RNG.standard_normal(shape)
+    missing = np.zeros((20, 30), bool)
+    missing[4:8, 5:15] = True
+    full = missing if axis is None else np.broadcast_to(np.expand_dims(missing, axis), shape)
+    holes = np.where(full, np.nan, noisy)
+    for given, mask in ((noisy, missing), (noisy, full), (holes, None)):
+        figure = comparison_figure(given, noisy / 2, channel_axis=axis, sigma=1, missing=mask, clean=noisy)
+        first, *_, residual = panels(figure)
+        cover = np.asarray(first.images[1].get_array())
+        np.testing.assert_array_equal(cover[..., 3] > 0, missing)
+        assert "6.7% missing (magenta)" in first.get_title()
+        assert "PSNR" not in first.get_title()
+        assert "missing: grey" in residual.get_title()
+        shown = residual.images[0].get_array()
+        np.testing.assert_array_equal(np.ma.getmaskarray(shown) | np.isnan(np.asarray(shown)), missing)
+        assert render(figure, "png")
+
+
+def test_kept_pixels_have_an_outline() -> None:
+    noisy = RNG.standard_normal((20, 30))
+    kept = np.zeros((20, 30), bool)
+    kept[4:8, 5:15] = True
+    figure = comparison_figure(noisy, noisy / 2, channel_axis=None, sigma=1, kept=kept)
+    assert [len(axes.collections) for axes in panels(figure)] == [1, 0, 1]
+    assert "kept: outlined" in panels(figure)[-1].get_title()
+    for everything in (np.ones_like(kept), np.zeros_like(kept)):
+        figure = comparison_figure(noisy, noisy, channel_axis=None, sigma=1, kept=everything)
+        assert [len(axes.collections) for axes in panels(figure)] == [0, 0, 0]
+
+
+def test_residuals_are_in_units_of_sigma() -> None:
+    noisy = RNG.standard_normal((20, 30))
+    figure = comparison_figure(noisy, noisy / 2, channel_axis=None, sigma=0.25)
+    bar = figure.axes[-1]
+    assert [label.get_text() for label in bar.get_yticklabels()] == ["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"]
+    np.testing.assert_allclose(bar.get_yticks(), 0.25 * np.arange(-3, 4))
+    for factor in (1, 100):
+        figure = comparison_figure(factor * noisy[0], noisy[0] * 0, channel_axis=None, sigma=0.25)
+        axes = figure.axes[-1]
+        low, high = axes.get_ylim()
+        assert low == -high
+        assert high >= max(0.75, np.abs(factor * noisy[0]).max())
+        for place, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True):
+            text = label.get_text().replace("−", "-")
+            assert place == pytest.approx(0.25 * float(text.removesuffix("σ")))
+
+
+@pytest.mark.parametrize("size", [100, 3000, 60000])
+def test_missing_samples_are_shaded(size: int) -> None:
+    noisy = RNG.standard_normal((size, 2))
+    missing = np.zeros((size, 2), bool)
+    missing[0, 0] = missing[-3:, 0] = missing[40:60, 0] = True
+    kept = np.arange(size) < 7
+    figure = comparison_figure(noisy, noisy / 2, channel_axis=1, sigma=1, missing=missing, kept=kept)
+    per_channel = len(figure.axes) // 2
+    top, bottom = figure.axes[0], figure.axes[per_channel]
+    assert [entry.get_label() for entry in top.collections] == ["missing", "kept"]
+    assert [entry.get_label() for entry in bottom.collections] == ["kept"]
+    spans = [path.vertices[:, 0] for path in top.collections[0].get_paths()]
+    expected = [(-0.5, 0.5), (39.5, 59.5), (size - 3.5, size - 0.5)]
+    assert [(low.min(), low.max()) for low in spans] == expected
+    drawn = np.asarray(top.lines[0].get_ydata())
+    assert np.isnan(drawn).any() == (size < 60000)  # an envelope goes over small gaps
+    known = noisy[~missing[:, 0], 0]
+    assert (np.nanmin(drawn), np.nanmax(drawn)) == (known.min(), known.max())
+    assert render(figure, "png")
+
+
+def test_nothing_but_missing() -> None:
+    for shape in ((9, 8), (9,), (5000,)):
+        noisy = np.full(shape, np.nan)
+        assert render(comparison_figure(noisy, np.zeros(shape), channel_axis=None, sigma=1), "png")
+
+
+def test_masks_of_wrong_shapes() -> None:
+    image = np.zeros((5, 6))
+    with pytest.raises(InputError, match=r"missing: got shape \(6, 5\), expected \(5, 6\)"):
+        comparison_figure(image, image, channel_axis=None, sigma=1, missing=np.zeros((6, 5), bool))
+    with pytest.raises(InputError, match="kept: got shape"):
+        comparison_figure(image, image, channel_axis=None, sigma=1, kept=np.zeros(5, bool))

@@ -12,13 +12,29 @@ from typing import Any
 
 import typer
 
-__all__ = ["echo", "plain", "print_json", "stopping"]
+__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "stopping"]
 
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def mendable(error: Exception) -> str | None:
+    """Return the message, in one line, of an error that a user can mend, and None of any other."""
+    from nlflow.errors import NlflowError
+
+    if not isinstance(error, NlflowError | OSError | MemoryError):
+        return None
+    return " ".join(str(error).splitlines()) or "out of memory; crop the input or close other programs"
+
+
+def print_table(rows: list[tuple[str, str]]) -> None:
+    """Print names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        echo(f"{name:<{width}}  {value}")
 
 
 def print_json(report: Mapping[str, Any]) -> None:

@@ -18,10 +18,25 @@ from typing import Any
 import numpy as np
 
 from nlflow._atomic import write_atomic
-from nlflow._formats import DECODERS, ENCODERS, EXTENSIONS, JPEG_EXIF_LIMIT, Array, Kind, Media, file_error
+from nlflow._formats import DECODERS, ENCODERS, left_out
+from nlflow._formats.media import EXTENSIONS, Array, Kind, Media, as_stored, file_error, upright
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 
-__all__ = ["EXTENSIONS", "Media", "check_distinct", "check_output", "check_target", "read", "write", "write_atomic"]
+__all__ = [
+    "EXTENSIONS",
+    "Array",
+    "Kind",
+    "Media",
+    "as_stored",
+    "check_distinct",
+    "check_output",
+    "check_target",
+    "load",
+    "read",
+    "upright",
+    "write",
+    "write_atomic",
+]
 
 # What a format stores: its kind, and the dtypes that a result (rounded to the dtype of its input) may have.
 _STORES: dict[str, tuple[str, str]] = {
@@ -41,34 +56,15 @@ def _format_of(path: Path) -> str:
         raise file_error(path, got, f"one of {', '.join(EXTENSIONS)}", "convert the file or rename it") from None
 
 
-def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis: int | None = None) -> Media:
-    """Read an image or a signal.
-
-    Parameters
-    ----------
-    path : str or PathLike
-        A PNG, JPEG, TIFF, NPY, WAV or CSV file; the extension decides.
-    kind : {"image", "signal"}, optional
-        Needed for a two-dimensional .npy array that is a signal (N, C); otherwise the file decides.
-    channel_axis : int, optional
-        Axis of the channels in an .npy array. By default the last one if the array is three-dimensional with 2 to 4
-        entries there, and none otherwise.
-
-    Returns
-    -------
-    Media
-        The samples and what is needed to write them back; its ``notes`` tell the conversions that were made.
+def load(path: str | os.PathLike[str]) -> Media:
+    """Read a file without settling what the axes of an .npy array are; see `read`.
 
     Raises
     ------
     FileFormatError
         If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
-    InputError
-        If `kind` or `channel_axis` do not fit the file.
     """
     path = Path(path)
-    if kind is not None:
-        check_choice("kind", kind, ("image", "signal"))
     form = _format_of(path)
     expected = f"a readable {form.upper()} file"
     if not path.exists():
@@ -99,7 +95,38 @@ def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis
         raise file_error(path, f"an empty array of shape {data.shape}", "at least one sample", "export it again")
     if not data.dtype.isnative:
         media = replace(media, data=data.astype(data.dtype.newbyteorder("=")))
-    return _with_layout(media, kind, channel_axis)
+    return media
+
+
+def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis: int | None = None) -> Media:
+    """Read an image or a signal.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        A PNG, JPEG, TIFF, NPY, WAV or CSV file; the extension decides.
+    kind : {"image", "signal"}, optional
+        Needed for a two-dimensional .npy array that is a signal (N, C); otherwise the file decides.
+    channel_axis : int, optional
+        Axis of the channels in an .npy array. By default the last one if the array is three-dimensional with 2 to 4
+        entries there, and none otherwise.
+
+    Returns
+    -------
+    Media
+        The samples as they are stored (a photograph is not turned) and what is needed to write them back; its
+        ``notes`` tell the conversions that were made.
+
+    Raises
+    ------
+    FileFormatError
+        If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
+    InputError
+        If `kind` or `channel_axis` do not fit the file.
+    """
+    if kind is not None:
+        check_choice("kind", kind, ("image", "signal"))
+    return _with_layout(load(path), kind, channel_axis)
 
 
 def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
@@ -174,15 +201,23 @@ def check_distinct(sources: Mapping[str, Path | None], targets: Mapping[str, Pat
     InputError
         If an output is the same file as an input or as another output, links followed.
     """
-    seen = {name: path for name, path in sources.items() if path is not None}
+    seen = {key: name for name, path in sources.items() if path is not None for key in _identity(path)}
     for name, path in targets.items():
-        if path is None:
-            continue
-        for other, taken in seen.items():
-            same = os.path.realpath(path) == os.path.realpath(taken)
-            if same or (path.exists() and taken.exists() and path.samefile(taken)):
+        for key in () if path is None else _identity(path):
+            if key in seen:
+                other = seen[key]
                 raise InputError(f"{name}: got {path}, the same file as {other}, expected another; choose a new name")
-        seen[name] = path
+        if path is not None:
+            seen |= dict.fromkeys(_identity(path), name)
+
+
+def _identity(path: Path) -> list[object]:
+    """Return what tells a file from others: its place, and its number on the disk if it is there."""
+    try:
+        found = path.stat()
+    except OSError:
+        return [os.path.realpath(path)]
+    return [os.path.realpath(path), (found.st_dev, found.st_ino)]
 
 
 def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
@@ -198,7 +233,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        What the output format does not keep (the times of a CSV file in an .npy file, say), for the user.
+        A note for the user of what the output's format has no place for (the times of a CSV file in an .npy file, say).
 
     Raises
     ------
@@ -230,16 +265,12 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     if got:
         expected = f"what {form.upper()} files can hold"
         raise file_error(path, f"{got} to write", expected, f"name the output {instead}")
-    notes = []
-    if form == "npy" and media.alpha is not None:
-        notes.append(f"{path}: the alpha channel is left out")
-    if form in ("npy", "csv") and media.sample_rate is not None:
-        notes.append(f"{path}: the sample rate of {media.sample_rate} Hz is left out")
-    if form == "npy" and (media.header is not None or media.time is not None):
-        notes.append(f"{path}: column names and times are left out")
-    if form == "jpeg" and len(media.extras.get("exif", b"")) > JPEG_EXIF_LIMIT:
-        notes.append(f"{path}: the EXIF block is left out, it is too long for JPEG")
-    return tuple(notes)
+    names = left_out(form, media)
+    if not names:
+        return ()
+    several = len(names) > 1 or names[0].endswith("s")
+    listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+    return (f"{path}: {listed} {'are' if several else 'is'} left out",)
 
 
 def _stored(data: Array, dtype: np.dtype[Any], form: str) -> Array:
@@ -260,8 +291,9 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     """Write a result in the way its input is stored.
 
     Integers are rounded and clipped to the range of the input's dtype. NPY and CSV files keep the precision of the
-    result: float32 for an input of half or single precision, float64 otherwise. Opacity, sample rate, column names and
-    times are those of the input. The file appears complete or not at all; see `write_atomic`.
+    result: float32 for an input of half or single precision, float64 otherwise. What came with the samples (opacity,
+    orientation, EXIF block, colour profile, resolution, sample rate, column names, times) is written back. The file
+    appears complete or not at all; see `write_atomic`.
 
     Parameters
     ----------

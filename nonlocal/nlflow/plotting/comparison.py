@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._quality import psnr
 from nlflow.errors import InputError
 from nlflow.plotting.base import new_figure
 
@@ -20,40 +21,10 @@ __all__ = ["comparison_figure", "psnr"]
 Array: TypeAlias = NDArray[Any]
 
 _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
+_MISSING, _KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn
 _LONG = 1200  # samples from which on a signal gets a magnified part
 _BINS = 2000  # columns of a line: more than this and only the envelope can be seen
-
-
-def psnr(clean: Array, estimate: Array) -> float:
-    """Return the peak signal-to-noise ratio in decibels.
-
-    The peak is the range of the dtype of `clean` where that is an unsigned integer, and the range of its values
-    otherwise.
-
-    Parameters
-    ----------
-    clean, estimate : numpy.ndarray
-        Reference and estimate, of the same shape.
-
-    Returns
-    -------
-    float
-        ``10 log10(peak² / mean((clean - estimate)²))``; infinite for equal arrays.
-
-    Raises
-    ------
-    InputError
-        If the shapes differ.
-    """
-    if clean.shape != estimate.shape:
-        raise InputError(f"estimate: got shape {estimate.shape}, expected {clean.shape} as in clean")
-    reference = clean.astype(np.float64)
-    error = float(np.mean((reference - estimate) ** 2))
-    peak = float(np.iinfo(clean.dtype).max) if clean.dtype.kind == "u" else float(np.ptp(reference))
-    if error == 0:
-        return math.inf
-    return 10 * math.log10(peak**2 / error) if peak > 0 else -math.inf
 
 
 def comparison_figure(
@@ -63,13 +34,16 @@ def comparison_figure(
     channel_axis: int | None,
     sigma: float,
     clean: Array | None = None,
+    missing: Array | None = None,
+    kept: Array | None = None,
     title: str | None = None,
 ) -> Figure:
     """Draw what was given, the denoised result and their difference.
 
     Images are shown side by side in one grey scale, that of the noisy data, and the residual about 0 in colours that
     end at 3 `sigma`. Signals are drawn over each other with the residual below; a long one gets a magnified part
-    where the result changes most.
+    where the result changes most. What was missing is coloured (of a signal shaded), and has no residual; what was
+    kept has an outline (of a signal a bar below).
 
     Parameters
     ----------
@@ -81,6 +55,9 @@ def comparison_figure(
         Standard deviation of the noise in the units of the data.
     clean : numpy.ndarray, optional
         Reference without noise; it is drawn too and the titles give the PSNR.
+    missing, kept : numpy.ndarray, optional
+        Where samples were missing, and where they were left as they are (bool), in the shape of the data or without
+        the axis of channels.
     title : str, optional
         Heading of the figure.
 
@@ -100,17 +77,32 @@ def comparison_figure(
     spatial = noisy.ndim - (channel_axis is not None)
     if spatial not in (1, 2):
         raise InputError(f"noisy: got shape {noisy.shape}, expected an image or a signal; check channel_axis")
-    quality = ["", ""]
-    if clean is not None:
-        quality = [f", PSNR {psnr(clean, array):.2f} dB" for array in (noisy, result)]
-    figure = new_figure()
     given, denoised = _channels_last(noisy, channel_axis), _channels_last(result, channel_axis)
     reference = None if clean is None else _channels_last(clean, channel_axis)
+    holes = _over_channels("missing", missing, given, channel_axis)
+    outlined = np.asarray(_over_channels("kept", kept, given, channel_axis).any(axis=-1))
+    holes |= ~np.isfinite(given)
+    quality = ["", ""]
+    if clean is not None:
+        quality[0] = "" if holes.any() else f", PSNR {psnr(clean, noisy):.2f} dB"
+        quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
+    figure = new_figure()
     draw = _draw_images if spatial == 2 else _draw_signals
-    draw(figure, given, denoised, reference, sigma, quality)
+    draw(figure, np.where(holes, np.nan, given), denoised, reference, outlined, sigma, quality)
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)  # a file name may hold dollar signs
     return figure
+
+
+def _over_channels(name: str, marked: Array | None, given: Array, channel_axis: int | None) -> Array:
+    """Return a mask in the shape (..., C) of the data."""
+    if marked is None:
+        return np.zeros(given.shape, bool)
+    flat = marked.ndim < given.ndim or (channel_axis is None)
+    moved = marked[..., np.newaxis] if flat else np.moveaxis(marked, channel_axis or 0, -1)
+    if moved.shape[:-1] != given.shape[:-1]:
+        raise InputError(f"{name}: got shape {marked.shape}, expected {given.shape[:-1]} as in noisy")
+    return np.array(np.broadcast_to(moved, given.shape), dtype=bool)
 
 
 def _channels_last(array: Array, channel_axis: int | None) -> Array:
@@ -119,41 +111,55 @@ def _channels_last(array: Array, channel_axis: int | None) -> Array:
 
 
 def _draw_images(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, sigma: float, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, sigma: float, quality: list[str]
 ) -> None:
     height, width, channels = noisy.shape
     count = 3 if clean is None else 4
     # One row for upright and square images, one column for panoramas, two by two when a fourth panel squares it.
     columns = 1 if width > 2.2 * height else (2 if count == 4 else 3)
     rows = -(-count // columns)
-    panel = 4.2 if columns > 1 else 8.0
-    figure.set_size_inches(columns * panel + 0.9, rows * (panel * min(max(height / width, 0.12), 2.0) + 0.45) + 0.2)
-    low, high = float(noisy.min()), float(noisy.max())
+    side = 4.2 if columns > 1 else 8.0
+    figure.set_size_inches(columns * side + 0.9, rows * (side * min(max(height / width, 0.12), 2.0) + 0.45) + 0.2)
+    missing = np.asarray(np.isnan(noisy).any(axis=-1))
+    seen = noisy[np.isfinite(noisy)]
+    low, high = (float(seen.min()), float(seen.max())) if seen.size else (float(result.min()), float(result.max()))
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
-    panels = [(f"noisy{quality[0]}", noisy), (f"denoised{quality[1]}", result)]
+    share = f", {missing.mean():.1%} missing (magenta)" if missing.any() else ""
+    panels = [(f"noisy{quality[0]}{share}", noisy), (f"denoised{quality[1]}", result)]
     panels += [] if clean is None else [("clean", clean)]
     for axis, (name, array) in zip(axes, panels, strict=False):
         if channels == 3:
-            axis.imshow(np.clip((array - low) / ((high - low) or 1), 0, 1))
+            axis.imshow(np.nan_to_num(np.clip((array - low) / ((high - low) or 1), 0, 1)))
         else:
             axis.imshow(array.mean(axis=-1), cmap="gray", vmin=low, vmax=high)
             name += f" (mean of {channels} channels)" if channels > 1 else ""
         axis.set_title(name, fontsize=10)
+    if missing.any():
+        axes[0].imshow(missing[..., np.newaxis] * np.array(_MISSING))
     residual = (noisy - result).mean(axis=-1)
     # The mean of several channels has less noise, but its size is what the eye should compare with sigma.
-    limit = 3 * sigma if sigma > 0 else float(np.abs(residual).max()) or 1.0
+    limit = 3 * sigma if sigma > 0 else float(np.abs(residual[~missing]).max(initial=0)) or 1.0
     axis = axes[len(panels)]
     shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    name = "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "")
-    axis.set_title(f"{name}, σ = {sigma:.4g}", fontsize=10)
+    shown.set_cmap(shown.get_cmap().with_extremes(bad="0.35"))
+    marks = ["missing: grey"] if missing.any() else []
+    if kept.any() and not kept.all():
+        marks.append("kept: outlined")
+        for panel in (axes[0], axis):
+            panel.contour(kept, levels=[0.5], colors=[_KEPT], linewidths=1.0)
+    name = "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "") + f", σ = {sigma:.4g}"
+    axis.set_title("\n".join([name, *([", ".join(marks)] if marks else [])]), fontsize=10)
     bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.02, extend="both")
+    if sigma > 0:
+        bar.set_ticks([step * sigma for step in range(-3, 4)])
+        bar.set_ticklabels(["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
     bar.ax.tick_params(labelsize=8)
     for axis in axes:
         axis.set_axis_off()
 
 
 def _draw_signals(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, sigma: float, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, sigma: float, quality: list[str]
 ) -> None:
     size, channels = noisy.shape
     shown = min(channels, _MAX_ROWS)
@@ -171,8 +177,13 @@ def _draw_signals(
             _line(group[0], array[:, channel], slice(0, size), color=colour, linewidth=thickness, label=name)
             if part:
                 _line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
+        missing = np.isnan(noisy[:, channel])
+        for axis, span in zip(group[:-1], (slice(0, size), part), strict=False):
+            _shade(axis, missing, span or slice(0, size), (0, 1), color=_MISSING, alpha=0.3, label="missing")
+            _shade(axis, kept, span or slice(0, size), (0, 0.03), color=_KEPT, label="kept")
         if channel == 0:
-            group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(lines), fontsize=9, frameon=False)
+            names = group[0].get_legend_handles_labels()[1]
+            group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), fontsize=9, frameon=False)
         if part:
             group[0].axvspan(part.start, part.stop - 1, color=_RESULT, alpha=0.15, linewidth=1.5)
             group[1].set_title(f"the shaded part, samples {part.start} to {part.stop - 1}", fontsize=9, loc="left")
@@ -180,6 +191,8 @@ def _draw_signals(
         for level in (-sigma, sigma):
             group[-1].axhline(level, color="black", linewidth=0.8, linestyle="--")
         group[-1].set_title(f"noisy − denoised, dashed: ±σ = ±{sigma:.4g}", fontsize=9, loc="left")
+        if sigma > 0:
+            _in_units_of(group[-1], sigma)
         if channels > 1:
             more = f" of {channels}" if channels > shown else ""
             group[0].set_ylabel(f"channel {channel}{more}", fontsize=9)
@@ -188,6 +201,23 @@ def _draw_signals(
         axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("sample", fontsize=9)
+
+
+def _shade(axis: Axes, marked: Array, part: slice, heights: tuple[float, float], **style: Any) -> None:
+    """Shade the marked samples, half a sample to each side, between two heights of a panel."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], marked[part], [False]]).astype(np.int8))) + part.start - 0.5
+    if edges.size:
+        x = np.repeat(edges, 2)
+        where = np.tile([False, True, True, False], len(edges) // 2)
+        axis.fill_between(x, *heights, where=where, transform=axis.get_xaxis_transform(), linewidth=0.5, **style)
+
+
+def _in_units_of(axis: Axes, sigma: float) -> None:
+    """Give a residual a range about 0, three sigma at least, with ticks at multiples of sigma."""
+    reach = max(*map(abs, axis.get_ylim()), 3 * sigma)
+    step = max(math.floor(reach / sigma * 2 / 3), 2)
+    axis.set_ylim(-reach, reach)
+    axis.set_yticks([-step * sigma, 0, step * sigma], [f"−{step}σ", "0", f"{step}σ"])
 
 
 def _lively_part(result: Array) -> slice:
@@ -208,5 +238,6 @@ def _line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
         full = len(y) // step * step
         blocks = y[:full].reshape(-1, step)
         x = np.concatenate([np.repeat(x[:full:step], 2), x[full:]])
-        y = np.concatenate([np.stack([blocks.min(axis=1), blocks.max(axis=1)], axis=1).ravel(), y[full:]])
+        ends = [np.fmin.reduce(blocks, axis=1), np.fmax.reduce(blocks, axis=1)]  # of what is not missing
+        y = np.concatenate([np.stack(ends, axis=1).ravel(), y[full:]])
     axis.plot(x, y, **style)

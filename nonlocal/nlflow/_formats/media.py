@@ -1,0 +1,97 @@
+"""What a file holds, the known formats, and how pictures are turned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import FileFormatError
+
+__all__ = ["EXTENSIONS", "Array", "Kind", "Media", "as_stored", "file_error", "upright"]
+
+Array: TypeAlias = NDArray[Any]
+Kind: TypeAlias = Literal["image", "signal"]
+
+#: The known file name extensions and their formats.
+EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
+EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+
+
+@dataclass(frozen=True)
+class Media:
+    """What a file holds.
+
+    Attributes
+    ----------
+    path : Path
+        The file that was read.
+    format : str
+        Its format, a value of `EXTENSIONS`.
+    kind : {"image", "signal"}
+        What the samples are.
+    data : numpy.ndarray
+        The samples in the dtype of the file: an image (H, W) or (H, W, C), a signal (N,) or (N, C); in an .npy file
+        the channels may lie on any axis.
+    channel_axis : int or None
+        Axis of the channels, counted from 0, or None for one channel without an axis of its own.
+    alpha : numpy.ndarray or None
+        The opacity (H, W) of an image, kept aside and written back unchanged.
+    orientation : int
+        How an image has to be turned to be seen upright, 1 (not at all) to 8, as EXIF and TIFF count; ``data`` are as
+        they are stored.
+    sample_rate : int or None
+        Samples per second of a WAV file.
+    header : tuple of str or None
+        Column names of a CSV file as they stand there, that of the time column included.
+    time : tuple of str or None
+        The cells of a CSV file's time column, written back unchanged.
+    delimiter : str
+        What separates the columns of a CSV file.
+    extras : dict
+        What else comes with the samples, written back unchanged where the output's format has a place for it:
+        ``exif``, ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and
+        ``text`` (of a PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample)
+        of a WAV file.
+    notes : tuple of str
+        The conversions made while reading, for the user.
+    """
+
+    path: Path
+    format: str
+    kind: Kind
+    data: Array
+    channel_axis: int | None = None
+    alpha: Array | None = None
+    orientation: int = 1
+    sample_rate: int | None = None
+    header: tuple[str, ...] | None = None
+    time: tuple[str, ...] | None = None
+    delimiter: str = ","
+    extras: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
+    """Return the exception that says what `path` holds, what it should hold and what to do."""
+    return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")
+
+
+def upright(data: Array, orientation: int) -> Array:
+    """Return a view of an image (H, W, ...), stored in this orientation, as it is to be seen."""
+    data = data.swapaxes(0, 1) if orientation >= 5 else data
+    return _flipped(data, orientation)
+
+
+def as_stored(data: Array, orientation: int) -> Array:
+    """Return a view of an upright image (H, W, ...) as one of this orientation is stored; undoes `upright`."""
+    data = _flipped(data, orientation)
+    return data.swapaxes(0, 1) if orientation >= 5 else data
+
+
+def _flipped(data: Array, orientation: int) -> Array:
+    axes = (0,) * (orientation in (3, 4, 7, 8)) + (1,) * (orientation in (2, 3, 6, 7))
+    return np.flip(data, axes) if axes else data

@@ -1,0 +1,115 @@
+"""How near an estimate comes to a reference without noise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError
+
+__all__ = ["psnr", "snr", "ssim"]
+
+Array: TypeAlias = NDArray[Any]
+
+_SSIM_WINDOW = 7  # nodes, that of scikit-image
+
+
+def _peak(clean: Array) -> float:
+    return float(np.iinfo(clean.dtype).max) if clean.dtype.kind == "u" else float(np.ptp(clean.astype(np.float64)))
+
+
+def _mean_squared_error(clean: Array, estimate: Array) -> float:
+    if clean.shape != estimate.shape:
+        raise InputError(f"estimate: got shape {estimate.shape}, expected {clean.shape} as in clean")
+    return float(np.mean((clean.astype(np.float64) - estimate) ** 2))
+
+
+def _decibels(power: float, error: float) -> float:
+    if error == 0:
+        return math.inf
+    return 10 * math.log10(power / error) if power > 0 else -math.inf
+
+
+def psnr(clean: Array, estimate: Array) -> float:
+    """Return the peak signal-to-noise ratio in decibels.
+
+    The peak is the range of the dtype of `clean` where that is an unsigned integer, and the range of its values
+    otherwise.
+
+    Parameters
+    ----------
+    clean, estimate : numpy.ndarray
+        Reference and estimate, of the same shape.
+
+    Returns
+    -------
+    float
+        ``10 log10(peak² / mean((clean - estimate)²))``; infinite for equal arrays.
+
+    Raises
+    ------
+    InputError
+        If the shapes differ.
+    """
+    error = _mean_squared_error(clean, estimate)
+    return _decibels(_peak(clean) ** 2, error)
+
+
+def snr(clean: Array, estimate: Array) -> float:
+    """Return the signal-to-noise ratio in decibels, with the power of the reference about its mean.
+
+    Parameters
+    ----------
+    clean, estimate : numpy.ndarray
+        Reference and estimate, of the same shape.
+
+    Returns
+    -------
+    float
+        ``10 log10(var(clean) / mean((clean - estimate)²))``; infinite for equal arrays.
+
+    Raises
+    ------
+    InputError
+        If the shapes differ.
+    """
+    error = _mean_squared_error(clean, estimate)
+    return _decibels(float(np.var(clean, dtype=np.float64)), error)
+
+
+def ssim(clean: Array, estimate: Array, channel_axis: int | None = None) -> float | None:
+    """Return the structural similarity of two images, with the peak of `psnr` as the range of the data.
+
+    Parameters
+    ----------
+    clean, estimate : numpy.ndarray
+        Reference and estimate (H, W), with an axis of channels if `channel_axis` says so.
+    channel_axis : int, optional
+        Axis of the channels, over which the mean is taken.
+
+    Returns
+    -------
+    float or None
+        Mean over windows of 7 × 7 pixels, as scikit-image computes it (Wang et al. 2004, doi 10.1109/TIP.2003.819861);
+        None for images that are smaller or constant.
+
+    Raises
+    ------
+    InputError
+        If the shapes differ.
+    """
+    _mean_squared_error(clean, estimate)
+    sides = [size for axis, size in enumerate(clean.shape) if channel_axis is None or axis != channel_axis % clean.ndim]
+    peak = _peak(clean)
+    if min(sides) < _SSIM_WINDOW or peak == 0:
+        return None
+    from skimage.metrics import structural_similarity
+
+    pair = (clean.astype(np.float64), estimate.astype(np.float64))
+    value = structural_similarity(  # type: ignore[no-untyped-call]
+        *pair, win_size=_SSIM_WINDOW, data_range=peak, channel_axis=channel_axis
+    )
+    return float(value)

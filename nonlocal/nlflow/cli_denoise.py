@@ -1,0 +1,344 @@
+"""The command ``nonlocal denoise``: files and folders of images and signals."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from nlflow._terminal import echo, mendable, print_json, print_table
+
+if TYPE_CHECKING:
+    from nlflow.batches import Batch
+    from nlflow.denoise_files import Options
+
+__all__ = ["HELP", "denoise"]
+
+HELP = """Remove noise from images and signals.
+
+The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
+for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
+TIFF description, sample rate and format, column names and a first CSV column with times. A note tells what OUT has no
+place for. OUT may have another format than IN if that can hold the data; NPY and CSV keep all digits.
+
+\b
+The noise is white and Gaussian, and its level is estimated, unless told otherwise:
+  --sigma 20                            standard deviation, in the file's units
+  --sigma 12,10,15                      one for each channel
+  --sigma map.tif                       one for each pixel (.tif, .npy, .png)
+  --noise poisson                       counts of photons or events
+  --noise poisson --gain 2.1 --read-noise 4 --offset 100
+                                        raw data of a camera
+
+\b
+Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
+discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest).
+
+\b
+Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
+  --mask FILE       where it is not 0, samples are missing and are filled in
+  --mask nan        so are samples that are NaN or infinite
+  --keep FILE       where it is not 0, the input is left as it is
+  --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
+
+Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
+OUT: it is made, outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file for
+all, or a folder with files of the same names; --compare is a folder for figures. A file that fails is named, the others
+are done, and the exit code is 1. Ctrl-C leaves complete files only; --existing skip goes on from there.
+
+\b
+Examples:
+  nonlocal denoise noisy.png out.png
+  nonlocal denoise scan.tif out.tif --sigma 350 --compare before-after.png
+  nonlocal denoise noisy.png out.png --reference original.png --json > report.json
+  nonlocal denoise photos denoised --quality best
+  nonlocal denoise 'frames/*.tif' denoised --mask frames/dead-pixels.png --existing skip
+  nonlocal denoise counts.tif out.tif --noise poisson
+  nonlocal denoise holes.npy filled.npy --mask nan
+  nonlocal denoise ecg.csv out.csv --compare ecg.pdf
+  nonlocal denoise stack.npy out.npy --channel-axis 0
+  nonlocal denoise eeg.npy out.npy --kind signal
+"""
+
+
+class Kind(enum.StrEnum):
+    """What the samples of a file are."""
+
+    image = "image"
+    signal = "signal"
+
+
+class Quality(enum.StrEnum):
+    """How much time the result is worth."""
+
+    fast = "fast"
+    balanced = "balanced"
+    best = "best"
+
+
+class Noise(enum.StrEnum):
+    """How the noise is distributed."""
+
+    gaussian = "gaussian"
+    poisson = "poisson"
+
+
+class Stopping(enum.StrEnum):
+    """When the flow ends."""
+
+    discrepancy = "discrepancy"
+    sure = "sure"
+
+
+class Existing(enum.StrEnum):
+    """What to do about outputs that are there."""
+
+    refuse = "refuse"
+    overwrite = "overwrite"
+    skip = "skip"
+
+
+def _parse_bytes(text: str) -> int:
+    """Return a size such as ``2GiB``, ``500 MB`` or ``1e9`` in bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?b)?|b)?\s*", str(text), re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    base = 1000 if found and (found[3] or "").lower() == "b" else 1024
+    unit = (found[2] or "").lower() if found else ""
+    size = number * base ** ("kmgt".index(unit) + 1 if unit else 0)
+    if not 1 <= size < 2**63:
+        raise typer.BadParameter(f"got {text!r}, expected a number of bytes such as 2000000000, 2GiB or 500MB")
+    return int(size)
+
+
+def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
+    """Return what ``--sigma`` says: numbers, or the file or folder that holds them."""
+    if text is None:
+        return None, None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        path = Path(text)
+        if not text or not (path.suffix or path.exists()):
+            raise typer.BadParameter(
+                f"got {text!r}, expected a number, numbers with commas between them, or a file", param_hint="--sigma"
+            ) from None
+        return None, path
+    return (numbers[0] if len(numbers) == 1 else numbers), None
+
+
+def _noise(kind: Noise, gain: float | None, read_noise: float | None, offset: float | None) -> Any:
+    """Return the noise as `nlflow.denoise` wants it."""
+    given = {"gain": gain, "sigma": read_noise, "offset": offset}
+    words = {name: value for name, value in given.items() if value is not None}
+    if not words:
+        return kind.value
+    if kind is not Noise.poisson:
+        option = "--read-noise" if "sigma" in words else f"--{next(iter(words))}"
+        raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
+    from nlflow.noise import Poisson
+
+    return Poisson(**words)
+
+
+def denoise(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="IN", help="Images or signals, a folder, or a quoted pattern.", show_default=False),
+    ],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="File to write; a folder for several inputs.")],
+    quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = Quality.balanced,
+    sigma: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|FILE",
+            help="Standard deviation of the noise in the file's units: one, one a channel, or a map "
+            "[default: estimated].",
+        ),
+    ] = None,
+    noise: Annotated[Noise, typer.Option(help="Distribution of the noise.")] = Noise.gaussian,
+    gain: Annotated[float | None, typer.Option(metavar="NUMBER", help="Units of the file per count.")] = None,
+    read_noise: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Gaussian noise beside that of counts, in the file's units.")
+    ] = None,
+    offset: Annotated[float | None, typer.Option(metavar="NUMBER", help="What the file holds for no counts.")] = None,
+    mask: Annotated[
+        str | None, typer.Option(metavar="FILE|nan", help="Samples to fill in: not 0 in FILE, or those that are NaN.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(metavar="FILE", help="Samples to leave as they are: not 0.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Noise-free reference: report PSNR and SSIM or SNR.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FIG", help="Also draw noisy, result and residual (.png, .pdf, .svg).")
+    ] = None,
+    stopping: Annotated[
+        Stopping | None, typer.Option(help="Rule by which the flow ends [default: that of the quality].")
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", parser=_parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="What a two-dimensional .npy array is.")] = None,
+    channel_axis: Annotated[
+        int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
+    ] = None,
+    existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = Existing.refuse,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+) -> None:
+    """Remove noise from images and signals."""
+    numbers, sigma_map = _split_sigma(sigma)
+    words: dict[str, Any] = {
+        "quality": quality.value,
+        "noise": _noise(noise, gain, read_noise, offset),
+        "stopping": None if stopping is None else stopping.value,
+        "max_memory": max_memory,
+    }
+    from nlflow.batches import plan
+    from nlflow.denoise_files import Options
+
+    fill_nan = mask == "nan"
+    beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
+    beside["--mask"] = None if mask is None or fill_nan else Path(mask)
+    batch = plan(sources, target, figure=compare, beside=beside, existing=existing.value)
+    for note in () if quiet else batch.notes:
+        echo(f"nonlocal: note: {note}", err=True)
+    options = Options(numbers, fill_nan, None if kind is None else kind.value, channel_axis, words)
+    if batch.folder is not None:
+        _denoise_many(batch, options, as_json=as_json, quiet=quiet)
+    elif batch.jobs:
+        _denoise_one(batch, options, as_json=as_json, quiet=quiet)
+    elif as_json:
+        print_json({"input": str(sources[0]), "output": target, "skipped": True})
+
+
+def _denoise_one(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
+    from nlflow._machine import version
+    from nlflow.denoise_files import denoise_file
+
+    def note(level: str, text: str) -> None:
+        if not quiet:
+            echo(f"nonlocal: {level}: {text}", err=True)
+
+    progress = not quiet and sys.stderr.isatty()
+    report = denoise_file(batch.jobs[0], options, folders=False, progress=progress, note=note)
+    if as_json:
+        print_json(report | {"version": version()})
+    elif not quiet:
+        print_table(_summary(report))
+
+
+def _denoise_many(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
+    """Denoise one file after the other; a broken one is named and does not keep the others from being done."""
+    from tqdm import tqdm
+
+    from nlflow._machine import version
+    from nlflow.denoise_files import denoise_file
+
+    began, count = time.perf_counter(), len(batch.jobs)
+    reports: list[dict[str, Any]] = []
+    failed, interrupted = 0, False
+    width = max((len(str(job.source)) for job in batch.jobs), default=0)
+    bar = tqdm(
+        total=count, desc="denoise", unit="file", disable=quiet or not sys.stderr.isatty(), leave=False, file=sys.stderr
+    )
+
+    def say(text: str, *, err: bool = True) -> None:
+        with tqdm.external_write_mode():  # the bar makes room
+            echo(text, err=err)
+
+    with bar:
+        for job in batch.jobs:
+            bar.set_postfix_str(job.source.name)
+
+            def note(level: str, text: str, source: str = str(job.source)) -> None:
+                if not quiet:
+                    say(f"nonlocal: {level}: {text}" if level == "note" else f"nonlocal: {level}: {source}: {text}")
+
+            try:
+                report = denoise_file(job, options, folders=True, progress=False, note=note)
+            except KeyboardInterrupt:
+                interrupted = True
+                break
+            except Exception as error:
+                message = mendable(error)
+                if message is None:
+                    raise
+                message = message if message.startswith(str(job.source)) else f"{job.source}: {message}"
+                failed += 1
+                reports.append({"input": str(job.source), "error": message})
+                say(f"nonlocal: error: {message}")
+            else:
+                reports.append(report)
+                if not (quiet or as_json):
+                    say(f"{job.source!s:<{width}}  {_line(report)}", err=False)
+            bar.update()
+    done = len(reports) - failed
+    if as_json:
+        counts = {"done": done, "failed": failed, "interrupted": interrupted}
+        print_json({"files": reports, **counts, "seconds_total": time.perf_counter() - began, "version": version()})
+    elif not (quiet or interrupted or not count):
+        echo(f"{done} of {count} file(s) written to {batch.folder} in {time.perf_counter() - began:.1f} s")
+    if interrupted:
+        echo(f"nonlocal: interrupted; {done} of {count} file(s) are done and complete in {batch.folder}", err=True)
+        raise typer.Exit(130)
+    if failed:
+        echo(f"nonlocal: error: {failed} of {count} file(s) failed; they are named above", err=True)
+        raise typer.Exit(1)
+
+
+def _given_sigma(report: dict[str, Any]) -> str:
+    origin = report["sigma_given"]
+    words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
+    return f"{report['denoise']['sigma']:.4g} ({words})"
+
+
+def _figures(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of quality that a report has, before and after."""
+    rows = []
+    for name, form, unit in (("psnr", ".2f", " dB"), ("snr", ".2f", " dB"), ("ssim", ".4f", "")):
+        if report.get(f"{name}_output") is not None:
+            before = report[f"{name}_input"]
+            shown = "unknown" if before is None else f"{before:{form}}{unit}"
+            rows.append((name.upper(), f"{shown} before, {report[f'{name}_output']:{form}}{unit} after"))
+    return rows
+
+
+def _line(report: dict[str, Any]) -> str:
+    """Return what a report says in one line."""
+    figures = "".join(f", {name} {value}" for name, value in _figures(report))
+    return f"sigma {_given_sigma(report)}{figures}, {report['seconds_total']:.2f} s"
+
+
+def _summary(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines for people: what was given, what was done, what was written."""
+    from nlflow.errors import format_bytes
+
+    details = dict(report["denoise"])
+    size = " x ".join(map(str, report["shape"]))
+    rows = [
+        ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
+        ("sigma", _given_sigma(report)),
+    ]
+    rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
+    for name in ("sigma", "sigma_estimated"):
+        details.pop(name, None)
+    seconds = details.pop("seconds", report["seconds_total"])
+    for name, value in details.items():
+        if isinstance(value, bool | int | float | str):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown = format_bytes(float(value)) if name.endswith("_bytes") else shown
+            rows.append((name.removesuffix("_bytes").replace("_", " "), shown))
+    rows += [*_figures(report), ("seconds", f"{seconds:.2f}"), ("written", report["output"])]
+    return rows + ([("figure", report["figure"])] if report["figure"] else [])

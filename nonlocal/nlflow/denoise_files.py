@@ -1,0 +1,232 @@
+"""One file from input to output: what is read, how `denoise` is called, what is written and reported."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nlflow import companions, files
+from nlflow._atomic import make_folder
+from nlflow._terminal import stopping
+from nlflow.batches import Job
+from nlflow.errors import FileFormatError, InputError
+from nlflow.files import Array, Kind, Media
+
+__all__ = ["Options", "denoise_file"]
+
+FIGURES = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How every file of a command is denoised.
+
+    Attributes
+    ----------
+    sigma : float, list of float or None
+        Given noise; a map of it is a file beside the input.
+    fill_nan : bool
+        Whether samples that are no numbers are missing ones.
+    kind, channel_axis
+        What an .npy array is; see `nlflow.files.read`.
+    words : dict
+        Further words for `nlflow.denoise`.
+    """
+
+    sigma: float | list[float] | None
+    fill_nan: bool
+    kind: Kind | None
+    channel_axis: int | None
+    words: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What was read for an input."""
+
+    media: Media
+    sigma: Any
+    mask: Any
+    keep: Array | None
+    reference: Array | None
+    missing: Array | None  # of the shape of the data
+
+
+def denoise_file(
+    job: Job, options: Options, *, folders: bool, progress: bool, note: Callable[[str, str], None]
+) -> dict[str, Any]:
+    """Denoise one file and write the result.
+
+    Parameters
+    ----------
+    job : Job
+        The input, its outputs and the files beside it.
+    options : Options
+        How it is denoised.
+    folders : bool
+        Make the folders of the outputs where they are missing.
+    progress : bool
+        Show how far the work on this file has come.
+    note : callable
+        Gets "note" or "warning" and a text for the user, as soon as there is one.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    FileFormatError
+        If a file cannot be read or written.
+    InputError
+        If the files do not fit each other, or `nlflow.denoise` refuses its arguments.
+    """
+    began = time.perf_counter()
+    if job.missing:
+        raise FileFormatError(job.missing)
+    media = files.read(job.source, kind=options.kind, channel_axis=options.channel_axis)
+    given, more = _read_beside(job, options, media)
+    for path in (job.target, job.figure) if folders else ():
+        if path is not None:
+            make_folder(path.parent)
+    form = "" if job.figure is None else _check_figure(job.figure)
+    lost = files.check_output(job.target, media)
+    notes = [*media.notes, *lost, *more]
+    for text in notes:
+        note("note", text)
+
+    from nlflow.denoising import denoise
+
+    with stopping(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        result, outcome = denoise(
+            media.data,
+            given.sigma,
+            **options.words,
+            channel_axis=media.channel_axis,
+            mask=given.mask,
+            keep=given.keep,
+            preserve_range=True,
+            return_info=True,
+            progress=progress,
+        )
+    warned = list(dict.fromkeys(str(warning.message) for warning in caught))
+    for text in warned:
+        note("warning", text)
+    details: dict[str, Any] = outcome.as_dict()
+    drawn = b""
+    if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
+        drawn = _draw(given, result, float(details["sigma"]), job.source.name, form)
+    files.write(job.target, result, media)
+    if job.figure is not None:
+        files.write_atomic(job.figure, lambda stream: stream.write(drawn))
+    return {
+        "input": str(job.source),
+        "output": str(job.target),
+        "figure": None if job.figure is None else str(job.figure),
+        "kind": media.kind,
+        "shape": media.data.shape,
+        "channel_axis": media.channel_axis,
+        "dtype": str(media.data.dtype),
+        "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else options.sigma,
+        "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
+        "kept": 0 if given.keep is None else int(np.count_nonzero(given.keep)),
+        **_quality(given, result),
+        "denoise": details,
+        "notes": notes,
+        "warnings": warned,
+        "seconds_total": time.perf_counter() - began,
+    }
+
+
+def _check_figure(path: Path) -> str:
+    """Return the format of a figure that can be written to `path`."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FIGURES:
+        raise FileFormatError(f"--compare: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
+    files.check_target(path)
+    return form
+
+
+def _read_beside(job: Job, options: Options, media: Media) -> tuple[_Given, list[str]]:
+    """Read what belongs to an input, check that it fits, and return it with the notes made on the way."""
+    notes: list[str] = []
+
+    def read(option: str, reader: Callable[[str, Path, Media], tuple[Array, list[str]]]) -> Any:
+        if option not in job.beside:
+            return None
+        values, more = reader(option, job.beside[option], media)
+        notes.extend(more)
+        return values
+
+    mask = read("--mask", companions.read_mask)
+    keep = read("--keep", companions.read_mask)
+    reference = read("--reference", companions.read_reference)
+    sigma = read("--sigma", companions.read_map)
+    finite = np.isfinite(media.data)
+    missing = None if mask is None else _over_channels(mask, media)
+    if options.fill_nan and not finite.all():
+        missing = ~finite
+    covered = finite if missing is None else finite | missing
+    if not covered.all():
+        raise InputError(
+            f"{media.path}: got {np.count_nonzero(~covered)} NaN or infinite value(s), expected numbers; "
+            "give --mask nan to fill them in"
+        )
+    chosen = "nan" if options.fill_nan else mask
+    return _Given(media, options.sigma if sigma is None else sigma, chosen, keep, reference, missing), notes
+
+
+def _over_channels(mask: Array, media: Media) -> Array:
+    """Return a mask in the full shape of the data."""
+    if mask.ndim < media.data.ndim and media.channel_axis is not None:
+        mask = np.expand_dims(mask, media.channel_axis)
+    return np.broadcast_to(mask, media.data.shape)
+
+
+def _quality(given: _Given, result: Array) -> dict[str, float | None]:
+    """Return how near input and result come to the reference, in figures that suit their kind."""
+    if given.reference is None:
+        return {}
+    from nlflow._quality import psnr, snr, ssim
+
+    media, clean = given.media, given.reference
+    known = bool(np.isfinite(media.data).all())
+    figures: dict[str, float | None] = {}
+    for name, data in (("input", media.data), ("output", result)):
+        counts = name == "output" or known  # a NaN is no distance from anything
+        figures[f"psnr_{name}"] = psnr(clean, data) if counts else None
+        if media.kind == "signal":
+            figures[f"snr_{name}"] = snr(clean, data) if counts else None
+        else:
+            figures[f"ssim_{name}"] = ssim(clean, data, media.channel_axis) if counts else None
+    return figures
+
+
+def _draw(given: _Given, result: Array, sigma: float, title: str, form: str) -> bytes:
+    """Return the figure of noisy data, result and residual as the content of a file."""
+    from nlflow.plotting import comparison_figure, render
+
+    media = given.media
+
+    def turned(array: Array | None) -> Any:
+        return array if array is None or media.kind == "signal" else files.upright(array, media.orientation)
+
+    figure = comparison_figure(
+        turned(media.data),
+        turned(result),
+        channel_axis=media.channel_axis,
+        sigma=sigma,
+        clean=turned(given.reference),
+        missing=turned(given.missing),
+        kept=turned(given.keep),
+        title=title,
+    )
+    return render(figure, form)

@@ -1,0 +1,106 @@
+"""What tests of the command line share: a denoiser that is none, and running a command."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import types
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nlflow import cli
+from nlflow.errors import NlflowWarning
+
+RNG = np.random.default_rng(11)
+IMAGE = RNG.integers(0, 256, (12, 16), dtype=np.uint8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Info:
+    sigma: float
+    sigma_estimated: bool
+    noise: str = "gaussian"
+    quality: str = "balanced"
+    functional: str = "E"
+    parameters: dict[str, Any] = dataclasses.field(default_factory=lambda: {"patch_size": 7})
+    steps: int = 4
+    stopped_by: str = "converged"
+    risk: float | None = None
+    residual: float = float("nan")
+    levels: tuple[float, ...] = (1.0, 2.0)
+    seconds: float = 0.125
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+
+class Denoiser:
+    """Stand-in for the real one: halves its input and remembers what it was given."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[np.ndarray[Any, Any], Any, dict[str, Any]]] = []
+        self.failures: dict[int, BaseException] = {}  # by the number of the call; -1 for every one
+        self.warning = ""
+
+    def __call__(self, image: Any, sigma: Any = None, **options: Any) -> tuple[Any, Info]:
+        assert set(options) == set(OPTIONS)
+        failure = self.failures.get(len(self.calls), self.failures.get(-1))
+        self.calls.append((image, sigma, options))
+        if failure is not None:
+            raise failure
+        if self.warning:
+            warnings.warn(self.warning, NlflowWarning, stacklevel=2)
+        result = np.where(np.isfinite(image), image, 0.0) * 0.5
+        level = 12.5 if sigma is None else float(np.sqrt(np.mean(np.square(sigma))))
+        return result, Info(level, sigma is None, noise=str(options["noise"]), quality=options["quality"])
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
+    """Put a stand-in in the place of the denoiser."""
+    module = types.ModuleType("nlflow.denoising")
+    stand_in = Denoiser()
+    module.denoise = stand_in  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "nlflow.denoising", module)
+    return stand_in
+
+
+#: What the real one gets if nothing is said.
+OPTIONS = {
+    "quality": "balanced",
+    "noise": "gaussian",
+    "channel_axis": None,
+    "mask": None,
+    "keep": None,
+    "stopping": None,
+    "max_memory": None,
+    "preserve_range": True,
+    "return_info": True,
+    "progress": False,
+}
+
+
+def run(*arguments: str, code: int = 0) -> Any:
+    result = CliRunner().invoke(cli.app, list(arguments), prog_name="nonlocal", catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: str) -> str:
+    """Return the message of a run that fails with one line on stderr and nothing else."""
+    before = listing()
+    result = run(*arguments, code=1)
+    assert result.stdout == ""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("nonlocal: note:")]
+    assert len(lines) == 1, lines
+    assert lines[0].startswith("nonlocal: error: ")
+    assert listing() == before
+    return lines[0]
+
+
+def listing(folder: Path | None = None) -> list[str]:
+    return sorted(path.name for path in (folder or Path.cwd()).iterdir())

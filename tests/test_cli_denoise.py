@@ -1,0 +1,395 @@
+"""The command `nonlocal denoise` for one file: what it passes on, prints, writes, and how it fails.
+
+The denoiser is replaced by a stand-in, so that these tests see the command alone.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tifffile
+from PIL import Image
+
+import nlflow
+from nlflow import files
+from nlflow.errors import InputError
+from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, install, listing, run
+
+
+@pytest.fixture
+def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    Image.fromarray(IMAGE).save("in.png")
+    np.save("in.npy", RNG.standard_normal((40, 2)))
+    return tmp_path
+
+
+def test_the_real_one_takes_these_options() -> None:
+    parameters = inspect.signature(nlflow.denoise).parameters
+    defaults = {name: parameters[name].default for name in OPTIONS}
+    assert defaults == OPTIONS | {"preserve_range": False, "return_info": False}
+
+
+def test_image(folder: Path, denoiser: Denoiser) -> None:
+    result = run("denoise", "in.png", "out.png")
+    ((image, sigma, options),) = denoiser.calls
+    np.testing.assert_array_equal(image, IMAGE)
+    assert image.dtype == np.uint8
+    assert sigma is None
+    assert options == OPTIONS
+    np.testing.assert_array_equal(files.read("out.png").data, np.rint(IMAGE * 0.5))
+    assert result.stderr == ""
+    lines = dict(line.split("  ", 1) for line in result.stdout.splitlines())
+    table = {name.strip(): value.strip() for name, value in lines.items()}
+    assert table == {
+        "input": "in.png, image of 12 x 16, uint8",
+        "sigma": "12.5 (estimated)",
+        "noise": "gaussian",
+        "quality": "balanced",
+        "functional": "E",
+        "steps": "4",
+        "stopped by": "converged",
+        "residual": "nan",
+        "seconds": "0.12",
+        "written": "out.png",
+    }
+    assert listing() == ["in.npy", "in.png", "out.png"]
+
+
+def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
+    result = run(
+        "denoise", "in.npy", "out.npy", "--sigma", "0.5", "--kind", "signal", "--channel-axis", "1",
+        "--max-memory", "2GiB", "--quality", "best", "--stopping", "sure", "--noise", "poisson",
+    )  # fmt: skip
+    ((image, sigma, options),) = denoiser.calls
+    assert image.shape == (40, 2)
+    assert sigma == 0.5
+    chosen = {"channel_axis": 1, "max_memory": 2 * 2**30, "quality": "best", "stopping": "sure", "noise": "poisson"}
+    assert options == OPTIONS | chosen
+    assert "0.5 (given)" in result.stdout
+    np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy") / 2)
+
+
+def test_counts(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    def poisson(**words: float) -> str:
+        given.append(words)
+        return "Poisson"
+
+    monkeypatch.setattr("nlflow.noise.Poisson", poisson, raising=False)
+    run("denoise", "in.png", "a.png", "--noise", "poisson", "--gain", "2", "--read-noise", "3.5", "--offset", "100")
+    run("denoise", "in.png", "b.png", "--noise", "poisson", "--gain", "2")
+    assert given == [{"gain": 2, "sigma": 3.5, "offset": 100}, {"gain": 2}]
+    assert [options["noise"] for _, _, options in denoiser.calls] == ["Poisson", "Poisson"]
+
+
+def test_sigma_of_channels_and_pixels(folder: Path, denoiser: Denoiser) -> None:
+    Image.fromarray(RNG.integers(0, 256, (5, 6, 3), dtype=np.uint8)).save("c.png")
+    run("denoise", "c.png", "out.png", "--sigma", "10,12.5,9")
+    assert denoiser.calls[0][1] == [10, 12.5, 9]
+    levels = np.linspace(1, 9, IMAGE.size).reshape(IMAGE.shape)
+    tifffile.imwrite("map.tif", levels.astype(np.float32))
+    np.save("map.npy", levels)
+    Image.fromarray(levels.astype(np.uint8)).save("map.png")
+    for name, dtype in (("map.tif", np.float32), ("map.npy", np.float64), ("map.png", np.uint8)):
+        report = json.loads(run("denoise", "in.png", f"{name}.out.png", "--sigma", name, "--json").stdout)
+        np.testing.assert_array_equal(denoiser.calls[-1][1], levels.astype(dtype))
+        assert report["sigma_given"] == name
+    assert "(map map.npy)" in run("denoise", "in.png", "o.png", "--sigma", "map.npy").stdout
+    assert "expected (5, 6), one number for each pixel" in fails("denoise", "c.png", "x.png", "--sigma", "map.tif")
+    assert "expected (12, 16)" in fails("denoise", "in.png", "x.png", "--sigma", "c.png")
+
+
+def test_masks(folder: Path, denoiser: Denoiser) -> None:
+    where = RNG.random(IMAGE.shape) < 0.3
+    Image.fromarray(where.astype(np.uint8) * 255).save("mask.png")
+    np.save("keep.npy", ~where)
+    result = run("denoise", "in.png", "out.png", "--mask", "mask.png", "--keep", "keep.npy", "--compare", "fig.svg")
+    options = denoiser.calls[0][2]
+    assert options["mask"].dtype == options["keep"].dtype == bool
+    np.testing.assert_array_equal(options["mask"], where)
+    np.testing.assert_array_equal(options["keep"], ~where)
+    assert f"{where.sum()} sample(s)" in result.stdout
+    assert Path("fig.svg").read_text().count("<image") == 4  # with one for what is missing
+
+
+def test_a_photograph_on_its_side(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Everything fits as it is seen, the pixels go through as they are stored, and the figure is upright."""
+    stored = RNG.integers(0, 256, (6, 10, 3), dtype=np.uint8)
+    where = np.zeros((6, 10), bool)
+    where[2, 3:5] = True
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(stored).save("photo.png", exif=exif)
+    Image.fromarray(np.rot90(where, -1)).save("mask.png")
+    Image.fromarray(np.rot90(stored, -1)).save("clean.png")
+    drawn = {}
+
+    def comparison(noisy: Any, result: Any, **words: Any) -> str:
+        drawn.update(words, noisy=noisy, result=result)
+        return "figure"
+
+    monkeypatch.setattr("nlflow.plotting.comparison_figure", comparison)
+    monkeypatch.setattr("nlflow.plotting.render", lambda figure, form: b"drawn")
+    beside = ["--mask", "mask.png", "--keep", "mask.png", "--reference", "clean.png"]
+    report = json.loads(run("denoise", "photo.png", "o.png", *beside, "--compare", "fig.png", "--json").stdout)
+    image, _, options = denoiser.calls[0]
+    np.testing.assert_array_equal(image, stored)
+    np.testing.assert_array_equal(options["mask"], where)
+    np.testing.assert_array_equal(options["keep"], where)
+    assert (report["missing"], report["kept"]) == (6, 2)
+    assert report["psnr_input"] is None  # infinite
+    back = files.read("o.png")
+    assert back.orientation == 6
+    np.testing.assert_array_equal(back.data, np.rint(stored * 0.5))
+    for name, expected in (("noisy", stored), ("result", stored * 0.5), ("clean", stored), ("kept", where)):
+        np.testing.assert_array_equal(drawn[name], np.rot90(expected, -1))
+    np.testing.assert_array_equal(drawn["missing"], np.rot90(np.dstack([where] * 3), -1))
+    assert Path("fig.png").read_bytes() == b"drawn"
+
+
+@pytest.mark.parametrize("name", ["a.npy", "a.tif", "a.csv"])
+def test_missing_numbers(folder: Path, denoiser: Denoiser, name: str) -> None:
+    values = RNG.standard_normal((12, 2)).astype(np.float32)
+    values[3:5, 1] = np.nan
+    np.save("a.npy", values)
+    tifffile.imwrite("a.tif", values)
+    np.savetxt("a.csv", values, delimiter=",")
+    message = fails("denoise", name, f"out-{name}")
+    assert f"{name}: got 2 NaN or infinite value(s), expected numbers; give --mask nan" in message
+    assert denoiser.calls == []
+    np.save("mask.npy", np.arange(24).reshape(12, 2) == 7)
+    assert "got 1 NaN" in fails("denoise", name, f"out-{name}", "--mask", "mask.npy")
+    report = json.loads(run("denoise", name, f"out-{name}", "--mask", "nan", "--json").stdout)
+    assert denoiser.calls[0][2]["mask"] == "nan"
+    assert report["missing"] == 2
+    result = run("denoise", name, f"ref-{name}", "--mask", "nan", "--reference", f"out-{name}", "-q", "--json").stdout
+    assert json.loads(result)["psnr_input"] is None
+    assert json.loads(result)["psnr_output"] is None  # equal to its reference, an infinity that JSON lacks
+
+
+def test_a_whole_file_has_nothing_missing(folder: Path, denoiser: Denoiser) -> None:
+    assert json.loads(run("denoise", "in.png", "out.png", "--mask", "nan", "--json").stdout)["missing"] == 0
+
+
+def test_json(folder: Path, denoiser: Denoiser) -> None:
+    Image.fromarray(IMAGE // 2).save("clean.png")
+    denoiser.warning = "the window was shrunk"
+    result = run("denoise", "in.png", "out.npy", "--json", "--compare", "fig.svg", "--reference", "clean.png")
+    report = json.loads(result.stdout)
+    assert report["input"] == "in.png"
+    assert report["output"] == "out.npy"
+    assert report["figure"] == "fig.svg"
+    assert report["shape"] == [12, 16]
+    assert report["dtype"] == "uint8"
+    assert report["sigma_given"] is None
+    assert report["denoise"]["sigma"] == 12.5
+    assert report["denoise"]["residual"] is None
+    assert report["denoise"]["levels"] == [1.0, 2.0]
+    assert report["denoise"]["parameters"] == {"patch_size": 7}
+    assert report["psnr_output"] > report["psnr_input"] > 0
+    assert 0.99 < report["ssim_output"] <= 1
+    assert report["warnings"] == ["the window was shrunk"]
+    assert report["seconds_total"] >= 0
+    assert report["version"]
+    assert "nonlocal: warning: the window was shrunk" in result.stderr
+
+
+def test_comparison_and_reference(folder: Path, denoiser: Denoiser) -> None:
+    result = run("denoise", "in.png", "out.png", "--compare", "fig.PNG", "--reference", "in.png")
+    with Image.open("fig.PNG") as figure:
+        assert figure.width > 500
+    assert "PSNR        inf dB before" in result.stdout
+    assert "SSIM        1.0000 before" in result.stdout
+    assert "figure" in result.stdout
+    assert listing() == ["fig.PNG", "in.npy", "in.png", "out.png"]
+    np.save("t.npy", np.arange(9.0))
+    result = run("denoise", "t.npy", "o.npy", "--reference", "t.npy")
+    assert "SNR         inf dB before" in result.stdout
+    assert "SSIM" not in result.stdout
+
+
+def test_reference_array(folder: Path, denoiser: Denoiser) -> None:
+    values = RNG.standard_normal((5, 6, 7))
+    np.save("a.npy", values)
+    run("denoise", "a.npy", "b.npy", "--channel-axis", "0", "--reference", "a.npy")
+    np.save("c.npy", values[:, :, 1:])
+    message = fails("denoise", "a.npy", "d.npy", "--channel-axis", "0", "--reference", "c.npy")
+    assert "--reference: got c.npy of shape (5, 6, 6), expected (5, 6, 7)" in message
+
+
+def test_notes_and_quiet(folder: Path, denoiser: Denoiser) -> None:
+    Path("in.csv").write_text("time,x\n" + "".join(f"{i},{i % 3}\n" for i in range(30)))
+    denoiser.warning = "shrunk"
+    result = run("denoise", "in.csv", "out.npy")
+    assert "nonlocal: note: in.csv: column 'time' is kept as it is" in result.stderr
+    assert "nonlocal: note: out.npy: column names and times are left out" in result.stderr
+    assert "nonlocal: warning: shrunk" in result.stderr
+    result = run("denoise", "in.csv", "out.csv", "--quiet")
+    assert (result.stdout, result.stderr) == ("", "")
+    assert Path("out.csv").read_text().startswith("time,x\n0,0.0\n1,0.5\n")
+    assert "sigma" in json.loads(run("denoise", "in.csv", "o.csv", "-q", "--json").stdout)["denoise"]
+
+
+def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
+    Path("out.png").write_text("old")
+    assert "OUT: got out.png, already there" in fails("denoise", "in.png", "out.png")
+    assert "give --existing overwrite" in fails("denoise", "in.png", "out.png", "--existing", "refuse")
+    result = run("denoise", "in.png", "out.png", "--existing", "skip")
+    assert "1 of 1 output(s) are there already" in result.stderr
+    skipped = json.loads(run("denoise", "in.png", "out.png", "--existing", "skip", "--json").stdout)
+    assert skipped == {"input": "in.png", "output": "out.png", "skipped": True}
+    assert Path("out.png").read_text() == "old"
+    assert denoiser.calls == []
+    run("denoise", "in.png", "out.png", "--existing", "overwrite")
+    assert files.read("out.png").data.shape == IMAGE.shape
+    Path("fig.svg").write_text("old")
+    assert "--compare: got fig.svg, already there" in fails("denoise", "in.png", "new.png", "--compare", "fig.svg")
+
+
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.png", "out.png"], "missing.png: got no such file"),
+        (["in.png", "out.gif"], "out.gif: got the extension '.gif'"),
+        (["in.png", "out.wav"], "out.wav: got an image to write"),
+        (["in.png", "nowhere/out.png"], "does not exist"),
+        (["in.png", "in.png"], "OUT: got in.png, the same file as IN"),
+        (["in.png", "./x/../in.png"], "the same file as IN"),
+        (["in.png", "link.png"], "the same file as IN"),
+        (["in.png", "hard.png"], "the same file as IN"),
+        (["in.png", "out.png", "--compare", "out.png"], "--compare: got out.png, the same file as OUT"),
+        (["in.png", "out.png", "--compare", "in.png"], "the same file as IN"),
+        (["in.png", "in.npy", "--reference", "in.npy"], "OUT: got in.npy, the same file as --reference"),
+        (["in.png", "in.npy", "--mask", "in.npy"], "OUT: got in.npy, the same file as --mask"),
+        (["in.png", "out.png", "--compare", "fig.jpg"], "--compare: got fig.jpg, expected a name that ends in .png"),
+        (["in.png", "out.png", "--compare", "nowhere/fig.png"], "does not exist"),
+        (["in.png", "out.png", "--reference", "in.npy"], "--reference: got in.npy of shape (40, 2)"),
+        (["in.png", "out.png", "--reference", "missing.npy"], "--reference: got missing.npy, no such file"),
+        (["in.png", "out.png", "--mask", "missing.npy"], "--mask: got missing.npy, no such file"),
+        (["in.png", "out.png", "--mask", "in.npy"], "--mask: got in.npy of shape (40, 2), expected (12, 16)"),
+        (["in.png", "out.png", "--keep", "in.npy"], "--keep: got in.npy of shape (40, 2), expected (12, 16)"),
+        (["in.png", "out.png", "--sigma", "in.npy"], "--sigma: got in.npy of shape (40, 2), expected (12, 16)"),
+        (["in.png", "out.png", "--sigma", "missing.tif"], "--sigma: got missing.tif, no such file"),
+        (["in.png", "out.png", "--kind", "signal"], "kind: got 'signal'"),
+        (["in.png", "out.png", "--channel-axis", "2"], "channel_axis: got 2"),
+    ],
+)
+def test_refused_before_any_work(folder: Path, denoiser: Denoiser, arguments: list[str], message: str) -> None:
+    Path("link.png").symlink_to("in.png")
+    Path("hard.png").hardlink_to("in.png")
+    assert message in fails("denoise", *arguments)
+    assert denoiser.calls == []
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (InputError("sigma: got -1.0,\nexpected a number >= 0"), "error: sigma: got -1.0, expected a number >= 0"),
+        (MemoryError(), "out of memory"),
+        (OSError(5, "Input/output error"), "Input/output error"),
+    ],
+)
+def test_nothing_is_written_when_denoising_fails(
+    folder: Path, denoiser: Denoiser, failure: Exception, message: str
+) -> None:
+    Path("out.png").write_text("old")
+    denoiser.failures[-1] = failure
+    arguments = ["--sigma", "-1", "--compare", "fig.png", "--existing", "overwrite"]
+    assert message in fails("denoise", "in.png", "out.png", *arguments)
+    assert Path("out.png").read_text() == "old"
+
+
+def test_nothing_is_written_when_drawing_fails(
+    folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise InputError("figure: got nothing")
+
+    monkeypatch.setattr("nlflow.plotting.comparison_figure", fail)
+    assert "figure: got nothing" in fails("denoise", "in.png", "out.png", "--compare", "fig.png")
+
+
+def test_programming_errors_are_not_hidden(folder: Path, denoiser: Denoiser) -> None:
+    denoiser.failures[-1] = ZeroDivisionError("a fault of ours")
+    with pytest.raises(ZeroDivisionError):
+        run("denoise", "in.png", "out.png")
+
+
+def test_interrupt(folder: Path, denoiser: Denoiser) -> None:
+    denoiser.failures[-1] = KeyboardInterrupt()
+    result = run("denoise", "in.png", "out.png", "--compare", "fig.png", code=130)
+    assert result.stderr == "nonlocal: interrupted\n"
+    assert listing() == ["in.npy", "in.png"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["denoise"],
+        ["denoise", "in.png"],
+        ["denoise", "in.png", "out.png", "--sigma", "much"],
+        ["denoise", "in.png", "out.png", "--sigma", "1,x"],
+        ["denoise", "in.png", "out.png", "--sigma", ""],
+        ["denoise", "in.png", "out.png", "--kind", "video"],
+        ["denoise", "in.png", "out.png", "--quality", "perfect"],
+        ["denoise", "in.png", "out.png", "--noise", "pink"],
+        ["denoise", "in.png", "out.png", "--stopping", "never"],
+        ["denoise", "in.png", "out.png", "--existing", "ask"],
+        ["denoise", "in.png", "out.png", "--gain", "2"],
+        ["denoise", "in.png", "out.png", "--read-noise", "2"],
+        ["denoise", "in.png", "out.png", "--noise", "gaussian", "--offset", "2"],
+        ["denoise", "in.png", "out.png", "--channel-axis", "x"],
+        ["denoise", "in.png", "out.png", "--unknown"],
+        *(["denoise", "in.png", "out.png", "--max-memory", size] for size in ("0", "x", "2XB", "1.2.3", "-1", "1e99")),
+    ],
+)
+def test_wrong_usage(folder: Path, denoiser: Denoiser, arguments: list[str]) -> None:
+    result = run(*arguments, code=2)
+    assert result.stdout == ""
+    assert "Usage: nonlocal" in result.stderr
+    assert denoiser.calls == []
+    if arguments[3:4] and arguments[3] in ("--gain", "--read-noise"):
+        assert f"{arguments[3]}: is a property of counts; give --noise poisson too" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("1000", 1000),
+        ("1e9", 10**9),
+        ("2GiB", 2**31),
+        ("2g", 2**31),
+        ("1.5 MB", 1500000),
+        ("4kib", 4096),
+        ("1TB", 10**12),
+        ("7B", 7),
+    ],
+)
+def test_sizes(folder: Path, denoiser: Denoiser, text: str, size: int) -> None:
+    run("denoise", "in.png", "out.png", "--max-memory", text)
+    assert denoiser.calls[0][2]["max_memory"] == size
+
+
+@pytest.mark.skipif(os.name != "posix", reason="names of POSIX")
+def test_names_that_are_no_text(folder: Path, denoiser: Denoiser) -> None:
+    name = os.fsdecode(b"out-\xff.npy")
+    result = run("denoise", "in.png", name)
+    assert r"out-\udcff.npy" in result.stdout
+    again = run("denoise", "in.png", name, "--json", "--existing", "overwrite")
+    assert json.loads(again.stdout)["output"] == name

@@ -1,0 +1,235 @@
+"""The command `nonlocal denoise` for many files: folders and patterns in, a folder out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nlflow import files
+from nlflow.errors import InputError
+from tests.commands import IMAGE, OPTIONS, Denoiser, fails, install, listing, run
+
+
+@pytest.fixture
+def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
+    return install(monkeypatch)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder of three images and what is to be left out."""
+    monkeypatch.chdir(tmp_path)
+    Path("in").mkdir()
+    for number, name in enumerate(("b.png", "a.tif", "c.PNG")):
+        Image.fromarray(IMAGE // (number + 1)).save(Path("in") / name)
+    Path("in/readme.txt").write_text("no image")
+    Path("in/.hidden.png").write_text("no image")
+    Path("in/deeper").mkdir()
+    Image.fromarray(IMAGE).save("in/deeper/d.png")
+    return tmp_path
+
+
+def test_a_folder(folder: Path, denoiser: Denoiser) -> None:
+    result = run("denoise", "in", "out", "--quality", "fast")
+    assert listing(Path("out")) == ["a.tif", "b.png", "c.PNG"]
+    for number, name in enumerate(("b.png", "a.tif", "c.PNG")):
+        np.testing.assert_array_equal(files.read(Path("out") / name).data, np.rint(IMAGE // (number + 1) * 0.5))
+    assert [options for _, _, options in denoiser.calls] == [OPTIONS | {"quality": "fast"}] * 3
+    assert result.stderr == "nonlocal: note: in: 1 file(s) of other formats are left out\n"
+    lines = result.stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[:3]] == ["in/a.tif", "in/b.png", "in/c.PNG"]
+    assert lines[0].startswith("in/a.tif  sigma 12.5 (estimated), ")
+    assert lines[3].startswith("3 of 3 file(s) written to out in ")
+    assert run("denoise", "in", "again", "--quiet").output == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        (["in/*.png", "out"], ["b.png"]),
+        (["in/*.[pP][nN][gG]", "out"], ["b.png", "c.PNG"]),
+        (["in/b.png", "in/a.tif", "out"], ["a.tif", "b.png"]),
+        (["in/b.png", "in/*.png", "in/b.png", "out"], ["b.png"]),
+        (["in/deeper", "in/*.tif", "out"], ["a.tif", "d.png"]),
+        (["in/*", "out"], ["a.tif", "b.png", "c.PNG"]),
+        (["in/b.png", "out/"], ["b.png"]),
+        (["in/b.png", "there"], ["b.png"]),
+        (["in/b.png", "new/deep/"], ["b.png"]),
+    ],
+)
+def test_what_is_meant(folder: Path, denoiser: Denoiser, arguments: list[str], names: list[str]) -> None:
+    Path("there").mkdir()
+    run("denoise", *arguments)
+    assert listing(Path(arguments[-1])) == names
+    assert len(denoiser.calls) == len(names)
+
+
+def test_an_absolute_pattern(folder: Path, denoiser: Denoiser) -> None:
+    run("denoise", str(folder / "in" / "*.tif"), str(folder / "out"))
+    assert listing(Path("out")) == ["a.tif"]
+
+
+def test_a_name_with_brackets_is_no_pattern(folder: Path, denoiser: Denoiser) -> None:
+    Image.fromarray(IMAGE).save("shot[1].png")
+    run("denoise", "shot[1].png", "out.png")
+    assert Path("out.png").is_file()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["in", "in"], "the same file as the input in/a.tif"),
+        (["in/a.tif", "in/b.png", "in"], "the same file as the input in/a.tif"),
+        (["in/b.png", "in/a.tif", "in/c.PNG"], "OUT: got in/c.PNG, a file, expected a folder for 2 input(s)"),
+        (["in", "new.png"], "OUT: got new.png, the name of a file, expected a folder for 3 input(s)"),
+        (["in/*.gif", "out"], "IN: got in/*.gif, which matches no file(s), expected at least one that ends in .png"),
+        (["in/*.txt", "out"], "IN: got in/*.txt, which matches 1 file(s), expected at least one that ends in .png"),
+        (["empty", "out"], "IN: got empty, a folder with no file(s)"),
+        (["in/b.png", "other/b.png", "out"], "OUT for other/b.png: got out/b.png, the same file as OUT for in/b.png"),
+        (["in", "out", "--compare", "fig.png"], "--compare: got fig.png, the name of a file"),
+        (["in", "out", "--compare", "fig.pdf"], "--compare: got fig.pdf, the name of a file"),
+        (["in", "out", "--compare", "in/a.tif"], "--compare: got in/a.tif, a file"),
+        (["in", "out", "--mask", "nowhere"], "--mask: got nowhere, no such file or folder"),
+        (["in", "masks", "--mask", "masks"], "OUT for in/b.png: got masks/b.png, the same file as --mask masks/b.png"),
+    ],
+)
+def test_refused_before_any_work(folder: Path, denoiser: Denoiser, arguments: list[str], message: str) -> None:
+    for name in ("empty", "other", "masks"):
+        Path(name).mkdir()
+    for name in ("other/b.png", "masks/b.png"):
+        Image.fromarray(IMAGE).save(name)
+    assert message in fails("denoise", *arguments)
+    assert denoiser.calls == []
+
+
+def test_a_broken_file_does_not_keep_others_from_being_done(folder: Path, denoiser: Denoiser) -> None:
+    Path("in/aa.png").write_text("no image\n" * 20)
+    Path("in/b2.png").touch()
+    denoiser.failures[1] = InputError("image: got\nnothing")
+    result = run("denoise", "in", "out", code=1)
+    assert listing(Path("out")) == ["a.tif", "c.PNG"]
+    errors = [line for line in result.stderr.splitlines() if "error" in line]
+    assert len(errors) == 4
+    assert errors[0].startswith("nonlocal: error: in/aa.png: got content that is no PNG or JPEG image")
+    assert errors[1] == "nonlocal: error: in/b.png: image: got nothing"
+    assert errors[2].startswith("nonlocal: error: in/b2.png: got an empty file")
+    assert errors[3] == "nonlocal: error: 3 of 5 file(s) failed; they are named above"
+    assert "2 of 5 file(s) written to out" in result.stdout
+
+
+def test_programming_errors_are_not_hidden(folder: Path, denoiser: Denoiser) -> None:
+    denoiser.failures[1] = ZeroDivisionError("a fault of ours")
+    with pytest.raises(ZeroDivisionError):
+        run("denoise", "in", "out")
+
+
+def test_json(folder: Path, denoiser: Denoiser) -> None:
+    denoiser.failures[1] = InputError("image: got nothing")
+    denoiser.warning = "shrunk"
+    result = run("denoise", "in", "out", "--json", "--sigma", "3", code=1)
+    report = json.loads(result.stdout)
+    assert [entry["input"] for entry in report["files"]] == ["in/a.tif", "in/b.png", "in/c.PNG"]
+    assert report["files"][0]["output"] == "out/a.tif"
+    assert report["files"][0]["denoise"]["sigma"] == 3
+    assert report["files"][1] == {"input": "in/b.png", "error": "in/b.png: image: got nothing"}
+    assert (report["done"], report["failed"], report["interrupted"]) == (2, 1, False)
+    assert report["version"]
+    assert "nonlocal: warning: in/a.tif: shrunk" in result.stderr
+
+
+def test_interrupt_leaves_complete_files(folder: Path, denoiser: Denoiser) -> None:
+    denoiser.failures[2] = KeyboardInterrupt()
+    result = run("denoise", "in", "out", "--json", "-q", code=130)
+    assert listing(Path("out")) == ["a.tif", "b.png"]
+    assert result.stderr == "nonlocal: interrupted; 2 of 3 file(s) are done and complete in out\n"
+    assert json.loads(result.stdout)["interrupted"] is True
+    denoiser.failures.clear()
+    again = run("denoise", "in", "out", "--existing", "skip")
+    assert "2 of 3 output(s) are there already and stay as they are" in again.stderr
+    assert "1 of 1 file(s) written" in again.stdout
+    assert listing(Path("out")) == ["a.tif", "b.png", "c.PNG"]
+    assert len(denoiser.calls) == 4
+    nothing = run("denoise", "in", "out", "--existing", "skip", "--json")
+    assert json.loads(nothing.stdout)["files"] == []
+    message = fails("denoise", "in", "out")
+    assert "OUT: got out/a.tif, out/b.png, out/c.PNG, already there" in message
+    run("denoise", "in", "out", "--existing", "overwrite")
+    assert len(denoiser.calls) == 7
+
+
+def test_figures_go_to_a_folder(folder: Path, denoiser: Denoiser) -> None:
+    run("denoise", "in/*.png", "out", "--compare", "figures")
+    assert listing(Path("figures")) == ["b.png.png"]
+    with Image.open("figures/b.png.png") as figure:
+        assert figure.width > 500
+
+
+def test_files_beside_the_inputs(folder: Path, denoiser: Denoiser) -> None:
+    where = IMAGE > 99
+    for name in ("masks", "references", "maps"):
+        Path(name).mkdir()
+    Image.fromarray(where).save("masks/a.png")  # the same name but for its extension
+    Image.fromarray(~where).save("masks/b.png")
+    np.save("masks/b.npy", where)  # the one of equal name comes first
+    np.save("masks/c.npy", where)
+    Image.fromarray(where).save("masks/c.tif")
+    for name in ("a.tif", "b.png", "c.PNG"):
+        Image.fromarray(IMAGE).save(f"references/{name}")
+        np.save(f"maps/{name[0]}.npy", np.full(IMAGE.shape, 2.5))
+    Image.fromarray(where).save("keep.png")
+    result = run(
+        "denoise", "in", "out", "--mask", "masks", "--reference", "references", "--sigma", "maps", "--keep", "keep.png",
+        code=1,
+    )  # fmt: skip
+    assert "--mask: got the folder masks with 2 files called c, expected one for in/c.PNG" in result.stderr
+    assert listing(Path("out")) == ["a.tif", "b.png"]
+    first, second = (options for _, _, options in denoiser.calls)
+    np.testing.assert_array_equal(first["mask"], where)
+    np.testing.assert_array_equal(second["mask"], ~where)
+    for (_, sigma, options), name in zip(denoiser.calls, ("in/a.tif", "in/b.png"), strict=True):
+        np.testing.assert_array_equal(options["keep"], where)
+        np.testing.assert_array_equal(sigma, np.full(IMAGE.shape, 2.5))
+        (line,) = (line for line in result.stdout.splitlines() if line.startswith(name))
+        assert "sigma 2.5 (map maps/" in line
+        assert " dB after, SSIM " in line
+
+
+def test_nothing_beside_an_input(folder: Path, denoiser: Denoiser) -> None:
+    Path("masks").mkdir()
+    message = fails("denoise", "in/b.png", "out.png", "--mask", "masks")
+    assert "--mask: got the folder masks with no file called b.png or b, expected one for in/b.png" in message
+
+
+def test_a_bar_over_the_files(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = []
+
+    class Bar:
+        def __init__(self, **options: object) -> None:
+            given.append(options)
+
+        def __enter__(self) -> Bar:
+            return self
+
+        def __exit__(self, *problem: object) -> None:
+            given.append("closed")
+
+        def set_postfix_str(self, text: str) -> None:
+            given.append(text)
+
+        def update(self) -> None:
+            given.append("+")
+
+        @staticmethod
+        def external_write_mode() -> Bar:
+            return Bar.__new__(Bar)
+
+    monkeypatch.setattr("tqdm.tqdm", Bar)
+    run("denoise", "in", "out", "-q")
+    options = given[0]
+    assert isinstance(options, dict)
+    assert (options["total"], options["unit"], options["disable"]) == (3, "file", True)
+    assert given[1:] == ["a.tif", "+", "b.png", "+", "c.PNG", "+", "closed"]
