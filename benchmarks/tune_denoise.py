@@ -1,4 +1,4 @@
-"""How the defaults of `nlflow.denoise` were chosen.
+"""How the preset ``fast`` of `nlflow.denoise` was chosen; `benchmarks.tune_groups` is the script of the others.
 
 Each choice is varied on its own about its default, on photographs (BSD68, every second image, and Kodak, both grey;
 Kodak in colour) and on the synthetic test signals of PyWavelets. The defaults are those values from which no change
@@ -105,7 +105,7 @@ def scores(material: list[Array], kind: str, method: Callable[[Array, float], Ar
 def ours(kind: str, **options: Any) -> Callable[[Array, float], Array]:
     # Single precision, which images have: the quality is the same and the sweep takes half the time.
     axis = -1 if kind == COLOUR else None
-    return lambda y, sigma: denoise(y.astype(np.float32), sigma, channel_axis=axis, **options)
+    return lambda y, sigma: denoise(y.astype(np.float32), sigma, quality="fast", channel_axis=axis, **options)
 
 
 @contextmanager

@@ -141,8 +141,9 @@ def denoise(
     -----
     ``fast`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
     precision. Groups cost O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples and some 100
-    bytes a node and channel. Single precision computes everything but float64 input under ``fast``, and groups where the
-    range is more than 250 sigma. The result scales and shifts with the input, and has the same bits for any number of threads.
+    bytes a node and channel. Single precision computes everything but float64 input under ``fast``, and groups where
+    the range is more than 250 sigma. The result scales and shifts with the input, and has the same bits for any number
+    of threads.
 
     References
     ----------

@@ -26,11 +26,13 @@ def bytes_needed(shape: tuple[int, int, int], groupings: tuple[Grouping, Groupin
     planes = (10 + steps + 1) * channels * samples * itemsize
     most = 0
     for g in groupings:
-        members = 4 * (g.neighbours + 1) * samples // min(g.stride, rows) // min(g.stride, columns)
-        padding = 2 * g.radius * (min(rows, 1 << 30) + columns) * channels * itemsize
-        window = (min(2 * g.radius, rows) + g.patch) * (loops.RUN * g.stride + 2 * g.radius + g.patch)
-        distances = loops.RUN * (2 * g.radius + 1) ** 2 * itemsize * 4
-        most = max(most, members + padding + 3 * 64 * channels * window * itemsize + distances)
+        strides = (min(g.stride, rows), min(g.stride, columns))
+        references = -(-rows // strides[0]) * -(-columns // strides[1])
+        padding = 2 * g.radius * (rows + columns) * channels * itemsize
+        width = min(loops.RUN * g.stride + 2 * g.radius + g.patch, columns)
+        jobs = min(64, -(-references // loops.RUN) + rows // strides[0])
+        windows = 3 * jobs * channels * min(2 * g.radius + g.patch, rows) * width * itemsize
+        most = max(most, 4 * (g.neighbours + 1) * references + padding + windows)
     return planes + most
 
 
