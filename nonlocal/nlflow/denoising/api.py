@@ -15,7 +15,7 @@ from nlflow._samples import finish
 from nlflow.denoising import pixelwise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import FILLING_STEPS, filled, filling_levels
-from nlflow.denoising.inputs import Observation, decorrelated, noise_model, observe, place
+from nlflow.denoising.inputs import Observation, decorrelated, noise_model, observe, place, shape_of
 from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.denoising.tiles import in_tiles
@@ -73,8 +73,8 @@ def denoise(
         infinity are refused unless `mask` says that they are missing.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
-        number a channel, or a map of the spatial shape (or of the image's). Estimated by `estimate_sigma` when not
-        given.
+        number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
+        noise and left as they are. Estimated by `estimate_sigma` when not given.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
     noise : {'gaussian', 'poisson'} or Poisson
@@ -88,7 +88,8 @@ def denoise(
         alike. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
         channel is). ``'nan'``: what is not finite is missing.
     keep : array_like of bool, optional
-        True where the result is the input, exactly. These samples still help to denoise the others.
+        True where the result is the input, exactly, unless it is missing. These samples still help to denoise the
+        others.
     stopping : {'discrepancy', 'sure'}, optional
         Which estimate on the flow's path to return, in place of the preset's rule: the one whose residual is nearest to
         the noise, or the one of least mean squared error by Stein's estimate with Monte-Carlo divergence (a second run;
@@ -170,9 +171,10 @@ def denoise(
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     seed = check_integer("seed", seed, minimum=0)
-    channel_axis = _axis(image, channel_axis)
+    shape = shape_of("image", image)
+    channel_axis = _axis(len(shape), channel_axis)
     model = noise_model(noise, sigma)
-    kept = None if keep is None else place("keep", keep, np.shape(image), channel_axis)
+    kept = None if keep is None else place("keep", keep, shape, channel_axis)
     seen, samples, restore = observe(image, sigma, model, channel_axis, mask)
     level = float(np.sqrt(np.mean(np.square(seen.level))))
     told: dict[str, Any] = {"functional": "none", "parameters": {}}
@@ -180,7 +182,7 @@ def denoise(
     if seen.idle:
         u, told["stopped_by"] = samples, f"returned unchanged: {seen.idle}"
         if seen.missing is not None:
-            u = np.where(seen.missing[..., None], seen.offset.astype(u.dtype), u)
+            u = np.where(seen.missing[..., None], samples[~seen.missing][0], u)
     else:
         start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
         unit = level if model is None else 1.0
@@ -196,24 +198,24 @@ def denoise(
             relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
             observed = slice(None) if seen.missing is None else ~seen.missing
             index, risk, why = select(
-                stopping, start, found.path, lambda f: run(f, True, False).path, relative, observed, seed
-            )
+                stopping, start, found.path, lambda f: run(f, True, False).path, relative, observed, seed,
+                seen.level / unit,
+            )  # fmt: skip
             estimate, told = found.path[index], {**told, "stopped_by": why, "steps": index + 1}
             risk = None if risk is None else risk * unit**2
         u = seen.back(estimate)
-        if seen.exact and seen.missing is not None:
-            u = np.where(seen.missing[..., None], u, samples)
         if model is not None:
             u = np.asarray(model.unstabilise(u)).astype(samples.dtype)
-    if kept is not None:
-        u = np.where(kept[..., None], samples, u)
+    for known in (seen.exact, None if kept is None else kept[..., None]):
+        if known is not None:
+            u = np.where(known if seen.missing is None else known & ~seen.missing[..., None], samples, u)
     present = slice(None) if seen.missing is None else ~seen.missing
     info = DenoiseInfo(
         sigma=level,
         sigma_estimated=seen.estimated,
         noise="Gaussian" + (", varying" if seen.variance is not None else "") if model is None else repr(model),
         quality=quality,
-        residual=float(np.sqrt(np.mean((u - samples)[present] ** 2, dtype=np.float64))),
+        residual=float(np.sqrt(np.mean(np.square((u - samples)[present], dtype=np.float64)))),
         risk=risk,
         seconds=time.perf_counter() - begun,
         compile_seconds=_numba.seconds - compiled,
@@ -223,10 +225,10 @@ def denoise(
     return (result, info) if return_info else result
 
 
-def _axis(image: Any, channel_axis: Any) -> int | None:
+def _axis(ndim: int, channel_axis: Any) -> int | None:
     if channel_axis is None:
         return None
-    axis, ndim = check_integer("channel_axis", channel_axis), np.ndim(image)
+    axis = check_integer("channel_axis", channel_axis)
     if not -ndim <= axis < ndim:
         raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
     return axis % ndim
@@ -286,7 +288,8 @@ def _on_groups(f: Array, seen: Observation, quality: str, every: bool, bar: bool
 
     preset = PRESETS[quality]
     spatial, dtype = f.shape[:-1], f.dtype
-    precision = np.float32 if float(np.ptp(f)) < _SINGLE else np.float64
+    weakest = 1.0 if seen.variance is None else float(np.sqrt(seen.variance.min()))
+    precision = np.float32 if float(np.ptp(f)) < _SINGLE * weakest else np.float64
     colours = decorrelated(f)
     grid = (1, *spatial)[-2:]
 

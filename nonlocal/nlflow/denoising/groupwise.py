@@ -94,7 +94,10 @@ class Groups:
                 )  # fmt: skip
                 add_windows(windows, self.rows, self.columns, jobs, self.radii, sums)
                 advance(jobs[1] - jobs[0])
-        return sums[0] / sums[2], sums[1] / sums[2]
+        estimate, following, weights = sums
+        bare = weights == 0  # near the cut of a strip, where no reference reaches and nobody looks
+        estimate[bare], following[bare], weights[bare] = state[bare], state[bare], 1
+        return estimate / weights, following / weights
 
 
 def estimates(
@@ -131,12 +134,13 @@ def estimates(
 
     def groups(guide: Array, grouping: Grouping) -> Groups:
         corners = []
-        for n, start, size in zip(planes.shape[1:], origin, whole, strict=True):
+        for axis, (n, start, size) in enumerate(zip(planes.shape[1:], origin, whole, strict=True)):
             patch = min(grouping.patch, size)
             found = reference_positions(size - patch, min(grouping.stride, patch)).astype(np.int64) - start
             inside = np.flatnonzero((found >= 0) & (found <= n - patch))
-            # Runs of references begin where those of the larger image do.
-            begin = -(-int(inside[0]) // _RUN) * _RUN if start > 0 else 0
+            begin = int(inside[0])
+            if axis == 1:  # runs of references begin where those of the larger image do
+                begin = -(-begin // _RUN) * _RUN
             corners.append(found[begin : inside[-1] + 1])
         return Groups(guide, grouping, *corners)
 

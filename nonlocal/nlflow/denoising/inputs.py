@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from nlflow.errors import InputError, check_array, check_number
 from nlflow.noise import Poisson
 from nlflow.noise.estimation import estimate_sigmas
 
-__all__ = ["Observation", "decorrelated", "noise_model", "observe", "place"]
+__all__ = ["Observation", "decorrelated", "noise_model", "observe", "place", "shape_of"]
 
 Array = NDArray[Any]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
@@ -41,8 +42,8 @@ class Observation:
         Whether the noise was estimated.
     idle : str
         Why there is nothing to do; empty when there is.
-    exact : bool
-        Whether observed samples are free of noise and are to be kept.
+    exact : bool array, or None
+        Where samples are known to be free of noise and are kept; of a shape that broadcasts to (..., C).
     """
 
     f: Array
@@ -52,7 +53,7 @@ class Observation:
     level: Array
     estimated: bool
     idle: str
-    exact: bool
+    exact: NDArray[np.bool_] | None
 
     def back(self, u: Array) -> Array:
         """Return an estimate in the units of the samples."""
@@ -79,8 +80,18 @@ def spatial_shape(shape: tuple[int, ...], channel_axis: int | None) -> tuple[int
     return shape if channel_axis is None else tuple(np.delete(shape, channel_axis).tolist())
 
 
+def shape_of(name: str, value: Any) -> tuple[int, ...]:
+    """Return the shape of an array, or of a sequence that is one."""
+    try:
+        return np.shape(value)
+    except ValueError:  # nested sequences of unequal lengths
+        check_array(name, value)
+        raise
+
+
 def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | None) -> NDArray[np.bool_]:
     """Return a mask as a bool array of the spatial shape; a sample counts where any channel does."""
+    shape_of(name, value)
     mask, spatial = np.asarray(value), spatial_shape(shape, channel_axis)
     if mask.dtype.kind != "b":
         raise InputError(f"{name}: got values of type {mask.dtype}, expected booleans; compare first, e.g. mask > 0")
@@ -107,21 +118,25 @@ def observe(
         signal = model.stabilise(counts)
         sigma = 1.0
     present = signal if missing is None else signal[~missing]
-    levels, variance = _levels(sigma, signal, missing, channel_axis)
+    levels, variance, exact = _levels(sigma, signal, missing, channel_axis)
+    exact = exact if exact is not None and exact.any() else None
     present = present.reshape(-1, signal.shape[-1])
     span = float(max(range_of(present[:, c]) for c in range(signal.shape[-1])))
-    offset = present.mean(axis=0, dtype=np.float64)
     strongest = float(levels.max())
-    idle, exact = "", False
+    idle = ""
     if span == 0:
         idle = "the input is constant"
     elif strongest == 0 or strongest * _NOISELESS < span:
         idle = f"there is no noise to remove (sigma={strongest:g})"
     if missing is not None and idle and span > 0:
-        idle, exact = "", True
+        if math.isinf(span):
+            raise InputError("image: got a range that overflows, with samples missing; divide it by a number first")
+        idle, exact = "", np.ones(levels.shape, bool)
         levels = np.full_like(levels, float(present.std(dtype=np.float64)) * _FILLING)
+    offset = np.zeros(len(levels)) if idle else present.mean(axis=0, dtype=np.float64)
     scale = np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * _LEAST_VARIANCE)
-    f = np.zeros_like(signal) if idle else (signal - offset.astype(signal.dtype)) / scale.astype(signal.dtype)
+    # In double precision, since an offset or a scale may be no number of the samples' precision.
+    f = np.zeros_like(signal) if idle else ((signal - offset) / scale).astype(signal.dtype)
     if missing is not None:
         f[missing] = 0
     seen = Observation(f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact)
@@ -131,8 +146,9 @@ def observe(
 def _without_missing(image: Any, mask: Any, channel_axis: int | None) -> tuple[Array, NDArray[np.bool_]]:
     """Return the input with 0 in place of what is missing, and where that is."""
     array = np.asarray(image)
-    if array.dtype.kind not in "biuf" or not array.ndim > (channel_axis is not None):
-        return array, np.zeros(array.shape, bool)  # refused as any input of this kind
+    foreign = isinstance(image, np.ma.MaskedArray) or type(image).__module__.startswith("torch")
+    if foreign or array.dtype.kind not in "biuf" or not array.ndim > (channel_axis is not None) or array.size == 0:
+        return image, np.zeros(array.shape, bool)  # refused as any input of this kind
     if not isinstance(mask, str):
         missing = place("mask", mask, array.shape, channel_axis)
     elif mask == "nan":
@@ -147,21 +163,21 @@ def _without_missing(image: Any, mask: Any, channel_axis: int | None) -> tuple[A
 
 def _levels(
     sigma: Any, signal: Array, missing: NDArray[np.bool_] | None, channel_axis: int | None
-) -> tuple[NDArray[np.float64], Array | None]:
-    """Return the noise of each channel (its root mean square), and its relative variance where it varies."""
+) -> tuple[NDArray[np.float64], Array | None, NDArray[np.bool_] | None]:
+    """Return the noise of each channel (root mean square), its relative variance where it varies, and where it is 0."""
     channels, spatial = signal.shape[-1], signal.shape[:-1]
     if sigma is None:
-        return np.full(channels, float(np.mean(estimate_sigmas(signal, missing)))), None
+        return np.full(channels, float(np.mean(estimate_sigmas(signal, missing)))), None, None
     hint = "the noise in the units of the input"
-    if np.ndim(sigma) == 0:
-        return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None
+    if shape_of("sigma", sigma) == ():
+        return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None
     levels = np.asarray(check_array("sigma", sigma), np.float64)
     if levels.min() < 0:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {hint}")
     if levels.shape == spatial:
         levels = np.broadcast_to(levels[..., None], signal.shape)
     elif levels.shape == (channels,) and channel_axis is not None:
-        return levels, None
+        return levels, None, levels == 0
     elif channel_axis is not None and levels.ndim == signal.ndim:
         levels = np.moveaxis(levels, channel_axis, -1)
     if levels.shape != signal.shape:
@@ -170,11 +186,13 @@ def _levels(
             f"sigma: got an array of shape {np.shape(sigma)}, expected a number, {spatial} for a map{each}"
         )
     present = levels.reshape(-1, channels) if missing is None else levels[~missing]
+    if present.min() == present.max():
+        return present[0].astype(np.float64), None, present[0] == 0
     squares = (present.astype(np.float64) ** 2).mean(axis=0)
     relative = np.mean(levels**2 / np.where(squares > 0, squares, 1), axis=-1)
     if missing is not None:
         relative = np.where(missing, 1.0, relative)
-    return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE)
+    return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE), levels == 0
 
 
 def decorrelated(f: Array) -> Array:

@@ -85,9 +85,9 @@ _SIGNAL_LATER = Grouping(16, 40, 150, 2)
 
 PRESETS = {
     "balanced": GroupPreset(
-        steps=4,
+        steps=5,
         first=((0.4, Grouping(5, 80, 18, 5)), (0.75, Grouping(6, 100, 18, 6)), (math.inf, Grouping(7, 140, 18, 6))),
-        later=((0.4, Grouping(5, 48, 18, 4)), (0.75, Grouping(6, 48, 18, 4)), (math.inf, Grouping(7, 48, 18, 4))),
+        later=((0.4, Grouping(5, 48, 18, 5)), (0.75, Grouping(6, 48, 18, 5)), (math.inf, Grouping(7, 48, 18, 5))),
         first_signal=_SIGNAL_FIRST,
         later_signal=_SIGNAL_LATER,
         search_every=2,

@@ -25,8 +25,9 @@ def select(
     sigma: Array | float,
     seen: Any,
     seed: int,
+    units: Array,
 ) -> tuple[int, float | None, str]:
-    """Return which estimate of a path to take, its estimated mean squared error in units of the noise, and why.
+    """Return which estimate of a path to take, its estimated mean squared error, and why.
 
     Parameters
     ----------
@@ -43,6 +44,8 @@ def select(
         Samples with data.
     seed : int
         Of the perturbation.
+    units : array of shape (C,)
+        The noise of each channel in the unit of the risk.
     """
     relative = np.broadcast_to(sigma, f.shape)[seen]
     if rule == "discrepancy":
@@ -51,7 +54,16 @@ def select(
         return best, None, f"discrepancy: rms residual of {residuals[best]:.4g} sigma, the nearest to sigma"
     signs = perturbation(f.shape, rng=seed, dtype=f.dtype)
     moved = rerun(f + f.dtype.type(_EPSILON) * signs)
-    pairs = zip(path, moved, strict=True)
-    risks = [sure(f[seen], u[seen], v[seen], signs[seen], _EPSILON, relative) for u, v in pairs]
+
+    def risk(u: Array, v: Array) -> float:
+        """Return the mean over the channels, each in its own units of noise."""
+        arrays = (f[seen], u[seen], v[seen], signs[seen])
+        each = []
+        for c in range(len(units)):
+            y, estimate, perturbed, b = (x[..., c] for x in arrays)
+            each.append(sure(y, estimate, perturbed, b, _EPSILON, relative[..., c]))
+        return float(np.mean(units**2 * each))
+
+    risks = [risk(u, v) for u, v in zip(path, moved, strict=True)]
     best = int(np.argmin(risks))
     return best, risks[best], f"SURE: least estimated risk, of {len(path)} estimates the number {best + 1}"

@@ -59,17 +59,17 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     uncertainty: beyond that point structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
     Windows at an end of the range that was clipped to are left out, and so are areas that are constant to the last bit.
 
-    On photographs the relative error is below 4 % from sigma = 10 grey levels of 255 on, and some percent at 5. Where
-    texture fills the image, texture counts as noise. Noise of varying strength gives that of the smoother parts;
-    noise that is not white (after JPEG, demosaicking or resizing) is underestimated.
+    On nearly all photographs the relative error is below 4 % from sigma = 10 grey levels of 255 on, and some percent
+    at 5; it is larger where texture fills the image, which counts as noise then. Noise of varying strength gives that
+    of the smoother parts; noise that is not white (after JPEG, demosaicking or resizing) is underestimated.
 
-    Cost O(N): a quarter of a million windows at most, so that larger images take no longer. Deterministic.
+    Cost O(N), with a quarter of a million windows at most. Deterministic.
 
     References
     ----------
     Windows chosen by low and measured by high frequencies: N. Ponomarenko et al., "An automatic approach to lossy
-    compression of AVIRIS images", IGARSS 2007 (doi 10.1109/IGARSS.2007.4422833), as analysed by Colom and Buades 2013
-    (doi 10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
+    compression of AVIRIS images", IGARSS 2007, as analysed by Colom and Buades 2013 (doi
+    10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
     """
     signal, _ = as_signal(image, channel_axis)
     return float(np.mean(estimate_sigmas(signal)))
