@@ -281,9 +281,10 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
     jobs : (first, last)
         Jobs in the order of `find_groups`.
     patch, radii : (ph, pw), (Ry, Rx)
-    numbers : (4,)
+    numbers : (5,)
         Fraction of the noise that the step leaves, factor on the noise variance, multiple of the noise taken from the
-        eigenvalues of the covariance (0: the pilot is free of noise), whether noise has been taken out already.
+        eigenvalues of the covariance (0: the pilot is free of noise), whether noise has been taken out already, and the
+        least noise over the largest variance of a sample in a group.
     out : (jobs, 3, C, 2 Ry + ph, width), output
         Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
         ``columns[first] - Rx`` on.
@@ -292,6 +293,7 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
     factor = numbers[1]
     shrink = numbers[2]
     running = numbers[3] > 0
+    uncertain = numbers[4]
     ph, pw = patch
     Ry, Rx = radii
     size = ph * pw
@@ -364,13 +366,18 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                     _gather(pilot[c], corners, count, ph, pw, source)
                 _centre(source, count, mean)
                 np.dot(source[:count].T, source[:count], matrix)
+                largest = zero
                 for i in range(size):
                     for j in range(size):
                         matrix[i, j] *= share
+                    largest = max(largest, matrix[i, i])
+                # Beside a contrast that rounding makes uncertain by more than the noise, that counts as noise.
+                for i in range(size):
+                    noise[i] = max(noise[i], largest * uncertain)
                     if shrink == 0:
                         matrix[i, i] += noise[i]
                 if shrink > 0:
-                    inverse = _clipped_inverse(matrix, total * factor, shrink)
+                    inverse = _clipped_inverse(matrix, max(total * factor, largest * uncertain), shrink)
                 else:
                     inverse = _spd_inverse(matrix)
                 _centre(tokens, count, centre)

@@ -216,7 +216,8 @@ class Affinity(ABC):
         Parameters
         ----------
         memory_limit : float, optional
-            Bytes; half of the physical memory by default. About 30 bytes an edge are needed for a moment in float32.
+            Bytes; half of the physical memory by default. For a moment 48 bytes an edge are needed in float32, 68 in
+            float64.
 
         Returns
         -------
@@ -242,7 +243,7 @@ class Affinity(ABC):
         count = both._edge_bound()
         check_memory(
             f"the list of up to {count} edges between {self.domain.size} nodes",
-            4 * count * (dtype.itemsize + 4),
+            count * (5 * dtype.itemsize + 28),  # at the moment when edges, their transpose and the sum are there
             "use a smaller window or fewer nodes, or raise memory_limit",
             memory_limit,
         )

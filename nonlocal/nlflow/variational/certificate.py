@@ -1,0 +1,70 @@
+"""How near a signal is to a minimiser: the duality gap, and the record of a minimisation.
+
+E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i. Projection onto a box brings no
+two values farther apart, nor any value farther from an f that lies in the box. So the minimum is attained in the box of
+the observed values (those with r_i > 0), and that may be made a part of G without changing it. The dual value
+-F*(q) - G*(-D'q) of any field q is then finite also where the fidelity is 0, and the gap bounds E_p(u) - min E_p.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["CertifiedMinimizer", "bounding_box", "fidelity_slack"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class CertifiedMinimizer:
+    """A minimiser with a bound on what is left to gain.
+
+    Attributes
+    ----------
+    u : array
+        Shaped like the observed signal, in its dtype.
+    value : float
+        The functional at `u`.
+    gap : float
+        Relative duality gap: the minimum is at least ``(1 - gap) * value``.
+    iterations : int
+    success : bool
+        Whether the gap is within the tolerance.
+    message : str
+    """
+
+    u: NDArray[Any]
+    value: float
+    gap: float
+    iterations: int
+    success: bool
+    message: str
+
+
+def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArray[Any]:
+    """Return the smallest box with all values of `u` and the observed ones of `f`, shape (2, D)."""
+    known = np.concatenate([u, f[rigid > 0]])
+    return np.stack([known.min(axis=0), known.max(axis=0)])
+
+
+def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]) -> float:
+    """Return G(u) + G*(-flow) + <u, flow> for the fidelity G restricted to a box, a sum of terms >= 0.
+
+    Parameters
+    ----------
+    u, flow, f : array of shape (N, D)
+        Signal, divergence D'q of the dual field, and observed signal.
+    rigid : array of shape (N,)
+    box : array of shape (2, D)
+    """
+    stiff = np.asarray(rigid, dtype=np.float64)[:, None]
+    target, here = f.astype(np.float64), u.astype(np.float64)
+    # Where G* is attained: a point between, or a corner of the box where there is no fidelity.
+    free = np.clip(target - flow / np.where(stiff > 0, stiff, 1.0), box[0], box[1])
+    best = np.where(stiff > 0, free, np.where(flow > 0, box[0], box[1]))
+    terms = (best - here) * (-flow - 0.5 * stiff * (best + here - 2 * target))
+    return float(np.maximum(terms, 0).sum())
