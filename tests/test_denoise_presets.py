@@ -394,3 +394,26 @@ def test_presets_are_what_they_say() -> None:
                     assert grouping.stride <= grouping.patch  # no sample is left out
     assert replace(SMALL, steps=1).steps == 1
     assert presets.noisiness(NOISY[..., None] / SIGMA) == pytest.approx(SIGMA / CLEAN.std(), rel=0.05)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+@pytest.mark.parametrize("ratio", [60, 3e3, 1e5])
+def test_noise_far_below_the_contrast_does_no_harm(quality: str, dtype: str, ratio: float) -> None:
+    x, y = np.mgrid[:40, :40]
+    rng = np.random.default_rng(12)
+    for clean in (np.sin(x / 3) * np.cos(y / 5) + (x > y), np.sin(np.pi * x / 4) * np.sin(np.pi * y / 4)):
+        level = np.ptp(clean) / ratio
+        noisy = (clean + level * rng.normal(size=clean.shape)).astype(dtype)
+        result = denoise(noisy, level, quality=quality)
+        assert np.sqrt(np.mean((result - clean) ** 2)) < 1.1 * level
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_one_huge_sample_spoils_nothing_else(results: dict[str, np.ndarray], quality: str) -> None:
+    image = NOISY.copy()
+    image[30, 30] = 1e9
+    result = denoise(image, SIGMA, quality=quality)
+    assert result[30, 30] == pytest.approx(1e9, rel=1e-3)
+    assert np.sqrt(np.mean((result - CLEAN)[:, 60:] ** 2)) < 0.7 * SIGMA
+    assert np.abs(result - image)[np.arange(len(image)) != 30].max() < 6 * SIGMA

@@ -19,6 +19,7 @@ from numba import njit, prange, types
 from nlflow._numba.loading import compiled
 
 RUN = 64
+_WELL_CONDITIONED = 3e4  # up to here rounding costs the fast inverse in single precision well below the noise
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
@@ -251,6 +252,15 @@ def _spd_inverse(matrix):
     return inverse
 
 
+@njit
+def _careful_inverse(matrix, out):
+    """Write the inverse of a badly conditioned matrix: in double precision, by LAPACK."""
+    wide = np.linalg.inv(matrix.astype(np.float64))
+    for i in range(matrix.shape[0]):
+        for j in range(matrix.shape[0]):
+            out[i, j] = wide[i, j]
+
+
 @njit(fastmath=_FLAGS)
 def _clipped_inverse(noisy, noise, shrink):
     """Return (max(C - shrink N, 0) + N)^-1 for the covariance C of noisy tokens and a uniform noise N."""
@@ -284,7 +294,7 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
     numbers : (5,)
         Fraction of the noise that the step leaves, factor on the noise variance, multiple of the noise taken from the
         eigenvalues of the covariance (0: the pilot is free of noise), whether noise has been taken out already, and the
-        least noise over the largest variance of a sample in a group.
+        noise that rounding stands for, over the largest variance of a sample in a group.
     out : (jobs, 3, C, 2 Ry + ph, width), output
         Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
         ``columns[first] - Rx`` on.
@@ -371,23 +381,32 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                     for j in range(size):
                         matrix[i, j] *= share
                     largest = max(largest, matrix[i, i])
-                # Beside a contrast that rounding makes uncertain by more than the noise, that counts as noise.
-                for i in range(size):
-                    noise[i] = max(noise[i], largest * uncertain)
-                    if shrink == 0:
-                        matrix[i, i] += noise[i]
-                if shrink > 0:
-                    inverse = _clipped_inverse(matrix, max(total * factor, largest * uncertain), shrink)
-                else:
-                    inverse = _spd_inverse(matrix)
                 _centre(tokens, count, centre)
-                for i in range(size):
-                    # Variance of a sample of the estimate: that of the filter, and that of the mean.
-                    kept = 1 - noise[i] * inverse[i, i]
-                    weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
-                    for j in range(size):
-                        inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
-                np.dot(tokens[:count], inverse, change[:count])
+                # Rounding leaves the filter uncertain by this much noise. It is no less than that, and where it is more
+                # than the noise of the input the group is better left as it is.
+                least = largest * uncertain
+                if least > total:
+                    change[:] = 0
+                    weight[:] = 1 / total
+                else:
+                    for i in range(size):
+                        noise[i] = max(noise[i], least)
+                        if shrink == 0:
+                            matrix[i, i] += noise[i]
+                    if shrink > 0:
+                        inverse = _clipped_inverse(matrix, max(total * factor, least), shrink)
+                    elif size * largest > _WELL_CONDITIONED * noise.min():
+                        inverse = np.empty_like(matrix)
+                        _careful_inverse(matrix, inverse)
+                    else:
+                        inverse = _spd_inverse(matrix)
+                    for i in range(size):
+                        # Variance of a sample of the estimate: that of the filter, and that of the mean.
+                        kept = 1 - noise[i] * inverse[i, i]
+                        weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
+                        for j in range(size):
+                            inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
+                    np.dot(tokens[:count], inverse, change[:count])
                 keep = leave / rest
                 for k in range(count):
                     token = tokens[k]

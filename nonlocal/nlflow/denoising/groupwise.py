@@ -17,8 +17,6 @@ __all__ = ["Groups", "estimates", "halo"]
 Array = NDArray[Any]
 # Jobs whose windows are held at a time; enough to keep threads busy.
 _JOBS = 64
-# Noise below so many roundings of a group's contrast is raised to it: the filter could not tell it from them.
-_ROUNDINGS = 64
 # References in a run; `_numba.groups.RUN`, which is not loaded before it is needed.
 _RUN = 64
 
@@ -84,7 +82,9 @@ class Groups:
         sums = np.zeros((3, *state.shape), state.dtype)
         (ry, _), (ph, _) = self.radii, self.patch
         windows = np.empty((min(_JOBS, self.jobs), 3, len(state), 2 * ry + ph, self._width), state.dtype)
-        numbers = np.array([leave, factor, shrink, running, _ROUNDINGS * np.finfo(state.dtype).eps], state.dtype)
+        # Rounding costs the filter N (C + N)^-1 about eps (C / N)^(3/2) of the noise.
+        uncertain = float(np.finfo(state.dtype).eps) ** (2 / 3)
+        numbers = np.array([leave, factor, shrink, running, uncertain], state.dtype)
         filter_groups = self._loops.loop("filter_groups", state.dtype.name)
         add_windows = self._loops.loop("add_windows", state.dtype.name)
         with threadpool_limits(1, "blas"):

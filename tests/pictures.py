@@ -1,0 +1,54 @@
+"""Small pictures with noise, and small flows on groups of patches, that the tests of denoising share."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.presets import Grouping, GroupPreset
+
+Floats = NDArray[Any]
+QUALITIES = ("fast", "balanced", "best")
+ON_GROUPS = QUALITIES[1:]
+
+_IMAGE, _SIGNAL = Grouping(patch=4, neighbours=10, radius=4, stride=3), Grouping(6, 8, 12, 3)
+# Its strips overlap by little, so that small images have several.
+SMALL = GroupPreset(
+    steps=2, first=((math.inf, _IMAGE),), later=((0.5, _IMAGE), (math.inf, Grouping(3, 12, 3, 2))),
+    first_signal=_SIGNAL, later_signal=_SIGNAL,
+)  # fmt: skip
+
+
+def picture(side: int = 64) -> Floats:
+    """A disc, stripes, a ramp and two flat areas, values 0...1."""
+    y, x = np.mgrid[:side, :side] / side
+    image = np.where((x - 0.3) ** 2 + (y - 0.35) ** 2 < 0.05, 0.9, 0.3)
+    image = np.where(y > 0.7, 0.5 + 0.3 * np.sin(2 * np.pi * 12 * x), image)
+    return np.where((x > 0.65) & (y < 0.7), y, image)
+
+
+def waves(rows: int = 40, columns: int = 40) -> Floats:
+    """Smooth waves of amplitude 1 on both sides of an edge."""
+    y, x = np.mgrid[:rows, :columns]
+    return np.asarray(np.sin(x / 3) * np.cos(y / 5) + 0.7 * (x > y))
+
+
+def steps_and_waves(length: int = 400) -> Floats:
+    t = np.arange(length)
+    return np.asarray(np.sin(t / 20) + np.sign(np.sin(t / 33)))
+
+
+def noisy(clean: Floats, sigma: Any = 0.1, seed: int = 0) -> Floats:
+    return np.asarray(clean + sigma * np.random.default_rng(seed).normal(size=clean.shape))
+
+
+def rms(a: Any, b: Any) -> float:
+    return float(np.sqrt(np.mean((np.asarray(a, float) - np.asarray(b, float)) ** 2)))
+
+
+def psnr(clean: Floats, estimate: Floats) -> float:
+    """For grey levels up to 255."""
+    return 20 * math.log10(255 / rms(clean, estimate))
