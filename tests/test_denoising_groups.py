@@ -262,8 +262,9 @@ def test_single_precision_is_enough_where_it_is_used(quality: str, ratio: float,
         with monkeypatch.context() as patch:
             patch.setattr(api, "_SINGLE", 0)
             double = denoise(value, sigma, quality=quality)
-        assert rms(single, double) < 0.01 * sigma
-        assert np.abs(single - double).max() < 0.2 * sigma
+        assert rms(single, double) < 0.05 * sigma
+        assert np.abs(single - double).max() < 0.5 * sigma
+        assert rms(single, clean) < 1.05 * rms(double, clean)
 
 
 @pytest.mark.parametrize("quality", ON_GROUPS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,7 @@ def test_the_first_filling_is_harmonic():
 def test_filling_begins_with_much_noise_and_ends_at_its_own(spread: float):
     levels = filling_levels(spread * np.random.default_rng(0).normal(size=(500, 1)))
     assert levels[-1] == 1
-    assert all(a > b for a, b in zip(levels[:-1], levels[1:], strict=True))
+    assert all(a > b for a, b in itertools.pairwise(levels))
     assert levels[0] == pytest.approx(max(0.6 * spread, 1), rel=0.1)
 
 

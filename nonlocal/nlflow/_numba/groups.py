@@ -263,14 +263,25 @@ def _careful_inverse(matrix, out):
 
 @njit(fastmath=_FLAGS)
 def _clipped_inverse(noisy, noise, shrink):
-    """Return (max(C - shrink N, 0) + N)^-1 for the covariance C of noisy tokens and a uniform noise N."""
+    """Return (C' + N)^-1, N diagonal, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
+
+    C is the covariance of noisy tokens; eigenvalues are cut off at 0.
+    """
+    size = noisy.shape[0]
+    for i in range(size):
+        for j in range(size):
+            noisy[i, j] /= math.sqrt(noise[i] * noise[j])
     values, vectors = np.linalg.eigh(noisy)
     scaled = np.empty_like(vectors)
-    for k in range(values.shape[0]):
-        gain = 1 / (max(values[k] - shrink * noise, 0 * noise) + noise)
-        for i in range(values.shape[0]):
+    for k in range(size):
+        gain = 1 / (max(values[k] - shrink, 0 * shrink) + 1)
+        for i in range(size):
             scaled[i, k] = vectors[i, k] * gain
-    return np.ascontiguousarray(np.dot(scaled, vectors.T))
+    inverse = np.ascontiguousarray(np.dot(scaled, vectors.T))
+    for i in range(size):
+        for j in range(size):
+            inverse[i, j] /= math.sqrt(noise[i] * noise[j])
+    return inverse
 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
@@ -309,7 +320,7 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
     size = ph * pw
     planes, W = state.shape[0], state.shape[2]
     runs = (columns.shape[0] + RUN - 1) // RUN
-    uniform = variance.shape[1] == 1
+    uniform = variance.shape[1] * variance.shape[2] == 1
     most = members.shape[1]
     zero = 0 * leave
     one = zero + 1
@@ -394,7 +405,7 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                         if shrink == 0:
                             matrix[i, i] += noise[i]
                     if shrink > 0:
-                        inverse = _clipped_inverse(matrix, max(total * factor, least), shrink)
+                        inverse = _clipped_inverse(matrix, noise, shrink)
                     elif size * largest > _WELL_CONDITIONED * noise.min():
                         inverse = np.empty_like(matrix)
                         _careful_inverse(matrix, inverse)

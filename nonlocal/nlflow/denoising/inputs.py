@@ -134,7 +134,7 @@ def observe(
         idle, exact = "", np.ones(levels.shape, bool)
         levels = np.full_like(levels, float(present.std(dtype=np.float64)) * _FILLING)
     offset = np.zeros(len(levels)) if idle else present.mean(axis=0, dtype=np.float64)
-    scale = np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * _LEAST_VARIANCE)
+    scale = np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * math.sqrt(_LEAST_VARIANCE))
     # In double precision, since an offset or a scale may be no number of the samples' precision.
     f = np.zeros_like(signal) if idle else ((signal - offset) / scale).astype(signal.dtype)
     if missing is not None:

@@ -1,0 +1,397 @@
+"""What denoising takes and refuses: types, ranges, sizes, layouts, channels, and images that are hard on it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from skimage.util import img_as_float
+
+from nlflow import InputError, denoise, estimate_sigma
+from tests.pictures import ON_GROUPS, QUALITIES, Floats, noisy, picture, rms, waves
+
+SIGMA = 0.1
+BAD_IMAGES: list[tuple[Any, str]] = [
+    (np.empty((0, 5)), "image: got an empty array"),
+    ([], "image: got an empty array"),
+    (3.0, r"image: got 0 dimension\(s\)"),
+    (np.zeros((4, 4), complex), "image: got complex values"),
+    (np.array([["a", "b"]]), "image: got dtype <U1, expected a real numeric array"),
+    (None, "image: got dtype object"),
+    ([[1.0, 2.0], [3.0]], r"image: got \[\[1\.0, 2\.0\], \[3\.0\]\], expected a real numeric array"),
+    (np.ma.masked_array(np.zeros((4, 4))), "image: got a masked array"),
+    (np.zeros((2, 3, 4, 5)), r"image: got 4 dimension\(s\)"),
+    (np.zeros((8, 8, 3)), r"is the last axis colour\? then pass channel_axis=-1"),
+]
+
+
+@pytest.fixture(scope="module")
+def image() -> Floats:
+    return noisy(picture(40))
+
+
+@pytest.fixture(scope="module")
+def colour() -> Floats:
+    side = picture(28)
+    return noisy(np.stack([side, side[::-1], side.T], axis=-1))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_nan_and_infinity_are_refused_with_their_number(image: Floats, bad: float, quality: str):
+    broken = image.copy()
+    broken[3, 4] = broken[5, 6] = bad
+    with pytest.raises(InputError, match=r"image: got 2 NaN or infinite value\(s\), expected finite ones; replace"):
+        denoise(broken, SIGMA, quality=quality)
+
+
+@pytest.mark.parametrize(("value", "message"), BAD_IMAGES)
+def test_unusable_input_is_refused(value: Any, message: str):
+    for quality in QUALITIES:
+        with pytest.raises(InputError, match=message):
+            denoise(value, SIGMA, quality=quality)
+    with pytest.raises(InputError, match=message):
+        estimate_sigma(value)
+
+
+def test_a_torch_tensor_is_refused():
+    torch = pytest.importorskip("torch")
+    for options in ({}, {"mask": np.zeros((8, 8), bool)}, {"mask": "nan"}):
+        with pytest.raises(InputError, match=r"got Tensor, expected a NumPy array; convert it"):
+            denoise(torch.zeros(8, 8), SIGMA, **options)
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        ({"quality": "better"}, "quality: got 'better', expected one of 'fast', 'balanced', 'best'"),
+        ({"quality": None}, "quality: got None"),
+        ({"channel_axis": 2}, "channel_axis: got 2, expected an axis of an array of 2 dimensions"),
+        ({"channel_axis": -3}, "channel_axis: got -3"),
+        ({"channel_axis": 0.5}, r"channel_axis: got 0\.5"),
+        ({"width": 0.1}, "width: only quality='fast' has it, got quality='balanced'; leave it out, or choose fast"),
+        ({"patch_size": 5, "quality": "best"}, "patch_size: only quality='fast' has it, got quality='best'"),
+        ({"search_radius": 5}, "search_radius: only"),
+        ({"fidelity": 0.0}, "fidelity: only"),
+        ({"steps": 2}, "steps: only"),
+    ],
+)
+def test_unusable_keywords_are_refused_by_name(image: Floats, keywords: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message):
+        denoise(image, **{"sigma": SIGMA, **keywords})
+    # Even when there is nothing to do.
+    if "channel_axis" not in keywords:
+        with pytest.raises(InputError, match=message):
+            denoise(np.full((9, 9), 2.0), **{"sigma": SIGMA, **keywords})
+
+
+def test_one_dimension_less_with_a_channel_axis():
+    with pytest.raises(InputError, match=r"image: got 1 dimension\(s\)"):
+        denoise(np.zeros(8), SIGMA, channel_axis=0)
+
+
+# ---- sizes
+
+
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (1, 40),
+        (40, 1),
+        (1, 2),
+        (2, 1),
+        (2, 2),
+        (2, 3),
+        (3, 3),
+        (2, 50),
+        (3, 200),
+        (2,),
+        (3,),
+        (5,),
+        (16,),
+        (17,),
+        (40,),
+    ],
+)
+def test_thin_and_tiny_inputs(shape: tuple[int, ...], quality: str):
+    value = noisy(np.zeros(shape))
+    for sigma in (SIGMA, None):
+        result = denoise(value, sigma, quality=quality)
+        assert result.shape == shape
+        assert np.isfinite(result).all()
+        assert np.abs(result).max() <= 2 * np.abs(value).max()
+    numbers = np.rint(1000 * value).astype(np.int16)
+    result = denoise(numbers, 1000 * SIGMA, quality=quality, preserve_range=True)
+    np.testing.assert_allclose(result, 1000 * denoise(value, SIGMA, quality=quality), atol=2)
+
+
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_a_row_and_a_column_are_treated_as_the_signal(quality: str):
+    signal = noisy(np.sign(np.sin(np.arange(200) / 10)))
+    flat = denoise(signal, SIGMA, quality=quality)
+    np.testing.assert_allclose(denoise(signal[None], SIGMA, quality=quality)[0], flat, atol=1e-4)
+    np.testing.assert_allclose(denoise(signal[:, None], SIGMA, quality=quality)[:, 0], flat, atol=0.02 * SIGMA)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1), (1, 1, 3)])
+@pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
+def test_one_node_is_returned_unchanged(shape: tuple[int, ...], quality: str):
+    value = np.arange(1.0, 1 + math.prod(shape)).reshape(shape)
+    result = denoise(value, SIGMA, quality=quality, channel_axis=-1 if len(shape) == 3 else None)
+    np.testing.assert_allclose(result, value, rtol=1e-12)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
+@pytest.mark.parametrize("sigma", [None, 0, 3.0])
+def test_a_constant_is_returned_unchanged(dtype: Any, sigma: Any, quality: str):
+    value = np.full((12, 12), 100, dtype)
+    result, info = denoise(value, sigma, quality=quality, preserve_range=True, return_info=True)
+    np.testing.assert_array_equal(result, 100)
+    assert result is not value
+    assert not np.shares_memory(result, value)
+    assert info.steps == 0
+    assert info.stopped_by == "returned unchanged: the input is constant"
+
+
+# ---- types and ranges
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_no_noise_means_no_change(image: Floats, quality: str):
+    result, info = denoise(image, 0, quality=quality, return_info=True)
+    np.testing.assert_array_equal(result, image)
+    assert "no noise" in info.stopped_by
+    np.testing.assert_array_equal(denoise(image, 1e-14, quality=quality), image)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_units_do_not_matter(image: Floats, scale: float, dtype: Any, quality: str):
+    expected = denoise(image.astype(dtype), SIGMA, quality=quality)
+    result = denoise(image.astype(dtype) * dtype(scale), SIGMA * scale, quality=quality)
+    np.testing.assert_allclose(result / dtype(scale), expected, atol=1e-2 * SIGMA)
+    assert rms(result / dtype(scale), expected) < 1e-4 * SIGMA
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("top", [1e6, 1e-6])
+def test_a_huge_dynamic_range(quality: str, top: float):
+    """Values 0...1 with noise of strength 1e-6, in other units."""
+    clean = top * np.where(np.arange(32) < 15, 0, 0.3 + 0.7 * waves(32, 32) / waves(32, 32).max())
+    value, sigma = noisy(clean, 1e-6 * top), 1e-6 * top
+    result = denoise(value, sigma, quality=quality)
+    assert rms(result, clean) < 0.9 * sigma
+    np.testing.assert_allclose(denoise(value / top, 1e-6, quality=quality), result / top, atol=1e-8)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_a_range_that_overflows_is_left_alone(quality: str):
+    value = np.array([[-1.5e308, 1.5e308] * 4] * 8)
+    np.testing.assert_array_equal(denoise(value, 1.0, quality=quality), value)
+    assert estimate_sigma(value) == 0
+    with pytest.raises(InputError, match="image: got a range that overflows, with samples missing"):
+        denoise(value, 1.0, quality=quality, mask=np.eye(8, dtype=bool))
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_the_ends_of_single_precision(quality: str):
+    large = np.where(np.arange(24) % 4 == 0, -3e38, 3e38).astype(np.float32) * np.ones((20, 1), np.float32)
+    np.testing.assert_allclose(denoise(large, 1e37, quality=quality), large, rtol=0.1)
+    small = (np.random.default_rng(0).normal(size=(20, 20)) * 1e-41).astype(np.float32)
+    assert np.isfinite(denoise(small, 1e-47, quality=quality)).all()
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [(np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64), (np.longdouble, np.float64)],
+)
+def test_floats_keep_their_precision_and_units(image: Floats, dtype: Any, expected: Any, quality: str):
+    result = denoise((200 * image).astype(dtype), 200 * SIGMA, quality=quality)
+    assert result.dtype == expected
+    same = 200 * denoise(image, SIGMA, quality=quality)
+    np.testing.assert_allclose(result, same, atol=2 if dtype == np.float16 else 0.05)
+    assert rms(result, same) < (0.1 if dtype == np.float16 else 1e-3)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64])
+def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: Any, quality: str):
+    top = float(np.iinfo(dtype).max)
+    value = np.clip(np.rint(image * top / 2), np.iinfo(dtype).min, top / 2).astype(dtype)
+    sigma = SIGMA * top / 2
+    kept = denoise(value, sigma, quality=quality, preserve_range=True)
+    scaled = denoise(value, sigma, quality=quality)
+    assert kept.dtype == scaled.dtype == np.float64
+    np.testing.assert_allclose(scaled, kept / top, rtol=1e-6)
+    same = denoise(img_as_float(value), sigma / top, quality=quality)
+    assert rms(kept / top, same) < 2e-6
+    # Without noise nothing but the conversion is left.
+    np.testing.assert_allclose(denoise(value, 0, quality=quality), img_as_float(value), rtol=1e-7)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64, np.uint64])
+def test_integer_limits_do_not_wrap(dtype: Any, quality: str):
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    value = np.full((24, 24), low, dtype)
+    value[:, 12:] = high
+    result = denoise(value, float(high) / 20, quality=quality)
+    np.testing.assert_allclose(result, img_as_float(value), atol=5e-3)
+    assert result.min() >= -1
+    # Noise about the limits, clipped: what comes back is where it was.
+    spread = np.clip(noisy(value.astype(float), float(high) / 20), low, float(high) * (1 - 2**-24)).astype(dtype)
+    result = denoise(spread, float(high) / 20, quality=quality)
+    assert rms(result, img_as_float(value)) < 0.05
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_wide_integers_keep_small_noise_on_a_large_offset(image: Floats, quality: str):
+    counts = np.rint(image * 1000).astype(np.int64)
+    expected = denoise(counts, 1000 * SIGMA, quality=quality, preserve_range=True)
+    shifted = denoise(counts + 2**40, 1000 * SIGMA, quality=quality, preserve_range=True)
+    np.testing.assert_allclose(shifted - 2**40, expected, atol=2)
+    assert rms(shifted - 2**40, expected) < 0.02
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_booleans_become_floats(quality: str):
+    clean = picture(32) > 0.5
+    value = clean ^ (np.random.default_rng(0).random(clean.shape) < 0.05)
+    result = denoise(value, 0.2, quality=quality)
+    assert result.dtype == np.float64
+    assert rms(result, clean) < rms(value, clean)
+    np.testing.assert_allclose(result, denoise(value.astype(np.float32), 0.2, quality=quality), atol=1e-6)
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_lists_are_taken(quality: str):
+    assert denoise([[0.0, 1.0], [1.0, 0.5]], 0, quality=quality).tolist() == [[0.0, 1.0], [1.0, 0.5]]
+    rows = noisy(waves(12, 12))
+    np.testing.assert_array_equal(denoise(rows.tolist(), 0.1, quality="balanced"), denoise(rows, 0.1))
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("sigma", [0, SIGMA])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+def test_the_input_is_never_modified_nor_shared(image: Floats, sigma: float, dtype: Any, quality: str):
+    value = (100 * image + 50).astype(dtype)
+    mask = np.zeros(value.shape, bool)
+    mask[3:5, 3:5] = True
+    for array in (value, mask):
+        array.flags.writeable = False
+    before = value.copy()
+    result = denoise(value, 100 * sigma, quality=quality)
+    denoise(value, 100 * sigma, quality=quality, mask=mask, keep=mask)
+    np.testing.assert_array_equal(value, before)
+    assert not np.shares_memory(result, value)
+    assert result.flags.writeable
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_memory_layout_and_byte_order_do_not_matter(image: Floats, quality: str):
+    expected = denoise(image, SIGMA, quality=quality)
+    spread = np.zeros((80, 120))
+    spread[::2, ::3] = image
+    for value in (np.asfortranarray(image), spread[::2, ::3], image.astype(image.dtype.newbyteorder())):
+        result = denoise(value, SIGMA, quality=quality)
+        np.testing.assert_array_equal(result, expected)
+        assert result.dtype.isnative
+    swapped = (100 * image + 50).astype(np.uint16)
+    results = [denoise(swapped.astype(order), 10.0, quality=quality) for order in (">u2", "<u2")]
+    np.testing.assert_array_equal(*results)
+
+
+# ---- channels
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
+@pytest.mark.parametrize("channels", [1, 2, 3, 5])
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_types_channels_and_their_place(quality: str, dtype: Any, channels: int, dimension: int):
+    shape = (26, 23) if dimension == 2 else (120,)
+    clean = waves(*shape) if dimension == 2 else np.sin(np.arange(120) / 9)
+    value = (
+        noisy(np.stack([60 + (40 - 5 * c) * clean for c in range(channels)], axis=-1), 8.0).clip(0, 255).astype(dtype)
+    )
+    options: dict[str, Any] = {
+        "quality": quality,
+        "preserve_range": True,
+        "search_radius": 6 if quality == "fast" else None,
+    }
+    expected = denoise(value, 8.0, channel_axis=-1, **options)
+    assert expected.shape == value.shape
+    assert expected.dtype == (np.float32 if dtype == np.float32 else np.float64)
+    assert np.std(np.diff(expected, axis=0)) < 0.8 * np.std(np.diff(value.astype(float), axis=0))
+    for axis in (*range(-dimension - 1, -1), 0):
+        moved = np.moveaxis(value, -1, axis)
+        result = denoise(moved, 8.0, channel_axis=axis, **options)
+        np.testing.assert_array_equal(np.moveaxis(result, axis, -1), expected)
+    if channels == 1:
+        np.testing.assert_array_equal(expected[..., 0], denoise(value[..., 0], 8.0, **options))
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_the_estimate_of_the_noise_follows_the_channel_axis(colour: Floats, quality: str):
+    found = [
+        denoise(np.moveaxis(colour, -1, axis), quality=quality, channel_axis=axis, return_info=True)[1].sigma
+        for axis in (0, 1, -1)
+    ]
+    assert found[0] == found[1] == found[2] == estimate_sigma(colour, channel_axis=-1)
+
+
+# ---- images that are hard on it
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+def test_saturated_regions_stay_saturated(quality: str):
+    clean = np.full((32, 40), 255.0)
+    clean[:, 20:] = 100
+    value = np.clip(noisy(clean, 20.0), 0, 255)
+    value[:, :20] = 255
+    result = denoise(value, 20.0, quality=quality)
+    np.testing.assert_allclose(result[:, :15], 255, atol=1)
+    assert rms(result[:, 22:], 100) < 8
+    bits = np.clip(noisy(300 * waves(40, 40), 20.0), 0, 255).astype(np.uint8)
+    result = denoise(bits, quality=quality, preserve_range=True)
+    assert rms(result, np.clip(300 * waves(40, 40), 0, 255)) < 20
+
+
+@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("kind", ["waves", "chequers", "lines"])
+def test_exactly_periodic_images(quality: str, kind: str):
+    """Distances tie exactly, and groups hold copies of the same patch."""
+    y, x = np.mgrid[:40, :40]
+    clean = {
+        "waves": np.sin(2 * np.pi * x / 8) * np.sin(2 * np.pi * y / 8),
+        "chequers": ((x // 4 + y // 4) % 2).astype(float),
+        "lines": (x % 8 < 4).astype(float),
+    }[kind]
+    assert rms(denoise(clean, 0.1, quality=quality), clean) < 0.1
+    assert rms(denoise(noisy(clean), 0.1, quality=quality), clean) < 0.07
+    signal = clean[5]
+    assert np.isfinite(denoise(signal, 0.1, quality=quality, search_radius=9 if quality == "fast" else None)).all()
+    whole = (255 * (clean > 0.4)).astype(np.uint8)
+    assert rms(denoise(whole, 25.0, quality=quality, preserve_range=True), whole) < 3
+    assert np.isfinite(denoise(whole, quality=quality)).all()
+
+
+@pytest.mark.parametrize("quality", ON_GROUPS)
+def test_two_values_and_a_single_point(quality: str):
+    point = np.zeros((24, 24))
+    point[12, 12] = 100.0
+    result = denoise(point, 1.0, quality=quality)
+    assert result[12, 12] == pytest.approx(100, abs=3)
+    assert rms(result, point) < 0.3
