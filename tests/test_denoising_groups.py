@@ -58,12 +58,16 @@ def test_members_are_those_of_patch_groups(channels: int, shape: tuple[int, int]
     np.testing.assert_array_equal(np.sort(found.members, axis=1), np.sort(expected, axis=1))
 
 
-@pytest.mark.parametrize("value", [0.0, 3.5])
-def test_of_equal_patches_the_first_are_taken(value: float):
-    guide = np.full((1, 12, 13), value)
-    np.testing.assert_array_equal(
-        np.sort(Groups(guide, IMAGE).members, axis=1), np.sort(as_members(guide, IMAGE), axis=1)
+@pytest.mark.parametrize("kind", ["constant", "lines", "chequers", "few values"])
+def test_of_equal_distances_the_first_are_taken(kind: str):
+    y, x = np.mgrid[:14, :15]
+    few = np.random.default_rng(0).integers(0, 2, (14, 15))
+    guide = {"constant": 3.5 + 0 * x, "lines": x % 3, "chequers": (x + y) % 2, "few values": few}[kind][None].astype(
+        float
     )
+    found, expected = Groups(guide, IMAGE), as_members(guide, IMAGE)
+    assert np.all(found.counts == expected.shape[1])
+    np.testing.assert_array_equal(np.sort(found.members, axis=1), np.sort(expected, axis=1))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 3), (3, 40), (1, 9), (4, 4), (5, 5)])

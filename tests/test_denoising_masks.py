@@ -59,6 +59,7 @@ def test_nor_do_they_with_maps_channels_and_signals(image: Floats, quality: str)
         (colour, missing, {"sigma": [1.0, 2.0, 1.0], "channel_axis": 0}),
         (signal, line, {"sigma": 1.0}),
         (counts, missing, {"noise": "poisson"}),
+        (counts + 50, missing, {"noise": Poisson(offset=50.0)}),
     ]
     for value, where, options in cases:
         expected = denoise(value, mask=where, quality=quality, **options)
@@ -74,6 +75,13 @@ def test_the_map_under_a_mask_does_not_matter(image: Floats):
         expected = denoise(image, level, mask=missing, quality=quality)
         result = denoise(image, np.where(missing, 1e9, level), mask=missing, quality=quality)
         np.testing.assert_array_equal(result, expected)
+
+
+def test_the_noise_is_estimated_from_what_is_there(image: Floats):
+    missing = np.random.default_rng(6).random(image.shape) < 0.02
+    info = denoise(image + 100, mask=missing, quality="fast", return_info=True)[1]
+    assert info.sigma_estimated
+    assert info.sigma == pytest.approx(1, rel=0.35)
 
 
 @pytest.mark.parametrize("quality", QUALITIES)

@@ -293,11 +293,12 @@ def test_sure_is_close_to_the_error_and_takes_the_least(quality: str, seed: int,
 
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_sure_knows_channels_and_maps(quality: str):
-    clean = np.stack([30 * waves(48, 48), 100 * waves(48, 48).T, -5 * waves(48, 48)], axis=-1)
-    sigma = np.array([3.0, 30.0, 10.0])
+    # Nothing can be done about the noise of the first channel, and much about that of the second.
+    clean = np.stack([100 * np.random.default_rng(9).normal(size=(48, 48)), 60 * waves(48, 48)], axis=-1)
+    sigma = np.array([3.0, 30.0])
     options: dict[str, Any] = {"quality": quality, "stopping": "sure", "return_info": True}
     result, info = denoise(noisy(clean, sigma), sigma, channel_axis=-1, **options)
-    deviation = np.sqrt(2 * np.sum(sigma**4) / 3 / clean.size)
+    deviation = np.sqrt(np.sum(sigma**4) / clean.size)
     assert info.risk == pytest.approx(rms(result, clean) ** 2, abs=4 * deviation)
     clean, level = 5 * waves(56, 56), levels((56, 56))
     result, info = denoise(noisy(clean, level), level, **options)
