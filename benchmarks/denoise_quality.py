@@ -34,6 +34,7 @@ from benchmarks.denoising.targets import Results
 from benchmarks.denoising.tasks import QUICK_IMAGES, SETS, Cache, Crop, Task, compute
 
 UNKNOWN, COST = "unknown", "cost"
+COLOUR_SIGMAS = (25.0,)  # in colour a level takes an hour
 SIGMAS, SIGNAL_LEVELS, UNKNOWN_SIGMAS = (15.0, 25.0, 50.0), (0.1, 0.3, 0.5), (10.0, 15.0, 25.0, 50.0, 60.0)
 # What the figure shows: image, top, left, of these sides. Kodak released its photographs for any use.
 CROPS = (("kodim07", 200, 200), ("kodim08", 200, 300), ("kodim23", 180, 5))
@@ -51,6 +52,7 @@ def tasks(section: str, data: Path, sigmas: tuple[float, ...], quick: bool) -> l
             for sigma in levels
         ]
     kind = SETS[section]
+    sigmas = sigmas or (COLOUR_SIGMAS if kind == COLOUR else SIGMAS)
     methods = [name for name in denoisers(kind) if name != ESTIMATED]
     if kind == SIGNAL:
         names = ["ecg", *pywt.data.demo_signal("list")][: QUICK_IMAGES + 1 if quick else None]
@@ -88,7 +90,9 @@ def main() -> None:
     every = (*SETS, UNKNOWN, COST)
     parser.add_argument("--data", type=Path, required=True, help="folder with Set12/, BSD68-even/ and Kodak24/")
     parser.add_argument("--sets", nargs="+", choices=every, default=every, metavar="SET", help=", ".join(every))
-    parser.add_argument("--sigmas", nargs="+", type=float, default=SIGMAS, metavar="SIGMA", help="of 0...255")
+    parser.add_argument(
+        "--sigmas", nargs="+", type=float, metavar="SIGMA", help="of 0...255; colour at 25 alone by default"
+    )
     parser.add_argument("--quick", action="store_true", help="two images a set, 128 x 128, one sigma")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
     parser.add_argument("--cache", type=Path, default=Path(".denoise-cache"), help="where single results are kept")
@@ -100,7 +104,7 @@ def main() -> None:
     known = {name for kind in SETS.values() for name in denoisers(kind)}
     if unknown := set(arguments.only or ()) - known:
         parser.error(f"--only: got {'; '.join(sorted(unknown))}, expected any of: {'; '.join(sorted(known))}")
-    sigmas = (25.0,) if arguments.quick else tuple(arguments.sigmas)
+    sigmas = (25.0,) if arguments.quick else tuple(arguments.sigmas or ())
     cache, results = Cache(arguments.cache, our_digest()), Results(arguments.data, arguments.quick)
     for section in arguments.sets:
         if section == COST:
