@@ -149,7 +149,7 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
     "position with queries": (lambda: affinity(Gaussian(1.0), GRID, queries=IMAGE), r"queries: "),
     "features by stencil": (
         lambda: affinity(Gaussian(1.0), GRID, IMAGE, method="stencil"),
-        r"method: got 'stencil', expected 'auto' or 'dense' for a kernel that compares features",
+        r"method: got 'stencil', expected 'auto', 'dense', 'pairwise', 'sparse', 'nufft' or 'lowrank' for a ker",
     ),
     "features in a window": (
         lambda: affinity(Gaussian(1.0), GRID, IMAGE, window=2),
@@ -157,7 +157,7 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
     ),
     "points by convolution": (
         lambda: affinity(Gaussian(1.0), POINTS, method="convolution"),
-        r"method: got 'convolution', expected 'auto' or 'dense' on scattered points",
+        r"method: got 'convolution', expected 'auto', 'dense', 'pairwise', 'sparse', 'nufft' or 'lowrank' on scattered",
     ),
     "points in a window": (lambda: affinity(Gaussian(1.0), POINTS, window=2), r"window: only position kernels on a Gr"),
     "dot product of nothing": (lambda: affinity(DotProduct(), POINTS), r"features: DotProduct needs features \(keys\)"),
@@ -237,11 +237,11 @@ def test_the_warning_is_given_once_for_an_evolving_kernel() -> None:
 LARGE = np.zeros((1500, 1500), np.float32)
 TOO_LARGE: dict[str, tuple[Any, str]] = {
     "dense points": (
-        lambda **limit: affinity(Gaussian(1.0), Points(np.arange(20000.0)), **limit),
+        lambda **limit: affinity(Gaussian(1.0), Points(np.arange(20000.0)), method="dense", **limit),
         r"a dense affinity of 20000 nodes needs 3\.\d+ GiB \(3\d{9} bytes\), the limit is .*; use fewer nodes, a grid",
     ),
     "dense features": (
-        lambda **limit: affinity(DotProduct(), Points(np.arange(20000.0)), np.zeros(20000), **limit),
+        lambda **limit: affinity(DotProduct(), Points(np.arange(2e4)), np.zeros(20000), method="dense", **limit),
         r"a dense affinity of 20000 nodes needs 3\.\d+ GiB",
     ),
     "dense grid": (

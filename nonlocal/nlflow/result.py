@@ -46,7 +46,7 @@ class Solution:
     stats : dict
         ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
         ``error_bound`` (a-priori, exponential integrator), ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``,
-        ``integrator``, ``method`` and ``reason`` of the affinity.
+        ``integrator``; ``method``, ``reason`` and ``error_estimate`` of the affinity.
     records : dict of str to dict
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict

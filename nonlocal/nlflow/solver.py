@@ -206,6 +206,7 @@ class _Loop:
             "integrator": repr(self.integrator),
             "method": self.flow.affinity.method,
             "reason": self.flow.affinity.reason,
+            "error_estimate": self.flow.affinity.error_estimate,
         }
         if "error_bound" in state.memory:
             stats["error_bound"] = state.memory["error_bound"]

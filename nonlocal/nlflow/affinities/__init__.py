@@ -1,7 +1,8 @@
 """Affinities: one averaging operator for each structure of K.
 
-`base` is the contract, `dense` the reference, `stencil` and `convolution` the fast ones, `sparse` that of a given
-graph, `block` that of separate groups, `build` the choice.
+`base` is the contract, `dense` the reference. `stencil` and `convolution` serve grids; `pairwise` (exact, by
+`pair_sums`), `neighbours`, `nonuniform` and `lowrank` (approximate) scattered nodes and features, and `choice` chooses
+among these. `sparse` is that of a given graph, `block` that of separate groups. `build` is what users call.
 """
 
 from nlflow.affinities.base import Affinity

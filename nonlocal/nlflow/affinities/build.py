@@ -7,17 +7,20 @@ from typing import Any
 
 from nlflow._array import Array, is_numpy, namespace, same_kind
 from nlflow.affinities.base import Affinity
+from nlflow.affinities.choice import METHODS as PAIR_METHODS
+from nlflow.affinities.choice import from_pairs
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
 from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domain import Domain, Grid
-from nlflow.errors import InputError, check_array, check_choice, check_integer
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.kernel import DotProduct, Kernel, Patch, RadialKernel
 
 __all__ = ["METHODS", "affinity", "from_matrix"]
 
-METHODS = ("auto", "dense", "stencil", "convolution")
+METHODS = (*PAIR_METHODS, "stencil", "convolution")
+_GRID_METHODS = ("auto", "dense", "stencil", "convolution")
 
 # A direct sum over a window costs about 0.3 ns a weight, a pair of transforms about 20 ns a node (measured on 2 cores):
 # below this many weights the direct sum is faster.
@@ -33,6 +36,7 @@ def affinity(
     method: str = "auto",
     window: int | None = None,
     store: bool = True,
+    rtol: float | None = None,
     memory_limit: float | None = None,
 ) -> Affinity:
     """Return the affinity of a kernel on a domain.
@@ -46,14 +50,25 @@ def affinity(
         kernels. Radial kernels compare node positions when it is left out.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
-    method : {'auto', 'dense', 'stencil', 'convolution'}
+    method : {'auto', 'dense', 'pairwise', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
+        How sums are computed. On grids, for positions and patches: ``stencil`` sums over a window, ``convolution``
+        transforms. Between scattered nodes or features, exact: ``dense`` stores the matrix, ``pairwise`` computes its
+        entries anew at each average. Approximate, to `rtol`: ``sparse`` stores the pairs within reach of a radial
+        kernel, ``nufft`` is for Gaussians in up to three dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for
+        positive definite kernels in many.
+
         ``auto`` takes the stencil for patch kernels and small windows, the convolution for other position kernels on
-        grids, and the dense matrix for everything else. ``reason`` of the result says why.
+        grids, the dense matrix up to 2048 nodes and exact pairwise sums beyond, or with `rtol` what is estimated to be
+        the fastest. ``reason`` of the result says why.
     window : int, optional
         Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
     store : bool
         Keep the weights of a patch stencil (half of them, 4 (2 r + 1)^2 / 2 bytes a node in float32); with False they
         are computed anew at each average.
+    rtol : float, optional
+        How far averages may be off, over the largest deviation of a signal from the middle of its range, for methods
+        that approximate; exact to rounding by default, 1e-6 where such a method is asked for by name. What was reached
+        is ``error_estimate`` of the result.
     memory_limit : float, optional
         Bytes; half of the physical memory by default.
 
@@ -67,11 +82,13 @@ def affinity(
         When the kernel, the domain and the method do not go together, or for unusable features.
     MemoryLimitError
         Before anything is allocated, with the bytes needed and the remedy.
+    NumericalError
+        When a method that was asked for does not reach `rtol`.
 
     Warns
     -----
     NlflowWarning
-        When a window larger than the grid is shrunk.
+        When a window larger than the grid is shrunk, and when nodes see no other node.
 
     Examples
     --------
@@ -93,17 +110,21 @@ def affinity(
         raise InputError(f"queries: {what if isinstance(kernel, RadialKernel) else 'only a dot product has them'}")
     if not store and not isinstance(kernel, Patch):
         raise InputError("store: only patch kernels can compute their weights anew; leave it out")
+    if rtol is not None:
+        rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
     if isinstance(kernel, Patch):
         if window is not None:
             raise InputError("window: a patch kernel has its own; set its search_radius")
         return _patch_affinity(kernel, domain, features, method, store, memory_limit)
     if features is None and isinstance(kernel, RadialKernel):
-        return _position_affinity(kernel, domain, method, window, memory_limit)
-    if method not in ("auto", "dense"):
-        raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for a kernel that compares features")
+        return _position_affinity(kernel, domain, method, window, rtol, memory_limit)
+    if method not in PAIR_METHODS:
+        raise InputError(
+            f"method: got {method!r}, expected {_listed(PAIR_METHODS)} for a kernel that compares features"
+        )
     if window is not None:
         raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-    return _feature_affinity(kernel, domain, features, queries, memory_limit)
+    return _feature_affinity(kernel, domain, features, queries, method, rtol, memory_limit)
 
 
 def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) -> Affinity:
@@ -119,19 +140,32 @@ def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) 
     return result
 
 
+def _listed(names: tuple[str, ...]) -> str:
+    return ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
+
+
 def _position_affinity(
-    kernel: RadialKernel, domain: Domain, method: str, window: int | None, memory_limit: float | None
+    kernel: RadialKernel,
+    domain: Domain,
+    method: str,
+    window: int | None,
+    rtol: float | None,
+    memory_limit: float | None,
 ) -> Affinity:
     if not isinstance(domain, Grid):
-        if method not in ("auto", "dense"):
-            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' on scattered points")
+        if method not in PAIR_METHODS:
+            raise InputError(f"method: got {method!r}, expected {_listed(PAIR_METHODS)} on scattered points")
         if window is not None:
             raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
         nodes = domain.nodes
-        result: Affinity = DenseAffinity.from_features(kernel, domain, nodes, nodes, memory_limit)
-        result.dtype = None  # positions are no features: signals may have either precision
-        result.reason = "scattered points: all pairs"
-        return result
+        return from_pairs(
+            kernel, domain, nodes, nodes, positions=True, method=method, rtol=rtol, memory_limit=memory_limit
+        )
+    if method not in _GRID_METHODS:
+        raise InputError(
+            f"method: got {method!r}, expected {_listed(_GRID_METHODS)} for a kernel of positions on a Grid; use "
+            "Points(grid.nodes, grid.weights.ravel()) for scattered nodes without a boundary"
+        )
     if window is not None:
         radii = table_radius(kernel, domain, window)
         endless = tuple(min(window, math.ceil(kernel.support(CUT) / h)) for h in domain.spacing)
@@ -141,6 +175,7 @@ def _position_affinity(
     chosen = method
     if method == "auto":
         chosen = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
+    result: Affinity
     if chosen == "stencil":
         result = TableStencil(kernel, domain, window, memory_limit)
     elif chosen == "convolution":
@@ -171,10 +206,8 @@ def _patch_affinity(
         raise InputError("domain: a patch kernel needs a Grid, on which patches exist")
     if features is None:
         raise InputError("features: a patch kernel needs the image or signal that patches are taken from")
-    if method == "convolution":
-        raise InputError(
-            "method: got 'convolution', expected 'auto', 'stencil' or 'dense': patch weights vary in space"
-        )
+    if method not in ("auto", "stencil", "dense"):
+        raise InputError(f"method: got {method!r}, expected 'auto', 'stencil' or 'dense': patch weights vary in space")
     image = domain.check_signal("features", features)
     if not is_numpy(image):
         raise InputError(f"features: got {type(image).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -193,7 +226,13 @@ def _patch_affinity(
 
 
 def _feature_affinity(
-    kernel: Kernel, domain: Domain, features: Any, queries: Any, memory_limit: float | None
+    kernel: Kernel,
+    domain: Domain,
+    features: Any,
+    queries: Any,
+    method: str,
+    rtol: float | None,
+    memory_limit: float | None,
 ) -> Affinity:
     if features is None:
         raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
@@ -216,8 +255,7 @@ def _feature_affinity(
         q, k = kernel.map_features(keys, given)
         if q.shape == k.shape and bool(namespace(q).all(q == k)):
             q = k
-    result = DenseAffinity.from_features(kernel, domain, q, k, memory_limit)
-    result.reason = "features compared in all pairs"
+    result = from_pairs(kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit)
     if queries is None:
-        result._recipe = lambda u: _feature_affinity(kernel, domain, u, None, memory_limit)
+        result._recipe = lambda u: _feature_affinity(kernel, domain, u, None, method, rtol, memory_limit)
     return result

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities.base import Affinity, Sparse
 from nlflow.domain import Domain
+from nlflow.kernel import Kernel
 
 __all__ = ["SparseAffinity"]
 
@@ -20,14 +21,18 @@ class SparseAffinity(Affinity):
     ----------
     domain : Domain
     edges : scipy.sparse.csr_array of shape (N, N)
-        W_ij = w_i w_j k_ij >= 0, symmetric, as `Affinity.edges` returns them. Shared, not copied. A node without edges
-        keeps its value in averages; its degree is then the mean of the others.
+        W_ij = w_i w_j k_ij >= 0, symmetric, as `Affinity.edges` returns them, with or without a diagonal. Shared, not
+        copied. A node without edges keeps its value in averages; its degree is then the mean of the others.
+    kernel : Kernel, optional
+        That the weights come from; `edges` are without its amplitude.
+    dtype : dtype, optional
+        What signals must be; either precision by default.
     """
 
     method = "sparse"
 
-    def __init__(self, domain: Domain, edges: Sparse) -> None:
-        super().__init__(domain, None, symmetric=True, positive_semidefinite=False)
+    def __init__(self, domain: Domain, edges: Sparse, *, kernel: Kernel | None = None, dtype: Any = None) -> None:
+        super().__init__(domain, kernel, symmetric=True, positive_semidefinite=False, dtype=dtype)
         self.reason = "the edges were given"
         self._graph = edges
         sums = np.asarray(edges.sum(axis=1, dtype=np.float64)).ravel()
@@ -40,8 +45,9 @@ class SparseAffinity(Affinity):
         result = np.where(self._alone[:, None], flat, total / self._sums[:, None])
         return result.astype(u.dtype, copy=False).reshape(u.shape)
 
-    def _log_degree(self) -> NDArray[np.float64]:
-        return np.asarray(np.log(self._sums).reshape(self.domain.shape) - np.log(self.domain.weights))
+    def _log_degree(self) -> NDArray[Any]:
+        logs = np.log(self._sums) - np.log(self.domain.weights.reshape(-1))
+        return np.asarray(logs.astype(self.dtype or np.float64, copy=False).reshape(self.domain.shape))
 
     def _edge_bound(self) -> int:
         return int(self._graph.nnz)

@@ -1,0 +1,211 @@
+"""The choice among the methods that serve kernels between scattered nodes or features: exact ones, and faster ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, is_numpy
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.dense import DenseAffinity
+from nlflow.affinities.lowrank import LowRankAffinity
+from nlflow.affinities.neighbours import NeighbourAffinity, count_neighbours
+from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
+from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums
+from nlflow.affinities.pairwise import PairwiseAffinity
+from nlflow.domain import Domain
+from nlflow.errors import InputError, MemoryLimitError, NumericalError
+from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+
+__all__ = ["APPROXIMATE", "METHODS", "from_pairs"]
+
+APPROXIMATE = ("sparse", "nufft", "lowrank")
+METHODS = ("auto", "dense", "pairwise", *APPROXIMATE)
+_DEFAULT_RTOL = 1e-6
+_DENSE_NODES = 2048
+"""Up to here the matrix is small, and everything that asks for it (spectra, direct solutions) is fast."""
+_LOW_RANK_NODES = 8192
+
+# Nanoseconds on 2 cores, float64, one channel (`python -m benchmarks pairwise` measures them): what a pair, a node
+# under a transform in 1, 2 and 3 dimensions, a mode, and a stored pair cost an average. A stored pair costs 200 times
+# as much when the matrix is made, of which a twentieth is counted, since flows take a few dozen averages.
+_PAIR, _COORDINATE = 0.2, 0.04
+_NODE = (150.0, 300.0, 1500.0)
+_MODE = 40.0
+_STORED = 15.0
+_KNOWN = (Gaussian, Laplace, TopHat, DotProduct)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What an affinity is built from."""
+
+    kernel: Kernel
+    domain: Domain
+    queries: Array
+    keys: Array
+    positions: bool
+    rtol: float
+    limit: float | None
+
+    @property
+    def same(self) -> bool:
+        return self.queries is self.keys
+
+    @property
+    def nodes(self) -> int:
+        return self.domain.size
+
+    @property
+    def width(self) -> int:
+        return int(self.keys.shape[1])
+
+
+def from_pairs(
+    kernel: Kernel,
+    domain: Domain,
+    queries: Array,
+    keys: Array,
+    *,
+    positions: bool,
+    method: str,
+    rtol: float | None,
+    memory_limit: float | None,
+) -> Affinity:
+    """Return the affinity of a kernel that compares queries (N, d) with keys (N, d), all with all.
+
+    See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
+    """
+    problem = _Problem(kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit)
+    compiled = type(kernel) in _KNOWN and is_numpy(keys)
+    if not compiled:
+        if method not in ("auto", "dense"):
+            what = f"{type(kernel).__name__}" if is_numpy(keys) else f"features in a {type(keys).__name__}"
+            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {what}")
+        return _dense(problem, "features compared in all pairs")
+    if method != "auto":
+        return _BUILDERS[method](problem, "asked for")
+    if problem.nodes <= _DENSE_NODES:
+        return _dense(problem, f"no more than {_DENSE_NODES} nodes, all pairs")
+    if rtol is None:
+        return _pairwise(problem, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
+    costs = _costs(problem)
+    tried: list[str] = []
+    for name in sorted(costs, key=lambda name: costs[name]):
+        share = costs[name] / costs["pairwise"]
+        reason = f"rtol={rtol:g}: estimated at {share:.2g} of the cost of exact sums"
+        if name == "pairwise":
+            reason = f"rtol={rtol:g}: exact sums are estimated to be the fastest"
+        try:
+            return _BUILDERS[name](problem, "; ".join([reason, *tried]))
+        except (NumericalError, MemoryLimitError) as error:
+            if name == "pairwise":
+                raise
+            tried.append(f"{name} was not possible ({error})")
+    raise NumericalError("method: none is possible")  # pragma: no cover - pairwise returns or raises
+
+
+def _costs(problem: _Problem) -> dict[str, float]:
+    """Estimate the nanoseconds of an average of one channel for every method that may serve."""
+    n, d, kernel = problem.nodes, problem.width, problem.kernel
+    pair = _PAIR + _COORDINATE * d
+    costs = {"pairwise": pair * n * n}
+    if isinstance(kernel, RadialKernel) and d <= WIDEST:
+        points = np.asarray(problem.keys, dtype=np.float64)
+        weights = problem.domain.weights.reshape(-1)
+        # The shape of the cut that `NeighbourAffinity` ends with, for a node that sees a thousandth of the others.
+        cut = 0.5e-3 * problem.rtol
+        costs["sparse"] = _STORED * count_neighbours(points, kernel.support(min(cut, 0.5)))
+        finest = float(np.finfo(problem.keys.dtype).eps) / 100 * float(weights.min() / weights.sum())
+        # Blocks of nodes are skipped as a whole: a node meets the blocks that are less than its reach away.
+        reach = (count_neighbours(points, kernel.support(finest)) / n) ** (1 / d) + 1.5 * BLOCK ** (1 / d)
+        costs["pairwise"] = pair * n * min(n, reach**d)
+        if isinstance(kernel, Gaussian) and d <= len(_NODE) and importlib.util.find_spec("finufft"):
+            modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * problem.rtol)
+            costs["nufft"] = _NODE[d - 1] * n + _MODE * math.prod(modes)
+    elif n >= _LOW_RANK_NODES and kernel.positive_semidefinite:
+        # Before it is built nobody knows the rank; it is tried, and given up early where it would not pay.
+        costs["lowrank"] = 0.1 * costs["pairwise"]
+    return costs
+
+
+def _dense(problem: _Problem, reason: str) -> Affinity:
+    result = DenseAffinity.from_features(problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit)
+    if problem.positions:
+        result.dtype = None  # positions are no features: signals may have either precision
+    result.reason = reason
+    return result
+
+
+def _pairwise(problem: _Problem, reason: str) -> Affinity:
+    result = PairwiseAffinity(
+        problem.kernel, problem.domain, problem.queries, problem.keys, positions=problem.positions,
+        memory_limit=problem.limit,
+    )  # fmt: skip
+    result.reason = reason
+    return result
+
+
+def _sparse(problem: _Problem, reason: str) -> Affinity:
+    kernel = problem.kernel
+    if not isinstance(kernel, RadialKernel):
+        raise InputError(
+            f"kernel: got {type(kernel).__name__}, expected a radial one for method='sparse': a dot product does not "
+            "decay; use method='lowrank' or 'pairwise'"
+        )
+    if problem.width > WIDEST:
+        raise InputError(
+            f"features: got {problem.width} dimensions, expected at most {WIDEST} for method='sparse': in more, trees "
+            "find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
+        )
+    result = NeighbourAffinity(
+        kernel, problem.domain, problem.keys, rtol=problem.rtol, positions=problem.positions,
+        memory_limit=problem.limit,
+    )  # fmt: skip
+    return _checked(result, problem, reason)
+
+
+def _nufft(problem: _Problem, reason: str) -> Affinity:
+    result = NonuniformAffinity(
+        problem.kernel, problem.domain, problem.keys, rtol=problem.rtol, positions=problem.positions,
+        memory_limit=problem.limit,
+    )  # fmt: skip
+    return _checked(result, problem, reason)
+
+
+def _low_rank(problem: _Problem, reason: str) -> Affinity:
+    # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
+    most = None if reason == "asked for" else max(64, problem.nodes // 32)
+    result = LowRankAffinity.from_features(
+        problem.kernel, problem.domain, problem.queries, problem.keys, rtol=problem.rtol, max_rank=most,
+        memory_limit=problem.limit,
+    )  # fmt: skip
+    if problem.positions:
+        result.dtype = None
+    return _checked(result, problem, reason)
+
+
+def _checked(result: Affinity, problem: _Problem, reason: str) -> Affinity:
+    """Add to an approximation why it was chosen and what its error is measured with."""
+    result.reason = reason
+    kernel, weights = problem.kernel, problem.domain.weights.reshape(-1)
+    # Copies, as the affinity has its own: the features may change.
+    keys: NDArray[Any] = np.array(problem.keys)
+    queries = keys if problem.same else np.array(problem.queries)
+    result._exact = lambda: PairSums(kernel, queries, keys, weights)
+    return result
+
+
+_BUILDERS: dict[str, Callable[[_Problem, str], Affinity]] = {
+    "dense": _dense,
+    "pairwise": _pairwise,
+    "sparse": _sparse,
+    "nufft": _nufft,
+    "lowrank": _low_rank,
+}

@@ -1,0 +1,114 @@
+"""Truncated neighbourhoods of scattered nodes: a decaying kernel, as the sparse matrix of what counts of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities.base import Sparse
+from nlflow.affinities.pair_sums import warn_isolated
+from nlflow.affinities.sparse import SparseAffinity
+from nlflow.domain import Domain
+from nlflow.errors import check_memory
+from nlflow.kernel import RadialKernel, TopHat
+
+__all__ = ["NeighbourAffinity", "count_neighbours"]
+
+Floats = NDArray[np.float64]
+_PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
+_CHUNK = 2**22  # pairs whose weights are computed at a time
+_NEAR = 0.5  # of k(0): neighbours with at least this much of it give a lower bound of the degree at little cost
+
+
+class NeighbourAffinity(SparseAffinity):
+    """A radial kernel between scattered nodes, cut off where it is negligible; O(pairs) memory and time an average.
+
+    The neighbours come from `scipy.spatial.cKDTree`. The radius is chosen so that what is left out of a row is,
+    whatever the nodes, at most ``rtol / 2`` of its degree, hence averages are off by at most ``rtol`` times the largest
+    deviation of the signal from its middle; ``error_estimate`` is that bound.
+
+    Parameters
+    ----------
+    kernel : Gaussian, Laplace or TopHat
+    domain : Grid or Points
+    features : array of shape (N, d)
+        What is compared.
+    rtol : float
+        Of averages; a top hat is exact.
+    positions : bool
+        The features are node positions, so signals may have either precision.
+    memory_limit : float, optional
+        Bytes.
+
+    Raises
+    ------
+    MemoryLimitError
+        Before the pairs are listed.
+    """
+
+    def __init__(
+        self,
+        kernel: RadialKernel,
+        domain: Domain,
+        features: NDArray[Any],
+        *,
+        rtol: float,
+        positions: bool = False,
+        memory_limit: float | None = None,
+    ) -> None:
+        from scipy.spatial import cKDTree
+
+        weights = domain.weights.reshape(-1)
+        points = np.ascontiguousarray(features, dtype=np.float64)
+        tree = cKDTree(points)
+        radius, cut = kernel.support(1.0), 0.0
+        if not isinstance(kernel, TopHat):
+            near = _graph(kernel, tree, points, weights, kernel.support(_NEAR), memory_limit)
+            least = float((np.asarray(near.sum(axis=1)).ravel() / weights).min())
+            cut = min(0.5 * rtol * least / float(weights.sum()), 0.5)
+            radius = kernel.support(cut)
+        graph = _graph(kernel, tree, points, weights, radius, memory_limit)
+        super().__init__(domain, graph, kernel=kernel, dtype=None if positions else features.dtype)
+        self.radius = radius
+        self.positive_semidefinite = kernel.positive_semidefinite
+        degrees = self._sums / weights
+        self.error_estimate = 2 * cut * float(weights.sum()) / float(degrees.min())
+        warn_isolated(degrees, weights * (1 + 1e-12), kernel)
+
+
+def count_neighbours(points: NDArray[Any], radius: float, samples: int = 256) -> float:
+    """Return an estimate of the number of pairs (i, j) within a radius, from some nodes; O(N log N)."""
+    from scipy.spatial import cKDTree
+
+    rows = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
+    lengths = cKDTree(points).query_ball_point(points[rows], radius, return_length=True)
+    return float(np.mean(lengths)) * len(points)
+
+
+def _graph(
+    kernel: RadialKernel, tree: Any, points: Floats, weights: Floats, radius: float, memory_limit: float | None
+) -> Sparse:
+    """Return w_i w_j k(x_i, x_j), the diagonal included, for all pairs within a radius."""
+    from scipy.sparse import coo_array, csr_array, diags_array
+
+    n = len(points)
+    count = int(tree.count_neighbors(tree, radius))
+    check_memory(
+        f"{count} pairs of neighbours among {n} nodes", _PAIR_BYTES * count,
+        "use a narrower kernel, fewer nodes, a larger rtol or method='pairwise', which stores no pairs, or raise "
+        "memory_limit", memory_limit,
+    )  # fmt: skip
+    pairs = tree.query_pairs(radius, output_type="ndarray")
+    values = np.empty(len(pairs))
+    for start in range(0, len(pairs), _CHUNK):
+        i, j = pairs[start : start + _CHUNK].T
+        with np.errstate(under="ignore"):
+            logs = kernel.log_profile(np.sum((points[i] - points[j]) ** 2, axis=1))
+            values[start : start + _CHUNK] = np.exp(logs) * weights[i] * weights[j]
+    ends = pairs.astype(np.int32 if n < 2**31 else np.int64)
+    half = csr_array(coo_array((values, (ends[:, 0], ends[:, 1])), shape=(n, n)))
+    result = csr_array(half + half.T + diags_array(weights * weights))
+    result.sort_indices()
+    return result

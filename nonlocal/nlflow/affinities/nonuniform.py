@@ -1,0 +1,185 @@
+"""Gaussian affinities of scattered nodes by non-uniform fast Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.pair_sums import warn_isolated
+from nlflow.domain import Domain
+from nlflow.errors import InputError, NumericalError, check_memory
+from nlflow.kernel import Gaussian, Kernel
+
+__all__ = ["NonuniformAffinity", "count_modes"]
+
+Floats = NDArray[np.float64]
+_MOST_DIMENSIONS = 3  # of the transforms
+_FINEST = 1e-14  # relative accuracy that a transform in float64 reaches
+_SHARES = 4  # of the error: modes left out, periods that overlap, two transforms
+_GUESS = 1e-3  # of the total weight, that the least degree is taken for at first
+
+
+class NonuniformAffinity(Affinity):
+    """A Gaussian between scattered nodes in up to three dimensions; O(N log(1/rtol)^m) time an average.
+
+    The kernel is a short Fourier sum on a box that is larger than the domain by its reach,
+    k(x - y) = sum_m c_m exp(2 pi i m (x - y) / L): the coefficients of the weighted signal (transform of type 1) are
+    multiplied by c_m and evaluated at the nodes (type 2), by FINUFFT (Barnett, Magland and af Klinteberg 2019, doi
+    10.1137/18M120885X). The number of modes is O((domain / width)^m).
+
+    All errors are absolute, so what counts is how they compare with the least degree: ``error_estimate`` is the sum of
+    the parts left out and of the transforms' own tolerances, which FINUFFT keeps in practice but does not prove, times
+    the total weight over the least degree. `measure_error` compares with exact sums.
+
+    Parameters
+    ----------
+    kernel : Gaussian
+    domain : Grid or Points
+    features : array of shape (N, m)
+        What is compared, m = 1, 2 or 3.
+    rtol : float
+        Of averages, relative to the largest deviation of the signal from its middle.
+    positions : bool
+        The features are node positions, so signals may have either precision.
+    memory_limit : float, optional
+        Bytes.
+
+    Raises
+    ------
+    InputError
+        For another kernel or more dimensions, or when FINUFFT is not installed.
+    NumericalError
+        When `rtol` is out of reach, since some degree is too small beside the total weight.
+    MemoryLimitError
+        When the kernel is so narrow that its modes do not fit.
+    """
+
+    method = "nufft"
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        domain: Domain,
+        features: NDArray[Any],
+        *,
+        rtol: float,
+        positions: bool = False,
+        memory_limit: float | None = None,
+    ) -> None:
+        if not isinstance(kernel, Gaussian):
+            raise InputError(
+                f"kernel: got {type(kernel).__name__}, expected a Gaussian for method='nufft': other kernels decay too "
+                "slowly in frequency; use method='sparse' or 'pairwise'"
+            )
+        if features.shape[1] > _MOST_DIMENSIONS:
+            raise InputError(
+                f"features: got {features.shape[1]} dimensions, expected at most {_MOST_DIMENSIONS} for "
+                "method='nufft'; use method='lowrank' or 'pairwise'"
+            )
+        _finufft()
+        super().__init__(
+            domain, kernel, symmetric=True, positive_semidefinite=True, dtype=None if positions else features.dtype
+        )
+        self._weights = domain.weights.reshape(-1)
+        self._limit = memory_limit
+        points = np.asarray(features, dtype=np.float64)
+        low, high = points.min(axis=0), points.max(axis=0)
+        self._points, self._extent = points - (low + high) / 2, high - low
+        total = float(self._weights.sum())
+        tolerance = rtol * _GUESS / 2
+        while True:
+            self._plan(max(tolerance, _FINEST))
+            ones = np.ones((domain.size, 1))
+            error = self._tolerance * total
+            # Each node sees itself, and what the sum says beyond its error.
+            degrees = self._sums(ones)[:, 0]
+            least = float(np.maximum(degrees - error, self._weights).min())
+            self.error_estimate = 2 * error / least
+            if self.error_estimate <= rtol:
+                break
+            if self._tolerance <= _FINEST:
+                raise NumericalError(
+                    f"rtol: got {rtol:g}, expected at least {self.error_estimate:.2g} for method='nufft', since some "
+                    "nodes have a degree far below the total weight; use a wider kernel, a larger rtol, or "
+                    "method='sparse' or 'pairwise'"
+                )
+            tolerance = 0.5 * rtol * least / total
+        self._degrees = degrees
+        warn_isolated(degrees, self._weights * (1 + self.error_estimate), kernel)
+
+    def _plan(self, tolerance: float) -> None:
+        """Choose box, modes and coefficients such that sums are off by `tolerance` times the total weight."""
+        self._tolerance = tolerance
+        width = self.kernel.width  # type: ignore[union-attr]  # a Gaussian, see __init__
+        modes, period = count_modes(self._extent, width, tolerance)
+        check_memory(
+            f"a Gaussian of width {width:g} on a domain of {' x '.join(f'{e:.3g}' for e in self._extent)}, which takes "
+            f"{' x '.join(map(str, modes))} Fourier modes,",
+            math.prod(modes) * 16 * 10 + 64 * len(self._points),  # transforms are oversampled by 2 in each dimension
+            "use a wider kernel, or method='sparse' or 'pairwise', or raise memory_limit", self._limit,
+        )  # fmt: skip
+        self._modes = modes
+        self._angles = [np.ascontiguousarray(2 * np.pi / p * x) for p, x in zip(period, self._points.T, strict=True)]
+        self._symbol: Floats = np.ones((1,) * len(modes))
+        for axis, (n, p) in enumerate(zip(modes, period, strict=True)):
+            frequency = 2 * np.pi / p * np.arange(-(n // 2), (n + 1) // 2)
+            line = width * math.sqrt(2 * np.pi) / p * np.exp(-0.5 * (width * frequency) ** 2)
+            self._symbol = self._symbol * line.reshape([-1 if a == axis else 1 for a in range(len(modes))])
+
+    def _sums(self, values: Floats) -> Floats:
+        """Return sum_j w_j k_ij v_j for the columns of an (N, D) array."""
+        finufft = _finufft()
+        name, tolerance = len(self._modes), self._tolerance / _SHARES
+        weighted = values * self._weights[:, None]
+        result = np.empty_like(weighted)
+        forward, backward = (getattr(finufft, f"nufft{name}d{kind}") for kind in (1, 2))
+        for start in range(0, values.shape[1], 2):
+            # Two real channels are one complex signal. One thread for the sums of type 1, whose order, and with it the
+            # last bits, would otherwise depend on the number of threads.
+            pair = weighted[:, start : start + 2]
+            packed = np.ascontiguousarray(pair[:, 0] + 1j * pair[:, 1] if pair.shape[1] == 2 else pair[:, 0] + 0j)
+            modes = forward(*self._angles, packed, self._modes, eps=tolerance, isign=-1, nthreads=1)
+            modes *= self._symbol
+            sums = backward(*self._angles, modes, eps=tolerance, isign=1)
+            result[:, start] = sums.real
+            if pair.shape[1] == 2:
+                result[:, start + 1] = sums.imag
+        return result
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        flat = np.asarray(self.flatten(u), dtype=np.float64)
+        # About the middle of its range: errors are relative to the largest value, and constants come out exactly.
+        middle = 0.5 * (flat.max(axis=0) + flat.min(axis=0))
+        average = self._sums(flat - middle) / self._degrees[:, None] + middle
+        return np.asarray(average.astype(u.dtype).reshape(u.shape))
+
+    def _log_degree(self) -> NDArray[Any]:
+        return np.asarray(np.log(self._degrees).astype(self.dtype or np.float64).reshape(self.domain.shape))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        arrays = [self._points, self._symbol, self._degrees, *self._angles]
+        return sum(a.nbytes for a in arrays)
+
+
+def count_modes(extent: Floats, width: float, tolerance: float) -> tuple[tuple[int, ...], Floats]:
+    """Return the modes along each axis, and the periods, for which a Gaussian's Fourier sum is within `tolerance`."""
+    reach = math.sqrt(2 * math.log(_SHARES * 2 * len(extent) / tolerance))
+    period = extent + reach * width
+    modes = tuple(2 * math.ceil(p * reach / (2 * np.pi * width)) + 1 for p in period)
+    return modes, period
+
+
+def _finufft() -> Any:
+    try:
+        import finufft
+    except ImportError as error:
+        raise InputError(
+            "method: 'nufft' needs FINUFFT, which is not installed: pip install 'nlflow[nufft]'"
+        ) from error
+    return finufft

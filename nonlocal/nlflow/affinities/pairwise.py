@@ -1,0 +1,150 @@
+"""Exact affinities without a matrix: weights between all pairs of nodes, computed anew at each average."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.pair_sums import PairSums, warn_isolated
+from nlflow.domain import Domain
+from nlflow.kernel import DotProduct, Kernel
+
+__all__ = ["MixedAffinity", "PairwiseAffinity"]
+
+Floats = NDArray[np.float64]
+
+
+class PairwiseAffinity(Affinity):
+    """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time.
+
+    Accurate to rounding: in float64 1e-13, in float32 about 1e-6, since blocks of nodes are added up in float64. Blocks
+    that are so far apart that their weights cannot be seen are skipped (`PairSums`), so that kernels that are narrow
+    against the domain cost less. The degree comes with the first average, in one pass.
+
+    Parameters
+    ----------
+    kernel : Gaussian, Laplace, TopHat or DotProduct
+    domain : Grid or Points
+    queries, keys : array of shape (N, d)
+        Features, float32 or float64; the same array where queries are the keys.
+    positions : bool
+        The features are node positions, so signals may have either precision.
+    memory_limit : float, optional
+        Bytes.
+
+    Warns
+    -----
+    NlflowWarning
+        When nodes see no other node, so that they keep their value.
+    """
+
+    method = "pairwise"
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        domain: Domain,
+        queries: NDArray[Any],
+        keys: NDArray[Any],
+        *,
+        positions: bool = False,
+        memory_limit: float | None = None,
+    ) -> None:
+        same = queries is keys
+        super().__init__(
+            domain, kernel, symmetric=kernel.symmetric and same,
+            positive_semidefinite=same and kernel.positive_semidefinite, dtype=None if positions else keys.dtype,
+        )  # fmt: skip
+        # A copy, since the features may change later; of one array where both are one.
+        keys = np.array(keys)
+        self._queries, self._keys = (keys if same else np.array(queries)), keys
+        self._limit = memory_limit
+        self._weights = domain.weights.reshape(-1)
+        self.pairs = PairSums(kernel, self._queries, self._keys, self._weights)
+        self._backward: PairSums | None = None
+        self._degrees: dict[str, tuple[Floats, Floats]] = {}
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        kept = {id(a): a.nbytes for a in (self._queries, self._keys)}
+        degrees = sum(a.nbytes + b.nbytes for a, b in self._degrees.values())
+        backward = 0 if self._backward is None else self._backward.memory_bytes
+        return sum(kept.values()) + degrees + self.pairs.memory_bytes + backward
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        sums, totals, peaks = self.pairs(self.flatten(u), memory_limit=self._limit)
+        self._learn(self.pairs.precision(u.dtype), totals, peaks)
+        return np.asarray((sums / totals[:, None]).astype(u.dtype).reshape(u.shape))
+
+    def _learn(self, precision: str, totals: Floats, peaks: Floats) -> None:
+        """Keep the degrees, which come with the sums of any signal."""
+        if precision in self._degrees:
+            return
+        if not self._degrees:
+            rounding = float(np.finfo(precision).eps)
+            warn_isolated(totals, self._weights * (1 + rounding), self.kernel)
+        self._degrees[precision] = (totals, peaks)
+
+    def logarithm(self, dtype: Any) -> Floats:
+        """Return log d in float64, computed in the precision that signals of `dtype` have; shape (N,)."""
+        name = self.pairs.precision(dtype)
+        if name not in self._degrees:
+            _, totals, peaks = self.pairs(np.empty((self.domain.size, 0), dtype), memory_limit=self._limit)
+            self._learn(name, totals, peaks)
+        totals, peaks = self._degrees[name]
+        return np.asarray(np.log(totals) + peaks)
+
+    def _log_degree(self) -> NDArray[Any]:
+        dtype = np.dtype(self.dtype or np.float64)
+        return np.asarray(self.logarithm(dtype).astype(dtype).reshape(self.domain.shape))
+
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        if not isinstance(self.kernel, DotProduct):
+            return np.asarray(super()._push(law))
+        # (p P)_j = w_j sum_i exp(logit_ij - log d_i) p_i: a sum over queries, whose log degrees are a bias. For queries
+        # equal to keys too, where P is self-adjoint, but between scalings that span more decades than a float has.
+        if self._backward is None:
+            ones = np.ones(self.domain.size)
+            self._backward = PairSums(self.kernel, self._keys, self._queries, ones, bias=-self.logarithm(law.dtype))
+        sums, _, peaks = self._backward(self.flatten(law), memory_limit=self._limit)
+        with np.errstate(under="ignore"):
+            result = sums * (self._weights * np.exp(peaks))[:, None]
+        return np.asarray(result.astype(law.dtype).reshape(law.shape))
+
+    def _symmetrised(self) -> Affinity:
+        if self.kernel is None:  # not reached: it has one
+            return super()._symmetrised()
+        other = PairwiseAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
+        return MixedAffinity(self, other)
+
+
+class MixedAffinity(Affinity):
+    """The affinity of k + k^T: averages by k and by k^T, weighted with their degrees."""
+
+    method = "pairwise"
+
+    def __init__(self, first: PairwiseAffinity, second: PairwiseAffinity) -> None:
+        super().__init__(first.domain, first.kernel, symmetric=True, positive_semidefinite=False, dtype=first.dtype)
+        self.reason = first.reason
+        self._parts = first, second
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return sum(part.memory_bytes for part in self._parts)
+
+    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
+        first, second = self._parts
+        one, two = first._average(u), second._average(u)
+        logs = second.logarithm(u.dtype) - first.logarithm(u.dtype)
+        share = np.exp(-np.logaddexp(0, logs)).reshape(self.domain.shape).astype(u.dtype)  # d / (d + d')
+        share = share if share.ndim == u.ndim else share[..., None]
+        return np.asarray(share * one + (1 - share) * two)
+
+    def _log_degree(self) -> NDArray[Any]:
+        first, second = self._parts
+        return np.asarray(np.logaddexp(first._log_degree(), second._log_degree()))
