@@ -18,7 +18,9 @@ from nlflow._array import Array, namespace
 
 __all__ = ["Solved", "conjugate_gradients", "default_rtol", "gmres", "verdict"]
 
-_ROUND = 100  # iterations between two looks at the true residual
+_ROUND = 50  # iterations between two looks at the true residual
+_PATIENCE = 1000  # iterations without a smaller residual after which there is no hope of one
+_LOOK = 16  # iterations between two questions whether another preconditioner would be better
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,7 @@ def conjugate_gradients(
     precondition: Callable[[Array], Array],
     rtol: float,
     maxiter: int,
+    reconsider: Callable[[int, float], Callable[[Array], Array] | None] | None = None,
 ) -> Solved:
     """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`.
 
@@ -65,6 +68,9 @@ def conjugate_gradients(
     rtol : float
         Stop when every system's residual norm is at most this times the norm of its right-hand side.
     maxiter : int
+    reconsider : callable, optional
+        Asked at the start and each 16 iterations, with the iterations and the residual so far, for another
+        preconditioner; None keeps the one there is.
 
     Returns
     -------
@@ -90,26 +96,39 @@ def conjugate_gradients(
 
     r = b - operator(x)
     residual = relative(r)
-    done = 0
+    done, best, at = 0, residual, 0
+    p: Array | None = None
+    rz: Array = xp.zeros_like(size)
+    if reconsider is not None:
+        precondition = reconsider(0, residual) or precondition
     while done < maxiter and residual > rtol:
-        # The recursive residual drifts from the true one, so each round ends with the true one, and starts from it.
-        z = precondition(r)
-        p = z
-        rz = inner(r, z)
+        # The recursive residual drifts from the true one, so each round ends with the true one, and goes on from it.
+        recursive = residual
         for _ in range(_ROUND):
+            z = precondition(r)
+            previous, rz = rz, inner(r, z)
+            p = z if p is None else z + quotient(rz, previous) * p
             q = operator(p)
             alpha = quotient(rz, inner(p, q))
             x = x + alpha * p
             r = r - alpha * q
             done += 1
-            if done >= maxiter or relative(r) <= 0.5 * rtol:
+            recursive = relative(r)
+            if done >= maxiter or recursive <= 0.5 * rtol:
                 break
-            z = precondition(r)
-            previous, rz = rz, inner(r, z)
-            p = z + quotient(rz, previous) * p
-        r = b - operator(x)
+            other = reconsider(done, recursive) if reconsider is not None and done % _LOOK == 0 else None
+            if other is not None:
+                precondition, p = other, None
+        drifted, r = r, b - operator(x)
         before, residual = residual, relative(r)
-        if residual > 0.9 * before:  # rounding is all that is left
+        # In the direction that it had, except where the two residuals have little in common.
+        gap = drifted - r
+        rz = xp.where(inner(gap, gap) < 1e-2 * inner(drifted, drifted), rz, xp.zeros_like(rz))
+        if residual < 0.9 * best:
+            best, at = residual, done
+        # Norms of residuals may rise for long before they fall. Where the true one stays behind the recursive one,
+        # however, or nothing comes of it at all, rounding is all that is left.
+        if (residual > 0.9 * before and recursive < 0.5 * residual) or done - at >= _PATIENCE:
             break
     return Solved(x, residual, done)
 
