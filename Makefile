@@ -13,7 +13,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format bench constraints clean distclean
+.PHONY: help demo test lint format bench history constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -21,7 +21,8 @@ help:
 	@echo 'make test         check style, types and imports, then run the tests with coverage'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
-	@echo 'make bench        run the benchmarks'
+	@echo 'make bench        run the benchmarks against peers'
+	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
 	@echo 'make constraints  write the versions that .venv holds to constraints.txt'
 	@echo 'make clean        remove caches and built files;  make distclean: and .venv'
 
@@ -47,6 +48,11 @@ format: $(DEV)
 
 bench: $(BENCH)
 	@$(BIN)/python -m benchmarks $(ARGS)
+
+# For the history itself: make history ARGS='run v0.1.0..main', then ARGS=publish.
+history: $(BENCH)
+	@$(BIN)/asv machine --yes
+	@$(BIN)/asv $(or $(ARGS),run --environment existing:$(BIN)/python --quick --show-stderr)
 
 # A checkout that was moved or copied needs a new environment: the scripts in it hold the old path.
 ifneq ($(shell cat $(MADE) 2>/dev/null),$(CURDIR))

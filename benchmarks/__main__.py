@@ -9,7 +9,10 @@ from pathlib import Path
 
 from benchmarks.harness import report
 
-NAMES = ("stencil", "exponential", "convolution", "walks", "startup", "camera")
+NAMES = (
+    "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
+    "camera",
+)  # fmt: skip
 
 
 def main() -> None:

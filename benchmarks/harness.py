@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,9 @@ def machine() -> dict[str, Any]:
                 model = line.split(":", 1)[1].strip()
                 break
     versions = {}
-    for name in ("nlflow", "numpy", "scipy", "numba", "scikit-image"):
-        versions[name] = importlib.metadata.version(name)
+    for name in ("nlflow", "numpy", "scipy", "numba", "torch", "finufft", "pykeops", "pygsp", "scikit-image"):
+        with suppress(importlib.metadata.PackageNotFoundError):  # not every benchmark needs every peer
+            versions[name] = importlib.metadata.version(name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {"processor": model, "cores": cores, "load": load, "python": platform.python_version(), **versions}
