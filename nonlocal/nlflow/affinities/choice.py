@@ -119,17 +119,18 @@ def _costs(problem: _Problem) -> dict[str, float]:
     if isinstance(kernel, RadialKernel) and d <= WIDEST:
         points = np.asarray(problem.keys, dtype=np.float64)
         weights = problem.domain.weights.reshape(-1)
-        # The shape of the cut that `NeighbourAffinity` ends with, for a node that sees a thousandth of the others.
+        # `NeighbourAffinity` cuts in proportion to the least degree, which is taken for a thousandth of all weight.
         cut = 0.5e-3 * problem.rtol
-        costs["sparse"] = _STORED * count_neighbours(points, kernel.support(min(cut, 0.5)))
         finest = float(np.finfo(problem.keys.dtype).eps) / 100 * float(weights.min() / weights.sum())
+        stored, seen = count_neighbours(points, [kernel.support(cut), kernel.support(finest)])
+        costs["sparse"] = _STORED * n * stored
         # Blocks of nodes are skipped as a whole: a node meets the blocks that are less than its reach away.
-        reach = (count_neighbours(points, kernel.support(finest)) / n) ** (1 / d) + 1.5 * BLOCK ** (1 / d)
+        reach = seen ** (1 / d) + 1.5 * BLOCK ** (1 / d)
         costs["pairwise"] = pair * n * min(n, reach**d)
         if isinstance(kernel, Gaussian) and d <= len(_NODE) and importlib.util.find_spec("finufft"):
             modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * problem.rtol)
             costs["nufft"] = _NODE[d - 1] * n + _MODE * math.prod(modes)
-    elif n >= _LOW_RANK_NODES and kernel.positive_semidefinite:
+    if n >= _LOW_RANK_NODES and kernel.positive_semidefinite and "nufft" not in costs:
         # Before it is built nobody knows the rank; it is tried, and given up early where it would not pay.
         costs["lowrank"] = 0.1 * costs["pairwise"]
     return costs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -78,13 +79,19 @@ class NeighbourAffinity(SparseAffinity):
         warn_isolated(degrees, weights * (1 + 1e-12), kernel)
 
 
-def count_neighbours(points: NDArray[Any], radius: float, samples: int = 256) -> float:
-    """Return an estimate of the number of pairs (i, j) within a radius, from some nodes; O(N log N)."""
-    from scipy.spatial import cKDTree
+def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:
+    """Return estimates of how many nodes, itself among them, are within each radius of a node; O(samples d) time.
 
-    rows = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
-    lengths = cKDTree(points).query_ball_point(points[rows], radius, return_length=True)
-    return float(np.mean(lengths)) * len(points)
+    From pairs of a few nodes with more of them, evenly spread over their numbers.
+    """
+    from scipy.spatial.distance import cdist
+
+    n = len(points)
+    rows, columns = (np.linspace(0, n - 1, min(count, n)).astype(np.intp) for count in (samples, 64 * samples))
+    distances = cdist(points[rows], points[columns])
+    apart = rows[:, None] != columns
+    share = (n - 1) / max(int(np.count_nonzero(apart)), 1)
+    return [1 + share * int(np.count_nonzero((distances <= r) & apart)) for r in radii]
 
 
 def _graph(
