@@ -130,7 +130,8 @@ def _costs(problem: _Problem) -> dict[str, float]:
         if isinstance(kernel, Gaussian) and d <= len(_NODE) and importlib.util.find_spec("finufft"):
             modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * problem.rtol)
             costs["nufft"] = _NODE[d - 1] * n + _MODE * math.prod(modes)
-    if n >= _LOW_RANK_NODES and kernel.positive_semidefinite and "nufft" not in costs:
+    many = not isinstance(kernel, RadialKernel) or d > len(_NODE)  # dimensions; in few, the others are better
+    if n >= _LOW_RANK_NODES and kernel.positive_semidefinite and many:
         # Before it is built nobody knows the rank; it is tried, and given up early where it would not pay.
         costs["lowrank"] = 0.1 * costs["pairwise"]
     return costs

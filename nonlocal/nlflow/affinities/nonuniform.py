@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 _MOST_DIMENSIONS = 3  # of the transforms
 _FINEST = 1e-14  # relative accuracy that a transform in float64 reaches
 _SHARES = 4  # of the error: modes left out, periods that overlap, two transforms
+_THREADED = 2**15  # nodes
 _GUESS = 1e-3  # of the total weight, that the least degree is taken for at first
 
 
@@ -100,6 +101,10 @@ class NonuniformAffinity(Affinity):
             least = float(np.maximum(degrees - error, self._weights).min())
             self.error_estimate = 2 * error / least
             if self.error_estimate <= rtol:
+                wanted = 0.5 * rtol * least / total
+                if wanted > 8 * self._tolerance:  # a digit less makes a transform a tenth faster
+                    self._plan(wanted)
+                    self.error_estimate = 2 * wanted * total / least
                 break
             if self._tolerance <= _FINEST:
                 raise NumericalError(
@@ -122,8 +127,15 @@ class NonuniformAffinity(Affinity):
             math.prod(modes) * 16 * 10 + 64 * len(self._points),  # transforms are oversampled by 2 in each dimension
             "use a wider kernel, or method='sparse' or 'pairwise', or raise memory_limit", self._limit,
         )  # fmt: skip
-        self._modes = modes
-        self._angles = [np.ascontiguousarray(2 * np.pi / p * x) for p, x in zip(period, self._points.T, strict=True)]
+        angles = [np.ascontiguousarray(2 * np.pi / p * x) for p, x in zip(period, self._points.T, strict=True)]
+        # Transforms whose nodes are sorted once. One thread for the sums of type 1, whose order, and with it the last
+        # bits, would otherwise depend on the number of threads.
+        finufft, share = _finufft(), tolerance / _SHARES
+        self._forward = finufft.Plan(1, modes, 1, share, -1, nthreads=1)
+        few = len(self._points) < _THREADED  # for whom threads cost more than they save
+        self._backward = finufft.Plan(2, modes, 1, share, 1, **({"nthreads": 1} if few else {}))
+        for plan in (self._forward, self._backward):
+            plan.setpts(*angles)
         self._symbol: Floats = np.ones((1,) * len(modes))
         for axis, (n, p) in enumerate(zip(modes, period, strict=True)):
             frequency = 2 * np.pi / p * np.arange(-(n // 2), (n + 1) // 2)
@@ -132,19 +144,14 @@ class NonuniformAffinity(Affinity):
 
     def _sums(self, values: Floats) -> Floats:
         """Return sum_j w_j k_ij v_j for the columns of an (N, D) array."""
-        finufft = _finufft()
-        name, tolerance = len(self._modes), self._tolerance / _SHARES
         weighted = values * self._weights[:, None]
         result = np.empty_like(weighted)
-        forward, backward = (getattr(finufft, f"nufft{name}d{kind}") for kind in (1, 2))
         for start in range(0, values.shape[1], 2):
-            # Two real channels are one complex signal. One thread for the sums of type 1, whose order, and with it the
-            # last bits, would otherwise depend on the number of threads.
-            pair = weighted[:, start : start + 2]
+            pair = weighted[:, start : start + 2]  # two real channels are one complex signal
             packed = np.ascontiguousarray(pair[:, 0] + 1j * pair[:, 1] if pair.shape[1] == 2 else pair[:, 0] + 0j)
-            modes = forward(*self._angles, packed, self._modes, eps=tolerance, isign=-1, nthreads=1)
+            modes = self._forward.execute(packed)
             modes *= self._symbol
-            sums = backward(*self._angles, modes, eps=tolerance, isign=1)
+            sums = self._backward.execute(modes)
             result[:, start] = sums.real
             if pair.shape[1] == 2:
                 result[:, start + 1] = sums.imag
@@ -163,8 +170,9 @@ class NonuniformAffinity(Affinity):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
-        arrays = [self._points, self._symbol, self._degrees, *self._angles]
-        return sum(a.nbytes for a in arrays)
+        # The two transforms hold an oversampled grid (by 2 in each dimension) and the order of the nodes each.
+        transforms = 2 * (16 * 2**self._symbol.ndim * self._symbol.size + 16 * len(self._points))
+        return int(2 * self._points.nbytes + self._symbol.nbytes + self._degrees.nbytes + transforms)
 
 
 def count_modes(extent: Floats, width: float, tolerance: float) -> tuple[tuple[int, ...], Floats]:
