@@ -516,3 +516,38 @@ def test_value_gradient_and_degree_come_from_one_pass(name: str, metric: str, mo
     assert len(passes) == 1
     assert value == pytest.approx(reference.value(u), rel=1e-12)
     np.testing.assert_allclose(gradient, reference.gradient(u, metric), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("width", [0.05, 2.0, 50.0])
+def test_distances_in_many_dimensions_keep_their_digits(width: float, dtype: str) -> None:
+    # Close pairs far from the middle: |x|^2 + |y|^2 - 2 x.y would lose them for the narrow kernel.
+    rng = np.random.default_rng(14)
+    x = np.repeat(rng.normal(size=(60, 20)), 5, axis=0)
+    x = (x + 0.02 * rng.normal(size=x.shape)).astype(dtype)
+    domain, u = Points(np.zeros(300)), rng.normal(size=(300, 2)).astype(dtype)
+    average, _ = plain(Gaussian(width), x, x, domain.weights, u)
+    result = affinity(Gaussian(width), domain, x, method="pairwise").average(u)
+    np.testing.assert_allclose(result, average, rtol=0, atol=30 * ROUNDING[dtype])
+
+
+@pytest.mark.parametrize("unit", [1e-200, 1e-45, 1e45, 1e200])
+def test_the_unit_of_the_weights_does_not_matter(unit: float) -> None:
+    x, domain, _ = nodes(300, 2, "float32")
+    u = np.random.default_rng(1).normal(size=300).astype(np.float32)
+    expected = affinity(Gaussian(0.7), domain, x, method="pairwise").average(u)
+    scaled = affinity(Gaussian(0.7), Points(domain.nodes, weights=domain.weights * unit), x, method="pairwise")
+    np.testing.assert_allclose(scaled.average(u), expected, rtol=0, atol=1e-6)
+
+
+def test_weights_that_span_many_decades() -> None:
+    x = np.array([0.0, 0.5, 100.0])
+    for least in (1e-25, 1e-60, 1e-200):
+        p = affinity(Gaussian(1.0), Points(x, weights=[1, 1, least]), method="pairwise")
+        with pytest.warns(NlflowWarning, match="1 of 3 nodes see no other"):
+            result = p.average(np.array([1.0, 2.0, 5.0], np.float32))
+        assert result[2] == 5
+        average, _ = plain(Gaussian(1.0), x[:, None], x[:, None], np.array([1, 1, least]), np.array([[1.0], [2], [5]]))
+        np.testing.assert_allclose(result, average[:, 0], rtol=1e-6)
+    with pytest.raises(InputError, match="weights: got some that are less than 1e-280 of the largest"):
+        affinity(Gaussian(1.0), Points(x, weights=[1, 1, 1e-290]), method="pairwise")

@@ -22,7 +22,9 @@ Floats = NDArray[np.float64]
 WIDEST = 16
 """Columns of features, or of the signal, up to which the compiled loop is faster than matrix products of tiles."""
 _LOG2E = 1 / math.log(2)
-_ROUNDING = 4e-6  # relative error of a weight from which float32 features are not taken any more
+# Relative error of a weight from which float32 features, or squared distances out of squares, are not taken any more.
+_ROUNDING = {"float32": 4e-6, "float64": 1e-12}
+_WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 BLOCK = 1024
 """Nodes whose features and values are in the first cache together, when there are few channels."""
 _QUERIES, _SOURCES = 256, 2048  # of a matrix product; the table stays in the second cache
@@ -50,7 +52,8 @@ class PairSums:
     Raises
     ------
     InputError
-        For another kernel, and for features whose extent over the kernel's width, or whose logits, no float holds.
+        For another kernel, and for features whose extent over the kernel's width, whose logits or whose weights no
+        float holds.
     """
 
     def __init__(
@@ -60,7 +63,11 @@ class PairSums:
             known = ", ".join(k.__name__ for k in _CODES)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
-        self._weights = weights
+        # Over the largest: sums are multiplied with it in the end.
+        self._unit_weight = float(weights.max())
+        self._weights = weights / self._unit_weight
+        if not self._weights.min() >= _WEIGHTS["float64"]:
+            raise InputError("weights: got some that are less than 1e-280 of the largest; leave such nodes out")
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
@@ -71,7 +78,10 @@ class PairSums:
             with np.errstate(over="ignore", under="ignore"):
                 self._y = keys * keys.dtype.type(self._unit)
                 self._x = self._y if self._same else queries * keys.dtype.type(self._unit)
-            self._size = max(float(np.abs(self._x).max()), float(np.abs(self._y).max())) / self._width
+            with np.errstate(invalid="ignore"):
+                middle = np.asarray(self._y.max(axis=0) + self._y.min(axis=0), dtype=np.float64) / 2
+                sizes = [float(np.abs(a - middle).max()) / self._width for a in (self._x, self._y)]
+            self._middle, self._size = middle, max(sizes)
             self._bias = np.zeros(len(keys))
             if not self._size <= _FARTHEST["float64"]:
                 raise InputError(
@@ -96,13 +106,13 @@ class PairSums:
         would be seen in the weights.
         """
         name = np.dtype(dtype).name
-        if name == "float64" or isinstance(self._kernel, TopHat):
+        if name == "float64" or isinstance(self._kernel, TopHat) or self._weights.min() < _WEIGHTS[name]:
             return "float64"
         # Differences of numbers that are float32 already are exact to a rounding of the difference.
         exact = isinstance(self._kernel, RadialKernel) and self._y.dtype == np.float32
         steepness = 5.0 if isinstance(self._kernel, RadialKernel) else 1.0  # of the logarithm of a weight that counts
         rounding = 0.0 if exact else steepness * self._size * float(np.finfo(np.float32).eps) / 2
-        return name if rounding <= _ROUNDING and self._size <= _FARTHEST["float32"] else "float64"
+        return name if rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name] else "float64"
 
     def __call__(
         self, values: NDArray[Any], rows: NDArray[np.intp] | None = None, *, memory_limit: float | None = None
@@ -139,9 +149,9 @@ class PairSums:
         if name not in self._tables:
             self._tables[name] = self._prepare(name)
         tables = self._tables[name]
-        if max(d, channels) <= WIDEST:
-            return self._by_loop(tables, values, rows)
-        return self._by_products(tables, values, rows)
+        compute = self._by_loop if max(d, channels) <= WIDEST else self._by_products
+        sums, totals, peaks = compute(tables, values, rows)
+        return sums * self._unit_weight, totals * self._unit_weight, peaks
 
     @property
     def memory_bytes(self) -> int:
@@ -172,7 +182,9 @@ class PairSums:
 
     def _prepare(self, name: str) -> _Tables:
         order, f = self.order, np.dtype(name)
-        y = self._y[order]
+        x, y = self._x, self._y[order]
+        if isinstance(self._kernel, RadialKernel) and f != y.dtype and f == np.float32:
+            x, y = x - self._middle, y - self._middle  # where float32 has the most digits for differences
         starts = np.arange(0, len(y), BLOCK)
         lows, highs = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
         kernel = self._kernel
@@ -188,7 +200,7 @@ class PairSums:
             DotProduct: 0.0,
         }
         weights = self._weights[order].astype(f)
-        x = y if self._sorted else self._x
+        x = y if self._sorted else x
         code, scale = _CODES[type(kernel)], f.type(scales[type(kernel)])
         return _Tables(
             code, scale, float(limit), np.ascontiguousarray(x.T, f), _planar(y, f),
@@ -225,7 +237,9 @@ class PairSums:
         f = tables.x.dtype
         radial = isinstance(self._kernel, RadialKernel)
         # Only a Gaussian bears squared distances as |x|^2 + |y|^2 - 2 x.y: others have a kink or a jump.
-        expand = isinstance(self._kernel, Gaussian) and len(tables.y) > WIDEST
+        # And not where these are so large that their difference has lost its digits.
+        lost = len(tables.y) * self._size**2 * float(np.finfo(f).eps)
+        expand = isinstance(self._kernel, Gaussian) and len(tables.y) > WIDEST and lost <= _ROUNDING[f.name]
         x, y, bias = self._chosen(tables, rows), tables.y[:, : len(values)], tables.bias[: len(values)]
         if expand:
             middle = y.mean(axis=1, keepdims=True)  # about which it cancels least
