@@ -78,7 +78,9 @@ def report(rows: list[Row], out: Path | None) -> None:
     print("\n" + ", ".join(f"{k} {v}" for k, v in about.items()))
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_text(json.dumps({"machine": about, "rows": [asdict(r) for r in rows]}, indent=1))
+        (out / "results.json").write_text(
+            json.dumps({"machine": about, "rows": [{**asdict(r), "met": bool(r.met)} for r in rows]}, indent=1)
+        )
         lines = "\n".join(f"- {k}: {v}" for k, v in about.items())
         (out / "results.md").write_text(f"# Benchmarks\n\n{table}\n\nMachine and versions:\n\n{lines}\n")
         print(f"written to {out}", file=sys.stderr)

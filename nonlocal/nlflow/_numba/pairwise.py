@@ -221,6 +221,31 @@ def _add(weights, values, start, count, total):
         total[c] += s0
 
 
+@njit(fastmath=FLAGS)
+def _gaussian_sum(x, i, y, scale, values, start, count):
+    """The sum over a block of a Gaussian in up to three dimensions and one channel, all in registers."""
+    wide_vectors()
+    d = x.shape[0]
+    end = start + count
+    v = values[0, start:end]
+    x0, y0 = x[0, i], y[0, start:end]
+    total = v.dtype.type(0)
+    if d == 1:
+        for j in range(count):
+            total += v[j] * exp2(scale * ((x0 - y0[j]) * (x0 - y0[j])))
+        return total
+    x1, y1 = x[1, i], y[1, start:end]
+    if d == 2:
+        for j in range(count):
+            total += v[j] * exp2(scale * ((x0 - y0[j]) * (x0 - y0[j]) + (x1 - y1[j]) * (x1 - y1[j])))
+        return total
+    x2, y2 = x[2, i], y[2, start:end]
+    for j in range(count):
+        square = (x0 - y0[j]) * (x0 - y0[j]) + (x1 - y1[j]) * (x1 - y1[j]) + (x2 - y2[j]) * (x2 - y2[j])
+        total += v[j] * exp2(scale * square)
+    return total
+
+
 @njit
 def _lines(size, dtype_like):
     """A line of scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
@@ -289,6 +314,10 @@ def pair_sums(code, scale, limit, size, sources, x, y, bias, lows, highs, values
                 continue
             start = block * size
             count = min(size, sources - start)
+            if code == 0 and d <= 3 and channels == 1:
+                for i in range(first, last):
+                    sums[i, 0] += _gaussian_sum(x, i, y, scale, values, start, count)
+                continue
             for i in range(first, last):
                 highest = x.dtype.type(0)
                 if radial:

@@ -27,7 +27,7 @@ _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 BLOCK = 1024
 """Nodes whose features and values are in the first cache together, when there are few channels."""
-_QUERIES, _SOURCES = 256, 2048  # of a matrix product; the table stays in the second cache
+_QUERIES, _SOURCES = 256, 1024  # of a matrix product; the table stays in the second cache
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
 
@@ -115,7 +115,12 @@ class PairSums:
         return name if rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name] else "float64"
 
     def __call__(
-        self, values: NDArray[Any], rows: NDArray[np.intp] | None = None, *, memory_limit: float | None = None
+        self,
+        values: NDArray[Any],
+        rows: NDArray[np.intp] | None = None,
+        *,
+        degrees: bool = True,
+        memory_limit: float | None = None,
     ) -> tuple[Floats, Floats, Floats]:
         """Return the sums.
 
@@ -125,6 +130,8 @@ class PairSums:
             float32 or float64, which decides the precision.
         rows : array of int, optional
             The queries that are asked for; all by default.
+        degrees : bool
+            Whether the sums of the weights themselves are wanted; they are 0 otherwise.
         memory_limit : float, optional
             Bytes.
 
@@ -150,7 +157,7 @@ class PairSums:
             self._tables[name] = self._prepare(name)
         tables = self._tables[name]
         compute = self._by_loop if max(d, channels) <= WIDEST else self._by_products
-        sums, totals, peaks = compute(tables, values, rows)
+        sums, totals, peaks = compute(tables, values, rows, degrees)
         return sums * self._unit_weight, totals * self._unit_weight, peaks
 
     @property
@@ -208,17 +215,18 @@ class PairSums:
         )  # fmt: skip
 
     def _by_loop(
-        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None
+        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
     ) -> tuple[Floats, Floats, Floats]:
         from nlflow._numba.pairwise import loop
 
         f = tables.x.dtype
-        # The weights are one more channel: their sum is the degree.
-        weighted = _rows(values.shape[1] + 1, len(values), f)
+        # The weights are one more channel, the last: their sum is the degree.
+        channels = values.shape[1]
+        weighted = _rows(channels + degrees, len(values), f)
         own = weighted[:, : len(values)]
-        own[0] = tables.weights
-        own[1:] = values[self.order].T
-        own[1:] *= tables.weights
+        own[:channels] = values[self.order].T
+        own[:channels] *= tables.weights
+        own[channels:] = tables.weights
         x = self._chosen(tables, rows)
         sums, peaks = np.empty((x.shape[1], len(weighted))), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
@@ -226,10 +234,11 @@ class PairSums:
             tables.lows, tables.highs, weighted, sums, peaks,
         )  # fmt: skip
         sums = self._back(sums, rows)
-        return sums[:, 1:], sums[:, 0], peaks * math.log(2)
+        totals = sums[:, channels] if degrees else np.zeros(len(sums))
+        return sums[:, :channels], totals, peaks * math.log(2)
 
     def _by_products(
-        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None
+        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
     ) -> tuple[Floats, Floats, Floats]:
         """Sum by tiles, whose weights times values, and whose logits, are matrix products."""
         from nlflow._numba.pairwise import loop
@@ -250,24 +259,30 @@ class PairSums:
         sums, totals = np.zeros((count, values.shape[1])), np.zeros(count)
         peaks, shrink = np.full(count, 0.0 if radial else -1e30), np.empty(count)
         squares, weigh = loop("square_table", f.name), loop("weigh_table", f.name)
+        biased = bool(np.any(bias))
+        masses = tables.weights[None, :] if degrees else np.empty((0, len(values)), f)
 
         def tile(query: slice) -> None:
             own = np.ascontiguousarray(x[:, query])
             row_wise = own.T * factor
             square = np.sum(own * own, axis=0)[:, None]
+            # One table for all products of the tile: fresh memory costs as much as the exponentials.
+            room = _rows(1, own.shape[1] * _SOURCES, f)[0]
             for j in range(0, y.shape[1], _SOURCES):
                 key = slice(j, min(j + _SOURCES, y.shape[1]))
+                size = own.shape[1] * (key.stop - j)
+                table = room[:size].reshape(own.shape[1], -1)
                 if radial and not expand:
-                    table = np.empty((own.shape[1], key.stop - j), f)
                     squares(own, tables.y, j, table)
                 else:
-                    table = row_wise @ y[:, key]
-                    table += bias[key]
+                    np.matmul(row_wise, y[:, key], out=table)
+                    if expand or biased:
+                        table += bias[key]
                     if expand:
                         table += square
                 weigh(
-                    tables.code, tables.scale, BLOCK, table, tables.weights[None, key], totals[query], peaks[query],
-                    shrink[query],
+                    tables.code, tables.scale, BLOCK, table, np.ascontiguousarray(masses[:, key]), totals[query],
+                    peaks[query], shrink[query],
                 )  # fmt: skip
                 sums[query] *= shrink[query, None]
                 sums[query] += table @ weighted[key]

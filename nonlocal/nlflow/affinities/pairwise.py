@@ -76,8 +76,14 @@ class PairwiseAffinity(Affinity):
         return sum(kept.values()) + degrees + self.pairs.memory_bytes + backward
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
-        sums, totals, peaks = self.pairs(self.flatten(u), memory_limit=self._limit)
-        self._learn(self.pairs.precision(u.dtype), totals, peaks)
+        name = self.pairs.precision(u.dtype)
+        known = self._degrees.get(name)
+        sums, totals, peaks = self.pairs(self.flatten(u), degrees=known is None, memory_limit=self._limit)
+        if known is None:
+            self._learn(name, totals, peaks)
+        else:
+            # Other loops may have found the largest logit to be another in the last digit.
+            totals = known[0] * np.exp(known[1] - peaks)
         return np.asarray((sums / totals[:, None]).astype(u.dtype).reshape(u.shape))
 
     def _learn(self, precision: str, totals: Floats, peaks: Floats) -> None:
