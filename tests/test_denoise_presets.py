@@ -8,6 +8,7 @@ from dataclasses import replace
 import numba
 import numpy as np
 import pytest
+import pywt
 from skimage.data import camera
 
 from nlflow import InputError, MemoryLimitError, PatchGroups, Poisson, denoise
@@ -417,3 +418,14 @@ def test_one_huge_sample_spoils_nothing_else(results: dict[str, np.ndarray], qua
     assert result[30, 30] == pytest.approx(1e9, rel=1e-3)
     assert np.sqrt(np.mean((result - CLEAN)[:, 60:] ** 2)) < 0.7 * SIGMA
     assert np.abs(result - image)[np.arange(len(image)) != 30].max() < 6 * SIGMA
+
+
+@pytest.mark.parametrize("quality", ["balanced", "best"])
+def test_a_pure_tone_far_above_the_noise_stays_whole(quality: str):
+    """Groups of it have next to no variance but in two directions: what rounding leaves must not turn a weight."""
+    clean = np.real(pywt.data.demo_signal("LoSine", 1024))
+    sigma = 0.1 * clean.std()
+    for seed in range(5):
+        result = denoise(clean + np.random.default_rng(seed).normal(0, sigma, clean.shape), sigma, quality=quality)
+        assert np.abs(result - clean).max() < 1.5 * sigma
+        assert np.sqrt(np.mean((result - clean) ** 2)) < 0.35 * sigma

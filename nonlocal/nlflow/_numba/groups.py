@@ -412,8 +412,9 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                     else:
                         inverse = _spd_inverse(matrix)
                     for i in range(size):
-                        # Variance of a sample of the estimate: that of the filter, and that of the mean.
-                        kept = 1 - noise[i] * inverse[i, i]
+                        # Variance of a sample of the estimate: that of the filter, and that of the mean. Rounding may
+                        # leave the first below 0, and with it a weight of the wrong sign.
+                        kept = max(1 - noise[i] * inverse[i, i], zero)
                         weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
                         for j in range(size):
                             inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
