@@ -62,7 +62,11 @@ class NeighbourAffinity(SparseAffinity):
         from scipy.spatial import cKDTree
 
         weights = domain.weights.reshape(-1)
+        # Along a tree, so that the neighbours of a node are near it in memory too: from a million nodes on, products in
+        # a random order take almost three times as long.
         points = np.ascontiguousarray(features, dtype=np.float64)
+        self._order = np.asarray(cKDTree(points, leafsize=64).indices)
+        points, weights = points[self._order], weights[self._order]
         tree = cKDTree(points)
         radius, cut = kernel.support(1.0), 0.0
         if not isinstance(kernel, TopHat):
@@ -75,8 +79,27 @@ class NeighbourAffinity(SparseAffinity):
         self.radius = radius
         self.positive_semidefinite = kernel.positive_semidefinite
         degrees = self._sums / weights
+        self._places = np.empty_like(self._order)
+        self._places[self._order] = np.arange(domain.size)
+        self._sums, self._alone = self._sums[self._places], self._alone[self._places]
         self.error_estimate = 2 * cut * float(weights.sum()) / float(degrees.min())
         warn_isolated(degrees, weights * (1 + 1e-12), kernel)
+
+    def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
+        return super()._product(flat[self._order])[self._places]
+
+    def _edges(self) -> Sparse:
+        from scipy.sparse import csr_array
+
+        graph = self._graph.tocoo()
+        w = self.domain.weights.ravel()
+        rows, columns = self._order[graph.row], self._order[graph.col]
+        return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return super().memory_bytes + self._order.nbytes + self._places.nbytes
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:

@@ -41,9 +41,13 @@ class SparseAffinity(Affinity):
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         flat = self.flatten(u)
-        total = np.asarray(self._graph @ flat)
+        total = self._product(flat)
         result = np.where(self._alone[:, None], flat, total / self._sums[:, None])
         return result.astype(u.dtype, copy=False).reshape(u.shape)
+
+    def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
+        """Return W u for a signal (N, D)."""
+        return np.asarray(self._graph @ flat)
 
     def _log_degree(self) -> NDArray[Any]:
         logs = np.log(self._sums) - np.log(self.domain.weights.reshape(-1))
