@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels
+from nlflow._array import Array, namespace, over_channels
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.fidelity import Fidelity, as_fidelity
@@ -97,17 +97,10 @@ class J:
             raise NumericalError("value: the squares of the signal overflow; scale it down (J and E are quadratic)")
         return max(value, 0.0)
 
-    def _log_total(self) -> float:
-        log_degree = self.affinity.log_degree
-        xp = namespace(log_degree)
-        highest = float(xp.max(log_degree))
-        weights = constant_like(self.affinity.domain.weights, log_degree)
-        return highest + math.log(float(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
-
     def _scaled(self, value: float, normalise: bool) -> float:
         if normalise or value == 0:
             return value
-        log_total = self._log_total()
+        log_total = self.affinity.log_total()
         exponent = math.log(value) + log_total
         if exponent > _LARGEST:
             raise NumericalError(
@@ -242,7 +235,7 @@ class E(J):
         if normalise:
             if fidelity == 0:
                 return dirichlet
-            exponent = math.log(fidelity) - self._log_total()
+            exponent = math.log(fidelity) - self.affinity.log_total()
             if exponent > _LARGEST:
                 raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalise=False")
             return dirichlet + math.exp(exponent)

@@ -10,7 +10,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-__all__ = ["FLAGS", "exp2", "from_ordered_bits", "ordered_bits", "wide_vectors"]
+__all__ = ["FLAGS", "exp2", "float32_of", "float64_of", "from_ordered_bits", "ordered_bits", "wide_vectors"]
 
 FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 """Terms may be reordered and multiply-adds fused. Inputs are finite (checked above); no loop forms an infinity."""
@@ -21,6 +21,8 @@ _IN_ORDER = {"contract", "nnan", "ninf", "nsz"}
 
 
 def _bitcast(source: Any, target: Any, llvm_type: Any) -> Any:
+    """Reinterpret the bits of a number; a bitcast vectorises where a scalar view would not."""
+
     @intrinsic
     def cast(typingctx, value):
         def codegen(context, builder, signature, args):
@@ -31,9 +33,9 @@ def _bitcast(source: Any, target: Any, llvm_type: Any) -> Any:
     return cast
 
 
-_float32_of = _bitcast(types.int32, types.float32, ir.FloatType())
+float32_of = _bitcast(types.int32, types.float32, ir.FloatType())
 _int32_of = _bitcast(types.float32, types.int32, ir.IntType(32))
-_float64_of = _bitcast(types.int64, types.float64, ir.DoubleType())
+float64_of = _bitcast(types.int64, types.float64, ir.DoubleType())
 _int64_of = _bitcast(types.float64, types.int64, ir.IntType(64))
 
 
@@ -93,7 +95,7 @@ def _exp2_float32(t):
     p = p * f + np.float32(2.4022120e-1)
     p = p * f + np.float32(6.9314697e-1)
     p = p * f + np.float32(1.0)
-    return _float32_of(np.int32(_int32_of(p) + (_int32_of(z) << np.int32(23))))
+    return float32_of(np.int32(_int32_of(p) + (_int32_of(z) << np.int32(23))))
 
 
 @njit(types.float64(types.float64), fastmath=FLAGS, inline="always")
@@ -113,7 +115,7 @@ def _exp2_float64(t):
     p = p * f + 2.4022650695910156e-1
     p = p * f + 6.9314718055994533e-1
     p = p * f + 1.0
-    return _float64_of(_int64_of(p) + (_int64_of(z) << np.int64(52)))
+    return float64_of(_int64_of(p) + (_int64_of(z) << np.int64(52)))
 
 
 def exp2(t):
@@ -148,5 +150,5 @@ def _ordered_by_type(x):
 @overload(from_ordered_bits, inline="always")
 def _from_ordered_by_type(bits):
     if bits == types.int32:
-        return lambda bits: _float32_of(np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))))
-    return lambda bits: _float64_of(bits ^ ((bits >> np.int64(63)) & np.int64(2**63 - 1)))
+        return lambda bits: float32_of(np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(2**31 - 1))))
+    return lambda bits: float64_of(bits ^ ((bits >> np.int64(63)) & np.int64(2**63 - 1)))

@@ -16,43 +16,21 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
-from llvmlite import ir
 from numba import njit, prange, types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from nlflow._numba.exponential import FLAGS, float32_of, float64_of
 from nlflow._numba.loading import compiled
 
-# The flags allow reordering and fused multiply-add. Inputs are finite (checked above), and no loop forms an infinity.
-_FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 _TILE_ROWS = 32
 _TILE_COLUMNS = 512
-
-
-@intrinsic
-def _bits_to_float32(typingctx, bits):
-    """Reinterpret an int32 as a float32; a bitcast vectorises where a scalar view would not."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), codegen
-
-
-@intrinsic
-def _bits_to_float64(typingctx, bits):
-    """Reinterpret an int64 as a float64."""
-
-    def codegen(context, builder, signature, args):
-        return builder.bitcast(args[0], ir.DoubleType())
-
-    return types.float64(types.int64), codegen
 
 
 # exp(x) for x <= 0: x = (n + f) log 2 with |f| <= 1/2, a Taylor polynomial for 2^f = exp(f log 2), and n put into the
 # exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 4e-7 relative in float32;
 # degree 13 with a two-part log 2 leaves 2e-15 in float64 down to exp(-60), 2e-14 at exp(-700). Below the normal range
 # the result is zero.
-@njit(types.float32(types.float32), fastmath=_FLAGS, inline="always")
+@njit(types.float32(types.float32), fastmath=FLAGS, inline="always")
 def _exp_float32(x):
     y = max(x, np.float32(-87.0))
     n = np.int32(y * np.float32(1.4426950408889634) - np.float32(0.5))
@@ -64,11 +42,11 @@ def _exp_float32(x):
     p = p * f + np.float32(0.5)
     p = p * f + np.float32(1.0)
     p = p * f + np.float32(1.0)
-    value = p * _bits_to_float32(np.int32((n + np.int32(127)) << np.int32(23)))
+    value = p * float32_of(np.int32((n + np.int32(127)) << np.int32(23)))
     return value if x > np.float32(-87.0) else np.float32(0.0)
 
 
-@njit(types.float64(types.float64), fastmath=_FLAGS, inline="always")
+@njit(types.float64(types.float64), fastmath=FLAGS, inline="always")
 def _exp_float64(x):
     y = max(x, -708.0)
     n = np.int64(y * 1.4426950408889634 - 0.5)
@@ -87,7 +65,7 @@ def _exp_float64(x):
     p = p * f + 0.5
     p = p * f + 1.0
     p = p * f + 1.0
-    value = p * _bits_to_float64((n + np.int64(1023)) << np.int64(52))
+    value = p * float64_of((n + np.int64(1023)) << np.int64(52))
     return value if x > -708.0 else 0.0
 
 
@@ -96,7 +74,7 @@ def _exp(x):
     return np.exp(x)
 
 
-@overload(_exp, jit_options={"fastmath": _FLAGS}, inline="always")
+@overload(_exp, jit_options={"fastmath": FLAGS}, inline="always")
 def _exp_by_type(x):
     if x == types.float32:
         return lambda x: _exp_float32(x)
@@ -105,7 +83,7 @@ def _exp_by_type(x):
 
 # Sums over the patch. Nothing is ever subtracted, so the relative error stays at a few roundings (a running sum that
 # adds the next term and subtracts the last would lose small distances beside large ones).
-@njit(fastmath=_FLAGS)
+@njit(fastmath=FLAGS)
 def _block_sums(a, b, height, width, columns):
     """Turn the rows ``b`` into sums within blocks of `width` rows: from the top in ``a``, to the bottom in ``b``.
 
@@ -130,7 +108,7 @@ def _block_sums(a, b, height, width, columns):
                 target[j] += below[j]
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=FLAGS)
 def _box_line(line, spare, out, columns, width):
     """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten.
 
@@ -160,7 +138,7 @@ def _box_line(line, spare, out, columns, width):
             size *= 2
 
 
-@njit(fastmath=_FLAGS)
+@njit(fastmath=FLAGS)
 def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b, line, spare):
     """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
 
@@ -215,7 +193,7 @@ def _tiles(rows, columns):
     return across, across * ((rows + _TILE_ROWS - 1) // _TILE_ROWS)
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(parallel=True, cache=True, fastmath=FLAGS)
 def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
     """Fill ``weights[row, offset, column]`` with half of a symmetric stencil.
 
@@ -274,7 +252,7 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
                             target[j] = 0
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_weights(weights, offsets, centre, signal, out):
     """Weighted sums ``out(x) = centre u(x) + sum_s w_s(x) u(x + s) + w_s(x - s) u(x - s)``.
 
@@ -322,7 +300,7 @@ def apply_weights(weights, offsets, centre, signal, out):
                         line[j] = 0
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
     """The sums of `apply_weights` with weights that are computed on the way and never stored.
 
@@ -388,7 +366,7 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
                             partial[j] = 0
 
 
-@njit(parallel=True, cache=True, fastmath=_FLAGS)
+@njit(parallel=True, cache=True, fastmath=FLAGS)
 def apply_table(table, signal, out):
     """Weighted sums with one table of weights for all nodes.
 

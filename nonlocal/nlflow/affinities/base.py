@@ -21,10 +21,15 @@ if TYPE_CHECKING:
 
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["Affinity", "Sparse"]
+__all__ = ["Affinity", "Sparse", "middle_of_range"]
 
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
+
+
+def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
+    """Return the middle between the least and the largest value of each column."""
+    return np.asarray(flat.min(axis=0) / 2 + flat.max(axis=0) / 2)  # their sum could overflow
 
 
 class Affinity(ABC):
@@ -204,6 +209,14 @@ class Affinity(ABC):
             )
         return xp.exp(log_degree)
 
+    def log_total(self) -> float:
+        """Return log sum_i w_i d_i, which exists where the sum of degrees is out of range."""
+        log_degree = self.log_degree
+        xp = namespace(log_degree)
+        highest = float(xp.max(log_degree))
+        weights = constant_like(self.domain.weights, log_degree)
+        return highest + math.log(float(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
+
     def symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
         if self.symmetric:
@@ -306,7 +319,7 @@ class Affinity(ABC):
             u = self.as_signal(rng.standard_normal(self.domain.shape))
         average = np.asarray(self.flatten(self.average(u)), dtype=np.float64)
         signal = np.asarray(self.flatten(u), dtype=np.float64)
-        middle = 0.5 * (signal.max(axis=0) + signal.min(axis=0))
+        middle = middle_of_range(signal)
         size = float(np.abs(signal - middle).max())
         if size == 0:
             raise InputError("u: got a constant signal, which every average keeps; expected one that varies")

@@ -53,6 +53,8 @@ class _Problem:
     positions: bool
     rtol: float
     limit: float | None
+    asked: bool = True
+    """Whether the method was asked for by name."""
 
     @property
     def same(self) -> bool:
@@ -82,19 +84,19 @@ def from_pairs(
 
     See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
     """
-    problem = _Problem(kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit)
+    problem = _Problem(kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto")
     compiled = type(kernel) in _KNOWN and is_numpy(keys)
     if not compiled:
         if method not in ("auto", "dense"):
             what = f"{type(kernel).__name__}" if is_numpy(keys) else f"features in a {type(keys).__name__}"
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {what}")
-        return _dense(problem, "features compared in all pairs")
+        return _built("dense", problem, "features compared in all pairs")
     if method != "auto":
-        return _BUILDERS[method](problem, "asked for")
+        return _built(method, problem, "asked for")
     if problem.nodes <= _DENSE_NODES:
-        return _dense(problem, f"no more than {_DENSE_NODES} nodes, all pairs")
+        return _built("dense", problem, f"no more than {_DENSE_NODES} nodes, all pairs")
     if rtol is None:
-        return _pairwise(problem, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
+        return _built("pairwise", problem, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
     costs = _costs(problem)
     tried: list[str] = []
     for name in sorted(costs, key=lambda name: costs[name]):
@@ -103,7 +105,7 @@ def from_pairs(
         if name == "pairwise":
             reason = f"rtol={rtol:g}: exact sums are estimated to be the fastest"
         try:
-            return _BUILDERS[name](problem, "; ".join([reason, *tried]))
+            return _built(name, problem, "; ".join([reason, *tried]))
         except (NumericalError, MemoryLimitError) as error:
             if name == "pairwise":
                 raise
@@ -137,24 +139,30 @@ def _costs(problem: _Problem) -> dict[str, float]:
     return costs
 
 
-def _dense(problem: _Problem, reason: str) -> Affinity:
-    result = DenseAffinity.from_features(problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit)
+def _built(method: str, problem: _Problem, reason: str) -> Affinity:
+    """Return the affinity by one method, with why it was chosen and what its error is measured with."""
+    result = _BUILDERS[method](problem)
+    result.reason = reason
     if problem.positions:
         result.dtype = None  # positions are no features: signals may have either precision
-    result.reason = reason
+    if method in APPROXIMATE:
+        kernel, weights = problem.kernel, problem.domain.weights.reshape(-1)
+        # Copies, as the affinity has its own: the features may change.
+        keys: NDArray[Any] = np.array(problem.keys)
+        queries = keys if problem.same else np.array(problem.queries)
+        result._exact = lambda: PairSums(kernel, queries, keys, weights)
     return result
 
 
-def _pairwise(problem: _Problem, reason: str) -> Affinity:
-    result = PairwiseAffinity(
-        problem.kernel, problem.domain, problem.queries, problem.keys, positions=problem.positions,
-        memory_limit=problem.limit,
-    )  # fmt: skip
-    result.reason = reason
-    return result
+def _dense(problem: _Problem) -> Affinity:
+    return DenseAffinity.from_features(problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit)
 
 
-def _sparse(problem: _Problem, reason: str) -> Affinity:
+def _pairwise(problem: _Problem) -> Affinity:
+    return PairwiseAffinity(problem.kernel, problem.domain, problem.queries, problem.keys, memory_limit=problem.limit)
+
+
+def _sparse(problem: _Problem) -> Affinity:
     kernel = problem.kernel
     if not isinstance(kernel, RadialKernel):
         raise InputError(
@@ -166,45 +174,25 @@ def _sparse(problem: _Problem, reason: str) -> Affinity:
             f"features: got {problem.width} dimensions, expected at most {WIDEST} for method='sparse': in more, trees "
             "find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
         )
-    result = NeighbourAffinity(
-        kernel, problem.domain, problem.keys, rtol=problem.rtol, positions=problem.positions,
-        memory_limit=problem.limit,
-    )  # fmt: skip
-    return _checked(result, problem, reason)
+    return NeighbourAffinity(kernel, problem.domain, problem.keys, rtol=problem.rtol, memory_limit=problem.limit)
 
 
-def _nufft(problem: _Problem, reason: str) -> Affinity:
-    result = NonuniformAffinity(
-        problem.kernel, problem.domain, problem.keys, rtol=problem.rtol, positions=problem.positions,
-        memory_limit=problem.limit,
-    )  # fmt: skip
-    return _checked(result, problem, reason)
+def _nufft(problem: _Problem) -> Affinity:
+    return NonuniformAffinity(
+        problem.kernel, problem.domain, problem.keys, rtol=problem.rtol, memory_limit=problem.limit
+    )
 
 
-def _low_rank(problem: _Problem, reason: str) -> Affinity:
+def _low_rank(problem: _Problem) -> Affinity:
     # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
-    most = None if reason == "asked for" else max(64, problem.nodes // 32)
-    result = LowRankAffinity.from_features(
+    most = None if problem.asked else max(64, problem.nodes // 32)
+    return LowRankAffinity.from_features(
         problem.kernel, problem.domain, problem.queries, problem.keys, rtol=problem.rtol, max_rank=most,
         memory_limit=problem.limit,
     )  # fmt: skip
-    if problem.positions:
-        result.dtype = None
-    return _checked(result, problem, reason)
 
 
-def _checked(result: Affinity, problem: _Problem, reason: str) -> Affinity:
-    """Add to an approximation why it was chosen and what its error is measured with."""
-    result.reason = reason
-    kernel, weights = problem.kernel, problem.domain.weights.reshape(-1)
-    # Copies, as the affinity has its own: the features may change.
-    keys: NDArray[Any] = np.array(problem.keys)
-    queries = keys if problem.same else np.array(problem.queries)
-    result._exact = lambda: PairSums(kernel, queries, keys, weights)
-    return result
-
-
-_BUILDERS: dict[str, Callable[[_Problem, str], Affinity]] = {
+_BUILDERS: dict[str, Callable[[_Problem], Affinity]] = {
     "dense": _dense,
     "pairwise": _pairwise,
     "sparse": _sparse,

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, is_numpy
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
 from nlflow.domain import Domain
@@ -226,9 +226,8 @@ class LowRankAffinity(Affinity):
         flat = self.flatten(u).astype(np.float64)
         # About the middle of its range, where constants are 0 and stay what they are, and of size 1 at most, so that
         # sums of weights far above their degree stay in range.
-        low, high = flat.min(axis=0), flat.max(axis=0)
-        centre = low / 2 + high / 2
-        size = np.maximum(high / 2 - low / 2, np.finfo(np.float64).tiny)
+        centre = middle_of_range(flat)
+        size = np.maximum(flat.max(axis=0) / 2 - flat.min(axis=0) / 2, np.finfo(np.float64).tiny)
         flat = (flat - centre) / size
         result = np.zeros_like(flat)
         for s, share in zip(self._sums, self._shares, strict=True):

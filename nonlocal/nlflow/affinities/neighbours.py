@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities.base import Sparse
-from nlflow.affinities.pair_sums import warn_isolated
+from nlflow.affinities.pair_sums import along_tree, places_in, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domain import Domain
 from nlflow.errors import check_memory
@@ -38,8 +38,6 @@ class NeighbourAffinity(SparseAffinity):
         What is compared.
     rtol : float
         Of averages; a top hat is exact.
-    positions : bool
-        The features are node positions, so signals may have either precision.
     memory_limit : float, optional
         Bytes.
 
@@ -56,7 +54,6 @@ class NeighbourAffinity(SparseAffinity):
         features: NDArray[Any],
         *,
         rtol: float,
-        positions: bool = False,
         memory_limit: float | None = None,
     ) -> None:
         from scipy.spatial import cKDTree
@@ -65,7 +62,7 @@ class NeighbourAffinity(SparseAffinity):
         # Along a tree, so that the neighbours of a node are near it in memory too: from a million nodes on, products in
         # a random order take almost three times as long.
         points = np.ascontiguousarray(features, dtype=np.float64)
-        self._order = np.asarray(cKDTree(points, leafsize=64).indices)
+        self._order = along_tree(points)
         points, weights = points[self._order], weights[self._order]
         tree = cKDTree(points)
         radius, cut = kernel.support(1.0), 0.0
@@ -75,12 +72,11 @@ class NeighbourAffinity(SparseAffinity):
             cut = min(0.5 * rtol * least / float(weights.sum()), 0.5)
             radius = kernel.support(cut)
         graph = _graph(kernel, tree, points, weights, radius, memory_limit)
-        super().__init__(domain, graph, kernel=kernel, dtype=None if positions else features.dtype)
+        super().__init__(domain, graph, kernel=kernel, dtype=features.dtype)
         self.radius = radius
         self.positive_semidefinite = kernel.positive_semidefinite
         degrees = self._sums / weights
-        self._places = np.empty_like(self._order)
-        self._places[self._order] = np.arange(domain.size)
+        self._places = places_in(self._order)
         self._sums, self._alone = self._sums[self._places], self._alone[self._places]
         self.error_estimate = 2 * cut * float(weights.sum()) / float(degrees.min())
         warn_isolated(degrees, weights * (1 + 1e-12), kernel)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.pair_sums import warn_isolated
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
@@ -44,8 +44,6 @@ class NonuniformAffinity(Affinity):
         What is compared, m = 1, 2 or 3.
     rtol : float
         Of averages, relative to the largest deviation of the signal from its middle.
-    positions : bool
-        The features are node positions, so signals may have either precision.
     memory_limit : float, optional
         Bytes.
 
@@ -68,7 +66,6 @@ class NonuniformAffinity(Affinity):
         features: NDArray[Any],
         *,
         rtol: float,
-        positions: bool = False,
         memory_limit: float | None = None,
     ) -> None:
         if not isinstance(kernel, Gaussian):
@@ -82,11 +79,10 @@ class NonuniformAffinity(Affinity):
                 "method='nufft'; use method='lowrank' or 'pairwise'"
             )
         _finufft()
-        super().__init__(
-            domain, kernel, symmetric=True, positive_semidefinite=True, dtype=None if positions else features.dtype
-        )
+        super().__init__(domain, kernel, symmetric=True, positive_semidefinite=True, dtype=features.dtype)
         self._weights = domain.weights.reshape(-1)
         self._limit = memory_limit
+        self._width = kernel.width
         points = np.asarray(features, dtype=np.float64)
         low, high = points.min(axis=0), points.max(axis=0)
         self._points, self._extent = points - (low + high) / 2, high - low
@@ -119,7 +115,7 @@ class NonuniformAffinity(Affinity):
     def _plan(self, tolerance: float) -> None:
         """Choose box, modes and coefficients such that sums are off by `tolerance` times the total weight."""
         self._tolerance = tolerance
-        width = self.kernel.width  # type: ignore[union-attr]  # a Gaussian, see __init__
+        width = self._width
         modes, period = count_modes(self._extent, width, tolerance)
         check_memory(
             f"a Gaussian of width {width:g} on a domain of {' x '.join(f'{e:.3g}' for e in self._extent)}, which takes "
@@ -160,7 +156,7 @@ class NonuniformAffinity(Affinity):
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         flat = np.asarray(self.flatten(u), dtype=np.float64)
         # About the middle of its range: errors are relative to the largest value, and constants come out exactly.
-        middle = 0.5 * (flat.max(axis=0) + flat.min(axis=0))
+        middle = middle_of_range(flat)
         average = self._sums(flat - middle) / self._degrees[:, None] + middle
         return np.asarray(average.astype(u.dtype).reshape(u.shape))
 

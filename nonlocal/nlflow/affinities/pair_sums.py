@@ -15,7 +15,7 @@ from nlflow.affinities.blas import over_tiles
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
-__all__ = ["BLOCK", "WIDEST", "PairSums", "warn_isolated"]
+__all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "warn_isolated"]
 
 Floats = NDArray[np.float64]
 
@@ -66,7 +66,8 @@ class PairSums:
         # Over the largest: sums are multiplied with it in the end.
         self._unit_weight = float(weights.max())
         self._weights = weights / self._unit_weight
-        if not self._weights.min() >= _WEIGHTS["float64"]:
+        self._lightest = float(self._weights.min())
+        if not self._lightest >= _WEIGHTS["float64"]:
             raise InputError("weights: got some that are less than 1e-280 of the largest; leave such nodes out")
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
@@ -106,7 +107,7 @@ class PairSums:
         would be seen in the weights.
         """
         name = np.dtype(dtype).name
-        if name == "float64" or isinstance(self._kernel, TopHat) or self._weights.min() < _WEIGHTS[name]:
+        if name == "float64" or isinstance(self._kernel, TopHat) or self._lightest < _WEIGHTS[name]:
             return "float64"
         # Differences of numbers that are float32 already are exact to a rounding of the difference.
         exact = isinstance(self._kernel, RadialKernel) and self._y.dtype == np.float32
@@ -171,16 +172,12 @@ class PairSums:
         """Order of the keys in which near ones are near each other in number as well."""
         if isinstance(self._kernel, DotProduct) or self._y.shape[1] > WIDEST or len(self._y) <= BLOCK:
             return np.arange(len(self._y))
-        from scipy.spatial import cKDTree
-
-        return np.asarray(cKDTree(self._y, leafsize=64, compact_nodes=False).indices)
+        return along_tree(self._y)
 
     @cached_property
     def _places(self) -> NDArray[np.intp]:
         """Where each node is in that order."""
-        places = np.empty_like(self.order)
-        places[self.order] = np.arange(len(places))
-        return places
+        return places_in(self.order)
 
     @property
     def _sorted(self) -> bool:
@@ -198,7 +195,7 @@ class PairSums:
         limit = np.inf
         if isinstance(kernel, RadialKernel):
             # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
-            cut = float(np.finfo(f).eps) / 100 * float(self._weights.min() / self._weights.sum())
+            cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self._weights.sum())
             limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
         scales: dict[type, float] = {
             Gaussian: -0.5 * _LOG2E / self._width**2,
@@ -318,6 +315,20 @@ class _Tables:
     @property
     def memory_bytes(self) -> int:
         return sum(a.nbytes for a in (self.x, self.y, self.bias, self.lows, self.highs, self.weights))
+
+
+def along_tree(points: NDArray[Any]) -> NDArray[np.intp]:
+    """Return an order of points (N, d) in which near ones are near each other in number as well; O(N log N)."""
+    from scipy.spatial import cKDTree
+
+    return np.asarray(cKDTree(points, leafsize=64, compact_nodes=False).indices)
+
+
+def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return where each node is in an order: the inverse permutation."""
+    places = np.empty_like(order)
+    places[order] = np.arange(len(order))
+    return places
 
 
 def _width(kernel: RadialKernel) -> float:

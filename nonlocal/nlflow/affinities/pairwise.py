@@ -30,8 +30,6 @@ class PairwiseAffinity(Affinity):
     domain : Grid or Points
     queries, keys : array of shape (N, d)
         Features, float32 or float64; the same array where queries are the keys.
-    positions : bool
-        The features are node positions, so signals may have either precision.
     memory_limit : float, optional
         Bytes.
 
@@ -50,13 +48,12 @@ class PairwiseAffinity(Affinity):
         queries: NDArray[Any],
         keys: NDArray[Any],
         *,
-        positions: bool = False,
         memory_limit: float | None = None,
     ) -> None:
         same = queries is keys
         super().__init__(
             domain, kernel, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite, dtype=None if positions else keys.dtype,
+            positive_semidefinite=same and kernel.positive_semidefinite, dtype=keys.dtype,
         )  # fmt: skip
         # A copy, since the features may change later; of one array where both are one.
         keys = np.array(keys)

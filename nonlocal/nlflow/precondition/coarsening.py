@@ -29,7 +29,7 @@ def graph_of(affinity: Affinity) -> tuple[Sparse, Floats]:
     graph = affinity._edges()
     # Scaled by what makes the row sums those of P: sum_j m_i P_ij = m_i.
     weights = affinity.domain.weights.ravel()
-    factor = weights * math.exp(affinity._log_scale - _log_total(affinity))
+    factor = weights * math.exp(affinity._log_scale - affinity.log_total())
     for strip, rows, columns, values in _strips(graph):
         scale = factor[rows] * weights[columns]
         graph.data[strip] = np.where(rows == columns, 0, values * scale)
@@ -60,12 +60,6 @@ def _largest(graph: Sparse) -> Floats:
     if full.any():
         result[full] = np.maximum.reduceat(graph.data, graph.indptr[:-1][full])
     return result
-
-
-def _log_total(affinity: Affinity) -> float:
-    log_degree = np.asarray(affinity.log_degree, dtype=np.float64)
-    highest = float(log_degree.max())
-    return highest + math.log(float((affinity.domain.weights * np.exp(log_degree - highest)).sum()))
 
 
 def split(matrix: Sparse) -> tuple[Floats, Sparse]:
