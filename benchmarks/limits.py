@@ -8,20 +8,8 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
 
-from nlflow._numba.exponential import FLAGS, exp2, wide_vectors
-
-
-@njit(parallel=True, fastmath=FLAGS)
-def _exponentials(x: Any, rounds: int, out: Any) -> None:
-    """Powers of two of lines that stay in the first cache, again and again."""
-    wide_vectors()
-    for row in prange(x.shape[0]):
-        line, target = x[row], out[row]
-        for _ in range(rounds):
-            for j in range(x.shape[1]):
-                target[j] = exp2(line[j])
+from nlflow._numba.pairwise import loop
 
 
 def best(task: Callable[[], Any], repeats: int = 7) -> float:
@@ -37,11 +25,11 @@ def best(task: Callable[[], Any], repeats: int = 7) -> float:
 
 @cache
 def exponentials(dtype: str) -> float:
-    """Return how many exponentials a second all threads form, of numbers in the first cache."""
+    """Return how many powers of two a second all threads form, of lines that stay in the first cache."""
     x = -np.random.default_rng(0).uniform(0, 20, (64, 2048)).astype(dtype)
     out = np.empty_like(x)
-    rounds = 200
-    return x.size * rounds / best(lambda: _exponentials(x, rounds, out))
+    rounds, powers = 200, loop("powers_of_two", dtype)
+    return x.size * rounds / best(lambda: powers(x, rounds, out))
 
 
 @cache

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
+import sys
+import textwrap
 import tracemalloc
 import warnings
+from pathlib import Path
 from typing import Any
 
 import numba
@@ -128,7 +134,7 @@ def test_float32_nodes_of_a_wide_domain_keep_their_differences() -> None:
     np.testing.assert_allclose(result, average[:, 0], rtol=0, atol=3e-6)
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(0.02), Laplace(0.02), TopHat(0.02)], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("kernel", [Gaussian(0.002), Laplace(0.002), TopHat(0.005)], ids=lambda k: type(k).__name__)
 def test_positions_in_float64_serve_signals_in_float32(kernel: Any) -> None:
     rng = np.random.default_rng(4)
     domain, u = Points(1000 + rng.uniform(size=2000)), rng.normal(size=2000)
@@ -181,6 +187,66 @@ def test_push_and_the_symmetrised(name: str, dtype: str, d: int, same: bool) -> 
     assert both.average(u) == pytest.approx(average, rel=0, abs=30 * ROUNDING[dtype] * float(np.abs(u).max()))
     assert both.log_degree == pytest.approx(reference.log_degree, rel=ROUNDING[dtype], abs=ROUNDING[dtype])
     assert both.symmetric
+
+
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("order", ["rising", "falling", "all low", "all high", "one row of each"])
+def test_logits_of_any_size_and_order(order: str, dtype: str) -> None:
+    # They are taken relative to a number that is kept while it serves, and has to be changed here.
+    n, rng = 601, np.random.default_rng(3)
+    steps = np.linspace(0, 1, n)
+    largest = 60.0 if dtype == "float32" else 900.0
+    keys = {
+        "rising": largest * steps, "falling": -largest * steps, "all low": steps - largest, "all high": largest - steps,
+        "one row of each": largest * np.sin(40 * steps),
+    }[order]  # fmt: skip
+    x = np.stack([np.ones(n), keys], axis=1).astype(dtype)
+    q = np.stack([np.zeros(n), np.ones(n)], axis=1).astype(dtype)
+    if order == "one row of each":
+        q = np.stack([rng.uniform(-50, 50, n), rng.uniform(-1, 1, n)], axis=1).astype(dtype)
+    u = rng.normal(size=(n, 3)).astype(dtype)
+    domain = Points(np.zeros(n), weights=rng.uniform(0.5, 2, n))
+    average, log_degree = plain(DotProduct(scale=1.0), q, x, domain.weights, u)
+    p = affinity(DotProduct(scale=1.0), domain, x, queries=q, method="pairwise")
+    size = 4 * largest * np.finfo(dtype).eps  # of a rounding of the logits
+    np.testing.assert_allclose(p.average(u), average, rtol=0, atol=ROUNDING[dtype] + 4 * size)
+    np.testing.assert_allclose(p.log_degree, log_degree, rtol=0, atol=ROUNDING[dtype] + size)
+
+
+def narrower_processors() -> list[Any]:
+    """Return the processors other than this one that loops can be compiled for here."""
+    x86 = platform.machine().lower() in ("x86_64", "amd64")
+    reason = "x86 processors' instructions cannot be run here"
+    return [
+        pytest.param(*case, id=case[0], marks=pytest.mark.skipif(not x86, reason=reason))
+        for case in (("haswell", "+avx,+avx2,+fma", 32), ("generic", "", 16))
+    ]
+
+
+@pytest.mark.parametrize(("processor", "features", "width"), narrower_processors())
+def test_processors_with_narrower_vectors(processor: str, features: str, width: int, tmp_path: Path) -> None:
+    code = """
+        import numpy as np
+        from nlflow import DotProduct, Gaussian, Points, affinity
+        from nlflow._numba.vectors import AVX512, BYTES
+
+        rng = np.random.default_rng(0)
+        x, u = rng.normal(size=(150, 3)), rng.normal(size=(150, 2))
+        for dtype, error in (("float64", 1e-14), ("float32", 4e-6)):
+            for kernel in (Gaussian(0.3), DotProduct(scale=3.0)):
+                exact = affinity(kernel, Points(np.zeros(150)), x, method="dense").average(u)
+                p = affinity(kernel, Points(np.zeros(150)), x.astype(dtype), method="pairwise")
+                assert p.pairs.precision(dtype) == dtype, kernel
+                assert np.abs(p.average(u.astype(dtype)) - exact).max() <= error, (dtype, kernel)
+        print(AVX512, BYTES)
+    """
+    environment = {
+        **os.environ, "NUMBA_CPU_NAME": processor, "NUMBA_CPU_FEATURES": features, "NUMBA_CACHE_DIR": str(tmp_path),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.split() == ["False", str(width)], done.stderr
 
 
 def test_attention_is_torch_attention() -> None:
@@ -288,6 +354,15 @@ def test_flows_are_those_of_the_dense_matrix(method: str) -> None:
         np.testing.assert_allclose(solutions[0].energy, solutions[1].energy, rtol=1e-8)
         assert solutions[0].stats["method"] == method
         assert solutions[0].stats["error_estimate"] <= 1e-11
+
+
+def test_the_spectrum_of_an_approximation_stays_within_its_bound() -> None:
+    x = np.linspace(0, 1, 200)
+    p = affinity(Gaussian(0.02), Points(x), method="sparse", rtol=0.2)
+    least = np.linalg.eigvals(p.average(np.eye(200))).real.min()
+    assert least < -3e-4  # so that 1, which holds for the exact kernel, would not do
+    bound = GradientFlow(J(p), metric="degree").diffusion_bound()
+    assert 1 - least <= bound == 1 + p.error_estimate < 2
 
 
 def test_an_evolving_kernel_is_built_by_the_same_method() -> None:

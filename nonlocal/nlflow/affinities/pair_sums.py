@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.blas import over_tiles
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
@@ -20,14 +19,14 @@ __all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "warn_isola
 Floats = NDArray[np.float64]
 
 WIDEST = 16
-"""Columns of features, or of the signal, up to which the compiled loop is faster than matrix products of tiles."""
+"""Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
 _LOG2E = 1 / math.log(2)
 # Relative error of a weight from which float32 features, or squared distances out of squares, are not taken any more.
 _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 BLOCK = 1024
-"""Nodes whose features and values are in the first cache together, when there are few channels."""
-_QUERIES, _SOURCES = 256, 1024  # of a matrix product; the table stays in the second cache
+"""Nodes that are skipped together."""
+_KNOWN = (Gaussian, Laplace, TopHat, DotProduct)
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
 
@@ -59,8 +58,8 @@ class PairSums:
     def __init__(
         self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None
     ) -> None:
-        if type(kernel) not in _CODES:
-            known = ", ".join(k.__name__ for k in _CODES)
+        if type(kernel) not in _KNOWN:
+            known = ", ".join(k.__name__ for k in _KNOWN)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
         # Over the largest: sums are multiplied with it in the end.
@@ -143,7 +142,8 @@ class PairSums:
         totals : array of shape (M,)
             sum_j w_j k(x_i, y_j) over exp(peaks_i).
         peaks : array of shape (M,)
-            The largest logit of each row for dot products, 0 for radial kernels.
+            What the logits of each row are relative to for dot products: within 21 of the largest and never far below
+            it, so that nothing over- or underflows. 0 for radial kernels.
         """
         name = self.precision(values.dtype)
         count, channels = len(self._x) if rows is None else len(rows), values.shape[1]
@@ -156,9 +156,7 @@ class PairSums:
         )
         if name not in self._tables:
             self._tables[name] = self._prepare(name)
-        tables = self._tables[name]
-        compute = self._by_loop if max(d, channels) <= WIDEST else self._by_products
-        sums, totals, peaks = compute(tables, values, rows, degrees)
+        sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees)
         return sums * self._unit_weight, totals * self._unit_weight, peaks
 
     @property
@@ -185,136 +183,115 @@ class PairSums:
         return self._same and isinstance(self._kernel, RadialKernel)
 
     def _prepare(self, name: str) -> _Tables:
-        order, f = self.order, np.dtype(name)
-        x, y = self._x, self._y[order]
-        if isinstance(self._kernel, RadialKernel) and f != y.dtype and f == np.float32:
+        f, kernel = np.dtype(name), self._kernel
+        x, y = self._x, self._y[self.order]
+        weights = self._weights[self.order].astype(f)
+        if not isinstance(kernel, RadialKernel):
+            return _Tables.of_products(f, x, y, self._bias[self.order], weights)
+        if f != y.dtype and f == np.float32:
             x, y = x - self._middle, y - self._middle  # where float32 has the most digits for differences
+        # By |x|^2 + |y|^2 - 2 x.y half as much is to be done as by differences, but not where the squares are so large
+        # that their difference has lost its digits, and not for kernels that have a kink or a jump.
+        lost = y.shape[1] * self._size**2 * float(np.finfo(f).eps)
+        if isinstance(kernel, Gaussian) and y.shape[1] > WIDEST and lost <= _ROUNDING[f.name]:
+            middle, steep = y.mean(axis=0), _LOG2E / self._width**2
+            x, y = x - middle, y - middle
+            tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights)
+            return replace(tables, offset=np.asarray(-0.5 * steep * np.sum(x * x, axis=1, dtype=np.float64)))
         starts = np.arange(0, len(y), BLOCK)
         lows, highs = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
-        kernel = self._kernel
-        limit = np.inf
-        if isinstance(kernel, RadialKernel):
-            # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
-            cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self._weights.sum())
-            limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
+        # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
+        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self._weights.sum())
+        limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
         scales: dict[type, float] = {
             Gaussian: -0.5 * _LOG2E / self._width**2,
             Laplace: -_LOG2E / self._width,
             TopHat: (self._width * (1 + 1e-12)) ** 2,
-            DotProduct: 0.0,
         }
-        weights = self._weights[order].astype(f)
-        x = y if self._sorted else x
-        code, scale = _CODES[type(kernel)], f.type(scales[type(kernel)])
-        return _Tables(
-            code, scale, float(limit), np.ascontiguousarray(x.T, f), _planar(y, f),
-            _planar(self._bias[order][:, None], f)[0], lows.astype(np.float64), highs.astype(np.float64), weights,
+        return _Tables.of(
+            type(kernel).__name__, (y if self._sorted else x).T.astype(f), y.astype(f), weights,
+            scale=scales[type(kernel)], limit=min(limit, 1e300), lows=lows.astype(np.float64),
+            highs=highs.astype(np.float64),
         )  # fmt: skip
 
-    def _by_loop(
+    def _sum(
         self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
     ) -> tuple[Floats, Floats, Floats]:
-        from nlflow._numba.pairwise import loop
+        from nlflow._numba.pairwise import CODES, group, loop
 
         f = tables.x.dtype
         # The weights are one more channel, the last: their sum is the degree.
-        channels = values.shape[1]
-        weighted = _rows(channels + degrees, len(values), f)
-        own = weighted[:, : len(values)]
-        own[:channels] = values[self.order].T
-        own[:channels] *= tables.weights
-        own[channels:] = tables.weights
-        x = self._chosen(tables, rows)
-        sums, peaks = np.empty((x.shape[1], len(weighted))), np.empty(x.shape[1])
+        nodes, channels = values.shape
+        weighted = np.zeros((len(tables.y), channels + degrees), f)
+        own = weighted[:nodes]
+        np.multiply(values[self.order], tables.weights[:, None], out=own[:, :channels], casting="same_kind")
+        own[:, channels:] = tables.weights[:, None]
+        x, offset, count = tables.x, tables.offset, len(self._x)
+        if rows is not None:
+            places, count = (self._places[rows] if self._sorted else rows), len(rows)
+            x, offset = _filled(x[:, places], 1, group(f)), None if offset is None else offset[places]
+        sums, peaks = np.empty((x.shape[1], weighted.shape[1])), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
-            tables.code, tables.scale, min(tables.limit, 1e300), BLOCK, len(values), x, tables.y, tables.bias,
-            tables.lows, tables.highs, weighted, sums, peaks,
+            CODES[tables.name], f.type(tables.scale), tables.limit, BLOCK, x, tables.y, tables.lows, tables.highs,
+            weighted, sums, peaks,
         )  # fmt: skip
-        sums = self._back(sums, rows)
-        totals = sums[:, channels] if degrees else np.zeros(len(sums))
+        sums, peaks = sums[:count], peaks[:count]
+        if offset is not None:  # squared distances: with |x|^2 there is no weight above 1, and none to keep apart
+            with np.errstate(under="ignore"):
+                sums *= np.exp2(peaks + offset)[:, None]
+            peaks = np.zeros(count)
+        if self._sorted and rows is None:
+            sums = sums[self._places]
+        totals = sums[:, channels] if degrees else np.zeros(count)
         return sums[:, :channels], totals, peaks * math.log(2)
-
-    def _by_products(
-        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
-    ) -> tuple[Floats, Floats, Floats]:
-        """Sum by tiles, whose weights times values, and whose logits, are matrix products."""
-        from nlflow._numba.pairwise import loop
-
-        f = tables.x.dtype
-        radial = isinstance(self._kernel, RadialKernel)
-        # Only a Gaussian bears squared distances as |x|^2 + |y|^2 - 2 x.y: others have a kink or a jump.
-        # And not where these are so large that their difference has lost its digits.
-        lost = len(tables.y) * self._size**2 * float(np.finfo(f).eps)
-        expand = isinstance(self._kernel, Gaussian) and len(tables.y) > WIDEST and lost <= _ROUNDING[f.name]
-        x, y, bias = self._chosen(tables, rows), tables.y[:, : len(values)], tables.bias[: len(values)]
-        if expand:
-            middle = y.mean(axis=1, keepdims=True)  # about which it cancels least
-            x, y = x - middle, y - middle
-            bias = np.sum(y * y, axis=0)
-        weighted = values[self.order].astype(f) * tables.weights[:, None]
-        count, factor = x.shape[1], f.type(-2 if expand else 1)
-        sums, totals = np.zeros((count, values.shape[1])), np.zeros(count)
-        peaks, shrink = np.full(count, 0.0 if radial else -1e30), np.empty(count)
-        squares, weigh = loop("square_table", f.name), loop("weigh_table", f.name)
-        biased = bool(np.any(bias))
-        masses = tables.weights[None, :] if degrees else np.empty((0, len(values)), f)
-
-        def tile(query: slice) -> None:
-            own = np.ascontiguousarray(x[:, query])
-            row_wise = own.T * factor
-            square = np.sum(own * own, axis=0)[:, None]
-            # One table for all products of the tile: fresh memory costs as much as the exponentials.
-            room = _rows(1, own.shape[1] * _SOURCES, f)[0]
-            for j in range(0, y.shape[1], _SOURCES):
-                key = slice(j, min(j + _SOURCES, y.shape[1]))
-                size = own.shape[1] * (key.stop - j)
-                table = room[:size].reshape(own.shape[1], -1)
-                if radial and not expand:
-                    squares(own, tables.y, j, table)
-                else:
-                    np.matmul(row_wise, y[:, key], out=table)
-                    if expand or biased:
-                        table += bias[key]
-                    if expand:
-                        table += square
-                weigh(
-                    tables.code, tables.scale, BLOCK, table, np.ascontiguousarray(masses[:, key]), totals[query],
-                    peaks[query], shrink[query],
-                )  # fmt: skip
-                sums[query] *= shrink[query, None]
-                sums[query] += table @ weighted[key]
-
-        over_tiles(tile, count, _QUERIES)
-        return self._back(sums, rows), self._back(totals, rows), peaks * math.log(2)
-
-    def _chosen(self, tables: _Tables, rows: NDArray[np.intp] | None) -> NDArray[Any]:
-        """Return the queries that are asked for, (d, M)."""
-        if rows is None:
-            return tables.x
-        return np.ascontiguousarray(tables.x[:, self._places[rows] if self._sorted else rows])
-
-    def _back(self, sums: Floats, rows: NDArray[np.intp] | None) -> Floats:
-        """Return sums in the order of the nodes."""
-        return sums[self._places] if self._sorted and rows is None else sums
 
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the loops take, in one precision: planar features of queries and of keys in order, boxes around blocks."""
+    """What the loop takes, in one precision: features of queries and of keys in order, boxes around blocks of keys."""
 
-    code: int
-    scale: Any
-    limit: float
+    name: str
     x: NDArray[Any]
+    """(d, M and a few more)"""
     y: NDArray[Any]
-    bias: NDArray[Any]
+    """(N and a few more, d)"""
+    weights: NDArray[Any]
     lows: Floats
     highs: Floats
-    weights: NDArray[Any]
+    scale: float = 0.0
+    limit: float = 0.0
+    offset: Floats | None = None
+    """Added to the logits of each query afterwards, (M,)."""
+
+    @classmethod
+    def of(cls, name: str, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any], **others: Any) -> _Tables:
+        from nlflow._numba.pairwise import SOURCES, group
+
+        return cls(name, _filled(x, 1, group(x.dtype)), _filled(y, 0, SOURCES), weights, **others)
+
+    @classmethod
+    def of_products(
+        cls, f: np.dtype[Any], x: NDArray[Any], y: NDArray[Any], bias: NDArray[Any], weights: NDArray[Any]
+    ) -> _Tables:
+        """Return those of logits x.y + bias; the bias is one more coordinate, where there is one."""
+        more = 1 if np.any(bias) else 0
+        planar, rows = np.ones((x.shape[1] + more, len(x)), f), np.empty((len(y), y.shape[1] + more), f)
+        planar[: x.shape[1]], rows[:, : y.shape[1]] = x.T, y
+        rows[:, y.shape[1] :] = bias[:, None]
+        boxes = np.zeros((1, rows.shape[1]))  # nothing is skipped
+        return cls.of("DotProduct", planar, rows, weights, lows=boxes, highs=boxes)
 
     @property
     def memory_bytes(self) -> int:
-        return sum(a.nbytes for a in (self.x, self.y, self.bias, self.lows, self.highs, self.weights))
+        offset = 0 if self.offset is None else self.offset.nbytes
+        return offset + sum(a.nbytes for a in (self.x, self.y, self.lows, self.highs, self.weights))
+
+
+def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
+    """Repeat the last entry until there is a multiple of entries: that changes neither boxes nor largest logits."""
+    more = [(0, 0), (0, 0)]
+    more[axis] = (0, -a.shape[axis] % multiple)
+    return np.ascontiguousarray(np.pad(a, more, "edge"))
 
 
 def along_tree(points: NDArray[Any]) -> NDArray[np.intp]:
@@ -336,28 +313,7 @@ def _width(kernel: RadialKernel) -> float:
         return kernel.radius
     if isinstance(kernel, Gaussian | Laplace):
         return kernel.width
-    raise InputError(f"kernel: got {type(kernel).__name__}, which has no width")  # pragma: no cover - not in _CODES
-
-
-def _rows(count: int, length: int, dtype: Any) -> NDArray[Any]:
-    """Return an array of rows of at least `length` whose starts suit the vectors that read them, with 0 at their ends.
-
-    At multiples of 64 bytes, since loads across two lines of the cache take twice as long, and not a multiple of 4096
-    bytes apart, which the processor takes for the same place.
-    """
-    step = 64 // np.dtype(dtype).itemsize
-    padded = -(-length // step) * step
-    padded += step * ((5 - padded // step) % 8)
-    room = np.zeros(count * padded + step, dtype)
-    first = (-room.ctypes.data % 64) // room.itemsize
-    return room[first : first + count * padded].reshape(count, padded)
-
-
-def _planar(features: NDArray[Any], dtype: Any) -> NDArray[Any]:
-    """Return features (N, d), or values, as rows (d, N and more)."""
-    result = _rows(features.shape[1], len(features), dtype)
-    result[:, : len(features)] = features.T
-    return result
+    raise InputError(f"kernel: got {type(kernel).__name__}, which has no width")  # pragma: no cover - not in _KNOWN
 
 
 def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None) -> None:
@@ -375,6 +331,3 @@ def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None
             NlflowWarning,
             stacklevel=2,
         )
-
-
-_CODES: dict[type, int] = {Gaussian: 0, Laplace: 1, TopHat: 2, DotProduct: 3}

@@ -79,8 +79,7 @@ class PairwiseAffinity(Affinity):
         if known is None:
             self._learn(name, totals, peaks)
         else:
-            # Other loops may have found the largest logit to be another in the last digit.
-            totals = known[0] * np.exp(known[1] - peaks)
+            totals, _ = known  # relative to the same logits, which depend on the features alone
         return np.asarray((sums / totals[:, None]).astype(u.dtype).reshape(u.shape))
 
     def _learn(self, precision: str, totals: Floats, peaks: Floats) -> None:
