@@ -7,7 +7,7 @@ import importlib
 import sys
 from pathlib import Path
 
-from benchmarks.harness import report
+from benchmarks.harness import Row, report, write
 
 NAMES = (
     "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
@@ -23,10 +23,12 @@ def main() -> None:
     unknown = set(arguments.names) - set(NAMES)
     if unknown:
         parser.error(f"NAME: got {', '.join(sorted(unknown))}, expected any of {', '.join(NAMES)}")
-    rows = []
+    rows: list[Row] = []
     for name in arguments.names or NAMES:
         print(f"{name} ...", file=sys.stderr)
         rows += importlib.import_module(f"benchmarks.{name}").run()
+        if arguments.out is not None:  # what is measured is kept, whatever happens to the others
+            write(rows, arguments.out)
     report(rows, arguments.out)
 
 

@@ -70,17 +70,21 @@ def markdown(rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
+def write(rows: list[Row], out: Path) -> None:
+    """Write the table as Markdown and JSON."""
+    about = machine()
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "results.json").write_text(
+        json.dumps({"machine": about, "rows": [{**asdict(r), "met": bool(r.met)} for r in rows]}, indent=1)
+    )
+    lines = "\n".join(f"- {k}: {v}" for k, v in about.items())
+    (out / "results.md").write_text(f"# Benchmarks\n\n{markdown(rows)}\n\nMachine and versions:\n\n{lines}\n")
+
+
 def report(rows: list[Row], out: Path | None) -> None:
     """Print the table and, with `out`, write it as Markdown and JSON."""
-    about = machine()
-    table = markdown(rows)
-    print(table)
-    print("\n" + ", ".join(f"{k} {v}" for k, v in about.items()))
+    print(markdown(rows))
+    print("\n" + ", ".join(f"{k} {v}" for k, v in machine().items()))
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "results.json").write_text(
-            json.dumps({"machine": about, "rows": [{**asdict(r), "met": bool(r.met)} for r in rows]}, indent=1)
-        )
-        lines = "\n".join(f"- {k}: {v}" for k, v in about.items())
-        (out / "results.md").write_text(f"# Benchmarks\n\n{table}\n\nMachine and versions:\n\n{lines}\n")
+        write(rows, out)
         print(f"written to {out}", file=sys.stderr)

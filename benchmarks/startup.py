@@ -55,6 +55,7 @@ def run() -> list[Row]:
             done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, env=environment)
             loads.append(float(done.stdout))
         command = [str(Path(sys.executable).with_name("nonlocal")), "denoise", str(source), str(target), "--quiet"]
+        command += ["--existing", "overwrite"]
         spent = []
         for _ in range(3):
             start = time.perf_counter()
