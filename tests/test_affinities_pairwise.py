@@ -500,7 +500,7 @@ BAD = {
     ),
     "torch": (
         lambda: affinity(Gaussian(1.0), FLAT, torch.ones(10, 2), method="pairwise"),
-        "method: got 'pairwise', expected 'auto' or 'dense' for features in a Tensor",
+        "method: got 'pairwise', expected 'auto', 'dense' or 'tiled' for features in torch tensors",
     ),
     "a width that is too narrow for a float": (
         lambda: affinity(Gaussian(1e-200), Points(np.arange(10.0)), method="pairwise"),

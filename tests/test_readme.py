@@ -12,10 +12,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_readme_has_an_example_of_each_kind():
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "scattered", "chain"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "chain"])
 def test_readme_example_runs(block):
     names: dict[str, object] = {}
     exec(compile(block, str(README), "exec"), names)
@@ -29,6 +29,10 @@ def test_readme_example_runs(block):
         assert abs(chain.expectation(v, 20) - chain.limit(v)).max() < 1e-10
         assert nl.diversity(flow, names["limit"]) >= 0.3 * nl.diversity(flow, v)
         assert names["strength"] < nl.neutreno_limit(names["attention"])
+    if "restored" in names:
+        assert names["attention"].method == "tiled"
+        assert names["attention"].fused
+        assert all(abs(float(names[name].grad)) > 1e-9 for name in ("width", "strength"))
     if "fast" in names:
         fast, solution = names["fast"], names["solution"]
         assert fast.measure_error(names["u"]) <= fast.error_estimate <= 1e-6

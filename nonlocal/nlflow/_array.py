@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any, TypeAlias
 
 import array_api_compat
@@ -13,12 +14,14 @@ from nlflow.errors import InputError
 
 __all__ = [
     "Array",
+    "check_untracked",
     "constant_like",
     "is_numpy",
     "mean_over_nodes",
     "namespace",
     "over_channels",
     "same_kind",
+    "scalar",
     "to_numpy",
 ]
 
@@ -38,9 +41,22 @@ def is_numpy(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 
 
+def scalar(array: Array) -> float:
+    """Return an array of one number as a float; derivatives stay behind."""
+    return float(array) if is_numpy(array) or not hasattr(array, "detach") else float(array.detach())
+
+
 def to_numpy(array: Array) -> NDArray[Any]:
     """Return `array` as a NumPy array on the host, cut loose from any graph of derivatives."""
     return array if is_numpy(array) else np.asarray(array.detach().cpu().numpy())
+
+
+def check_untracked(name: str, tracked: bool, instead: str) -> None:
+    """Raise `InputError` where derivatives would be recorded that nobody can use; `tracked` is a tensor's wish."""
+    if tracked and sys.modules["torch"].is_grad_enabled():
+        raise InputError(
+            f"{name}: got a tensor that requires a gradient, expected one that does not; use {instead}, or detach it"
+        )
 
 
 def constant_like(values: NDArray[Any] | float, like: Array) -> Array:

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, namespace, over_channels
+from nlflow._array import Array, check_untracked, namespace, over_channels, scalar
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.fidelity import Fidelity, as_fidelity
@@ -92,7 +92,7 @@ class J:
         centred = u - self.affinity.mean(u, "degree")
         # P 1 = 1, so u - Pu needs no second average for the centred signal.
         with np.errstate(over="ignore", invalid="ignore"):
-            value = 0.5 * float(xp.sum(measure * centred * (u - average), dtype=xp.float64))
+            value = 0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64))
         if not math.isfinite(value):
             raise NumericalError("value: the squares of the signal overflow; scale it down (J and E are quadratic)")
         return max(value, 0.0)
@@ -190,7 +190,7 @@ class E(J):
     ) -> None:
         super().__init__(affinity)
         signal = self.affinity.check_signal("observed", observed)
-        self._observed = namespace(signal).asarray(signal, copy=True)  # the functional stays what it is
+        self._observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # the functional stays what it is
         self.measure = check_choice("measure", measure, METRICS)
         self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
 
@@ -226,7 +226,7 @@ class E(J):
         measure = over_channels(self.affinity.measure(self.measure, u), u)
         with np.errstate(over="ignore", invalid="ignore"):
             weighted = self._fidelity.times(misfit) * misfit
-            fidelity = 0.5 * float(xp.sum(measure * weighted, dtype=xp.float64))
+            fidelity = 0.5 * scalar(xp.sum(measure * weighted, dtype=xp.float64))
         if not math.isfinite(fidelity):
             raise NumericalError("value: the squares of the misfit overflow; scale the signals down")
         dirichlet = self._half_form(u, average)
@@ -286,6 +286,8 @@ class E(J):
             For multigrid, when it is asked for and its set-up would pass the limit.
         """
         f = self._observed
+        tracked = self.affinity.tracked or getattr(f, "requires_grad", False)
+        check_untracked("observed or features", tracked, "nlflow.autograd.minimizer")
         xp = namespace(f)
         rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)

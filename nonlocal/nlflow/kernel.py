@@ -130,7 +130,12 @@ class Laplace(RadialKernel):
 
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance."""
-        return -(namespace(squared).sqrt(squared) / self.width)
+        xp = namespace(squared)
+        if is_numpy(squared):
+            return -(xp.sqrt(squared) / self.width)
+        # At the kink the derivative of the root is infinite: 0 is taken, the middle of its slopes.
+        apart = squared > 0
+        return -(xp.where(apart, xp.sqrt(xp.where(apart, squared, xp.ones_like(squared))), 0 * squared) / self.width)
 
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k(r) <= rtol k(0)."""

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import _numba
-from nlflow._array import Array, constant_like, namespace, to_numpy
+from nlflow._array import Array, check_untracked, constant_like, is_numpy, namespace, to_numpy
 from nlflow._machine import environment
 from nlflow.errors import (
     FileFormatError,
@@ -33,6 +33,8 @@ from nlflow.result import Solution, Status
 from nlflow.storage import load_archive, save_archive
 
 __all__ = ["solve"]
+
+_PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
 
 def solve(
@@ -88,6 +90,8 @@ def solve(
             raise InputError("start: needed, since the flow has no observed signal to start from")
         start = flow.observed
     u = flow.check_signal("start", start)
+    tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
+    check_untracked("start or features", tracked, "nlflow.autograd.run")
     times = _output_times(t, t_eval)
     if integrator is None:
         integrator = RungeKutta() if flow.evolving or not flow.symmetric else Exponential()
@@ -227,6 +231,7 @@ class _Loop:
         # A resumed run looks again where the checkpoint stands: what stopped there stops here.
         if reason := self._look():
             return Status.STOPPED, reason
+        sound = self.state  # the last that is known to be finite
         while True:
             now = self.state
             if now.t in self.times and (not now.outputs or now.outputs[-1][0] != now.t):
@@ -244,7 +249,9 @@ class _Loop:
             memory, before = dict(now.memory), self.flow.applications
             u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
             xp = namespace(u)
-            if not bool(xp.all(xp.isfinite(u))):
+            asked = self._asked(u, t >= float(ahead[0]))
+            if asked and not bool(xp.all(xp.isfinite(u))):
+                self.state = sound
                 return Status.DIVERGED, (
                     f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
                     "RungeKutta() or Exponential()"
@@ -253,8 +260,16 @@ class _Loop:
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
                 applications=now.applications + self.flow.applications - before,
             )  # fmt: skip
+            if asked:
+                sound = self.state
             if reason := self._look():
                 return Status.STOPPED, reason
+
+    def _asked(self, u: Array, due: bool) -> bool:
+        """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
+        steps = self.state.steps + 1
+        looked_at = due or self.flow.evolving or any(steps % watcher.every == 0 for watcher in self.watchers)
+        return is_numpy(u) or looked_at or steps % _PATIENCE == 0
 
     def _watching(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a watcher; its time and its averages are kept apart from the integration's."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels
+from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels, scalar
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.kernel import Kernel
@@ -41,8 +41,8 @@ class Affinity(ABC):
     kernel : Kernel or None
         None for an affinity given as a matrix.
     method : str
-        How sums are computed: ``dense``, ``stencil``, ``convolution``, ``pairwise``, ``sparse``, ``nufft`` or
-        ``lowrank``.
+        How sums are computed: ``dense``, ``stencil``, ``convolution``, ``pairwise``, ``tiled``, ``sparse``,
+        ``nufft`` or ``lowrank``.
     reason : str
         Why this method was chosen.
     error_estimate : float
@@ -90,6 +90,10 @@ class Affinity(ABC):
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
 
+    def _log_degree_for(self, u: Array) -> Array:
+        """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""
+        return self._log_degree()
+
     def _push(self, law: Array) -> Array:
         """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
         if not self.symmetric:
@@ -106,6 +110,11 @@ class Affinity(ABC):
         None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
         """
         return None
+
+    @property
+    def tracked(self) -> bool:
+        """Whether it was made from tensors that require a gradient."""
+        return False
 
     def _edge_bound(self) -> int:
         """Return how many pairs (i, j) may have k_ij > 0."""
@@ -201,7 +210,7 @@ class Affinity(ABC):
         log_degree = self.log_degree
         xp = namespace(log_degree)
         limit = math.log(float(xp.finfo(log_degree.dtype).max))
-        highest, lowest = float(xp.max(log_degree)), float(xp.min(log_degree))
+        highest, lowest = scalar(xp.max(log_degree)), scalar(xp.min(log_degree))
         if highest >= limit or lowest <= -limit:
             raise NumericalError(
                 f"degree: log d runs from {lowest:.4g} to {highest:.4g}, which cannot be represented; use the degree "
@@ -213,9 +222,9 @@ class Affinity(ABC):
         """Return log sum_i w_i d_i, which exists where the sum of degrees is out of range."""
         log_degree = self.log_degree
         xp = namespace(log_degree)
-        highest = float(xp.max(log_degree))
+        highest = scalar(xp.max(log_degree))
         weights = constant_like(self.domain.weights, log_degree)
-        return highest + math.log(float(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
+        return highest + math.log(scalar(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
 
     def symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""

@@ -50,16 +50,16 @@ def affinity(
         kernels. Radial kernels compare node positions when it is left out.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
-    method : {'auto', 'dense', 'pairwise', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
+    method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
         How sums are computed. On grids, for positions and patches: ``stencil`` sums over a window, ``convolution``
         transforms. Between scattered nodes or features, exact: ``dense`` stores the matrix, ``pairwise`` computes its
-        entries anew at each average. Approximate, to `rtol`: ``sparse`` stores the pairs within reach of a radial
-        kernel, ``nufft`` is for Gaussians in up to three dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for
-        positive definite kernels in many.
+        entries anew at each average, and so does ``tiled`` for torch tensors, on their device. Approximate, to `rtol`:
+        ``sparse`` stores the pairs within reach of a radial kernel, ``nufft`` is for Gaussians in up to three
+        dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive definite kernels in many.
 
         ``auto`` takes the stencil for patch kernels and small windows, the convolution for other position kernels on
-        grids, the dense matrix up to 2048 nodes and exact pairwise sums beyond, or with `rtol` what is estimated to be
-        the fastest. ``reason`` of the result says why.
+        grids, the dense matrix up to 2048 nodes and exact sums without a matrix beyond, or with `rtol` what is
+        estimated to be the fastest. ``reason`` of the result says why.
     window : int, optional
         Truncate a position kernel on a grid to offsets of at most this many nodes along each axis.
     store : bool

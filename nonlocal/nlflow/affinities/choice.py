@@ -19,6 +19,7 @@ from nlflow.affinities.neighbours import NeighbourAffinity, count_neighbours
 from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
 from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums
 from nlflow.affinities.pairwise import PairwiseAffinity
+from nlflow.affinities.tiled import TiledAffinity
 from nlflow.domain import Domain
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
@@ -26,7 +27,7 @@ from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, T
 __all__ = ["APPROXIMATE", "METHODS", "from_pairs"]
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
-METHODS = ("auto", "dense", "pairwise", *APPROXIMATE)
+METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
 _DEFAULT_RTOL = 1e-6
 _DENSE_NODES = 2048
 """Up to here the matrix is small, and everything that asks for it (spectra, direct solutions) is fast."""
@@ -85,11 +86,13 @@ def from_pairs(
     See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
     """
     problem = _Problem(kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto")
-    compiled = type(kernel) in _KNOWN and is_numpy(keys)
-    if not compiled:
+    if not is_numpy(keys) and type(kernel) in _KNOWN:
+        return _on_tensors(method, problem)
+    if method == "tiled":
+        raise InputError("method: got 'tiled', expected 'pairwise' for NumPy features; 'tiled' is for torch tensors")
+    if type(kernel) not in _KNOWN:
         if method not in ("auto", "dense"):
-            what = f"{type(kernel).__name__}" if is_numpy(keys) else f"features in a {type(keys).__name__}"
-            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {what}")
+            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {type(kernel).__name__}")
         return _built("dense", problem, "features compared in all pairs")
     if method != "auto":
         return _built(method, problem, "asked for")
@@ -111,6 +114,17 @@ def from_pairs(
                 raise
             tried.append(f"{name} was not possible ({error})")
     raise NumericalError("method: none is possible")  # pragma: no cover - pairwise returns or raises
+
+
+def _on_tensors(method: str, problem: _Problem) -> Affinity:
+    """Return the affinity of features in torch tensors."""
+    if method not in ("auto", "dense", "tiled"):
+        raise InputError(f"method: got {method!r}, expected 'auto', 'dense' or 'tiled' for features in torch tensors")
+    if method != "auto":
+        return _built(method, problem, "asked for")
+    if problem.nodes <= _DENSE_NODES:
+        return _built("dense", problem, f"no more than {_DENSE_NODES} nodes, all pairs")
+    return _built("tiled", problem, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
 
 
 def _costs(problem: _Problem) -> dict[str, float]:
@@ -162,6 +176,10 @@ def _pairwise(problem: _Problem) -> Affinity:
     return PairwiseAffinity(problem.kernel, problem.domain, problem.queries, problem.keys, memory_limit=problem.limit)
 
 
+def _tiled(problem: _Problem) -> Affinity:
+    return TiledAffinity(problem.kernel, problem.domain, problem.queries, problem.keys, memory_limit=problem.limit)
+
+
 def _sparse(problem: _Problem) -> Affinity:
     kernel = problem.kernel
     if not isinstance(kernel, RadialKernel):
@@ -195,6 +213,7 @@ def _low_rank(problem: _Problem) -> Affinity:
 _BUILDERS: dict[str, Callable[[_Problem], Affinity]] = {
     "dense": _dense,
     "pairwise": _pairwise,
+    "tiled": _tiled,
     "sparse": _sparse,
     "nufft": _nufft,
     "lowrank": _low_rank,

@@ -222,6 +222,11 @@ class DenseAffinity(Affinity):
         return self._matrix
 
     @property
+    def tracked(self) -> bool:
+        """Whether it was made from tensors that require a gradient."""
+        return bool(getattr(self._matrix, "requires_grad", False))
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
         return self.domain.size * (self.domain.size + 1) * int(self._matrix.dtype.itemsize) + self._kept_bytes

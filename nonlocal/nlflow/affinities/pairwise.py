@@ -8,11 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities.base import Affinity
+from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domain import Domain
 from nlflow.kernel import DotProduct, Kernel
 
-__all__ = ["MixedAffinity", "PairwiseAffinity"]
+__all__ = ["PairwiseAffinity"]
 
 Floats = NDArray[np.float64]
 
@@ -104,6 +105,9 @@ class PairwiseAffinity(Affinity):
         dtype = np.dtype(self.dtype or np.float64)
         return np.asarray(self.logarithm(dtype).astype(dtype).reshape(self.domain.shape))
 
+    def _log_degree_for(self, u: NDArray[Any]) -> NDArray[Any]:
+        return self.logarithm(u.dtype).reshape(self.domain.shape)
+
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:
         if not isinstance(self.kernel, DotProduct):
             return np.asarray(super()._push(law))
@@ -122,31 +126,3 @@ class PairwiseAffinity(Affinity):
             return super()._symmetrised()
         other = PairwiseAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
         return MixedAffinity(self, other)
-
-
-class MixedAffinity(Affinity):
-    """The affinity of k + k^T: averages by k and by k^T, weighted with their degrees."""
-
-    method = "pairwise"
-
-    def __init__(self, first: PairwiseAffinity, second: PairwiseAffinity) -> None:
-        super().__init__(first.domain, first.kernel, symmetric=True, positive_semidefinite=False, dtype=first.dtype)
-        self.reason = first.reason
-        self._parts = first, second
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return sum(part.memory_bytes for part in self._parts)
-
-    def _average(self, u: NDArray[Any]) -> NDArray[Any]:
-        first, second = self._parts
-        one, two = first._average(u), second._average(u)
-        logs = second.logarithm(u.dtype) - first.logarithm(u.dtype)
-        share = np.exp(-np.logaddexp(0, logs)).reshape(self.domain.shape).astype(u.dtype)  # d / (d + d')
-        share = share if share.ndim == u.ndim else share[..., None]
-        return np.asarray(share * one + (1 - share) * two)
-
-    def _log_degree(self) -> NDArray[Any]:
-        first, second = self._parts
-        return np.asarray(np.logaddexp(first._log_degree(), second._log_degree()))

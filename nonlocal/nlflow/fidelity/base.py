@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from nlflow._array import Array, namespace, over_channels
+from nlflow._array import Array, namespace, over_channels, scalar
 from nlflow.errors import NumericalError
 
 __all__ = ["Fidelity", "NodeFidelity", "check_exponent"]
@@ -85,7 +85,7 @@ class NodeFidelity(Fidelity):
         if isinstance(self.values, float):
             return self.values, self.values
         xp = namespace(self.values)
-        return float(xp.min(self.values)), float(xp.max(self.values))
+        return scalar(xp.min(self.values)), scalar(xp.max(self.values))
 
     def scaled(self, factor: Array | float) -> NodeFidelity:
         """Return factor Lambda; see `Fidelity.scaled`."""
@@ -98,7 +98,7 @@ class NodeFidelity(Fidelity):
         given = self.values + 0 * log_degree
         inside = given > 0
         exponent = xp.log(xp.where(inside, given, xp.ones_like(given))) - log_degree
-        check_exponent(float(xp.max(xp.where(inside, exponent, 0 * exponent))), like)
+        check_exponent(scalar(xp.max(xp.where(inside, exponent, 0 * exponent))), like)
         ratio = xp.where(inside, xp.exp(xp.where(inside, exponent, 0 * exponent)), 0 * exponent)
         return NodeFidelity(xp.astype(ratio, like.dtype))
 

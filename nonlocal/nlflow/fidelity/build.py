@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, namespace, same_kind
+from nlflow._array import Array, namespace, same_kind, scalar
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_array, check_number
 from nlflow.fidelity.base import Fidelity, NodeFidelity
@@ -49,7 +49,7 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
     if matrices:
         _check_matrices(tuple(values.shape), observed, shape)
         return MatrixFidelity(values, dtype=observed.dtype)
-    lowest = float(xp.min(values))
+    lowest = scalar(xp.min(values))
     if lowest < 0:
         raise InputError(f"fidelity: got {lowest:g} at some node, expected values >= 0 (0 where data is missing)")
     return NodeFidelity(xp.astype(values, observed.dtype, copy=True))

@@ -1,0 +1,116 @@
+"""Softmax averages and their log-sum-exp from fused attention kernels: O(N) memory, at the speed of attention.
+
+``scaled_dot_product_attention`` itself falls back to a table of all pairs without a word, and does not return the
+log-sum-exp. The operators beneath it do neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["attend", "log_sum_exp", "offered", "spread"]
+
+_WIDEST = 128  # columns of values that are taken at a time: kernels slow down, or end, beyond 256
+_ALIGNED = 8  # columns; kernels on GPUs want a multiple
+
+
+def offered(like: Tensor) -> bool:
+    """Tell whether a fused kernel serves tensors of this dtype on this device."""
+    return _operator(like) is not None
+
+
+def _operator(like: Tensor) -> str | None:
+    kind, half = like.device.type, like.dtype in (torch.float16, torch.bfloat16)
+    if kind == "cpu":
+        name = "_scaled_dot_product_flash_attention_for_cpu"
+    elif kind == "cuda" and half:
+        name = "_scaled_dot_product_flash_attention"
+    elif kind == "cuda" and like.dtype == torch.float32:
+        name = "_scaled_dot_product_efficient_attention"
+    else:
+        return None
+    return name if hasattr(torch.ops.aten, name) else None
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
+    name = _operator(q)
+    operator: Any = getattr(torch.ops.aten, str(name))
+    if name == "_scaled_dot_product_efficient_attention":
+        average, logarithm = operator(q, k, v, None, True, 0.0, False, scale=scale)[:2]
+    else:
+        average, logarithm = operator(q, k, v, 0.0, False, scale=scale)[:2]
+    return average, logarithm[..., : q.shape[-2]]  # some kernels fill up the rows
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    """Return x (..., N, d) as (B, 1, N, width), with zeros added: they leave all dot products as they are."""
+    flat = x.reshape(-1, 1, *x.shape[-2:])
+    return torch.nn.functional.pad(flat, (0, width - x.shape[-1])) if x.shape[-1] < width else flat
+
+
+def _width(q: Tensor, channels: int) -> int:
+    width = max(q.shape[-1], min(channels, _WIDEST))
+    return -(-width // _ALIGNED) * _ALIGNED if q.device.type == "cuda" else width
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """Return sum_j softmax_j(scale q_i . k_j) v_j.
+
+    Parameters
+    ----------
+    q : tensor of shape (..., M, d)
+    k : tensor of shape (..., N, d)
+    v : tensor of shape (..., N, D)
+        The leading axes of all three are the same.
+    scale : float
+
+    Returns
+    -------
+    tensor of shape (..., M, D)
+        Has first derivatives.
+    """
+    width = _width(q, v.shape[-1])
+    wide_q, wide_k = _widened(q, width), _widened(k, width)
+    parts = []
+    for part in torch.split(v, width, dim=-1):
+        average = _call(wide_q, wide_k, _widened(part, width), scale)[0]
+        parts.append(average[..., : part.shape[-1]])
+    whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+    return whole.reshape(*q.shape[:-1], v.shape[-1])
+
+
+def spread(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Return sum_i softmax_j(scale q_i . k_j) values_i for all j, (..., M, D) to (..., N, D): `attend` transposed."""
+    # The average is linear in v, so that its derivative, applied from the left, is its transpose.
+    v = torch.zeros(*k.shape[:-1], values.shape[-1], dtype=k.dtype, device=k.device, requires_grad=True)
+    with torch.enable_grad():
+        average = attend(q.detach(), k.detach(), v, scale)
+    (result,) = torch.autograd.grad(average, v, values)
+    return result
+
+
+class _LogSumExp(torch.autograd.Function):
+    """log sum_j exp(scale q_i . k_j), whose derivatives are averages of k and of q."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> Tensor:
+        ctx.save_for_backward(q, k)
+        ctx.scale = scale
+        width = _width(q, 1)
+        wide = _widened(k, width)
+        return _call(_widened(q, width), wide, wide, scale)[1].reshape(q.shape[:-1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+        q, k = ctx.saved_tensors
+        weight = (ctx.scale * gradient)[..., None].to(q.dtype)
+        return weight * attend(q, k, k, ctx.scale), spread(q, k, weight * q, ctx.scale), None
+
+
+def log_sum_exp(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    """Return log sum_j exp(scale q_i . k_j), shape (..., M); it has first derivatives."""
+    return _LogSumExp.apply(q, k, scale)  # type: ignore[no-any-return,no-untyped-call]  # torch's apply is untyped

@@ -1,0 +1,143 @@
+"""Averages over all pairs of nodes on torch tensors, without a matrix: by fused attention, or tile by tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nlflow._torch.attention import attend, log_sum_exp, offered, spread
+from nlflow.kernel import DotProduct, Gaussian, Kernel, RadialKernel
+
+__all__ = ["TorchSums"]
+
+_TILE_BYTES = 2**26
+# Relative error of a weight from which squared distances are not taken out of squares any more.
+_ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
+
+
+class TorchSums:
+    """Averages with the weights w_j k(x_i, y_j), and the logarithms of their sums; O(N (d + D)) memory.
+
+    Dot products, and Gaussians whose squared distances keep their digits as |x|^2 + |y|^2 - 2 x.y, are fused attention
+    where the device has it for the dtype; everything else is summed in tiles of queries. Both have first derivatives
+    with respect to queries, keys and values; tiles are computed anew for them, so that memory stays O(N).
+
+    Parameters
+    ----------
+    kernel : Kernel
+    queries : tensor of shape (..., M, d)
+    keys : tensor of shape (..., N, d)
+    weights : tensor of shape (N,), optional
+        Quadrature weights > 0; 1 for all by default.
+    fused : bool
+        Whether fused attention may be used.
+    """
+
+    def __init__(
+        self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None = None, *, fused: bool = True
+    ) -> None:
+        self._kernel, self._x, self._y, self._weights = kernel, queries, keys, weights
+        self._scale = 1.0
+        self._offset: Tensor | None = None
+        self.fused = fused and offered(keys) and self._fuse()
+        if not self.fused:
+            self._x, self._y = queries, keys
+
+    def _fuse(self) -> bool:
+        """Bring logits into the form scale q.k + offset_i; whether it was possible."""
+        kernel, x, y = self._kernel, self._x, self._y
+        if isinstance(kernel, DotProduct):
+            self._scale = _scale(kernel, y)
+            return True
+        if not isinstance(kernel, Gaussian) or y.dtype not in _ROUNDING:
+            return False
+        middle = y.detach().mean(dim=-2, keepdim=True)  # about which it cancels least
+        x, y = (x - middle) / kernel.width, (y - middle) / kernel.width
+        square_x, square_y = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
+        largest = float(torch.maximum(square_x.detach().max(), square_y.detach().max()))
+        if not math.sqrt(y.shape[-1]) * largest * torch.finfo(y.dtype).eps <= _ROUNDING[y.dtype]:
+            return False
+        self._x = torch.cat([x, torch.ones_like(square_x)], dim=-1)
+        self._y = torch.cat([y, -0.5 * square_y], dim=-1)
+        self._offset = -0.5 * square_x[..., 0]
+        return True
+
+    def average(self, values: Tensor) -> Tensor:
+        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D)."""
+        if not self.fused:
+            return self._by_tiles(lambda logits, v: torch.softmax(logits, dim=-1) @ v, values)
+        if self._weights is None:
+            return attend(self._x, self._y, values, self._scale)
+        # Weights are one more channel, and of the values a factor: no logit is rounded for them.
+        weights = self._column(self._weights)
+        sums = attend(self._x, self._y, torch.cat([weights * values, weights], dim=-1), self._scale)
+        return sums[..., :-1] / sums[..., -1:]
+
+    def log_totals(self) -> Tensor:
+        """Return log sum_j w_j k_ij, shape (..., M)."""
+        if not self.fused:
+            return self._by_tiles(lambda logits: torch.logsumexp(logits, dim=-1))
+        result = log_sum_exp(self._x, self._y, self._scale)
+        if self._weights is not None:
+            mean = attend(self._x, self._y, self._column(self._weights), self._scale)[..., 0]
+            result = result + torch.log(mean)
+        return result if self._offset is None else result + self._offset
+
+    def push(self, law: Tensor) -> Tensor:
+        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D)."""
+        if not self.fused:
+            total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=law.dtype, device=law.device)
+            for rows in self._tiles():
+                total += torch.softmax(self._logits(self._x[..., rows, :]), dim=-1).mT @ law[..., rows, :]
+            return total
+        if self._weights is None:
+            return spread(self._x, self._y, law, self._scale)
+        weights = self._column(self._weights)
+        mean = attend(self._x, self._y, weights, self._scale)
+        return weights * spread(self._x, self._y, law / mean, self._scale)
+
+    def _column(self, weights: Tensor) -> Tensor:
+        return weights.to(self._y.dtype)[:, None].expand(*self._y.shape[:-1], 1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """Return log w_j k(x_i, y_j) for some queries, (..., m, N)."""
+        y, kernel = self._y, self._kernel
+        if isinstance(kernel, RadialKernel):
+            # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.
+            squared = (x[..., :, None, 0] - y[..., None, :, 0]) ** 2
+            for column in range(1, y.shape[-1]):
+                squared = squared + (x[..., :, None, column] - y[..., None, :, column]) ** 2
+            logits: Tensor = kernel.log_profile(squared)
+        else:
+            logits = (x * _scale(kernel, y)) @ y.mT
+        return logits if self._weights is None else logits + torch.log(self._weights).to(logits.dtype)
+
+    def _tiles(self) -> list[slice]:
+        count = self._x.shape[-2]
+        row = self._y.numel() // self._y.shape[-1] * 4 * self._y.element_size()
+        step = max(1, min(count, _TILE_BYTES // row))
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def _by_tiles(self, reduce: Callable[..., Tensor], *values: Tensor) -> Tensor:
+        """Return what `reduce` makes of the logits of each tile of queries and of the values, one after another."""
+        inputs = [t for t in (self._x, self._y, self._weights, *values) if t is not None]
+        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+
+        def tile(x: Tensor, *values: Tensor) -> Tensor:
+            return reduce(self._logits(x), *values)
+
+        parts = []
+        for rows in self._tiles():
+            x = self._x[..., rows, :]
+            parts.append(checkpoint(tile, x, *values, use_reentrant=False) if tracked else tile(x, *values))
+        return torch.cat(parts, dim=-2 if values else -1)
+
+
+def _scale(kernel: Kernel, y: Tensor) -> float:
+    """Return the factor of a dot product."""
+    given: float | None = getattr(kernel, "scale", None)
+    return 1 / math.sqrt(y.shape[-1]) if given is None else given

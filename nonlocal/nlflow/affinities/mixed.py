@@ -1,0 +1,45 @@
+"""The affinity of k + k^T where only averages by k and by k^T are known."""
+
+from __future__ import annotations
+
+from nlflow._array import Array, namespace, over_channels
+from nlflow.affinities.base import Affinity
+
+__all__ = ["MixedAffinity"]
+
+
+class MixedAffinity(Affinity):
+    """The affinity of k + k^T: averages by k and by k^T, weighted with their degrees.
+
+    Parameters
+    ----------
+    first, second : Affinity
+        Of k and of k^T, on one domain.
+    """
+
+    def __init__(self, first: Affinity, second: Affinity) -> None:
+        super().__init__(first.domain, first.kernel, symmetric=True, positive_semidefinite=False, dtype=first.dtype)
+        self.method, self.reason = first.method, first.reason
+        self._parts = first, second
+
+    @property
+    def tracked(self) -> bool:
+        """Whether it was made from tensors that require a gradient."""
+        return any(part.tracked for part in self._parts)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return sum(part.memory_bytes for part in self._parts)
+
+    def _average(self, u: Array) -> Array:
+        xp = namespace(u)
+        first, second = self._parts
+        one, two = first._average(u), second._average(u)
+        logs = second._log_degree_for(u) - first._log_degree_for(u)
+        share = over_channels(xp.exp(-xp.logaddexp(xp.zeros_like(logs), logs)), u)  # d / (d + d')
+        return share * one + (1 - share) * two
+
+    def _log_degree(self) -> Array:
+        first, second = (part._log_degree() for part in self._parts)
+        return namespace(first).logaddexp(first, second)

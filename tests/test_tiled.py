@@ -1,0 +1,254 @@
+"""Affinities of torch features without a matrix: numbers, memory, and what stays on the device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import nlflow as nl
+from tests.problems import torch_on_one_thread, unchecked
+
+torch = torch_on_one_thread()
+dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="torch is optional")
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here"))]
+N = 90
+KERNELS = {
+    "gaussian": (nl.Gaussian(1.5), False, True),
+    "narrow gaussian": (nl.Gaussian(0.05), False, False),
+    "laplace": (nl.Laplace(1.0), False, False),
+    "top hat": (nl.TopHat(1.5), False, False),
+    "dot product": (nl.DotProduct(), False, True),
+    "queries": (nl.DotProduct(scale=0.7), True, True),
+    "steep queries": (nl.DotProduct(scale=40.0), True, True),
+}
+"""Kernel, whether queries are not keys, whether averages are fused attention."""
+ROUNDING = {"float64": 1e-13, "float32": 4e-6}
+FEATURES, QUERIES = np.random.default_rng(0).normal(size=(2, N, 4))
+SIGNAL = np.random.default_rng(1).normal(size=(N, 6))
+WEIGHTS = {"equal": None, "uneven": np.random.default_rng(2).uniform(0.5, 2, N)}
+
+
+def both(name: str, weights: str, dtype: str, device: str = "cpu") -> tuple[nl.Affinity, nl.Affinity]:
+    """Return the dense affinity in NumPy and float64, and the one under test, of the same features."""
+    kernel, asymmetric, _ = KERNELS[name]
+    domain = nl.Points(np.arange(float(N)), weights=WEIGHTS[weights])
+    x, q = (a.astype(dtype) for a in (FEATURES, QUERIES))
+    reference = nl.affinity(
+        kernel, domain, x.astype("float64"), queries=q.astype("float64") if asymmetric else None, method="dense"
+    )
+    x, q = (torch.from_numpy(a).to(device) for a in (x, q))
+    return reference, nl.affinity(kernel, domain, x, queries=q if asymmetric else None, method="tiled")
+
+
+def host(tensor: Any) -> Any:
+    return tensor.cpu().numpy()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", ROUNDING)
+@pytest.mark.parametrize("weights", WEIGHTS)
+@pytest.mark.parametrize("name", KERNELS)
+def test_numbers_are_those_of_the_dense_matrix(name: str, weights: str, dtype: str, device: str) -> None:
+    reference, p = both(name, weights, dtype, device)
+    atol = ROUNDING[dtype] * (20 if name == "steep queries" else 1)
+    assert p.method == "tiled"
+    assert p.fused is KERNELS[name][2] or device != "cpu"
+    for u in (SIGNAL, SIGNAL[:, 0], np.tile(SIGNAL, 30)):  # more channels than are taken at a time, too
+        u = u.astype(dtype)
+        got = p.average(torch.from_numpy(u).to(device))
+        assert got.dtype == getattr(torch, dtype)
+        assert got.device.type == device
+        np.testing.assert_allclose(host(got), reference.average(u.astype("float64")), rtol=0, atol=atol)
+    np.testing.assert_allclose(host(p.log_degree), reference.log_degree, rtol=0, atol=5 * atol)
+    law = np.abs(SIGNAL).astype(dtype)
+    np.testing.assert_allclose(
+        host(p.push(torch.from_numpy(law).to(device))), reference.push(law.astype("float64")), rtol=0, atol=10 * atol
+    )
+    symmetric, expected = p.symmetrised(), reference.symmetrised()
+    u = SIGNAL.astype(dtype)
+    np.testing.assert_allclose(
+        host(symmetric.average(torch.from_numpy(u).to(device))),
+        expected.average(u.astype("float64")),
+        rtol=0,
+        atol=atol,
+    )
+    np.testing.assert_allclose(host(symmetric.log_degree), expected.log_degree, rtol=0, atol=5 * atol)
+
+
+class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # of a module that may be missing
+    """Notes the largest tensor that is formed, and how often a number is asked for by the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest, self.asked = 0, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if function is torch.ops.aten._local_scalar_dense.default:
+            self.asked += 1
+        for out in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(out, torch.Tensor):
+                self.largest = max(self.largest, out.numel())
+        return result
+
+
+@pytest.mark.parametrize("kernel", [nl.DotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__)
+def test_no_tensor_has_the_size_of_the_matrix(kernel: Any) -> None:
+    n = 12_000
+    x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))
+    with Watch() as watch:
+        p = nl.affinity(kernel, nl.Points(np.arange(float(n))), x)
+        assert p.method == "tiled"
+        p.average(x)
+        assert p.log_degree.shape == (n,)
+    assert watch.largest <= 2**26 / 4
+    assert p.memory_bytes <= 4 * n * (2 * 4 + 2 * 5 + 1)
+
+
+FLOWS = {
+    "J": lambda p, f: nl.GradientFlow(nl.J(p), metric="degree"),
+    "E": lambda p, f: nl.GradientFlow(nl.E(p, f, 0.3), metric="degree"),
+    "attention": lambda p, f: nl.AttentionFlow(p, f, 0.3),
+}
+INTEGRATORS = {
+    "euler": nl.ExplicitEuler(0.05),
+    "semi-implicit": nl.SemiImplicit(0.05),
+    "exponential": nl.Exponential(),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS)
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "queries"])
+def test_the_time_loop_asks_the_device_for_nothing(
+    name: str, integrator: str, flow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if integrator == "exponential" and name == "queries" and flow == "attention":
+        pytest.skip("Exponential is for symmetric flows")
+    _, p = both(name, "uneven", "float64")
+    f = torch.from_numpy(SIGNAL)
+    problem = FLOWS[flow](p, f)
+    asked = []
+    for steps in (4, 12):
+        with Watch() as watch:
+            nl.solve(problem, f, t=0.05 * steps, integrator=INTEGRATORS[integrator])
+        asked.append(watch.asked)
+    assert asked[0] == asked[1]
+    # A tensor of another device would not be copied by these, but refused.
+    for leak in ("cpu", "numpy", "tolist", "__array__"):
+        monkeypatch.setattr(torch.Tensor, leak, lambda *_, leak=leak: pytest.fail(f"copied to the host by {leak}"))
+    solution = nl.solve(problem, f, t=0.3, integrator=INTEGRATORS[integrator])
+    assert isinstance(solution.u, torch.Tensor)
+
+
+def everything(p: nl.Affinity, u: Any, f: Any) -> dict[str, Any]:
+    """Return what every functional, flow, integrator, chain and equilibrium makes of an affinity and signals."""
+    result: dict[str, Any] = {}
+    functionals = {
+        "J": nl.J(p),
+        "E, l2": nl.E(p, f, 0.4),
+        "E, degree": nl.E(p, f, 0.4, measure="degree"),
+    }
+    for name, functional in functionals.items():
+        result[f"{name}: value"] = functional.value(u)
+        for metric in ("l2", "degree"):
+            result[f"{name}: gradient, {metric}"] = functional.gradient(u, metric)
+        if name != "J":
+            result[f"{name}: minimizer"] = functional.minimizer(rtol=1e-12).u
+        flow = nl.GradientFlow(functional, metric="degree")
+        integrators = {
+            "euler": nl.ExplicitEuler(0.3),
+            "semi-implicit": nl.SemiImplicit(0.5),
+            "runge-kutta": nl.RungeKutta(rtol=1e-10, atol=1e-12),
+            "exponential": nl.Exponential(tol=1e-12),
+            **({"attention step": nl.AttentionStep()} if name == "J" else {}),
+        }
+        for how, integrator in integrators.items():
+            solution = nl.solve(flow, u, t=3.0, integrator=integrator, trackers=[nl.DistanceToConstant(), nl.Energy()])
+            assert solution.success, (name, how, solution.message)
+            result[f"{name}: {how}"] = solution.final
+            result[f"{name}: {how}, energy"] = solution.energy
+            result[f"{name}: {how}, distance"] = solution.records["distance"]["value"][-1]
+    attention = nl.AttentionFlow(p, f, 0.4)
+    result["NeuTRENO"] = nl.solve(attention, u, t=4.0, integrator=nl.NeutrenoStep()).final
+    result["NeuTRENO: equilibrium"] = nl.equilibrium(attention).u
+    result["NeuTRENO: diversity"] = nl.diversity(attention, u)
+    result["NeuTRENO: bounds"] = np.array(nl.diversity_bounds(attention))
+    result["attention: equilibrium"] = nl.equilibrium(nl.AttentionFlow(p), u).u
+    chain = nl.MarkovChain(p)
+    result["chain: expectation"] = chain.expectation(u, 3)
+    result["chain: limit"] = chain.limit(u)
+    result["chain: stationary"] = chain.stationary
+    result["chain: second eigenvalue"] = abs(chain.second_eigenvalue)
+    result["chain: mixing time"] = float(chain.mixing_time())
+    return result
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("method", ["dense", "tiled"])
+@pytest.mark.parametrize("name", ["gaussian", "laplace", "dot product", "queries"])
+def test_everything_is_what_the_dense_matrix_gives(name: str, method: str, device: str) -> None:
+    kernel, asymmetric, _ = KERNELS[name]
+    n = 30
+    domain = nl.Points(np.arange(float(n)), weights=np.random.default_rng(4).uniform(0.5, 2, n) / n)
+    x, q, u, f = np.random.default_rng(5).normal(size=(4, n, 3))
+    queries = q if asymmetric else None
+    expected = everything(nl.affinity(kernel, domain, x, queries=queries, method="dense"), u, f)
+    x, q, u, f = (torch.from_numpy(a).to(device) for a in (x, q, u, f))
+    queries = q if asymmetric else None
+    got = everything(nl.affinity(kernel, domain, x, queries=queries, method=method), u, f)
+    assert got.keys() == expected.keys()
+    for what, value in got.items():
+        there = host(value) if isinstance(value, torch.Tensor) else value
+        size = np.abs(expected[what]).max()
+        np.testing.assert_allclose(there, expected[what], rtol=0, atol=2e-9 * max(size, 1.0), err_msg=what)
+
+
+def test_an_evolving_kernel_on_tensors() -> None:
+    x = torch.from_numpy(FEATURES)
+    ends = []
+    for method in ("dense", "tiled"):
+        p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), x, method=method)
+        flow = nl.AttentionFlow(p, evolving=True)
+        ends.append(host(nl.solve(flow, x, t=3.0, integrator=nl.AttentionStep()).final))
+    np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
+
+
+def test_an_overflow_is_found_on_a_device() -> None:
+    _, p = both("laplace", "equal", "float64")
+    flow = nl.GradientFlow(nl.J(p), metric="degree")
+    unstable = unchecked(nl.ExplicitEuler(100.0))
+    solution = nl.solve(flow, torch.from_numpy(SIGNAL), t=1e6, integrator=unstable)
+    assert not solution.success
+    assert "overflowed" in solution.message
+    assert solution.stats["steps"] < 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"features": FEATURES, "method": "tiled"}, "method: got 'tiled', expected 'pairwise' for NumPy"),
+        ({"method": "pairwise"}, "method: got 'pairwise', expected 'auto', 'dense' or 'tiled' for features in torch"),
+        ({"queries": torch.zeros(N, 3, dtype=torch.float64)}, "queries: got width 3, expected 4"),
+        ({"queries": torch.zeros(N, 4)}, "queries: got Tensor of torch.float32, expected Tensor of torch.float64"),
+        ({"memory_limit": 1000.0, "method": "tiled"}, "sums over 90 nodes with 4 features needs"),
+    ],
+    ids=["NumPy", "method", "width", "dtype", "memory"],
+)
+def test_bad_input(arguments: dict[str, Any], words: str) -> None:
+    given = {"features": torch.from_numpy(FEATURES), **arguments}
+    with pytest.raises(nl.NlflowError, match=words):
+        nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), **given)
+
+
+def test_signals_of_another_dtype_or_kind() -> None:
+    _, p = both("gaussian", "equal", "float64")
+    with pytest.raises(nl.InputError, match=r"u: got dtype torch.float32, expected torch.float64"):
+        p.average(torch.zeros(N))
+    with pytest.raises(nl.InputError, match=r"u: got dtype float64, expected torch.float64"):
+        p.average(SIGNAL)
+    with pytest.raises(nl.InputError, match=r"u: got 1 NaN"):
+        p.average(torch.tensor([np.nan] + [0.0] * (N - 1), dtype=torch.float64))
