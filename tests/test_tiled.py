@@ -120,14 +120,19 @@ INTEGRATORS = {
 }
 
 
-@pytest.mark.parametrize("flow", FLOWS)
-@pytest.mark.parametrize("integrator", INTEGRATORS)
-@pytest.mark.parametrize("name", ["gaussian", "laplace", "queries"])
+CASES = [
+    (name, integrator, flow)
+    for name in ("gaussian", "laplace", "queries")
+    for integrator in INTEGRATORS
+    for flow in FLOWS
+    if (name, integrator, flow) != ("queries", "exponential", "attention")  # which is for symmetric flows
+]
+
+
+@pytest.mark.parametrize(("name", "integrator", "flow"), CASES)
 def test_the_time_loop_asks_the_device_for_nothing(
     name: str, integrator: str, flow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if integrator == "exponential" and name == "queries" and flow == "attention":
-        pytest.skip("Exponential is for symmetric flows")
     _, p = both(name, "uneven", "float64")
     f = torch.from_numpy(SIGNAL)
     problem = FLOWS[flow](p, f)
@@ -252,3 +257,37 @@ def test_signals_of_another_dtype_or_kind() -> None:
         p.average(SIGNAL)
     with pytest.raises(nl.InputError, match=r"u: got 1 NaN"):
         p.average(torch.tensor([np.nan] + [0.0] * (N - 1), dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["dot product", "queries"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16", "float32"])
+def test_half_precision_inside_averages(precision: str, name: str) -> None:
+    kernel, asymmetric, _ = KERNELS[name]
+    domain = nl.Points(np.arange(float(N)), weights=WEIGHTS["uneven"])
+    x, q = (torch.from_numpy(a.astype("float32")) for a in (FEATURES, QUERIES))
+    queries = q if asymmetric else None
+    p = nl.affinity(kernel, domain, x, queries=queries, precision=precision)
+    coarse = [a.to(getattr(torch, precision)).double().numpy() for a in (x, q)]
+    reference = nl.affinity(kernel, domain, coarse[0], queries=coarse[1] if asymmetric else None, method="dense")
+    u = torch.from_numpy(1000 + SIGNAL.astype("float32"))  # what is lost is a share of the deviation
+    got = p.average(u)
+    assert got.dtype == torch.float32
+    digits = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "float32": 2.0**-23}[precision]
+    error = np.abs(host(got).astype("float64") - reference.average(u.double().numpy())).max()
+    assert error <= 8 * digits + 2e-4  # and a rounding of 1000 in float32
+    np.testing.assert_allclose(host(p.log_degree), reference.log_degree, rtol=0, atol=16 * digits)
+    constant = p.average(torch.full((N,), 3.25))
+    assert float((constant - 3.25).abs().max()) <= 1e-6
+
+
+def test_half_precision_where_there_is_no_kernel_for_it() -> None:
+    x, domain = torch.from_numpy(FEATURES), nl.Points(np.arange(float(N)))
+    with pytest.raises(nl.InputError, match="precision: got 'bfloat16', expected 'float32' or 'float64' for Laplace"):
+        nl.affinity(nl.Laplace(1.0), domain, x, precision="bfloat16")
+    with pytest.raises(nl.InputError, match="precision: got 'int8', expected one of"):
+        nl.affinity(nl.DotProduct(), domain, x, precision="int8")
+    for arguments in ({"features": FEATURES}, {"features": x, "method": "dense"}):
+        with pytest.raises(nl.InputError, match="precision: only method='tiled'"):
+            nl.affinity(nl.DotProduct(), domain, precision="float32", **arguments)
+    with pytest.raises(nl.InputError, match="precision: only affinities of torch features"):
+        nl.affinity(nl.Gaussian(1.0), domain, precision="float32")

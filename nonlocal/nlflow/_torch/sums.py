@@ -33,19 +33,30 @@ class TorchSums:
     keys : tensor of shape (..., N, d)
     weights : tensor of shape (N,), optional
         Quadrature weights > 0; 1 for all by default.
+    precision : str, optional
+        Name of the dtype that features and values are rounded to; that of the features by default.
     fused : bool
         Whether fused attention may be used.
     """
 
     def __init__(
-        self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None = None, *, fused: bool = True
+        self,
+        kernel: Kernel,
+        queries: Tensor,
+        keys: Tensor,
+        weights: Tensor | None = None,
+        *,
+        precision: str | None = None,
+        fused: bool = True,
     ) -> None:
-        self._kernel, self._x, self._y, self._weights = kernel, queries, keys, weights
+        self._dtype: torch.dtype | None = None if precision is None else getattr(torch, precision)
+        x, y = queries.to(self._dtype or keys.dtype), keys.to(self._dtype or keys.dtype)
+        self._kernel, self._x, self._y, self._weights = kernel, x, y, weights
         self._scale = 1.0
         self._offset: Tensor | None = None
-        self.fused = fused and offered(keys) and self._fuse()
+        self.fused = fused and offered(y) and self._fuse()
         if not self.fused:
-            self._x, self._y = queries, keys
+            self._x, self._y = x, y
 
     def _fuse(self) -> bool:
         """Bring logits into the form scale q.k + offset_i; whether it was possible."""
@@ -67,7 +78,14 @@ class TorchSums:
         return True
 
     def average(self, values: Tensor) -> Tensor:
-        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D)."""
+        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D), in their dtype."""
+        if self._dtype is None:
+            return self._average(values)
+        # Averages keep constants: what is rounded is the deviation from the middle.
+        middle = values.mean(dim=-2, keepdim=True)
+        return self._average((values - middle).to(self._dtype)).to(values.dtype) + middle
+
+    def _average(self, values: Tensor) -> Tensor:
         if not self.fused:
             return self._by_tiles(lambda logits, v: torch.softmax(logits, dim=-1) @ v, values)
         if self._weights is None:
@@ -78,7 +96,7 @@ class TorchSums:
         return sums[..., :-1] / sums[..., -1:]
 
     def log_totals(self) -> Tensor:
-        """Return log sum_j w_j k_ij, shape (..., M)."""
+        """Return log sum_j w_j k_ij, shape (..., M), in the dtype of fused attention's (float32 at least)."""
         if not self.fused:
             return self._by_tiles(lambda logits: torch.logsumexp(logits, dim=-1))
         result = log_sum_exp(self._x, self._y, self._scale)
@@ -89,6 +107,11 @@ class TorchSums:
 
     def push(self, law: Tensor) -> Tensor:
         """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D)."""
+        if self._dtype is not None:
+            return self._push(law.to(self._dtype)).to(law.dtype)
+        return self._push(law)
+
+    def _push(self, law: Tensor) -> Tensor:
         if not self.fused:
             total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=law.dtype, device=law.device)
             for rows in self._tiles():

@@ -37,6 +37,7 @@ def affinity(
     window: int | None = None,
     store: bool = True,
     rtol: float | None = None,
+    precision: str | None = None,
     memory_limit: float | None = None,
 ) -> Affinity:
     """Return the affinity of a kernel on a domain.
@@ -69,6 +70,9 @@ def affinity(
         How far averages may be off, over the largest deviation of a signal from the middle of its range, for methods
         that approximate; exact to rounding by default, 1e-6 where such a method is asked for by name. What was reached
         is ``error_estimate`` of the result.
+    precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
+        What torch features and signals are rounded to inside averages, which are fused attention in half precision;
+        that of the features by default. Signals keep their dtype.
     memory_limit : float, optional
         Bytes; half of the physical memory by default.
 
@@ -112,6 +116,8 @@ def affinity(
         raise InputError("store: only patch kernels can compute their weights anew; leave it out")
     if rtol is not None:
         rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
+    if precision is not None and (features is None or isinstance(kernel, Patch)):
+        raise InputError("precision: only affinities of torch features round inside averages; leave it out")
     if isinstance(kernel, Patch):
         if window is not None:
             raise InputError("window: a patch kernel has its own; set its search_radius")
@@ -124,7 +130,7 @@ def affinity(
         )
     if window is not None:
         raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-    return _feature_affinity(kernel, domain, features, queries, method, rtol, memory_limit)
+    return _feature_affinity(kernel, domain, features, queries, method, rtol, precision, memory_limit)
 
 
 def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) -> Affinity:
@@ -232,6 +238,7 @@ def _feature_affinity(
     queries: Any,
     method: str,
     rtol: float | None,
+    precision: str | None,
     memory_limit: float | None,
 ) -> Affinity:
     if features is None:
@@ -255,7 +262,9 @@ def _feature_affinity(
         q, k = kernel.map_features(keys, given)
         if q.shape == k.shape and bool(namespace(q).all(q == k)):
             q = k
-    result = from_pairs(kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit)
+    result = from_pairs(
+        kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit, precision=precision
+    )
     if queries is None:
-        result._recipe = lambda u: _feature_affinity(kernel, domain, u, None, method, rtol, memory_limit)
+        result._recipe = lambda u: _feature_affinity(kernel, domain, u, None, method, rtol, precision, memory_limit)
     return result

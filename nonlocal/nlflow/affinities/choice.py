@@ -56,6 +56,7 @@ class _Problem:
     limit: float | None
     asked: bool = True
     """Whether the method was asked for by name."""
+    precision: str | None = None
 
     @property
     def same(self) -> bool:
@@ -80,12 +81,22 @@ def from_pairs(
     method: str,
     rtol: float | None,
     memory_limit: float | None,
+    precision: str | None = None,
 ) -> Affinity:
     """Return the affinity of a kernel that compares queries (N, d) with keys (N, d), all with all.
 
     See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
     """
-    problem = _Problem(kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto")
+    problem = _Problem(
+        kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto", precision
+    )
+    if precision is not None:
+        if is_numpy(keys) or method not in ("auto", "tiled"):
+            raise InputError(
+                "precision: only method='tiled', of torch features, rounds inside averages; leave it out, or convert "
+                "the features"
+            )
+        method = "tiled"
     if not is_numpy(keys) and type(kernel) in _KNOWN:
         return _on_tensors(method, problem)
     if method == "tiled":
@@ -177,7 +188,10 @@ def _pairwise(problem: _Problem) -> Affinity:
 
 
 def _tiled(problem: _Problem) -> Affinity:
-    return TiledAffinity(problem.kernel, problem.domain, problem.queries, problem.keys, memory_limit=problem.limit)
+    return TiledAffinity(
+        problem.kernel, problem.domain, problem.queries, problem.keys, precision=problem.precision,
+        memory_limit=problem.limit,
+    )  # fmt: skip
 
 
 def _sparse(problem: _Problem) -> Affinity:

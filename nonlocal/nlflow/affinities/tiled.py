@@ -10,13 +10,15 @@ from nlflow._array import Array, constant_like, namespace
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.domain import Domain
-from nlflow.errors import check_memory
+from nlflow.errors import InputError, check_choice, check_memory
 from nlflow.kernel import DotProduct, Kernel
 
 if TYPE_CHECKING:
     from nlflow._torch.sums import TorchSums
 
 __all__ = ["TiledAffinity"]
+
+_PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
 
 class TiledAffinity(Affinity):
@@ -32,14 +34,30 @@ class TiledAffinity(Affinity):
     domain : Grid or Points
     queries, keys : tensor of shape (N, d)
         The same tensor where queries are the keys.
+    precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
+        What features and signals are rounded to inside an average; that of the features by default. Half precision is
+        for fused attention, which adds up in float32; errors are relative to the signal's deviation from its middle,
+        which is taken out before and put back after.
     memory_limit : float, optional
         Bytes.
+
+    Raises
+    ------
+    InputError
+        For half precision where no fused attention serves the kernel and the device.
     """
 
     method = "tiled"
 
     def __init__(
-        self, kernel: Kernel, domain: Domain, queries: Array, keys: Array, *, memory_limit: float | None = None
+        self,
+        kernel: Kernel,
+        domain: Domain,
+        queries: Array,
+        keys: Array,
+        *,
+        precision: str | None = None,
+        memory_limit: float | None = None,
     ) -> None:
         from nlflow._torch.sums import TorchSums
 
@@ -59,12 +77,17 @@ class TiledAffinity(Affinity):
         self._keys = keys.clone()
         self._queries = self._keys if same else queries.clone()
         self._limit = memory_limit
+        self._precision = None if precision is None else check_choice("precision", precision, _PRECISIONS)
         weights = domain.weights.reshape(-1)
         uniform = bool(np.ptp(weights) == 0)
         self._shift = float(np.log(weights[0])) if uniform else 0.0
-        self._sums: TorchSums = TorchSums(
-            kernel, self._queries, self._keys, None if uniform else constant_like(weights, keys)
-        )
+        shared = None if uniform else constant_like(weights, keys)
+        self._sums: TorchSums = TorchSums(kernel, self._queries, self._keys, shared, precision=self._precision)
+        if self._precision in ("bfloat16", "float16") and not self.fused:
+            raise InputError(
+                f"precision: got {precision!r}, expected 'float32' or 'float64' for {type(kernel).__name__} on "
+                f"{keys.device}: half precision is for dot products in fused attention"
+            )
         self._log_degrees: Array | None = None
 
     @property
@@ -81,12 +104,9 @@ class TiledAffinity(Affinity):
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
         kept = {id(a): a for a in (self._queries, self._keys, self._sums._x, self._sums._y)}
-        degrees = 0 if self._log_degrees is None else self.domain.size
-        return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values()) + degrees * self._itemsize
-
-    @property
-    def _itemsize(self) -> int:
-        return int(self._keys.dtype.itemsize)
+        if self._log_degrees is not None:
+            kept[id(self._log_degrees)] = self._log_degrees
+        return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values())
 
     def _average(self, u: Array) -> Array:
         return namespace(u).reshape(self._sums.average(self.flatten(u)), u.shape)
@@ -94,8 +114,9 @@ class TiledAffinity(Affinity):
     def _log_degree(self) -> Array:
         if self._log_degrees is not None:
             return self._log_degrees
-        result = self._sums.log_totals() + self._shift
-        result = namespace(result).reshape(result, self.domain.shape)
+        xp = namespace(self._keys)
+        result = xp.astype(self._sums.log_totals(), self._keys.dtype) + self._shift
+        result = xp.reshape(result, self.domain.shape)
         # Derivatives go through what a tensor was computed from only once; and what is computed without any, has none.
         if not self.tracked:
             self._log_degrees = result
@@ -107,5 +128,7 @@ class TiledAffinity(Affinity):
     def _symmetrised(self) -> Affinity:
         if not isinstance(self.kernel, DotProduct):  # not reached: the others are symmetric
             return super()._symmetrised()
-        other = TiledAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
+        other = TiledAffinity(
+            self.kernel, self.domain, self._keys, self._queries, precision=self._precision, memory_limit=self._limit
+        )
         return MixedAffinity(self, other)
