@@ -2,6 +2,8 @@
 # It takes git, make and a Python >= 3.11 (another one than python3: make test PYTHON=python3.13).
 
 PYTHON ?= python3
+# Processes that run the tests: make test WORKERS=0 for this one alone, which a debugger needs.
+WORKERS ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -31,7 +33,7 @@ demo: $(CORE)
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest --cov $(ARGS)
+	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(DEV)
 	@echo '== ruff'
