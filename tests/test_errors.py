@@ -93,7 +93,7 @@ def test_numbers_that_pass(value: Any, expected: float) -> None:
         np.array([1.0, 2.0]),
         np.array([]),
         np.array(1j),
-        object(),
+        pytest.param(object(), id="object"),
         10**400,
     ],
     ids=lambda value: repr(value)[:30],
