@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from nlflow.devices import found_devices
 from nlflow.errors import memory_limit
 
 __all__ = ["describe", "environment", "source_digest", "version"]
@@ -56,7 +57,7 @@ def describe() -> dict[str, Any]:
     InputError
         If the environment variable ``NLFLOW_MEMORY_LIMIT`` is no number of bytes.
     """
-    return {**_versions(), **_threads(), **_memory(), "devices": _devices()}
+    return {**_versions(), **_threads(), **_memory(), "devices": found_devices()}
 
 
 def _versions() -> dict[str, str]:
@@ -106,13 +107,3 @@ def _memory() -> dict[str, int | None]:
     except (AttributeError, OSError, ValueError):  # not a POSIX system
         total = None
     return {"memory": total, "memory_limit": memory_limit()}
-
-
-def _devices() -> list[str]:
-    try:
-        torch = importlib.import_module("torch")
-    except (ImportError, OSError):  # OSError: a library it needs is missing
-        return ["cpu"]
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    found = ["cpu", *(f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count))]
-    return [*found, "mps"] if torch.backends.mps.is_available() else found

@@ -30,16 +30,20 @@ KIND is one of
 
 \b
 Options, beside --kernel, --nodes, --dimension and --channels, which all have
-  time-order   boundary, fidelity, metric, integrator, dt, queries, keys, values
+  time-order   boundary, fidelity, metric, integrator, dt, queries, keys, values, device, dtype
   space-order  boundary
   monte-carlo  seeds, queries, keys, values
-  mixing       boundary, laziness, queries, keys, values
-  equilibrium  boundary, fidelity, metric, queries, keys, values
-  stability    boundary, fidelity, queries, keys
+  mixing       boundary, laziness, queries, keys, values, device
+  equilibrium  boundary, fidelity, metric, queries, keys, values, device
+  stability    boundary, fidelity, queries, keys, device, dtype
 
 Every option has a default, and a comma separates several values; every combination is a case. Kernels are
 gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 and dot:scale=1 (the softmax kernel, which compares tokens);
 --kernel may be repeated. Tokens are .npy files with one row each.
+
+--device says where averages by kernels that compare tokens are computed (kernels of positions on a grid are for the
+CPU). cuda: on a GPU; auto: there if there is one, otherwise on the CPU; cpu-tensors: on the CPU by the code of the GPU,
+to compare. --dtype float32 measures what single precision reaches, against references in double precision.
 
 With --out the table (table.csv), everything (result.json) and the figure (figure.png) are written to a folder, and
 every case as soon as it is done: the same command goes on where an interrupted one ended. A measured value that is not
@@ -52,6 +56,7 @@ Examples:
   nonlocal study monte-carlo --nodes 64,256,1024,4096 --seeds 500 --jobs 2 --out mc
   nonlocal study mixing --kernel tophat:radius=0.2 --nodes 16,32,64 --boundary reflect
   nonlocal study stability --queries q.npy --keys k.npy --json
+  nonlocal study time-order --keys k.npy --values v.npy --device cuda --dtype float32
 """
 
 
@@ -64,6 +69,34 @@ class StudyKind(enum.StrEnum):
     mixing = "mixing"
     equilibrium = "equilibrium"
     stability = "stability"
+
+
+class DeviceName(enum.StrEnum):
+    """Where averages are computed."""
+
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+    mps = "mps"
+    cpu_tensors = "cpu-tensors"
+
+
+class Dtype(enum.StrEnum):
+    """Precision of signals and features."""
+
+    float64 = "float64"
+    float32 = "float32"
+
+
+def _check_device(device: DeviceName) -> None:
+    """Raise what gives exit code 2, as every option of which there is no such value, where a device is missing."""
+    from nlflow.devices import choose_device
+    from nlflow.errors import InputError
+
+    try:
+        choose_device(device.value)
+    except InputError as error:
+        raise typer.BadParameter(str(error).removeprefix("device: "), param_hint="--device") from None
 
 
 def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
@@ -124,6 +157,8 @@ def study(
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="Queries of tokens (.npy).")] = None,
     keys: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys of tokens (.npy).")] = None,
     values: Annotated[Path | None, typer.Option(metavar="FILE", help="Values of tokens (.npy).")] = None,
+    device: Annotated[DeviceName | None, typer.Option(help="Where to compute [default: cpu].")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Precision [default: float64].")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
     jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
@@ -145,8 +180,12 @@ def study(
         "queries": _read_tokens("--queries", queries),
         "keys": _read_tokens("--keys", keys),
         "values": _read_tokens("--values", values),
+        "device": None if device is None else device.value,
+        "dtype": None if dtype is None else dtype.value,
     }
     given = {name: value for name, value in options.items() if value is not None}
+    if device is not None:
+        _check_device(device)
     from nlflow.study import run_study
 
     with warnings.catch_warnings(record=True) as caught:

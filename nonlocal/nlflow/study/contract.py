@@ -19,7 +19,8 @@ __all__ = ["ROUNDING", "Case", "Kind", "Options", "Row", "grouped", "in_words", 
 Row: TypeAlias = dict[str, Any]
 Options: TypeAlias = dict[str, Any]
 
-ROUNDING = 50 * float(np.finfo(np.float64).eps)
+_ROUNDINGS = 50
+ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 """Errors below this, relative to the signal, are rounding: they say nothing about a rate."""
 
 
@@ -82,14 +83,14 @@ class Kind(ABC):
         return rows
 
 
-def judged(error: float, scale: float, floor: float = 0.0) -> Row:
+def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
     """Return the columns that say whether an error can be fitted: not where it is rounding, or no number.
 
-    `floor` is what the reference itself may be wrong by, relative to `scale`.
+    `floor` is what the reference itself may be wrong by, relative to `scale`; `dtype` is what was computed in.
     """
     if not np.isfinite(error):
         return {"used": False, "note": "not finite"}
-    if error <= (ROUNDING + floor) * scale:
+    if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
         return {"used": False, "note": "rounding level"}
     return {"used": True, "note": ""}
 

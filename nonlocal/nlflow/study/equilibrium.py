@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nlflow._array import Array, to_numpy
 from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import InputError, NumericalError
 from nlflow.flow import Flow
@@ -15,8 +16,8 @@ from nlflow.spectrum import relaxation_rate
 from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.exact import exact_solution
 from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
-from nlflow.study.options import GRID, OWN, check_sizes
-from nlflow.study.settings import Floats, build, build_flow, integrate
+from nlflow.study.options import DEVICE, GRID, OWN, check_sizes
+from nlflow.study.settings import build, build_flow, integrate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -41,6 +42,7 @@ class EquilibriumStudy(Kind):
         "fidelity": [float(f"{value:.3g}") for value in np.geomspace(1e-3, 1e3, 13)],
         "metric": ["l2", "degree"],
         **OWN,
+        **DEVICE,
     }
     axes = _SETTING
 
@@ -60,7 +62,7 @@ class EquilibriumStudy(Kind):
         for fidelity in sorted(options["fidelity"]):
             flow = build_flow(problem.affinity, problem.start, options["metric"], fidelity)
             before = diversity(flow, problem.start)
-            if before <= ROUNDING * float(np.abs(problem.start).max()):
+            if before <= ROUNDING * float(np.abs(to_numpy(problem.start)).max()):
                 raise InputError("start: got a constant signal, which has no diversity; give another")
             dense = problem.domain.size <= _DENSE
             limit = equilibrium(flow, method="direct" if dense else "auto", rtol=1e-11)
@@ -119,22 +121,22 @@ class EquilibriumStudy(Kind):
         return bounds_figure(panels, xlabel="fidelity", ylabel="diversity |u* - mean| / |f - mean|", logy=True)
 
 
-def _slow(flow: Flow, rng: np.random.Generator) -> Floats:
+def _slow(flow: Flow, rng: np.random.Generator) -> Array:
     """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed.
 
     What is left of it is close to the slowest mode. Under a large fidelity all modes decay at almost the same rate, and
     rounding would come before the slowest is alone.
     """
-    u: Floats = rng.standard_normal((*flow.affinity.domain.shape, 1))
+    u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
     rate = relaxation_rate(flow)
     for _ in range(_CYCLES if rate > 0 else 0):
         u, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
         # What is left of the mean would outgrow the rest.
-        u = np.asarray(u - equilibrium(flow, u).u)
-    return np.asarray(u / diversity(flow, u))
+        u = u - equilibrium(flow, u).u
+    return u / diversity(flow, u)
 
 
-def _rate(flow: Flow, limit: Floats, start: Floats, predicted: float) -> float:
+def _rate(flow: Flow, limit: Array, start: Array, predicted: float) -> float:
     """Return the rate at which |u(t) - u*|, means removed, decays late; NaN where rounding comes first."""
     if not predicted > 0:
         return math.nan

@@ -12,7 +12,7 @@ from nlflow.errors import InputError, check_memory
 from nlflow.markov import MarkovChain
 from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.fits import Fit, power_fit
-from nlflow.study.options import GRID, OWN
+from nlflow.study.options import DEVICE, GRID, OWN
 from nlflow.study.settings import Floats, build
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Mixing(Kind):
         "eps": 0.25,
         "origin": None,
         **OWN,
+        **DEVICE,
     }
     axes = _SETTING
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import to_numpy
+from nlflow.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domain import Domain
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.functional import METRICS
@@ -17,6 +18,7 @@ from nlflow.study.contract import Kind, Options
 from nlflow.study.fits import FEWEST
 
 __all__ = [
+    "DEVICE",
     "GRID",
     "INTEGRATORS",
     "OWN",
@@ -143,6 +145,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "dt": lambda name, value: check_number(name, value, minimum=0, strict=True),
     "t": lambda name, value: check_number(name, value, minimum=0, strict=True),
     "seeds": lambda name, value: check_integer(name, value, minimum=1),
+    "device": lambda name, value: check_choice(name, value, DEVICES),
+    "dtype": lambda name, value: check_choice(name, value, DTYPES),
     "laziness": _laziness,
     "eps": lambda name, value: check_number(name, value, minimum=0, strict=True),
     "domain": _domain,
@@ -179,6 +183,10 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
         For options that the kind does not have, for unusable values, and for options that exclude each other.
     """
     for name in given:
+        if name in ("device", "dtype") and name not in kind.defaults:
+            raise InputError(
+                f"{name}: the study {kind.name!r} has no such option: it runs on the CPU in float64; leave it out"
+            )
         if name not in kind.defaults:
             raise InputError(f"{name}: the study {kind.name!r} has no such option; it has {', '.join(kind.defaults)}")
     given = {name: value for name, value in given.items() if value is not None}
@@ -190,7 +198,35 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
             options[name] = _checked(name, default)
     _combine(kind, options, given)
     kind.check(options, given)
+    if "device" in options:
+        options["device"] = _device(options)
     return options
+
+
+def _device(options: Options) -> Any:
+    """Return the device that a name stands for; ``auto`` is the CPU where tensors do not serve all kernels.
+
+    Raises
+    ------
+    InputError
+        When the device is not there, or is asked for by name and does not serve a kernel.
+    """
+    name = options["device"]
+    if name == "cpu":
+        return CPU
+    for kernel in options["kernel"]:
+        maps = (getattr(kernel, f"{side}_map", None) for side in ("query", "key"))
+        known = type(kernel) in _KERNELS.values() and all(entry is None for entry in maps)
+        if known and (options.get("keys") is not None or not isinstance(kernel, RadialKernel)):
+            continue
+        if name == "auto":
+            return CPU
+        why = "compares node positions" if known else "is computed in NumPy"
+        raise InputError(
+            f"device: got {name!r} for the kernel {kernel_label(kernel)}, which {why}, expected 'cpu' or 'auto': "
+            "tensors serve kernels of features; give keys, or the kernel dot"
+        )
+    return choose_device(name)
 
 
 def _combine(kind: Kind, options: Options, given: Mapping[str, Any]) -> None:
@@ -229,6 +265,9 @@ GRID: Options = {
     "channels": [1],
 }
 """Defaults of the kinds whose cases lie on a grid."""
+
+DEVICE: Options = {"device": "cpu"}
+"""Where averages by kernels of features are computed."""
 
 OWN: Options = dict.fromkeys(("domain", "start", "keys", "queries", "values"))
 """What users give in place of a grid and its signal."""

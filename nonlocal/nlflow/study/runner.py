@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import joblib
@@ -17,14 +17,15 @@ from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from nlflow._machine import environment
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer
+from nlflow.devices import CPU
+from nlflow.errors import InputError, MemoryLimitError, NumericalError, check_choice, check_integer
 from nlflow.markov.walks import generator_of
 from nlflow.study.contract import Case, Row, in_words
 from nlflow.study.identity import decode, describe, digest, encode
 from nlflow.study.options import read_options
 from nlflow.study.registry import KINDS
 from nlflow.study.result import StudyResult
-from nlflow.study.settings import make_cases
+from nlflow.study.settings import extent, make_cases
 from nlflow.study.store import Folder
 
 __all__ = ["run_study"]
@@ -67,7 +68,9 @@ def run_study(
         positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row for each token, for kernels that
         compare features (a kernel that does compares the signal itself without them). Besides: steps ``dt`` and end
         ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``, distance ``eps`` and first node or
-        law ``origin`` (mixing), a function of the step that returns an own integrator for ``integrator``.
+        law ``origin`` (mixing), a function of the step that returns an own integrator for ``integrator``; ``device``,
+        for kernels that compare features: ``cpu`` (default), ``cuda``, ``auto`` (a GPU where there is one) or
+        ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability): ``float64`` or ``float32``.
 
     Returns
     -------
@@ -76,7 +79,10 @@ def run_study(
     Raises
     ------
     InputError
-        For options that the kind does not have, unusable values, and fewer than three sizes to fit a line through.
+        For options that the kind does not have, unusable values, fewer than three sizes to fit a line through, and a
+        device that is not there or does not serve a kernel.
+    MemoryLimitError
+        For tensors that do not fit into their device, with the largest number of nodes that does.
     FileFormatError
         When `out` holds another study.
 
@@ -149,9 +155,11 @@ def _execute(kind: str, number: int, case: Case, seed: np.random.SeedSequence) -
     threads = numba.get_num_threads()
     numba.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):
+        device = case.options.get("device", CPU)
+        alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
+        with threadpool_limits(1, user_api="blas"), alone:
             return number, KINDS[kind].measure(case.options, seed)
-    except (InputError, NumericalError) as error:
+    except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
         raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error
     finally:

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import to_numpy
+from nlflow._array import Array, to_numpy
 from nlflow.affinities import Affinity, affinity
+from nlflow.devices import CPU
 from nlflow.domain import Boundary, Domain, Grid, Points
 from nlflow.errors import InputError, NumericalError, check_array
 from nlflow.flow import AttentionFlow, Flow, GradientFlow
@@ -27,6 +28,7 @@ __all__ = [
     "Problem",
     "build",
     "build_flow",
+    "extent",
     "grid",
     "integrate",
     "make_cases",
@@ -81,7 +83,7 @@ class Problem:
     """What one case is about: an affinity, and a signal on its domain."""
 
     affinity: Affinity
-    start: Floats
+    start: Array
 
     @property
     def domain(self) -> Domain:
@@ -89,14 +91,39 @@ class Problem:
         return self.affinity.domain
 
 
-def build(options: Options, rng: np.random.Generator) -> Problem:
+def extent(options: Options) -> tuple[int, int, int, str]:
+    """Return the number of nodes, features and channels of a case, and its dtype; for estimates of memory."""
+    keys, domain = options.get("keys"), options.get("domain")
+    nodes = domain.size if domain is not None else len(keys) if keys is not None else 0
+    nodes = nodes or options["nodes"] ** options["dimension"]
+    given = options.get("start") if options.get("values") is None else options["values"]
+    channels = options.get("channels") or (1 if given is None or callable(given) else max(1, given.size // nodes))
+    return nodes, channels if keys is None else keys.size // nodes, channels, options.get("dtype", "float64")
+
+
+def build(options: Options, rng: np.random.Generator, *, exact: bool = False) -> Problem:
     """Return the problem of a case; the signal is standard normal where none is given.
+
+    Parameters
+    ----------
+    options : dict
+    rng : numpy.random.Generator
+    exact : bool
+        Compute in float64 whatever the dtype of the case, on data that is rounded to it.
 
     Raises
     ------
     InputError
         When the options do not fit each other.
+    MemoryLimitError
+        When the problem does not fit into its device.
     """
+    device, dtype = options.get("device", CPU), options.get("dtype", "float64")
+    used = "float64" if exact else dtype
+
+    def placed(array: Floats | None) -> Any:
+        return None if array is None else device.place(array.astype(dtype).astype(used))
+
     keys, values = options.get("keys"), options.get("values")
     domain: Domain
     if options.get("domain") is not None:
@@ -113,8 +140,11 @@ def build(options: Options, rng: np.random.Generator) -> Problem:
     features = keys
     if features is None and not isinstance(options["kernel"], RadialKernel):
         features = start
-    weights = affinity(options["kernel"], domain, features, queries=options.get("queries"))
-    return Problem(weights, start)
+    limit = device.check_fits(*extent(options)[:3], used) if device.tensors else None
+    weights = affinity(
+        options["kernel"], domain, placed(features), queries=placed(options.get("queries")), memory_limit=limit
+    )
+    return Problem(weights, placed(start))
 
 
 def sampled(signal: Any, domain: Domain) -> Any:
@@ -153,7 +183,7 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
     return signal
 
 
-def build_flow(weights: Affinity, observed: Floats, metric: str, fidelity: float) -> Flow:
+def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> Flow:
     """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
@@ -161,7 +191,7 @@ def build_flow(weights: Affinity, observed: Floats, metric: str, fidelity: float
     return GradientFlow(functional, metric)
 
 
-def integrate(flow: Flow, start: Floats, times: float | list[float], integrator: Integrator) -> Solution:
+def integrate(flow: Flow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
     """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
 
     Raises

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.affinities import Affinity
 from nlflow.equilibria import neutreno_limit
 from nlflow.errors import InputError
@@ -16,8 +17,8 @@ from nlflow.kernel import Gaussian, Laplace, TopHat
 from nlflow.spectrum import dense_operator
 from nlflow.study.contract import Kind, Options, Row, grouped, in_words
 from nlflow.study.fits import FEWEST, Fit, no_fit, range_fit, regress
-from nlflow.study.options import GRID, check_sizes
-from nlflow.study.settings import Floats, build
+from nlflow.study.options import DEVICE, GRID, check_sizes
+from nlflow.study.settings import build
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,6 +49,8 @@ class Stability(Kind):
         "start": None,
         "keys": None,
         "queries": None,
+        **DEVICE,
+        "dtype": "float64",
     }
     axes = _SETTING
 
@@ -61,14 +64,15 @@ class Stability(Kind):
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
         """Return the growth for each fidelity."""
         rng = np.random.default_rng(seed)
-        weights = build(options, rng).affinity
+        problem = build(options, rng)
+        weights = problem.affinity
         limit = neutreno_limit(weights)
         chosen = options["fidelity"] or [value * (limit if limit > 1e-3 else 1.0) for value in _FIDELITIES]
         spectrum = _spectrum(weights, limit)
-        start = rng.standard_normal((*weights.domain.shape, _PERTURBATIONS))
+        start = constant_like(rng.standard_normal((*weights.domain.shape, _PERTURBATIONS)), problem.start)
         rows = []
         for fidelity in sorted(chosen):
-            flow = AttentionFlow(weights, np.zeros_like(start), fidelity)
+            flow = AttentionFlow(weights, 0 * start, fidelity)
             growth, settled = _growth(flow, start)
             predicted = None if spectrum is None else float(np.abs(spectrum - fidelity).max())
             rows.append(
@@ -109,24 +113,28 @@ def _spectrum(weights: Affinity, limit: float) -> Any:
     return np.array([1.0, limit - 1]) if weights.symmetric else None
 
 
-def _growth(flow: Flow, start: Floats) -> tuple[float, bool]:
+def _growth(flow: Flow, start: Array) -> tuple[float, bool]:
     """Return the factor by which a perturbation grows in one step, late, and whether it has settled.
 
     The mean over a window of k steps after the first k, k doubled until it changes no more: where two eigenvalues of
     the same modulus compete, or a complex pair, single steps keep changing, and their mean does not.
     """
-    layer = NeutrenoStep()
-    root = np.sqrt(np.asarray(flow.measure(start), dtype=np.float64)).reshape(*flow.affinity.domain.shape, 1)
-    e, logs = start / float(np.linalg.norm(root * start)), [0.0]
+    layer, xp = NeutrenoStep(), namespace(start)
+    root = over_channels(xp.sqrt(flow.measure(start)), start)
+
+    def norm(e: Array) -> float:
+        return float(xp.linalg.vector_norm(root * e))
+
+    e, logs = start / norm(start), [0.0]
     window, before = _FIRST_WINDOW, math.nan
     while True:
         while len(logs) <= 2 * window:
             e, _ = layer.advance(flow, e, 0.0, 1.0, {})
-            largest = float(np.abs(e).max())
+            largest = float(xp.max(xp.abs(e)))
             if largest == 0:
                 return 0.0, True
             e = e / largest  # squares may overflow
-            size = float(np.linalg.norm(root * e))
+            size = norm(e)
             e = e / size
             logs.append(logs[-1] + math.log(largest) + math.log(size))
         mean = (logs[2 * window] - logs[window]) / window

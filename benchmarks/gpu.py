@@ -1,0 +1,370 @@
+"""Flows on tensors, on a GPU or on the CPU: ``python -m benchmarks.gpu --out DIR [--device cpu] [--quick]``.
+
+Steps of the J-flow of attention beside fused attention alone, attention by a matrix, and KeOps where it is installed;
+peak memory; the J-flow and the equilibrium of E of up to 2^20 nodes; rounding of float32; and the loops of the CPU on
+two of its threads. ``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured.
+No row is begun that would not end in time, as far as rows before it tell.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from benchmarks.harness import machine
+from nlflow import DotProduct, E, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
+
+REPEATS, LONG = 5, 10.0
+"""Timed runs after one that warms up; one that takes longer than this many seconds is its own measurement."""
+
+WIDTHS = (8, 64, 128)
+CPU_THREADS = 2
+TIME, FIDELITY = 8.0, 1.0
+SAMPLED = 64  # rows that are computed in float64, to know the error of a step
+CONSERVED = 1e-6  # what float32 may change a mean by, over the largest value
+
+
+class Log:
+    """Rows, in a file that is complete after each of them, and the time that is left."""
+
+    def __init__(self, out: Path | None, device: str, seconds: float) -> None:
+        self._out, self._end = out, time.perf_counter() + seconds
+        self.rows: list[dict[str, Any]] = []
+        self.about = {**machine(), **hardware(device)}
+        self._known: dict[tuple[Any, ...], tuple[int, float, int]] = {}
+
+    @property
+    def left(self) -> float:
+        return self._end - time.perf_counter()
+
+    def add(self, finished: bool = False, **row: Any) -> None:
+        self.rows += [row] if row else []
+        if row:
+            print("  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
+        if self._out is None:
+            return
+        self._out.mkdir(parents=True, exist_ok=True)
+        content = {"about": self.about, "finished": finished, "rows": self.rows}
+        part = self._out / "gpu.json.part"
+        part.write_text(json.dumps(content, indent=1) + "\n")
+        part.replace(self._out / "gpu.json")
+
+    def run(self, what: str, n: int, work: Callable[[], dict[str, Any]], share: float = 1.0, **labels: Any) -> None:
+        """Do the work of one row, unless fewer nodes took so long that it would not end in time; O(n^2) is assumed."""
+        key = (what, *labels.values())
+        before, seconds, repeats = self._known.get(key, (n, 0.0, 1))
+        expected = seconds * (n / before) ** 2
+        expected *= 1 if repeats == 1 or expected > LONG else 1 + REPEATS
+        row = {"what": what, **labels, "n": n}
+        if expected > share * self.left:
+            self.add(**row, status=f"left out: about {expected:.0f} s, {self.left:.0f} s are left")
+            return
+        try:
+            row |= {"status": "measured", **work()}
+        except (RuntimeError, MemoryError, ValueError, ArithmeticError) as error:  # one row; the others still count
+            row["status"] = f"failed: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        if "seconds" in row:
+            self._known[key] = (n, row["seconds"], row["repeats"])
+        self.add(**row)
+
+
+def _shown(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def hardware(device: str) -> dict[str, Any]:
+    if device == "cpu":
+        return {"device": "cpu", "torch_threads": torch.get_num_threads()}
+    about = torch.cuda.get_device_properties(0)
+    precision = torch.get_float32_matmul_precision()
+    return {
+        "device": about.name, "device_bytes": about.total_memory, "cuda": torch.version.cuda, "matmul": precision
+    }  # fmt: skip
+
+
+def synchronize(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def measure(task: Callable[[], Any], device: str) -> dict[str, Any]:
+    """Return the median seconds of a task, how often it was run for that, and the peak of memory that it took."""
+    before = None
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+
+    def once() -> float:
+        synchronize(device)
+        start = time.perf_counter()
+        task()
+        synchronize(device)
+        return time.perf_counter() - start
+
+    first = once()
+    peak = None if before is None else torch.cuda.max_memory_allocated() - before
+    if first > LONG:
+        return {"seconds": first, "repeats": 1, "peak_bytes": peak}
+    repeats = REPEATS if first > 0.02 else 5 * REPEATS
+    return {"seconds": statistics.median(once() for _ in range(repeats)), "repeats": repeats, "peak_bytes": peak}
+
+
+# ---- steps
+
+
+def problem(n: int, d: int, dtype: torch.dtype, device: str) -> tuple[Any, Any]:
+    """Return keys and values, standard normal, (n, d) each."""
+    generator = torch.Generator(device).manual_seed(0)
+    keys, values = (torch.randn(n, d, generator=generator, device=device).to(dtype) for _ in range(2))
+    return keys, values
+
+
+def domain(n: int) -> Points:
+    return Points(np.arange(float(n)))
+
+
+def error_of(average: Any, keys: Any, values: Any) -> float:
+    """Return how far rows of a softmax average are off, over the largest value, against sums in float64."""
+    rows = torch.linspace(0, len(keys) - 1, SAMPLED, device=keys.device).long()
+    k, v = keys.double(), values.double()
+    exact = torch.softmax(k[rows] @ k.T / math.sqrt(keys.shape[1]), dim=-1) @ v
+    return float((average[rows].double() - exact).abs().max() / v.abs().max())
+
+
+def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
+    """Return what computes softmax(k k^T / sqrt(d)) v, or why it cannot be done."""
+    n, d = keys.shape
+    if peer == "nlflow":
+        if keys.dtype == torch.float32:
+            p = affinity(DotProduct(), domain(n), keys, method="tiled")
+            return lambda: p.average(values)
+        # Signals stay in float32; averages round them, which is part of a step.
+        half, signal = str(keys.dtype).removeprefix("torch."), values.float()
+        rounding = affinity(DotProduct(), domain(n), keys.float(), method="tiled", precision=half)
+        return lambda: rounding.average(signal)
+    if peer == "sdpa":
+        q, v = keys[None, None], values[None, None]
+
+        def fused() -> Any:
+            with only_fused():
+                return torch.nn.functional.scaled_dot_product_attention(q, q, v)[0, 0]
+
+        return fused
+    if peer == "matrix":
+        needed, free = 4 * n * n * keys.element_size(), free_bytes(keys)
+        if needed > free:
+            return f"does not fit: about {needed} bytes, {free} are free"
+        return lambda: torch.softmax(keys @ keys.T / math.sqrt(d), dim=-1) @ values
+    try:
+        from pykeops.torch import LazyTensor
+    except ImportError as error:
+        return f"not installed: {error}"
+    if keys.dtype == torch.bfloat16:
+        return "not supported: KeOps has no bfloat16"
+
+    def lazily(k: Any, v: Any) -> Any:
+        logits = LazyTensor(k[:, None] / math.sqrt(d)) | LazyTensor(k[None])
+        return logits.sumsoftmaxweight(LazyTensor(v[None]), dim=1)
+
+    lazily(keys[:16], values[:16])  # compiles
+    return lambda: lazily(keys, values)
+
+
+@contextmanager
+def only_fused() -> Iterator[None]:
+    """Forbid attention by a matrix, which torch would take without a word."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    names = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION")  # the last since torch 2.5
+    with sdpa_kernel([getattr(SDPBackend, name) for name in names if hasattr(SDPBackend, name)]):
+        yield
+
+
+def free_bytes(like: Any) -> int:
+    return torch.cuda.mem_get_info()[0] if like.device.type == "cuda" else 2**32
+
+
+def steps(log: Log, device: str, sizes: list[int], widths: tuple[int, ...], peers: tuple[str, ...]) -> None:
+    for n in sizes:
+        for d in widths:
+            for dtype in (torch.float32, torch.bfloat16):
+                for peer in peers:
+
+                    def work(n: int = n, d: int = d, dtype: Any = dtype, peer: str = peer) -> dict[str, Any]:
+                        keys, values = problem(n, d, dtype, device)
+                        task = average_by(peer, keys, values)
+                        if isinstance(task, str):
+                            return {"status": task}
+                        found = measure(task, device)
+                        rate = 4 * n * n * d / found["seconds"] / 1e12
+                        return {**found, "tflops": rate, "error": error_of(task(), keys, values)}
+
+                    log.run("step", n, work, 0.3, d=d, dtype=str(dtype).removeprefix("torch."), peer=peer)
+
+
+def radial_steps(log: Log, device: str, n: int) -> None:
+    """Kernels of distances: the Gaussian by fused attention, the Laplace kernel in tiles."""
+    for kernel in (Gaussian(2.0), Laplace(2.0)):
+
+        def work(kernel: Any = kernel) -> dict[str, Any]:
+            keys, values = problem(n, 8, torch.float32, device)
+            p = affinity(kernel, domain(n), keys, method="tiled")
+            return {"fused": p.fused, **measure(lambda: p.average(values), device)}
+
+        log.run("radial step", n, work, 0.3, kernel=type(kernel).__name__)
+
+
+def loops(log: Log, sizes: list[int]) -> None:
+    """The compiled loops of the CPU, on two threads, and how much faster the device was."""
+    threads = numba.get_num_threads()
+    numba.set_num_threads(min(CPU_THREADS, threads))
+    try:
+        for n in sizes:
+            for d in WIDTHS[:2]:
+
+                def work(n: int = n, d: int = d) -> dict[str, Any]:
+                    keys, values = (a.numpy() for a in problem(n, d, torch.float32, "cpu"))
+                    affinity(DotProduct(), domain(64), keys[:64], method="pairwise").average(values[:64])  # compiles
+                    p = affinity(DotProduct(), domain(n), keys, method="pairwise")
+                    found = measure(lambda: p.average(values), "cpu")
+                    wanted = {"what": "step", "n": n, "d": d, "dtype": "float32", "peer": "nlflow"}
+                    same = [r for r in log.rows if wanted.items() <= r.items() and "seconds" in r]
+                    ratio = found["seconds"] / same[0]["seconds"] if same else None
+                    return {**found, "threads": numba.get_num_threads(), "times_slower_than_device": ratio}
+
+                log.run("loops of the CPU", n, work, 0.2, d=d)
+    finally:
+        numba.set_num_threads(threads)
+
+
+# ---- flows and equilibria
+
+
+def flow_problem(n: int, device: str) -> tuple[Any, Any]:
+    keys, values = problem(n, 8, torch.float32, device)
+    return affinity(DotProduct(), domain(n), keys, method="tiled"), values[:, :4].contiguous()
+
+
+def j_flow(n: int, device: str) -> dict[str, Any]:
+    p, u = flow_problem(n, device)
+    flow = GradientFlow(J(p), "degree")
+    began, before = time.perf_counter(), peak_begins(device)
+    solution = solve(flow, u, t=TIME, integrator=Exponential())
+    synchronize(device)
+    seconds = time.perf_counter() - began
+    if not solution.success:
+        raise RuntimeError(solution.message)
+    measure_ = p.measure("degree", u)[:, None]  # float64, as the sums are
+    drift = (measure_ * (solution.final.double() - u.double())).sum(0).abs().max() / u.abs().max()
+    return {
+        "seconds": seconds, "repeats": 1, "peak_bytes": peak_ends(device, before), "t": TIME,
+        "applications": solution.stats["applications"], "energy": [float(e) for e in solution.energy],
+        "mean_drift": float(drift), "conserved": bool(drift <= CONSERVED),
+    }  # fmt: skip
+
+
+def equilibrium(n: int, device: str) -> dict[str, Any]:
+    p, f = flow_problem(n, device)
+    functional = E(p, f, FIDELITY, measure="degree")
+    began, before = time.perf_counter(), peak_begins(device)
+    found = functional.minimizer()
+    synchronize(device)
+    seconds = time.perf_counter() - began
+    # Its residual anew: the gradient in the degree metric is u - Pu + lambda~ (u - f).
+    gradient = functional.gradient(found.u, "degree")
+    return {
+        "seconds": seconds, "repeats": 1, "peak_bytes": peak_ends(device, before), "iterations": found.iterations,
+        "success": found.success, "residual": found.residual,
+        "gradient": float(gradient.abs().max() / (FIDELITY * f.abs().max())),
+    }  # fmt: skip
+
+
+def peak_begins(device: str) -> int:
+    if device != "cuda":
+        return 0
+    torch.cuda.reset_peak_memory_stats()
+    return int(torch.cuda.memory_allocated())
+
+
+def peak_ends(device: str, before: int) -> int | None:
+    return int(torch.cuda.max_memory_allocated()) - before if device == "cuda" else None
+
+
+def flows(log: Log, device: str, n: int) -> None:
+    log.run("J-flow", n, lambda: j_flow(n, device))
+    log.run("equilibrium", n, lambda: equilibrium(n, device))
+
+
+# ---- rounding
+
+
+def energy_by_sums(kernel: Any, x: Any, u: Any) -> float:
+    """Return 1/2 sum_ij w w k_ij |u_i - u_j|^2 in float64, from differences, some rows at a time."""
+    x, u, total = x.double(), u.double(), 0.0
+    for rows in torch.arange(len(x), device=x.device).split(256):
+        if isinstance(kernel, DotProduct):
+            logits = x[rows] @ x.T / math.sqrt(x.shape[1])
+        else:
+            logits = kernel.log_profile(((x[rows, None] - x) ** 2).sum(-1))
+        total += float((torch.exp(logits) * ((u[rows, None] - u) ** 2).sum(-1)).sum())
+    return total / 2 / len(x) ** 2
+
+
+def rounding(log: Log, device: str, n: int) -> None:
+    for kernel in (DotProduct(), Gaussian(2.0), Laplace(2.0)):
+
+        def work(kernel: Any = kernel) -> dict[str, Any]:
+            keys, values = problem(n, 8, torch.float32, device)
+            u = values[:, :2]
+            exact = energy_by_sums(kernel, keys, u)
+            single, double = (
+                J(affinity(kernel, domain(n), keys.to(dtype), method="tiled")).value(u.to(dtype))
+                for dtype in (torch.float32, torch.float64)
+            )
+            return {"energy": exact, "error_float32": abs(single / exact - 1), "error_float64": abs(double / exact - 1)}
+
+        log.run("energy", n, work, 0.3, kernel=type(kernel).__name__)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, help="folder for gpu.json")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--quick", action="store_true", help="up to 2^12 nodes: under a minute on two cores")
+    parser.add_argument("--minutes", type=float, default=7.5, help="begin no row that would end later [7.5]")
+    chosen = parser.parse_args()
+    if chosen.device == "cuda" and not torch.cuda.is_available():
+        parser.error(f"--device: got cuda, and torch {torch.__version__} finds none; use --device cpu")
+    log, device = Log(chosen.out, chosen.device, 60 * chosen.minutes), chosen.device
+    powers = (10, 12) if chosen.quick else (10, 12, 14, 16, 18)
+    small = [2**power for power in powers]
+    peers = ("nlflow", "sdpa", "matrix", "keops")
+    steps(log, device, small, WIDTHS[:1] if chosen.quick else WIDTHS, peers)
+    rounding(log, device, 2**11 if chosen.quick else 2**14)
+    radial_steps(log, device, 2**12 if chosen.quick else 2**16)
+    loops(log, [n for n in small if n <= 2**16])
+    flows(log, device, 2**10 if chosen.quick else 2**17)
+    # The largest last, and of them first what no other row stands for.
+    flows(log, device, 2**12 if chosen.quick else 2**20)
+    if not chosen.quick:
+        steps(log, device, [2**20], (64, 8, 128), peers[:2])
+    log.add(finished=True)
+    wrong = [r for r in log.rows if r["status"].startswith("failed") or r.get("conserved") is False]
+    print(f"{len(log.rows)} rows, {len(wrong)} failed or not conserved, {log.left:.0f} s left", file=sys.stderr)
+    raise SystemExit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""Where tensors are computed: devices by name, and how large a problem fits into one."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, memory_limit
+
+__all__ = ["CPU", "DEVICES", "DTYPES", "Device", "choose_device", "found_devices"]
+
+DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
+"""``cpu`` is NumPy and compiled loops, ``cpu-tensors`` is torch on the CPU, to compare a device with."""
+
+DTYPES = ("float64", "float32")
+
+_MATRIX_NODES = 2048  # up to here affinities of tensors keep their matrix; beyond, tiles are no larger than it
+_MOST_NODES = 2**40
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where arrays lie and what computes on them.
+
+    Attributes
+    ----------
+    name : {'cpu', 'cuda', 'cpu-tensors'}
+    hardware : str
+        What the device calls itself; empty on the CPU.
+    torch : str
+        Version of torch; empty where arrays are NumPy's.
+    """
+
+    name: str
+    hardware: str = ""
+    torch: str = ""
+
+    @property
+    def tensors(self) -> bool:
+        """Whether arrays are torch tensors."""
+        return self.torch != ""
+
+    def place(self, array: NDArray[Any]) -> Any:
+        """Return a NumPy array as it is, or a copy of it as a tensor on this device."""
+        if not self.tensors:
+            return array
+        return _torch().tensor(array, device="cuda" if self.name == "cuda" else "cpu")
+
+    def free_bytes(self) -> int:
+        """Return what a computation may take: free memory of a GPU, otherwise `nlflow.errors.memory_limit`.
+
+        The environment variable ``NLFLOW_MEMORY_LIMIT`` holds for GPUs too.
+        """
+        if self.name != "cuda" or "NLFLOW_MEMORY_LIMIT" in os.environ:
+            return memory_limit()
+        cuda = _torch().cuda
+        # What torch has taken from the device and does not use is free as well.
+        return int(cuda.mem_get_info()[0]) + int(cuda.memory_reserved()) - int(cuda.memory_allocated())
+
+    def check_fits(self, nodes: int, width: int, channels: int, dtype: str) -> int:
+        """Return the bytes that are free, or raise `MemoryLimitError` where a flow on tensors would need more.
+
+        Parameters
+        ----------
+        nodes, width, channels : int
+            Of the domain, the features and the signal.
+        dtype : str
+
+        Raises
+        ------
+        MemoryLimitError
+            With the estimate and the largest number of nodes that fits; nothing has been allocated then.
+        """
+        free = self.free_bytes()
+        if _needed(nodes, width, channels, dtype) > free:
+            raise self._too_large(nodes, width, channels, dtype, free, _MOST_NODES)
+        return free
+
+    @contextmanager
+    def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
+        """Turn a device's "out of memory" into `MemoryLimitError`, and let torch compute on one thread of the CPU.
+
+        Estimates may be wrong, and others take memory of the same device. Bits of sums depend on the number of threads.
+        """
+        torch, free = _torch(), self.free_bytes()
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
+            if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
+                raise
+            raise self._too_large(nodes, width, channels, dtype, free, nodes // 2) from error
+        finally:
+            torch.set_num_threads(threads)
+
+    def _too_large(self, nodes: int, width: int, channels: int, dtype: str, free: int, most: int) -> MemoryLimitError:
+        fits = min(_largest(width, channels, dtype, free), most)
+        where = f"{self.name} ({self.hardware})" if self.hardware else self.name
+        halved = " or dtype='float32'" if dtype == "float64" else ""
+        return MemoryLimitError(
+            f"device: {nodes} nodes with {width} feature(s) and {channels} channel(s) in {dtype} need about "
+            f"{format_bytes(_needed(nodes, width, channels, dtype))} on {where}, where {format_bytes(free)} are free; "
+            f"about {fits} nodes fit at most: use fewer{halved}, or close other programs that use the device"
+        )
+
+
+CPU = Device("cpu")
+
+
+def choose_device(name: str) -> Device:
+    """Return a device by name.
+
+    Parameters
+    ----------
+    name : {'auto', 'cpu', 'cuda', 'mps', 'cpu-tensors'}
+        ``auto``: CUDA where it is, otherwise the CPU. A device that is asked for by its name is never replaced by
+        another.
+
+    Raises
+    ------
+    InputError
+        When torch is not installed, when there is no such device, naming those that there are, and for ``mps``:
+        energies and inner products are added up in float64, which it does not have.
+    """
+    check_choice("device", name, DEVICES)
+    if name == "cpu":
+        return CPU
+    try:
+        torch = _torch()
+    except (ImportError, OSError) as error:  # OSError: a library it needs is missing
+        if name == "auto":
+            return CPU
+        raise InputError(
+            f"device: got {name!r}, which needs torch ({error}), expected 'cpu' here; pip install 'nlflow[torch]'"
+        ) from error
+    version = str(torch.__version__)
+    if name == "cpu-tensors":
+        return Device(name, torch=version)
+    if name == "mps":
+        raise InputError(
+            "device: got 'mps', which has no float64, in which energies and inner products are added up; expected "
+            "'cpu' or 'cuda'; use 'cpu'"
+        )
+    if torch.cuda.is_available():
+        return Device("cuda", str(torch.cuda.get_device_name(0)), version)
+    if name == "auto":
+        return CPU
+    built = getattr(torch.version, "cuda", None)
+    why = f"torch {version} is built for CUDA {built} and finds no GPU" if built else f"torch {version} has no CUDA"
+    remedy = "look at nvidia-smi, the driver and CUDA_VISIBLE_DEVICES" if built else "install a build of it with CUDA"
+    raise InputError(
+        f"device: got 'cuda', and there is {', '.join(found_devices())} ({why}); {remedy}, or use 'cpu', or 'auto', "
+        "which takes a GPU where there is one"
+    )
+
+
+def found_devices() -> list[str]:
+    """Return the devices of this machine, with the names that GPUs give themselves."""
+    try:
+        torch = _torch()
+    except (ImportError, OSError):
+        return ["cpu"]
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    found = ["cpu", *(f"cuda:{index} {torch.cuda.get_device_name(index)}" for index in range(count))]
+    return [*found, "mps"] if torch.backends.mps.is_available() else found
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")  # loaded only where a device is asked for
+
+
+def _needed(nodes: int, width: int, channels: int, dtype: str) -> int:
+    """Estimate the bytes of a flow on tensors: features and their copies, a dozen signals, one matrix or its tiles."""
+    numbers = nodes * (8 * width + 12 * channels + 64) + 5 * min(nodes, _MATRIX_NODES) ** 2
+    return numbers * int(np.dtype(dtype).itemsize)
+
+
+def _largest(width: int, channels: int, dtype: str, free: int) -> int:
+    """Return the largest number of nodes whose estimate is not above `free` bytes."""
+    return bisect_right(range(1, _MOST_NODES), free, key=lambda nodes: _needed(nodes, width, channels, dtype))
