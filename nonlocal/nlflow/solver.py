@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import _numba
-from nlflow._array import Array, check_untracked, constant_like, is_numpy, namespace, to_numpy
+from nlflow._array import Array, check_untracked, is_numpy, namespace
 from nlflow._machine import environment
 from nlflow.errors import (
     FileFormatError,
@@ -28,6 +28,7 @@ from nlflow.errors import (
 )
 from nlflow.events import Checkpoint, Progress, Tracker
 from nlflow.flow import Flow
+from nlflow.functional import E
 from nlflow.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.result import Solution, Status
 from nlflow.storage import load_archive, save_archive
@@ -306,14 +307,15 @@ class _Loop:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the state of the loop to a checkpoint."""
-        now = self.state
-        arrays = {"u": to_numpy(now.u), "probe": self.probe}
+        now, whole = self.state, self.flow.affinity.whole
+        writes = self.flow.affinity.writes(now.steps)
+        arrays = {"u": whole(now.u), "probe": self.probe}
         if now.outputs:
             arrays["reached"] = np.array([output[0] for output in now.outputs])
-            arrays["snapshots"] = np.stack([to_numpy(output[1]) for output in now.outputs])
+            arrays["snapshots"] = np.stack([whole(output[1]) for output in now.outputs])
             arrays["energies"] = np.array([output[2] for output in now.outputs])
         if now.kernel_signal is not None:
-            arrays["kernel_signal"] = to_numpy(now.kernel_signal)
+            arrays["kernel_signal"] = whole(now.kernel_signal)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
         meta = {
@@ -325,25 +327,26 @@ class _Loop:
             "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
             "provenance": _provenance(self.flow, self.integrator),
         }
-        save_archive(path, arrays, meta)
+        if writes:
+            save_archive(path, arrays, meta)
 
     def _restore(self, path: str | os.PathLike[str]) -> None:
         arrays, meta = load_archive(path, "checkpoint")
         probe = arrays["probe"]
         rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
         same = probe.shape == self.probe.shape and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
-        if meta["fingerprint"] != self.fingerprint or not same:
+        if not self.flow.affinity.agreed(meta["fingerprint"] == self.fingerprint and bool(same)):
             raise FileFormatError(
                 f"{path}: the checkpoint belongs to another problem (signal, kernel, flow, times or integrator "
                 "differ); resume with the arguments that it was written with, or start afresh"
             )
-        like = self.state.u
+        like, own = self.state.u, self.flow.affinity.own
         columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
-        outputs = tuple((float(t), constant_like(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
-        signal = constant_like(arrays["kernel_signal"], like) if "kernel_signal" in arrays else None
+        outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
+        signal = own(arrays["kernel_signal"], like) if "kernel_signal" in arrays else None
         if signal is not None:
             self.flow = self.flow.rebuilt(signal)
-        u, t, steps = constant_like(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
         self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             prefix = f"record/{name}/"
@@ -361,15 +364,21 @@ class _Loop:
 def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
     """Identify what a problem was given, bit by bit; `_probe` stands for its kernel."""
     digest = hashlib.sha256()
-    for text in (repr(flow), repr(integrator), repr(flow.affinity.domain.shape)):
+    functional = flow.functional
+    given = functional if isinstance(functional, E) else None
+    # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes in another way.
+    fidelity = given.fidelity if given is not None else None if flow.fidelity is None else flow.fidelity.values
+    measure = "" if given is None else given.measure
+    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), measure):
         digest.update(text.encode())
     pieces = [u]
     if flow.observed is not None:
         pieces.append(flow.observed)
-    if flow.fidelity is not None:
-        pieces.append(flow.fidelity.values)
+    if fidelity is not None:
+        pieces.append(fidelity)
     for piece in (times, *pieces):
-        array = np.asarray(piece) if isinstance(piece, float) else to_numpy(piece)
+        alone = isinstance(piece, float) or piece is times
+        array = np.asarray(piece) if alone else flow.affinity.whole(piece)
         digest.update(str((array.dtype, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
@@ -380,9 +389,10 @@ def _probe(flow: Flow, like: Array) -> NDArray[np.float64]:
 
     To be compared up to rounding, which may differ between machines and numbers of threads.
     """
-    signal = constant_like(np.random.default_rng(0).standard_normal(flow.affinity.domain.shape), like)
-    pair = (flow.affinity.log_degree, flow.affinity._average(signal))
-    return np.stack([np.asarray(to_numpy(values), dtype=np.float64) for values in pair])
+    affinity = flow.affinity
+    signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
+    pair = (affinity.log_degree, affinity._average(signal))
+    return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in pair])
 
 
 def _provenance(flow: Flow, integrator: Integrator) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["attend", "log_sum_exp", "offered", "spread"]
+__all__ = ["WIDEST", "attend", "fused", "log_sum_exp", "offered", "spread", "widened", "width_for"]
 
-_WIDEST = 128  # columns of values that are taken at a time: kernels slow down, or end, beyond 256
+WIDEST = 128
+"""Columns of values that are taken at a time: kernels slow down, or end, beyond 256."""
 _ALIGNED = 8  # columns; kernels on GPUs want a multiple
 
 
@@ -35,7 +36,7 @@ def _operator(like: Tensor) -> str | None:
     return name if hasattr(torch.ops.aten, name) else None
 
 
-def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+def fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
     name = _operator(q)
     operator: Any = getattr(torch.ops.aten, str(name))
@@ -46,14 +47,15 @@ def _call(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor
     return average, logarithm[..., : q.shape[-2]]  # some kernels fill up the rows
 
 
-def _widened(x: Tensor, width: int) -> Tensor:
+def widened(x: Tensor, width: int) -> Tensor:
     """Return x (..., N, d) as (B, 1, N, width), with zeros added: they leave all dot products as they are."""
     flat = x.reshape(-1, 1, *x.shape[-2:])
     return torch.nn.functional.pad(flat, (0, width - x.shape[-1])) if x.shape[-1] < width else flat
 
 
-def _width(q: Tensor, channels: int) -> int:
-    width = max(q.shape[-1], min(channels, _WIDEST))
+def width_for(q: Tensor, channels: int) -> int:
+    """Return the width that queries, keys and a piece of the values are brought to."""
+    width = max(q.shape[-1], min(channels, WIDEST))
     return -(-width // _ALIGNED) * _ALIGNED if q.device.type == "cuda" else width
 
 
@@ -73,11 +75,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     tensor of shape (..., M, D)
         Has first derivatives.
     """
-    width = _width(q, v.shape[-1])
-    wide_q, wide_k = _widened(q, width), _widened(k, width)
+    width = width_for(q, v.shape[-1])
+    wide_q, wide_k = widened(q, width), widened(k, width)
     parts = []
     for part in torch.split(v, width, dim=-1):
-        average = _call(wide_q, wide_k, _widened(part, width), scale)[0]
+        average = fused(wide_q, wide_k, widened(part, width), scale)[0]
         parts.append(average[..., : part.shape[-1]])
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return whole.reshape(*q.shape[:-1], v.shape[-1])
@@ -100,9 +102,9 @@ class _LogSumExp(torch.autograd.Function):
     def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> Tensor:
         ctx.save_for_backward(q, k)
         ctx.scale = scale
-        width = _width(q, 1)
-        wide = _widened(k, width)
-        return _call(_widened(q, width), wide, wide, scale)[1].reshape(q.shape[:-1])
+        width = width_for(q, 1)
+        wide = widened(k, width)
+        return fused(widened(q, width), wide, wide, scale)[1].reshape(q.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels, scalar
+from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels, scalar, to_numpy
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.kernel import Kernel
@@ -130,6 +130,30 @@ class Affinity(ABC):
     def _symmetrised(self) -> Affinity:
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
         raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
+
+    # ---- what checkpoints need; other answers where nodes are shared out among processes (`nlflow.distributed`)
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The node shape of the domain of all processes."""
+        return self.domain.shape
+
+    def whole(self, u: Array) -> NDArray[Any]:
+        """Return a signal at all nodes as a NumPy array, to the process that writes files."""
+        return to_numpy(u)
+
+    def own(self, whole: NDArray[Any], like: Array) -> Array:
+        """Return this process's part of a NumPy array of all nodes, with the kind of `like`."""
+        return constant_like(whole, like)
+
+    def agreed(self, answer: bool) -> bool:
+        """Return what the process that writes files thinks."""
+        return answer
+
+    def writes(self, step: int) -> bool:
+        """Whether this process writes files; raise `FileFormatError` where processes stand at different steps."""
+        del step
+        return True
 
     # ---- what users call
 

@@ -1,0 +1,316 @@
+"""What the tests of `nlflow.distributed` run in several processes, and in one to compare with.
+
+``python sharded_run.py JOB OUT`` in each process, with the environment that torchrun sets; rank 0 writes OUT.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import nlflow as nl
+from nlflow import distributed
+from nlflow.errors import NlflowError
+
+N = 91
+"""No multiple of the number of processes, so that shards differ in size."""
+RNG = np.random.default_rng(0)
+NODES = np.arange(float(N))
+FEATURES, QUERIES = (torch.from_numpy(a) for a in RNG.normal(size=(2, N, 3)))
+SIGNAL = torch.from_numpy(RNG.normal(size=(N, 2)))
+STRENGTH = torch.from_numpy(RNG.uniform(0, 1, N))
+WEIGHTS = RNG.uniform(0.5, 2, N)
+CASES: dict[str, tuple[Any, bool, bool]] = {
+    "gaussian": (nl.Gaussian(1.5), False, True),
+    "narrow gaussian": (nl.Gaussian(0.05), False, False),
+    "top hat": (nl.TopHat(1.0), False, True),
+    "laplace": (nl.Laplace(1.0), False, False),
+    "dot product": (nl.DotProduct(), False, False),
+    "queries": (nl.DotProduct(scale=0.7), True, True),
+}
+"""Kernel, whether queries are not keys, whether weights are uneven. Fused, in tiles, with blocks that see nothing."""
+EVERYTHING, BASICS = tuple(CASES), ("gaussian", "queries")
+
+
+class One:
+    """The problem in one process."""
+
+    own = slice(None)
+
+    def affinity(self, kernel: Any, weights: Any, features: Any, queries: Any = None) -> nl.Affinity:
+        return nl.affinity(kernel, nl.Points(NODES, weights), features, queries=queries, method="tiled")
+
+    def shard(self, affinity: nl.Affinity, values: Any) -> Any:
+        del affinity
+        return values
+
+    def whole(self, affinity: nl.Affinity, values: Any) -> Any:
+        del affinity
+        return values.numpy()
+
+
+class Many(One):
+    """This process's part of the problem."""
+
+    def __init__(self, mode: str, group: Any = None) -> None:
+        self.mode, self.group = mode, group
+        self.own = distributed.rows(N, group)
+
+    def affinity(self, kernel: Any, weights: Any, features: Any, queries: Any = None) -> nl.Affinity:
+        domain = distributed.points(NODES[self.own], None if weights is None else weights[self.own], group=self.group)
+        queries = None if queries is None else queries[self.own]
+        return distributed.affinity(
+            kernel, domain, features[self.own], queries=queries, mode=self.mode, group=self.group
+        )
+
+    def shard(self, affinity: Any, values: Any) -> Any:
+        return affinity.shard(values[self.own])
+
+    def whole(self, affinity: Any, values: Any) -> Any:
+        return distributed.gather(affinity.shard(values)).numpy()
+
+
+def built(problem: One, name: str) -> nl.Affinity:
+    kernel, queries, weights = CASES[name]
+    return problem.affinity(kernel, WEIGHTS if weights else None, FEATURES, QUERIES if queries else None)
+
+
+def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return what affinities, functionals, minimisers and some flows give, each as a whole."""
+    found: dict[str, Any] = {}
+    u = SIGNAL[problem.own]
+    for name in names:
+        p = built(problem, name)
+        found[f"{name}: average"] = problem.whole(p, p.average(u))
+        found[f"{name}: log degree"] = problem.whole(p, p.log_degree)
+        found[f"{name}: log total"] = p.log_total()
+        found[f"{name}: mean"] = np.asarray(p.mean(u, "l2")[0])
+        functional = nl.E(p, u, problem.shard(p, STRENGTH))
+        found[f"{name}: J"] = nl.J(p).value(2 * u)
+        found[f"{name}: E"] = functional.value(2 * u)
+        found[f"{name}: gradient"] = problem.whole(p, functional.gradient(2 * u))
+        minimum = functional.minimizer(rtol=1e-12)
+        found[f"{name}: minimizer"] = problem.whole(p, minimum.u)
+    for name in flows:
+        p = built(problem, name)
+        e = nl.E(p, u, problem.shard(p, STRENGTH), measure="degree")
+        l2 = nl.GradientFlow(e, "l2")
+        runs: dict[str, tuple[Any, Any, Any, list[Any]]] = {
+            "semi-implicit": (nl.GradientFlow(e, "degree"), 2.0, nl.SemiImplicit(0.3), [nl.Energy()]),
+            "exponential": (nl.GradientFlow(e, "degree"), 2.0, nl.Exponential(), [nl.Energy()]),
+            "runge-kutta": (nl.GradientFlow(e, "degree"), 2.0, nl.RungeKutta(), []),
+            "euler": (l2, 9 * l2.safe_step, nl.ExplicitEuler(0.9 * l2.safe_step), [nl.DistanceToConstant()]),
+            "stopped at rest": (nl.GradientFlow(e, "degree"), 99.0, nl.SemiImplicit(1.0), [nl.Stationary(1e-3)]),
+            "stopped at noise": (nl.GradientFlow(e, "degree"), 9.0, nl.SemiImplicit(0.1), [nl.Discrepancy(u, 0.4)]),
+            "attention": (nl.AttentionFlow(p, u, 0.5), 3.0, nl.SemiImplicit(1.0), []),
+            # Its limit is an eigenvalue, which is known without looking for it where k is positive definite.
+            **({"neutreno": (nl.AttentionFlow(p, u, 0.5), 3.0, nl.NeutrenoStep(), [])} if p.symmetric else {}),
+        }
+        for how, (flow, t, integrator, trackers) in runs.items():
+            solution = nl.solve(flow, u, t=t, integrator=integrator, trackers=trackers)
+            assert solution.success, solution.message
+            assert type(solution.final) is torch.Tensor
+            found[f"{name}, {how}: u"] = problem.whole(p, solution.final)
+            found[f"{name}, {how}: steps"] = float(solution.stats["steps"])
+            if not isinstance(flow, nl.AttentionFlow):
+                found[f"{name}, {how}: energy"] = solution.energy
+            for record in solution.records.values():
+                if "value" in record:
+                    found[f"{name}, {how}: record"] = record["value"]
+    p = problem.affinity(nl.DotProduct(), WEIGHTS, SIGNAL)
+    flow = nl.GradientFlow(nl.J(p), "degree", evolving=True, every=2)
+    solution = nl.solve(flow, u, t=3.0, integrator=nl.SemiImplicit(0.5))
+    found["evolving: u"], found["evolving: energy"] = problem.whole(p, solution.final), solution.energy
+    return found
+
+
+def peak(run: Callable[[], Any]) -> float:
+    """Return by how many MiB the memory of this process grows at most while `run` runs."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+    def held(name: str) -> float:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return float(next(line.split()[1] for line in lines if line.startswith(name))) / 1024
+
+    before = held("VmRSS")
+    run()
+    return held("VmHWM") - before
+
+
+def memory(n: int, channels: int, build: Callable[[Any, Any], nl.Affinity]) -> float:
+    """Return the peak of a step of a flow between n of this process's nodes."""
+
+    def run(n: int, channels: int) -> None:
+        u, features = torch.randn(n, channels), torch.randn(n, 8)
+        p = build(np.arange(float(n)), features)
+        nl.solve(nl.GradientFlow(nl.J(p), "degree"), u, t=1.0, integrator=nl.SemiImplicit(1.0), energies=False)
+
+    run(n, 8)  # loads what is loaded once
+    return peak(lambda: run(n, channels))
+
+
+NODES_OF_ALL, CHANNELS = 512, 2**16  # a signal of 128 MiB
+
+
+def memory_of_one() -> float:
+    return memory(NODES_OF_ALL, CHANNELS, lambda x, f: nl.affinity(nl.DotProduct(), nl.Points(x), f, method="tiled"))
+
+
+def memory_of_many() -> float:
+    return memory(
+        NODES_OF_ALL // dist.get_world_size(), CHANNELS,
+        lambda x, f: distributed.affinity(nl.DotProduct(), distributed.points(x), f),
+    )  # fmt: skip
+
+
+def refusals() -> dict[str, str]:
+    """Return what this process is told where one of the processes was given something useless."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    problem = Many("ring")
+    p: Any = problem.affinity(nl.Gaussian(1.0), None, FEATURES)
+    u, x = SIGNAL[problem.own], FEATURES[problem.own]
+    domain = distributed.points(NODES[problem.own])
+    spoiled = u.clone()
+    spoiled[0] = float("nan") if last else 0.0
+    attempts: dict[str, Callable[[], Any]] = {
+        "nan in one process": lambda: p.average(spoiled),
+        "channels that differ": lambda: p.average(u[:, :1] if last else u),
+        "numpy": lambda: p.average(u.numpy()),
+        "features that differ": lambda: distributed.affinity(nl.DotProduct(), domain, x[:, :2] if last else x),
+        "gradient": lambda: distributed.affinity(nl.DotProduct(), domain, x.clone().requires_grad_(last)),
+        "grid": lambda: distributed.affinity(nl.DotProduct(), nl.Grid(len(u)), x),  # type: ignore[arg-type]
+        "mode": lambda: distributed.affinity(nl.DotProduct(), domain, x, mode="star"),
+        "patches": lambda: distributed.affinity(nl.Patch(1.0), domain, x),
+        "radial queries": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, queries=x),
+        "memory": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, memory_limit=100),
+        "spectrum": lambda: nl.solve(nl.GradientFlow(nl.J(p)), u, t=1.0, integrator=nl.ExplicitEuler(1e3)),
+        "fidelity without shard": lambda: nl.E(p, u, STRENGTH[problem.own]),
+        "push by queries": lambda: built(problem, "queries").push(u),
+        "unknown operation": lambda: p.average(u).cumsum(0),
+        "one node": lambda: p.average(u)[0],
+        "a sum over nodes that is not seen": lambda: u.mT @ p.average(u),
+        "where the largest is": lambda: p.average(u).max(0),
+        "gradient of a signal": lambda: p.average(u.clone().requires_grad_(last)),
+        "gradient of a shard": lambda: p.average(u).requires_grad_(),
+        "rows of others": lambda: p.shard(STRENGTH),
+        "nodes of a signal without channels": lambda: p.average(u[:, 0])[..., torch.arange(len(u))],
+        "no shard": lambda: distributed.gather(u),
+        "as NumPy": lambda: p.average(u).numpy(),
+        "too few nodes": lambda: distributed.rows(1),
+    }
+    told = {}
+    for name, attempt in attempts.items():
+        try:
+            attempt()
+        except NlflowError as error:
+            told[name] = f"{type(error).__name__}: {error}"
+    return told
+
+
+def resumed(problem: One, path: Path, *, write: bool) -> dict[str, Any]:
+    """Return what whole runs give, and others that go on from a checkpoint, which are cut and written here or not."""
+    found: dict[str, Any] = {}
+    u = SIGNAL[problem.own]
+    p = problem.affinity(nl.DotProduct(), WEIGHTS, SIGNAL)
+    e = nl.E(p, u, problem.shard(p, STRENGTH))
+    runs: dict[str, tuple[Any, Any]] = {
+        "evolving": (nl.GradientFlow(nl.J(p), "degree", evolving=True, every=2), nl.SemiImplicit(0.5)),
+        "runge-kutta": (nl.GradientFlow(e, "degree"), nl.RungeKutta()),
+    }
+    for name, (flow, integrator) in runs.items():
+        file = f"{path}.{name}"
+
+        def solve(flow: Any = flow, integrator: Any = integrator, **more: Any) -> nl.Solution:
+            return nl.solve(flow, u, t_eval=[0.0, 1.0, 3.0, 4.0], integrator=integrator, **more)
+
+        if write:
+            steps = iter(range(99))
+            stop = nl.Callback(lambda *_, steps=steps: next(steps) >= 5)
+            solve(trackers=[nl.Energy(), stop, nl.Checkpoint(file, seconds=0)])
+        for how, resume in (("whole", None), ("resumed", file)):
+            solution = solve(trackers=[nl.Energy()], resume=resume)
+            found[f"{name}, {how}: u"] = problem.whole(p, solution.final)
+            found[f"{name}, {how}: first"] = problem.whole(p, solution.u[1])
+            found[f"{name}, {how}: energy"] = solution.energy
+            found[f"{name}, {how}: applications"] = float(solution.stats["applications"])
+        try:
+            nl.solve(flow, 2 * u, t_eval=[0.0, 1.0, 3.0, 4.0], integrator=integrator, resume=file)
+        except nl.FileFormatError as error:
+            found[f"{name}: refused"] = np.array("belongs to another problem" in str(error))
+    return found
+
+
+TIMEOUT = 2.0  # seconds
+
+
+def lost(how: str, group: Any) -> dict[str, Any]:
+    """Return how this process ends where the last one is killed in the third step, or sleeps beyond the timeout."""
+    problem = Many("ring", group)
+    p = problem.affinity(nl.Gaussian(1.0), None, FEATURES)
+    found: dict[str, Any] = {}
+
+    def third(t: float, u: Any, flow: Any) -> None:
+        del u, flow
+        if t == 3.0:
+            found["since"] = time.monotonic()
+            if dist.get_rank() == dist.get_world_size() - 1:
+                if how == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(2 * TIMEOUT)
+
+    try:
+        nl.solve(
+            nl.GradientFlow(nl.J(p), "degree"), SIGNAL[problem.own], t=9.0, integrator=nl.SemiImplicit(1.0),
+            trackers=[nl.Callback(third)],
+        )  # fmt: skip
+    except distributed.ProcessError as error:
+        found["error"], found["seconds"] = str(error), time.monotonic() - found["since"]
+        begin = time.monotonic()
+        try:
+            p.average(SIGNAL[problem.own])
+        except distributed.ProcessError as again:
+            found["again"], found["at once"] = str(again), time.monotonic() - begin
+    return found
+
+
+def main(job: str, out: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", timeout=datetime.timedelta(seconds=60), init_method=os.environ.get("INIT", "env://"),
+        rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"]),
+    )  # fmt: skip
+    rank = dist.get_rank()
+
+    def write(name: str, found: dict[str, Any]) -> None:
+        Path(f"{out}.{name}.{rank}.json").write_text(json.dumps(found))
+
+    write("refusals", refusals())
+    if job == "numbers":
+        np.savez(f"{out}.ring.{rank}.npz", **numbers(Many("ring"), EVERYTHING, BASICS))
+        np.savez(f"{out}.gather.{rank}.npz", **numbers(Many("gather"), BASICS))
+        np.savez(f"{out}.written.{rank}.npz", **resumed(Many("ring"), Path(out).parents[1] / "checkpoint", write=True))
+        share = memory_of_many()
+        dist.destroy_process_group()
+        write("memory", {"share": share, "one": memory_of_one() if rank == 0 else None})
+        return
+    np.savez(f"{out}.ring.{rank}.npz", **numbers(Many("ring"), BASICS))
+    np.savez(f"{out}.resumed.{rank}.npz", **resumed(Many("ring"), Path(out).parents[1] / "checkpoint", write=False))
+    short = dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT))
+    write("stalled", lost("stalled", short))
+    write("killed", lost("killed", None))
+    os._exit(0)  # a group that has lost a process cannot be left in order
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,225 @@
+"""Affinities whose nodes are shared out among processes: the numbers of one process, its memory divided, its errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
+if not torch.distributed.is_available() or not torch.distributed.is_gloo_available():
+    pytest.skip("torch is built without gloo", allow_module_level=True)
+
+import nlflow as nl  # noqa: E402
+from nlflow import distributed  # noqa: E402
+from nlflow.errors import InputError  # noqa: E402
+from tests import sharded_run  # noqa: E402
+
+SCRIPT = sharded_run.__file__
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+    "PYTHONPATH": os.pathsep.join([str(Path(SCRIPT).parents[1]), os.environ.get("PYTHONPATH", "")]),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two") / "out"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    subprocess.run([*command, SCRIPT, "numbers", str(out)], env={**os.environ, **ONE_THREAD}, check=True, timeout=120)
+    return out
+
+
+@pytest.fixture(scope="module")
+def by_three(tmp_path_factory: pytest.TempPathFactory, by_torchrun: Path) -> Path:
+    """Run without torchrun, which would end the others when one is lost; the last is, at the end.
+
+    After the two processes, whose checkpoints these go on from.
+    """
+    del by_torchrun
+    out = tmp_path_factory.mktemp("three") / "out"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, "losses", str(out)],
+            env={**os.environ, **ONE_THREAD, "RANK": str(rank), "WORLD_SIZE": "3", "INIT": f"file://{out}.init"},
+        )
+        for rank in range(3)
+    ]
+    try:
+        assert [process.wait(120) for process in processes] == [0, 0, -signal.SIGKILL]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    return out
+
+
+@pytest.fixture(scope="module")
+def by_one() -> dict[str, Any]:
+    return sharded_run.numbers(sharded_run.One(), sharded_run.EVERYTHING, sharded_run.BASICS)
+
+
+@pytest.mark.parametrize(("launch", "mode"), [("by_torchrun", "ring"), ("by_torchrun", "gather"), ("by_three", "ring")])
+def test_numbers_are_those_of_one_process(
+    launch: str, mode: str, by_one: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    out = request.getfixturevalue(launch)
+    ranks = [np.load(f"{out}.{mode}.{rank}.npz") for rank in range(2 if launch == "by_torchrun" else 3)]
+    names = sharded_run.EVERYTHING if (launch, mode) == ("by_torchrun", "ring") else sharded_run.BASICS
+    assert {name.split(":")[0].split(",")[0] for name in ranks[0]} == {*names, "evolving"}
+    for name in ranks[0]:
+        np.testing.assert_allclose(ranks[0][name], by_one[name], rtol=1e-12, atol=1e-12, err_msg=name)
+        for other in ranks[1:]:  # to the last bit, so that all decide alike
+            assert np.array_equal(ranks[0][name], other[name]), name
+
+
+@pytest.fixture
+def alone(tmp_path: Path) -> Iterator[None]:
+    """Make this process a group of its own."""
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'init'}", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("mode", distributed.MODES)
+def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:
+    found = sharded_run.numbers(sharded_run.Many(mode), sharded_run.EVERYTHING)
+    for name, value in found.items():
+        np.testing.assert_allclose(value, by_one[name], rtol=1e-12, atol=1e-12, err_msg=name)
+    if mode == "ring":
+        refused = sharded_run.refusals()
+        everyone_agrees = {"channels that differ", "features that differ", "rows of others", "too few nodes"}
+        assert set(REFUSED) - set(refused) == everyone_agrees
+        for name, message in refused.items():
+            assert REFUSED[name][1] in message
+
+
+def test_what_a_shard_says_of_itself(alone: None) -> None:
+    p: Any = sharded_run.built(sharded_run.Many("gather"), "queries")
+    u = p.average(sharded_run.SIGNAL)
+    assert repr(u).startswith("Shard(process 0 of 1, tensor([[")
+    assert repr(p) == "<ShardedAffinity " + repr(p.kernel) + " on 91 nodes, method='sharded', not symmetric>"
+    assert type(distributed.local(u)) is torch.Tensor
+    distributed.local(u).zero_()
+    assert float(u.abs().sum()) == 0  # they share their memory
+    u = p.average(sharded_run.SIGNAL)
+    # Keys and queries of this process and the keys of all (3 columns), logarithms and weights.
+    assert p.memory_bytes == 8 * 91 * (3 * 3 + 2)
+    assert u.shape == (91, 2)
+    assert float(u.mean()) == pytest.approx(float(distributed.local(u).mean()), abs=1e-15)
+    assert torch.equal(u.mean(dim=-1).sum(dim=0, keepdim=True), distributed.local(u).mean(-1).sum(0, keepdim=True))
+    assert float(u.abs().max()) == float(u.abs().amax())
+
+
+@pytest.mark.parametrize("name", sharded_run.EVERYTHING)
+def test_averages_are_plain_sums(name: str, by_torchrun: Path) -> None:
+    kernel, queries, weights = sharded_run.CASES[name]
+    y, u = sharded_run.FEATURES.numpy(), sharded_run.SIGNAL.numpy()
+    x = sharded_run.QUERIES.numpy() if queries else y
+    w = sharded_run.WEIGHTS if weights else np.full(len(u), 1 / len(u))
+    distance = np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))
+    if isinstance(kernel, nl.DotProduct):
+        k = np.exp((x @ y.T) * (3**-0.5 if kernel.scale is None else kernel.scale))
+    elif isinstance(kernel, nl.Gaussian):
+        k = np.exp(-(distance**2) / (2 * kernel.width**2))
+    else:
+        k = np.exp(-distance / kernel.width) if isinstance(kernel, nl.Laplace) else (distance <= 1) * 1.0
+    found = np.load(f"{by_torchrun}.ring.0.npz")
+    np.testing.assert_allclose(found[f"{name}: log degree"], np.log(k @ w), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(found[f"{name}: average"], (k * w) @ u / (k @ w)[:, None], rtol=0, atol=1e-12)
+    both = w[:, None] * w * k * ((2 * u[:, None] - 2 * u[None]) ** 2).sum(-1)
+    np.testing.assert_allclose(found[f"{name}: J"], both.sum() / 2, rtol=1e-12)
+
+
+@pytest.mark.parametrize("run", ["evolving", "runge-kutta"])
+def test_checkpoints_resume_on_another_number_of_processes(run: str, by_torchrun: Path, by_three: Path) -> None:
+    for out, what, count in ((by_torchrun, "written", 2), (by_three, "resumed", 3)):
+        for rank in range(count):
+            found = np.load(f"{out}.{what}.{rank}.npz")
+            for value in ("u", "first", "energy"):
+                whole, resumed = found[f"{run}, whole: {value}"], found[f"{run}, resumed: {value}"]
+                np.testing.assert_allclose(resumed, whole, rtol=1e-12, atol=1e-12)
+                assert np.array_equal(resumed, whole) or count == 3  # the same processes: the same bits
+            assert found[f"{run}, resumed: applications"] < found[f"{run}, whole: applications"]
+            assert found[f"{run}: refused"]
+
+
+def told(out: Path, what: str, rank: int) -> dict[str, Any]:
+    return dict(json.loads(Path(f"{out}.{what}.{rank}.json").read_text()))
+
+
+def test_memory_of_a_process_is_its_share(by_torchrun: Path, record_property: Any) -> None:
+    one = told(by_torchrun, "memory", 0)["one"]
+    shares = [told(by_torchrun, "memory", rank)["share"] / one for rank in (0, 1)]
+    record_property("peak memory of a process over that of one", max(shares))
+    assert one > 256  # MiB: two signals at least
+    assert max(shares) <= 0.6, shares
+
+
+REFUSED = {
+    "nan in one process": ("process(es) [{last}] cannot use", "u: got 2 NaN or infinite"),
+    "channels that differ": ("u: got [", "u: got ["),
+    "features that differ": ("features: got [", "features: got ["),
+    "gradient": ("process(es) [{last}] cannot use", "features: got a tensor that requires a gradient"),
+    "gradient of a signal": ("process(es) [{last}] cannot use", "u: got a tensor that requires a gradient"),
+    **{
+        name: (words, words)
+        for name, words in {
+            "numpy": "u: got ndarray, expected a torch tensor",
+            "grid": "domain: got Grid, expected Points",
+            "mode": "mode: got 'star'",
+            "patches": "kernel: got Patch",
+            "radial queries": "queries: a radial kernel",
+            "memory": "MemoryLimitError: sums over",
+            "spectrum": "is computed by one",
+            "fidelity without shard": "fidelity: got Tensor",
+            "push by queries": "NumericalError: sharded: p P",
+            "unknown operation": "torch.cumsum: not known",
+            "one node": "torch.getitem: not known",
+            "a sum over nodes that is not seen": "torch.matmul: not known",
+            "where the largest is": "torch.max: not known",
+            "gradient of a shard": "torch.requires_grad: not known",
+            "rows of others": "values: got shape (91,)",
+            "nodes of a signal without channels": "torch.getitem: not known",
+            "no shard": "signal: got Tensor",
+            "as NumPy": "torch.numpy: not known",
+            "too few nodes": "count: got 1 nodes",
+        }.items()
+    },
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_all_processes_refuse_what_one_cannot_use(name: str, by_torchrun: Path, by_three: Path) -> None:
+    others, last = REFUSED[name]
+    for out, count in ((by_torchrun, 2), (by_three, 3)):
+        for rank in range(count):
+            expected = last if rank == count - 1 else others.format(last=count - 1)
+            assert expected in told(out, "refusals", rank)[name], (count, rank)
+
+
+@pytest.mark.parametrize("how", ["killed", "stalled"])
+def test_a_lost_process_ends_the_others(how: str, by_three: Path) -> None:
+    for rank in (0, 1):
+        found = told(by_three, how, rank)
+        assert "another process was lost or did not answer within the timeout" in found["error"]
+        # The timeout, and what a busy machine adds; a closed connection is seen at once.
+        assert found["seconds"] < (0 if how == "killed" else sharded_run.TIMEOUT) + 3
+        assert found["again"] == found["error"]
+        assert found["at once"] < 1
+    assert not Path(f"{by_three}.killed.2.json").exists()
+
+
+def test_without_processes_there_is_nothing_to_share() -> None:
+    with pytest.raises(InputError, match=r"group: there is no process group; call torch\.distributed\.init_process"):
+        distributed.rows(5)
