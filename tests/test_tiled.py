@@ -78,6 +78,21 @@ def test_numbers_are_those_of_the_dense_matrix(name: str, weights: str, dtype: s
     np.testing.assert_allclose(host(symmetric.log_degree), expected.log_degree, rtol=0, atol=5 * atol)
 
 
+@pytest.mark.parametrize("unit", [1e-60, 1e60])
+@pytest.mark.parametrize("name", ["laplace", "queries"])
+def test_the_unit_of_the_weights_does_not_matter(name: str, unit: float) -> None:
+    kernel, asymmetric, _ = KERNELS[name]
+    x, q, u = (torch.from_numpy(a.astype("float32")) for a in (FEATURES, QUERIES, SIGNAL))
+    averages, logs = [], []
+    for factor in (1.0, unit):
+        domain = nl.Points(np.arange(float(N)), weights=WEIGHTS["uneven"] * factor)
+        p = nl.affinity(kernel, domain, x, queries=q if asymmetric else None, method="tiled")
+        averages.append(host(p.average(u)))
+        logs.append(host(p.log_degree) - np.log(factor))
+    np.testing.assert_allclose(*averages, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(*logs, rtol=0, atol=1e-4)
+
+
 class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # of a module that may be missing
     """Notes the largest tensor that is formed, and how often a number is asked for by the host."""
 

@@ -78,10 +78,11 @@ class TiledAffinity(Affinity):
         self._queries = self._keys if same else queries.clone()
         self._limit = memory_limit
         self._precision = None if precision is None else check_choice("precision", precision, _PRECISIONS)
+        # Over the largest, which stays in the range of float32 whatever the units.
         weights = domain.weights.reshape(-1)
-        uniform = bool(np.ptp(weights) == 0)
-        self._shift = float(np.log(weights[0])) if uniform else 0.0
-        shared = None if uniform else constant_like(weights, keys)
+        largest = float(weights.max())
+        self._shift = float(np.log(largest))
+        shared = None if weights.min() == largest else constant_like(weights / largest, keys)
         self._sums: TorchSums = TorchSums(kernel, self._queries, self._keys, shared, precision=self._precision)
         if self._precision in ("bfloat16", "float16") and not self.fused:
             raise InputError(
