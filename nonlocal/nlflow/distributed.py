@@ -34,7 +34,7 @@ from torch import Tensor
 from nlflow._array import Array, constant_like, same_kind, to_numpy
 from nlflow._torch.ring import GatheredSums, RingSums
 from nlflow._torch.shards import ProcessError, Processes, Shard
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.domain import Domain, Points
 from nlflow.errors import (
@@ -350,10 +350,7 @@ class ShardedAffinity(_Sharded):
         memory_limit: float | None = None,
     ) -> None:
         same = queries is keys
-        super().__init__(
-            domain, kernel, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite, dtype=keys.dtype,
-        )  # fmt: skip
+        super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
         self._processes, self.mode, self._limit = processes, mode, memory_limit
         self.reason = f"nodes are shared out among {processes.size} processes, mode={mode!r}"
         count = domain.size if mode == "ring" else processes.total
@@ -368,12 +365,12 @@ class ShardedAffinity(_Sharded):
         self._queries = self._keys if same else queries.clone()
         weights = constant_like(domain.weights, keys.double())
         extremes = processes.collect(torch.stack([weights.min(), weights.max()]))
-        uniform = bool((extremes == extremes[0, 0]).all())
-        self._shift = float(extremes[0, 0].log()) if uniform else 0.0
+        # Over the largest, which stays in the range of float32 whatever the units.
+        least, largest = extremes[:, 0].min(), extremes[:, 1].max()
+        self._shift = float(largest.log())
+        shared = None if bool(least == largest) else (weights / largest).to(keys.dtype)
         sums = RingSums if mode == "ring" else GatheredSums
-        self._sums: RingSums | GatheredSums = sums(
-            kernel, self._queries, self._keys, None if uniform else weights.to(keys.dtype), processes
-        )
+        self._sums: RingSums | GatheredSums = sums(kernel, self._queries, self._keys, shared, processes)
         self._logs: Tensor | None = None
 
     @property

@@ -152,7 +152,7 @@ def check_array(
     tail = f"; {hint}" if hint else ""
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or use a fidelity of 0 there")
-    foreign = type(value).__module__.split(".")[0] == "torch"
+    foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
     try:
         array: Any = value if foreign else np.asarray(value)
     except ValueError as error:  # nested sequences of unequal lengths

@@ -222,9 +222,6 @@ class Shard(Tensor):
 
     __str__ = __repr__
 
-    # `check_array` knows tensors by the module of their type.
-    __module__ = "torch.nlflow"
-
 
 # What tells of a tensor without telling values.
 _FACTS = {

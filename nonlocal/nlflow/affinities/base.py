@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["Affinity", "Sparse", "middle_of_range"]
+__all__ = ["Affinity", "Sparse", "middle_of_range", "properties"]
 
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
@@ -30,6 +30,15 @@ Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
     """Return the middle between the least and the largest value of each column."""
     return np.asarray(flat.min(axis=0) / 2 + flat.max(axis=0) / 2)  # their sum could overflow
+
+
+def properties(kernel: Kernel, queries: Array, keys: Array) -> dict[str, bool]:
+    """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
+    same = queries is keys
+    return {
+        "symmetric": same and kernel.symmetric,
+        "positive_semidefinite": same and kernel.positive_semidefinite,
+    }
 
 
 class Affinity(ABC):

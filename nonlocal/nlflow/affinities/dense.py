@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow.affinities.base import Affinity, Sparse, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_memory
@@ -107,9 +107,8 @@ class DenseAffinity(Affinity):
             return xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
 
         return cls(
-            domain, kernel, block, keys, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite, memory_limit=memory_limit,
-            log_transposed=transposed, kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize),
+            domain, kernel, block, keys, memory_limit=memory_limit, log_transposed=transposed,
+            kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **properties(kernel, queries, keys),
         )  # fmt: skip
 
     @classmethod

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domain import Domain
@@ -52,10 +52,7 @@ class PairwiseAffinity(Affinity):
         memory_limit: float | None = None,
     ) -> None:
         same = queries is keys
-        super().__init__(
-            domain, kernel, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite, dtype=keys.dtype,
-        )  # fmt: skip
+        super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
         # A copy, since the features may change later; of one array where both are one.
         keys = np.array(keys)
         self._queries, self._keys = (keys if same else np.array(queries)), keys

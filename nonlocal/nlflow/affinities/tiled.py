@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from nlflow._array import Array, constant_like, namespace
-from nlflow.affinities.base import Affinity
+from nlflow.affinities.base import Affinity, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.domain import Domain
 from nlflow.errors import InputError, check_choice, check_memory
@@ -62,10 +62,7 @@ class TiledAffinity(Affinity):
         from nlflow._torch.sums import TorchSums
 
         same = queries is keys
-        super().__init__(
-            domain, kernel, symmetric=kernel.symmetric and same,
-            positive_semidefinite=same and kernel.positive_semidefinite, dtype=keys.dtype,
-        )  # fmt: skip
+        super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
         n, d = domain.size, int(keys.shape[1])
         check_memory(
             f"sums over {n} nodes with {d} features",
