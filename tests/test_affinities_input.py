@@ -44,7 +44,10 @@ AFFINITIES: dict[str, Any] = {
     "convolution": lambda dtype: affinity(Gaussian(width=1.0), GRID, method="convolution"),
 }
 BAD_SIGNALS = [
-    (np.full((6, 7), np.nan), r"u: got 42 NaN or infinite value\(s\), expected finite ones; replace them first"),
+    (
+        np.full((6, 7), np.nan),
+        r"u: got 42 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace them first",
+    ),
     (np.where(np.arange(42).reshape(6, 7) == 9, np.inf, IMAGE), r"u: got 1 NaN or infinite"),
     (np.empty((6, 0)), r"u: got an empty array of shape \(6, 0\)"),
     (np.ones(6), r"u: got shape \(6,\), expected \(6, 7\) or \(6, 7, 'D'\): the node axes of the domain first"),
@@ -132,7 +135,7 @@ def test_features_are_not_changed_and_may_change_later(build: Any) -> None:
 BAD_CALLS: dict[str, tuple[Any, str]] = {
     "kernel": (lambda: affinity("gaussian", GRID), r"kernel: got str, expected a Kernel such as Gaussian"),
     "kernel class": (lambda: affinity(Gaussian, GRID), r"kernel: got ABCMeta, expected a Kernel"),
-    "domain": (lambda: affinity(Gaussian(1.0), (6, 7)), r"domain: got tuple, expected a Grid or Points"),
+    "domain": (lambda: affinity(Gaussian(1.0), (6, 7)), r"domain: got tuple, expected a Grid, Points or Batch"),
     "method": (lambda: affinity(Gaussian(1.0), GRID, method="fft"), r"method: got 'fft', expected one of 'auto', 'den"),
     "method type": (lambda: affinity(Gaussian(1.0), GRID, method=None), r"method: got None, expected one of"),
     "window 0": (lambda: affinity(Gaussian(1.0), GRID, window=0), r"window: got 0, expected an integer >= 1"),

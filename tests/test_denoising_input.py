@@ -46,7 +46,10 @@ def colour() -> Floats:
 def test_nan_and_infinity_are_refused_with_their_number(image: Floats, bad: float, quality: str):
     broken = image.copy()
     broken[3, 4] = broken[5, 6] = bad
-    with pytest.raises(InputError, match=r"image: got 2 NaN or infinite value\(s\), expected finite ones; replace"):
+    with pytest.raises(
+        InputError,
+        match=r"image: got 2 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace",
+    ):
         denoise(broken, SIGMA, quality=quality)
 
 

@@ -215,7 +215,7 @@ def test_arrays_that_fit_are_not_copied() -> None:
         (np.ones((2, 0)), r"got an empty array of shape \(2, 0\), expected at least one element; see there"),
         (
             np.array([[1, np.nan, np.inf]]),
-            r"got 2 NaN or infinite value\(s\), expected finite ones; replace",
+            r"got 2 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace",
         ),
     ],
 )

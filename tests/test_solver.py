@@ -320,7 +320,11 @@ U = np.linspace(0.0, 1.0, 24)
         ((J_FLOW, U[:5]), {"t": 1}, r"^start: got shape \(5,\), expected \(24,\) or \(24, 'D'\)"),
         ((J_FLOW, np.ones((24, 2, 2))), {"t": 1}, r"^start: got shape \(24, 2, 2\), expected"),
         ((E_FLOW, np.ones((24, 2))), {"t": 1}, r"^start: got shape \(24, 2\), expected \(24,\), that of the observed"),
-        ((J_FLOW, U * np.nan), {"t": 1}, r"^start: got 24 NaN or infinite value\(s\), expected finite ones"),
+        (
+            (J_FLOW, U * np.nan),
+            {"t": 1},
+            r"^start: got 24 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones",
+        ),
         ((J_FLOW, U.astype("f4")), {"t": 1}, r"^start: got dtype float32, expected float64"),
         ((GRID_FLOW, U.astype("f4")), {"t": 1}, r"^start: got .*float32, expected .*float64"),
         ((J_FLOW, U * 1j), {"t": 1}, r"^start: got complex values \(complex128\), expected real ones"),

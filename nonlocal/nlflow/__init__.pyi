@@ -3,6 +3,7 @@ from .affinities import affinity as affinity
 from .affinities import from_matrix as from_matrix
 from .denoising import DenoiseInfo as DenoiseInfo
 from .denoising import denoise as denoise
+from .domain import Batch as Batch
 from .domain import Grid as Grid
 from .domain import Points as Points
 from .equilibria import Equilibrium as Equilibrium
@@ -40,6 +41,7 @@ from .kernel import Laplace as Laplace
 from .kernel import Patch as Patch
 from .kernel import TopHat as TopHat
 from .markov import MarkovChain as MarkovChain
+from .mask import Mask as Mask
 from .noise import Poisson as Poisson
 from .noise import estimate_sigma as estimate_sigma
 from .patches import PatchGroups as PatchGroups
@@ -59,6 +61,7 @@ __all__ = [
     "Affinity",
     "AttentionFlow",
     "AttentionStep",
+    "Batch",
     "Callback",
     "CertifiedMinimizer",
     "Checkpoint",
@@ -82,6 +85,7 @@ __all__ = [
     "LaggedDiffusivity",
     "Laplace",
     "MarkovChain",
+    "Mask",
     "MemoryLimitError",
     "NeutrenoStep",
     "NlflowError",

@@ -74,18 +74,25 @@ def over_channels(per_node: Array | float, u: Array) -> Array | float:
     return per_node if per_node.ndim == u.ndim else per_node[..., None]
 
 
-def mean_over_nodes(u: Array, weights: Array) -> Array:
-    """Return sum_i weights_i u_i for each channel, broadcastable to `u`; the weights sum to 1, one for each node."""
+def mean_over_nodes(u: Array, weights: Array, axes: tuple[int, ...] | None = None) -> Array:
+    """Return sum_i weights_i u_i for each channel, broadcastable to `u`; the weights sum to 1, one for each node.
+
+    Over all axes of nodes by default, or over some of them.
+    """
     xp = namespace(u)
     # Summed in float64: along leading axes NumPy does not sum pairwise, and float32 loses a percent on an image.
-    total = xp.sum(over_channels(weights, u) * u, axis=tuple(range(weights.ndim)), keepdims=True, dtype=xp.float64)
+    axes = tuple(range(weights.ndim)) if axes is None else axes
+    total = xp.sum(over_channels(weights, u) * u, axis=axes, keepdims=True, dtype=xp.float64)
     return xp.astype(total, u.dtype)
 
 
 def same_kind(name: str, array: Array, like: Array) -> None:
-    """Raise `InputError` unless `array` has the namespace and dtype of `like`."""
+    """Raise `InputError` unless `array` has the namespace, dtype and device of `like`."""
     if type(array) is not type(like) or array.dtype != like.dtype:
         raise InputError(
             f"{name}: got {type(array).__name__} of {array.dtype}, expected {type(like).__name__} of {like.dtype}; "
             "convert one of them (results keep the type of their input, so nothing is converted silently)"
         )
+    here, there = array_api_compat.device(array), array_api_compat.device(like)
+    if here != there:
+        raise InputError(f"{name}: it is on {here}, expected {there} as the others; move one of them (.to({there}))")

@@ -15,16 +15,33 @@ from numpy.typing import ArrayLike, NDArray
 
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
-__all__ = ["Boundary", "Domain", "Grid", "Points"]
+__all__ = ["Batch", "Boundary", "Domain", "Grid", "Points"]
 
 Boundary = Literal["periodic", "reflect", "isolated"]
 _PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "isolated": "constant"}
 
 
 class Domain:
-    """What `Grid` and `Points` share: a node shape, nodes and quadrature weights."""
+    """What `Grid`, `Points` and `Batch` share: a node shape, nodes and quadrature weights."""
 
     shape: tuple[int, ...]
+    leading: tuple[int, ...] = ()
+    """Shape of the batch that the domain is; () for one that is none."""
+
+    @property
+    def item(self) -> Domain:
+        """The domain of one item of a batch; the domain itself where it is none."""
+        return self
+
+    @property
+    def item_size(self) -> int:
+        """Number of nodes of one item."""
+        return self.item.size
+
+    @property
+    def item_weights(self) -> NDArray[np.float64]:
+        """Quadrature weights of one item."""
+        return self.item.weights
 
     @property
     def size(self) -> int:
@@ -206,3 +223,61 @@ class Points(Domain):
     def weights(self) -> NDArray[np.float64]:
         """Quadrature weights, shape (N,)."""
         return self.quadrature
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Domain):
+    """Copies of a domain side by side, whose nodes see those of their own copy alone: a batch of signals, heads.
+
+    To every functional, flow and chain it is one domain with ``math.prod(leading)`` times as many nodes: J is the sum
+    over the items, a norm goes over all of them. Means, and with them the distance to a constant, are those of each
+    item (`Affinity.item` gives the affinity of one).
+
+    Parameters
+    ----------
+    domain : Grid or Points
+        Of one item.
+    leading : int or tuple of int
+        How many: 8, or (8, 12) for 8 sequences and 12 heads. Signals have these axes first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Batch, Gaussian, Points, affinity
+    >>> batch = Batch(Points([0.0, 1.0]), 2)
+    >>> p = affinity(Gaussian(width=1.0), batch)
+    >>> p.average(np.array([[1.0, 1.0], [5.0, 5.0]])).round(12).tolist()
+    [[1.0, 1.0], [5.0, 5.0]]
+    """
+
+    one: Grid | Points
+    leading: tuple[int, ...]
+
+    def __init__(self, domain: Grid | Points, leading: int | tuple[int, ...]) -> None:
+        if not isinstance(domain, Grid | Points):
+            raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points, the domain of one item")
+        sizes = tuple(leading) if isinstance(leading, tuple | list) else (leading,)
+        if not sizes:
+            raise InputError("leading: got (), expected at least one axis")
+        object.__setattr__(self, "one", domain)
+        object.__setattr__(self, "leading", tuple(check_integer("leading", n, minimum=1) for n in sizes))
+
+    @property
+    def item(self) -> Domain:
+        """The domain of one item."""
+        return self.one
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
+        """Node shape, ``leading + domain.shape``."""
+        return (*self.leading, *self.one.shape)
+
+    @property
+    def nodes(self) -> NDArray[np.float64]:
+        """Node positions, shape (N, m): those of an item, again and again."""
+        return np.tile(self.one.nodes, (math.prod(self.leading), 1))
+
+    @property
+    def weights(self) -> NDArray[np.float64]:
+        """Quadrature weights, shape ``shape``."""
+        return np.array(np.broadcast_to(self.one.weights, self.shape))

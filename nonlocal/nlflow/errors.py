@@ -185,14 +185,27 @@ def check_array(
         raise InputError(
             f"{name}: got an empty array of shape {tuple(array.shape)}, expected at least one element{tail}"
         )
-    finite = array.isfinite().all() if foreign else np.isfinite(array).all()
-    if not bool(finite):
-        bad = int((~(array.isfinite() if foreign else np.isfinite(array))).sum())
+    if foreign and bool(array.detach().sum().isfinite()):  # one pass: no infinity and no NaN leaves a sum finite
+        return array
+    finite = array.isfinite() if foreign else np.isfinite(array)
+    if not bool(finite.all()):
         raise InputError(
-            f"{name}: got {bad} NaN or infinite value(s), expected finite ones; "
+            f"{name}: got {int((~finite).sum())} NaN or infinite value(s){_first(~finite)}, expected finite ones; "
             "replace them first (a fidelity of 0 fills in missing data)"
         )
     return array
+
+
+def _first(wrong: Any) -> str:
+    """Return the words for where the first true entry is."""
+    try:
+        index = wrong.ravel().nonzero()
+    except InputError:  # of nodes that are shared out among processes nobody knows the first
+        return ""
+    number = int(index[0][0])
+    if wrong.ndim < 2:
+        return f" (the first at index {number})" if wrong.ndim else ""
+    return f" (the first at index {tuple(int(i) for i in np.unravel_index(number, tuple(wrong.shape)))})"
 
 
 def format_bytes(count: float) -> str:

@@ -217,9 +217,9 @@ class DotProduct(Kernel):
         matrix = getattr(self, name)
         if matrix is None:
             return features
-        if matrix.shape[0] != features.shape[1]:
+        if matrix.shape[0] != features.shape[-1]:
             raise InputError(
-                f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[1]} rows, "
+                f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[-1]} rows, "
                 "as many as the features have columns"
             )
         return features @ matrix

@@ -6,16 +6,22 @@ log-sum-exp. The operators beneath it do neither.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["WIDEST", "attend", "fused", "log_sum_exp", "offered", "spread", "widened", "width_for"]
+__all__ = ["WIDEST", "Form", "attend", "fused", "log_sum_exp", "offered", "spread", "widened", "width_for"]
 
 WIDEST = 128
 """Columns of values that are taken at a time: kernels slow down, or end, beyond 256."""
 _ALIGNED = 8  # columns; kernels on GPUs want a multiple
+
+
+_FOR_CPU = "_scaled_dot_product_flash_attention_for_cpu"
+_FLASH = "_scaled_dot_product_flash_attention"
+_EFFICIENT = "_scaled_dot_product_efficient_attention"
 
 
 def offered(like: Tensor) -> bool:
@@ -23,27 +29,49 @@ def offered(like: Tensor) -> bool:
     return _operator(like) is not None
 
 
-def _operator(like: Tensor) -> str | None:
+def _operator(like: Tensor, biased: bool = False) -> str | None:
     kind, half = like.device.type, like.dtype in (torch.float16, torch.bfloat16)
     if kind == "cpu":
-        name = "_scaled_dot_product_flash_attention_for_cpu"
-    elif kind == "cuda" and half:
-        name = "_scaled_dot_product_flash_attention"
-    elif kind == "cuda" and like.dtype == torch.float32:
-        name = "_scaled_dot_product_efficient_attention"
+        name = _FOR_CPU
+    elif kind == "cuda" and half and not biased:
+        name = _FLASH
+    elif kind == "cuda" and (half or like.dtype == torch.float32):
+        name = _EFFICIENT
     else:
         return None
     return name if hasattr(torch.ops.aten, name) else None
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+@dataclass(frozen=True)
+class Form:
+    """What fused attention makes of q.k: logits scale q.k + bias, for all keys or those that are no later.
+
+    Parameters
+    ----------
+    scale : float
+    causal : bool
+        Query i sees the keys j <= i.
+    bias : tensor of shape (M, N), optional
+        The same for all items; N is a multiple of 8 on GPUs.
+    """
+
+    scale: float = 1.0
+    causal: bool = False
+    bias: Tensor | None = None
+
+
+def fused(q: Tensor, k: Tensor, v: Tensor, form: Form) -> tuple[Tensor, Tensor]:
     """Return averages (B, 1, M, E) and the log-sum-exp (B, 1, M) of one fused kernel; all of the same width E."""
-    name = _operator(q)
+    bias = form.bias
+    name = _operator(q, bias is not None)
     operator: Any = getattr(torch.ops.aten, str(name))
-    if name == "_scaled_dot_product_efficient_attention":
-        average, logarithm = operator(q, k, v, None, True, 0.0, False, scale=scale)[:2]
+    if name == _EFFICIENT:
+        whole = None if bias is None else bias.expand(q.shape[0], 1, *bias.shape)
+        average, logarithm = operator(q, k, v, whole, True, 0.0, form.causal, scale=form.scale)[:2]
+    elif name == _FOR_CPU:
+        average, logarithm = operator(q, k, v, 0.0, form.causal, attn_mask=bias, scale=form.scale)
     else:
-        average, logarithm = operator(q, k, v, 0.0, False, scale=scale)[:2]
+        average, logarithm = operator(q, k, v, 0.0, form.causal, scale=form.scale)[:2]
     return average, logarithm[..., : q.shape[-2]]  # some kernels fill up the rows
 
 
@@ -59,8 +87,8 @@ def width_for(q: Tensor, channels: int) -> int:
     return -(-width // _ALIGNED) * _ALIGNED if q.device.type == "cuda" else width
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-    """Return sum_j softmax_j(scale q_i . k_j) v_j.
+def attend(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    """Return sum_j softmax_j(scale q_i . k_j + bias_ij) v_j.
 
     Parameters
     ----------
@@ -68,7 +96,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     k : tensor of shape (..., N, d)
     v : tensor of shape (..., N, D)
         The leading axes of all three are the same.
-    scale : float
+    form : Form
 
     Returns
     -------
@@ -79,40 +107,40 @@ def attend(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
     wide_q, wide_k = widened(q, width), widened(k, width)
     parts = []
     for part in torch.split(v, width, dim=-1):
-        average = fused(wide_q, wide_k, widened(part, width), scale)[0]
+        average = fused(wide_q, wide_k, widened(part, width), form)[0]
         parts.append(average[..., : part.shape[-1]])
     whole = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
     return whole.reshape(*q.shape[:-1], v.shape[-1])
 
 
-def spread(q: Tensor, k: Tensor, values: Tensor, scale: float) -> Tensor:
-    """Return sum_i softmax_j(scale q_i . k_j) values_i for all j, (..., M, D) to (..., N, D): `attend` transposed."""
+def spread(q: Tensor, k: Tensor, values: Tensor, form: Form) -> Tensor:
+    """Return sum_i softmax_j(...) values_i for all j, (..., M, D) to (..., N, D): `attend` transposed."""
     # The average is linear in v, so that its derivative, applied from the left, is its transpose.
     v = torch.zeros(*k.shape[:-1], values.shape[-1], dtype=k.dtype, device=k.device, requires_grad=True)
     with torch.enable_grad():
-        average = attend(q.detach(), k.detach(), v, scale)
+        average = attend(q.detach(), k.detach(), v, form)
     (result,) = torch.autograd.grad(average, v, values)
     return result
 
 
 class _LogSumExp(torch.autograd.Function):
-    """log sum_j exp(scale q_i . k_j), whose derivatives are averages of k and of q."""
+    """The logarithm of the sums of softmax's weights, whose derivatives are averages of k and of q."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, form: Form) -> Tensor:
         ctx.save_for_backward(q, k)
-        ctx.scale = scale
+        ctx.form = form
         width = width_for(q, 1)
         wide = widened(k, width)
-        return fused(widened(q, width), wide, wide, scale)[1].reshape(q.shape[:-1])
+        return fused(widened(q, width), wide, wide, form)[1].reshape(q.shape[:-1])
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
         q, k = ctx.saved_tensors
-        weight = (ctx.scale * gradient)[..., None].to(q.dtype)
-        return weight * attend(q, k, k, ctx.scale), spread(q, k, weight * q, ctx.scale), None
+        weight = (ctx.form.scale * gradient)[..., None].to(q.dtype)
+        return weight * attend(q, k, k, ctx.form), spread(q, k, weight * q, ctx.form), None
 
 
-def log_sum_exp(q: Tensor, k: Tensor, scale: float) -> Tensor:
-    """Return log sum_j exp(scale q_i . k_j), shape (..., M); it has first derivatives."""
-    return _LogSumExp.apply(q, k, scale)  # type: ignore[no-any-return,no-untyped-call]  # torch's apply is untyped
+def log_sum_exp(q: Tensor, k: Tensor, form: Form) -> Tensor:
+    """Return log sum_j exp(scale q_i . k_j + bias_ij), shape (..., M); it has first derivatives."""
+    return _LogSumExp.apply(q, k, form)  # type: ignore[no-any-return,no-untyped-call]  # torch's apply is untyped

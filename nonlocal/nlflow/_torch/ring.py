@@ -32,7 +32,7 @@ class _BlockSums(TorchSums):
         """
         if not self.fused:
             for rows in self._tiles():
-                logits = self._logits(self._x[rows])
+                logits = self._logits(self._x[rows], rows)
                 yield rows, slice(None), torch.softmax(logits, dim=-1) @ values, torch.logsumexp(logits, dim=-1)
             return
         weights = None if self._weights is None else self._column(self._weights)
@@ -44,7 +44,7 @@ class _BlockSums(TorchSums):
                 part = torch.cat([weights * part, weights], dim=-1)
             width = width_for(self._x, part.shape[-1])
             q, k, v = (widened(tensor, width) for tensor in (self._x, self._y, part))
-            averages, logs = fused(q, k, v, self._scale)
+            averages, logs = fused(q, k, v, self._form)
             average, log = averages[0, 0, :, : part.shape[-1]], logs[0, 0]
             if weights is not None:
                 average, log = average[:, :-1] / average[:, -1:], log + torch.log(average[:, -1])

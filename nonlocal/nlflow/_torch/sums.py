@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nlflow._torch.attention import attend, log_sum_exp, offered, spread
+from nlflow._torch.attention import Form, attend, fused, log_sum_exp, offered, spread, widened, width_for
 from nlflow.kernel import DotProduct, Gaussian, Kernel, RadialKernel
 
 __all__ = ["TorchSums"]
@@ -31,12 +32,21 @@ class TorchSums:
     kernel : Kernel
     queries : tensor of shape (..., M, d)
     keys : tensor of shape (..., N, d)
-    weights : tensor of shape (N,), optional
+    weights : tensor of shape (N,) or (..., N), optional
         Quadrature weights > 0; 1 for all by default.
     precision : str, optional
         Name of the dtype that features and values are rounded to; that of the features by default.
     fused : bool
         Whether fused attention may be used.
+    present : tensor of bool, shape (..., N), optional
+        False at keys that have no weight.
+    seen : callable, optional
+        The queries of a slice by all keys that they see, bool (m, N), the same for all items. Averages of queries that
+        see none are not defined, and the logarithms of their sums -inf (not where attention is fused).
+    causal : bool
+        Whether `seen` says j <= i.
+    table : bool
+        Whether `seen` is asked for as a whole and kept.
     """
 
     def __init__(
@@ -48,22 +58,41 @@ class TorchSums:
         *,
         precision: str | None = None,
         fused: bool = True,
+        present: Tensor | None = None,
+        seen: Callable[[slice], Tensor] | None = None,
+        causal: bool = False,
+        table: bool = False,
     ) -> None:
         self._dtype: torch.dtype | None = None if precision is None else getattr(torch, precision)
         x, y = queries.to(self._dtype or keys.dtype), keys.to(self._dtype or keys.dtype)
         self._kernel, self._x, self._y, self._weights = kernel, x, y, weights
-        self._scale = 1.0
+        self._present, self._seen = present, seen
+        self._form = Form(causal=causal)
         self._offset: Tensor | None = None
-        self.fused = fused and offered(y) and self._fuse()
+        if seen is not None and table:
+            every = seen(slice(None))
+            self._seen = every.__getitem__
+            self._form = Form(bias=torch.zeros_like(every, dtype=y.dtype).masked_fill_(~every, -torch.inf))
+        possible = seen is None or causal or table
+        self.fused = fused and possible and offered(y) and self._fuse()
         if not self.fused:
             self._x, self._y = x, y
 
+    @property
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The tensors that are as large as the features."""
+        return self._x, self._y
+
     def _fuse(self) -> bool:
         """Bring logits into the form scale q.k + offset_i; whether it was possible."""
-        kernel, x, y = self._kernel, self._x, self._y
+        kernel, x, y, present = self._kernel, self._x, self._y, self._present
         if isinstance(kernel, DotProduct):
-            self._scale = _scale(kernel, y)
-            return True
+            scale = _scale(kernel, y)
+            self._form = replace(self._form, scale=scale)
+            if present is not None and scale > 0:  # one more coordinate, in which the missing ones are far below
+                self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
+                self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], -1)
+            return present is None or scale > 0
         if not isinstance(kernel, Gaussian) or y.dtype not in _ROUNDING:
             return False
         middle = y.detach().mean(dim=-2, keepdim=True)  # about which it cancels least
@@ -73,7 +102,10 @@ class TorchSums:
         if not math.sqrt(y.shape[-1]) * largest * torch.finfo(y.dtype).eps <= _ROUNDING[y.dtype]:
             return False
         self._x = torch.cat([x, torch.ones_like(square_x)], dim=-1)
-        self._y = torch.cat([y, -0.5 * square_y], dim=-1)
+        lowered = -0.5 * square_y
+        if present is not None:
+            lowered = lowered.masked_fill(~present[..., None], _far(y))
+        self._y = torch.cat([y, lowered], dim=-1)
         self._offset = -0.5 * square_x[..., 0]
         return True
 
@@ -87,22 +119,28 @@ class TorchSums:
 
     def _average(self, values: Tensor) -> Tensor:
         if not self.fused:
-            return self._by_tiles(lambda logits, v: torch.softmax(logits, dim=-1) @ v, values)
+            return self._by_tiles(lambda logits, v: self._softmax(logits) @ v, values)
         if self._weights is None:
-            return attend(self._x, self._y, values, self._scale)
+            return attend(self._x, self._y, values, self._form)
         # Weights are one more channel, and of the values a factor: no logit is rounded for them.
         weights = self._column(self._weights)
-        sums = attend(self._x, self._y, torch.cat([weights * values, weights], dim=-1), self._scale)
+        sums = attend(self._x, self._y, torch.cat([weights * values, weights], dim=-1), self._form)
         return sums[..., :-1] / sums[..., -1:]
 
     def log_totals(self) -> Tensor:
         """Return log sum_j w_j k_ij, shape (..., M), in the dtype of fused attention's (float32 at least)."""
         if not self.fused:
-            return self._by_tiles(lambda logits: torch.logsumexp(logits, dim=-1))
-        result = log_sum_exp(self._x, self._y, self._scale)
-        if self._weights is not None:
-            mean = attend(self._x, self._y, self._column(self._weights), self._scale)[..., 0]
-            result = result + torch.log(mean)
+            return self._by_tiles(self._log_sum)
+        if self._weights is None:
+            result = log_sum_exp(self._x, self._y, self._form)
+        elif not self._tracked():  # one pass gives both
+            width = width_for(self._x, 1)
+            q, k, weights = (widened(t, width) for t in (self._x, self._y, self._column(self._weights)))
+            mean, logs = fused(q, k, weights, self._form)
+            result = (logs + torch.log(mean[..., 0])).reshape(self._x.shape[:-1])
+        else:
+            mean = attend(self._x, self._y, self._column(self._weights), self._form)[..., 0]
+            result = log_sum_exp(self._x, self._y, self._form) + torch.log(mean)
         return result if self._offset is None else result + self._offset
 
     def push(self, law: Tensor) -> Tensor:
@@ -115,19 +153,19 @@ class TorchSums:
         if not self.fused:
             total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=law.dtype, device=law.device)
             for rows in self._tiles():
-                total += torch.softmax(self._logits(self._x[..., rows, :]), dim=-1).mT @ law[..., rows, :]
+                total += self._softmax(self._logits(self._x[..., rows, :], rows)).mT @ law[..., rows, :]
             return total
         if self._weights is None:
-            return spread(self._x, self._y, law, self._scale)
+            return spread(self._x, self._y, law, self._form)
         weights = self._column(self._weights)
-        mean = attend(self._x, self._y, weights, self._scale)
-        return weights * spread(self._x, self._y, law / mean, self._scale)
+        mean = attend(self._x, self._y, weights, self._form)
+        return weights * spread(self._x, self._y, law / mean, self._form)
 
     def _column(self, weights: Tensor) -> Tensor:
-        return weights.to(self._y.dtype)[:, None].expand(*self._y.shape[:-1], 1)
+        return weights.to(self._y.dtype)[..., None].expand(*self._y.shape[:-1], 1)
 
-    def _logits(self, x: Tensor) -> Tensor:
-        """Return log w_j k(x_i, y_j) for some queries, (..., m, N)."""
+    def _logits(self, x: Tensor, rows: slice) -> Tensor:
+        """Return log w_j k(x_i, y_j) for the queries x of some rows, (..., m, N); -inf where they see nothing."""
         y, kernel = self._y, self._kernel
         if isinstance(kernel, RadialKernel):
             # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.
@@ -137,7 +175,26 @@ class TorchSums:
             logits: Tensor = kernel.log_profile(squared)
         else:
             logits = (x * _scale(kernel, y)) @ y.mT
-        return logits if self._weights is None else logits + torch.log(self._weights).to(logits.dtype)
+        if self._weights is not None:
+            logits = logits + torch.log(self._weights).to(logits.dtype)[..., None, :]
+        if self._seen is not None:
+            logits = logits.masked_fill(~self._seen(rows), -torch.inf)
+        return logits if self._present is None else logits.masked_fill(~self._present[..., None, :], -torch.inf)
+
+    def _filled(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits whose rows of -inf alone are 0, since they have no softmax; and which rows these are."""
+        if self._seen is None and self._present is None:
+            return logits, None
+        empty = torch.isneginf(logits.detach().amax(dim=-1, keepdim=True))
+        return logits.masked_fill(empty, 0.0), empty[..., 0]
+
+    def _softmax(self, logits: Tensor) -> Tensor:
+        return torch.softmax(self._filled(logits)[0], dim=-1)
+
+    def _log_sum(self, logits: Tensor) -> Tensor:
+        logits, empty = self._filled(logits)
+        result = torch.logsumexp(logits, dim=-1)
+        return result if empty is None else result.masked_fill(empty, -torch.inf)
 
     def _tiles(self) -> list[slice]:
         count = self._x.shape[-2]
@@ -145,19 +202,27 @@ class TorchSums:
         step = max(1, min(count, _TILE_BYTES // row))
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 
+    def _tracked(self, *values: Tensor) -> bool:
+        inputs = [t for t in (self._x, self._y, self._weights, *values) if t is not None]
+        return torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+
     def _by_tiles(self, reduce: Callable[..., Tensor], *values: Tensor) -> Tensor:
         """Return what `reduce` makes of the logits of each tile of queries and of the values, one after another."""
-        inputs = [t for t in (self._x, self._y, self._weights, *values) if t is not None]
-        tracked = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        tracked = self._tracked(*values)
 
-        def tile(x: Tensor, *values: Tensor) -> Tensor:
-            return reduce(self._logits(x), *values)
+        def tile(x: Tensor, rows: slice, *values: Tensor) -> Tensor:
+            return reduce(self._logits(x, rows), *values)
 
         parts = []
         for rows in self._tiles():
             x = self._x[..., rows, :]
-            parts.append(checkpoint(tile, x, *values, use_reentrant=False) if tracked else tile(x, *values))
+            parts.append(checkpoint(tile, x, rows, *values, use_reentrant=False) if tracked else tile(x, rows, *values))
         return torch.cat(parts, dim=-2 if values else -1)
+
+
+def _far(like: Tensor) -> float:
+    """Return a logit below all others, whose products are finite."""
+    return -min(1e30, torch.finfo(like.dtype).max / 4)
 
 
 def _scale(kernel: Kernel, y: Tensor) -> float:

@@ -15,13 +15,14 @@ from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, names
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.kernel import Kernel
+from nlflow.mask import Mask
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["Affinity", "Sparse", "middle_of_range", "properties"]
+__all__ = ["Affinity", "Sparse", "check_rows", "middle_of_range", "properties"]
 
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
@@ -32,13 +33,29 @@ def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(flat.min(axis=0) / 2 + flat.max(axis=0) / 2)  # their sum could overflow
 
 
-def properties(kernel: Kernel, queries: Array, keys: Array) -> dict[str, bool]:
+def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
     """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
     same = queries is keys
+    # Of a definite matrix what lies between nodes that are there is definite; what is left of it by windows may not be.
+    whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
     return {
-        "symmetric": same and kernel.symmetric,
-        "positive_semidefinite": same and kernel.positive_semidefinite,
+        "symmetric": same and kernel.symmetric and not (mask is not None and mask.causal),
+        "positive_semidefinite": same and kernel.positive_semidefinite and whole,
     }
+
+
+def check_rows(highest: Array, start: int = 0) -> None:
+    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
+    xp = namespace(highest)
+    wrong = ~xp.isfinite(highest)
+    if not bool(xp.any(wrong)):
+        return
+    row = int(xp.argmax(xp.astype(wrong, xp.int32)))
+    if float(highest[row]) == -np.inf:
+        what = "is zero or not finite; every node needs a neighbour (itself, say)"
+    else:
+        what = "has logits that overflow; scale the features or the kernel"
+    raise InputError(f"affinity: row {start + row} {what}")
 
 
 class Affinity(ABC):
@@ -59,6 +76,8 @@ class Affinity(ABC):
         that are exact to rounding. The class of the affinity says whether it is a bound; `measure_error` measures.
     dtype : dtype or None
         What signals must be; None when they may be float32 or float64.
+    device : device or None
+        Where tensors must be; None for NumPy.
     symmetric, positive_semidefinite : bool
         Properties of k_ij. They decide which flows and integrators apply and how tight their bounds are.
 
@@ -71,6 +90,7 @@ class Affinity(ABC):
     method: str
     reason: str = ""
     error_estimate: float = 0.0
+    device: Any = None
 
     def __init__(
         self, domain: Domain, kernel: Kernel | None, *, symmetric: bool, positive_semidefinite: bool, dtype: Any = None
@@ -211,6 +231,12 @@ class Affinity(ABC):
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""
+        device = None if is_numpy(value) else getattr(value, "device", None)
+        if None not in (device, self.device) and device != self.device:
+            raise InputError(
+                f"{name}: it is on {device}, expected {self.device}, the device of the features that the affinity was "
+                "built from; move one of them"
+            )
         array = self.domain.check_signal(name, value)
         if self.dtype is None:
             if not is_numpy(array):
@@ -379,6 +405,27 @@ class Affinity(ABC):
             result._recipe = lambda features: recipe(features).scaled(factor)
         return result
 
+    def item(self, *index: int) -> Affinity:
+        """Return the affinity of one item of a `Batch`.
+
+        Raises
+        ------
+        InputError
+            Where there is no such item, or no batch.
+        """
+        leading = self.domain.leading
+        fits = len(index) == len(leading) > 0
+        numbers = tuple(check_integer("item", i) for i in index)
+        if not fits or not all(-n <= i < n for i, n in zip(numbers, leading, strict=True)):
+            raise InputError(f"item: got {numbers}, expected {len(leading)} numbers within {leading}, of a Batch")
+        result = self._item(tuple(i % n for i, n in zip(numbers, leading, strict=True)))
+        result.reason = self.reason
+        return result
+
+    def _item(self, index: tuple[int, ...]) -> Affinity:
+        """Return the affinity of one item; only asked of those that know batches."""
+        raise NotImplementedError  # pragma: no cover - whoever knows batches has it
+
     @property
     def evolves(self) -> bool:
         """Whether the kernel compares features that can be taken from a signal."""
@@ -417,9 +464,15 @@ class Affinity(ABC):
         return mass / xp.sum(mass)
 
     def mean(self, u: Array, metric: str) -> Array:
-        """Return the mean of `u` in the measure of a metric, one number for each channel, broadcastable to `u`."""
-        measure = self.measure(metric, u)
-        return mean_over_nodes(u, measure / namespace(u).sum(measure))
+        """Return the mean of `u` in the measure of a metric, broadcastable to `u`.
+
+        One number for each channel, and for each item of a batch.
+        """
+        xp, measure, leading = namespace(u), self.measure(metric, u), len(self.domain.leading)
+        if not leading:
+            return mean_over_nodes(u, measure / xp.sum(measure))
+        axes = tuple(range(leading, measure.ndim))
+        return mean_over_nodes(u, measure / xp.sum(measure, axis=axes, keepdims=True), axes)
 
     def __repr__(self) -> str:
         tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from nlflow._array import Array, is_numpy, namespace, same_kind
 from nlflow.affinities.base import Affinity
+from nlflow.affinities.batch import BatchAffinity
 from nlflow.affinities.choice import METHODS as PAIR_METHODS
-from nlflow.affinities.choice import from_pairs
+from nlflow.affinities.choice import at_once, from_pairs
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
@@ -16,6 +20,7 @@ from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.kernel import DotProduct, Kernel, Patch, RadialKernel
+from nlflow.mask import Mask
 
 __all__ = ["METHODS", "affinity", "from_matrix"]
 
@@ -37,6 +42,7 @@ def affinity(
     window: int | None = None,
     store: bool = True,
     rtol: float | None = None,
+    mask: Mask | None = None,
     precision: str | None = None,
     memory_limit: float | None = None,
 ) -> Affinity:
@@ -45,10 +51,11 @@ def affinity(
     Parameters
     ----------
     kernel : Kernel
-    domain : Grid or Points
+    domain : Grid, Points or Batch
     features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
         What the kernel compares: keys for `DotProduct`, the image or signal for `Patch`, feature vectors for radial
-        kernels. Radial kernels compare node positions when it is left out.
+        kernels. Radial kernels compare node positions when it is left out. On a `Batch` the shape of an item, with its
+        channels, after leading axes that broadcast: features (N, d) are those of all items.
     queries : array like `features`, optional
         Queries of a dot product; the features themselves by default.
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
@@ -70,6 +77,8 @@ def affinity(
         How far averages may be off, over the largest deviation of a signal from the middle of its range, for methods
         that approximate; exact to rounding by default, 1e-6 where such a method is asked for by name. What was reached
         is ``error_estimate`` of the result.
+    mask : Mask, optional
+        Which nodes see each other: causal, a window, padding, a rule; for features that are compared in all pairs.
     precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
         What torch features and signals are rounded to inside averages, which are fused attention in half precision;
         that of the features by default. Signals keep their dtype.
@@ -92,7 +101,7 @@ def affinity(
     Warns
     -----
     NlflowWarning
-        When a window larger than the grid is shrunk, and when nodes see no other node.
+        When a window larger than the grid is shrunk, when nodes see no other node, and when a mask leaves a node none.
 
     Examples
     --------
@@ -106,7 +115,9 @@ def affinity(
     if not isinstance(kernel, Kernel):
         raise InputError(f"kernel: got {type(kernel).__name__}, expected a Kernel such as Gaussian(width=1.0)")
     if not isinstance(domain, Domain):
-        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid, Points or Batch")
+    if mask is not None and not isinstance(mask, Mask):
+        raise InputError(f"mask: got {type(mask).__name__}, expected a Mask, such as Mask(causal=True)")
     if window is not None:
         window = check_integer("window", window, minimum=1)
     if queries is not None and (features is None or not isinstance(kernel, DotProduct)):
@@ -118,19 +129,32 @@ def affinity(
         rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
     if precision is not None and (features is None or isinstance(kernel, Patch)):
         raise InputError("precision: only affinities of torch features round inside averages; leave it out")
+    pairs = features is not None or not isinstance(domain.item, Grid)
+    if mask is not None and (isinstance(kernel, Patch) or not pairs):
+        raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
+    if domain.leading and not (features is not None and at_once(kernel, check_array("features", features), method)):
+
+        def one(index: tuple[int, ...], features: Any, queries: Any) -> Affinity:
+            own = None if mask is None else mask.item(index, domain.leading)
+            return affinity(
+                kernel, domain.item, features, queries=queries, method=method, window=window, store=store, rtol=rtol,
+                mask=own, precision=precision, memory_limit=memory_limit,
+            )  # fmt: skip
+
+        return _batch_of(one, domain, features, queries, per_item=mask is not None and mask.present is not None)
     if isinstance(kernel, Patch):
         if window is not None:
             raise InputError("window: a patch kernel has its own; set its search_radius")
         return _patch_affinity(kernel, domain, features, method, store, memory_limit)
     if features is None and isinstance(kernel, RadialKernel):
-        return _position_affinity(kernel, domain, method, window, rtol, memory_limit)
+        return _position_affinity(kernel, domain, method, window, rtol, mask, memory_limit)
     if method not in PAIR_METHODS:
         raise InputError(
             f"method: got {method!r}, expected {_listed(PAIR_METHODS)} for a kernel that compares features"
         )
     if window is not None:
         raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-    return _feature_affinity(kernel, domain, features, queries, method, rtol, precision, memory_limit)
+    return _feature_affinity(kernel, domain, features, queries, method, rtol, mask, precision, memory_limit)
 
 
 def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) -> Affinity:
@@ -156,6 +180,7 @@ def _position_affinity(
     method: str,
     window: int | None,
     rtol: float | None,
+    mask: Mask | None,
     memory_limit: float | None,
 ) -> Affinity:
     if not isinstance(domain, Grid):
@@ -165,7 +190,7 @@ def _position_affinity(
             raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
         nodes = domain.nodes
         return from_pairs(
-            kernel, domain, nodes, nodes, positions=True, method=method, rtol=rtol, memory_limit=memory_limit
+            kernel, domain, nodes, nodes, positions=True, method=method, rtol=rtol, mask=mask, memory_limit=memory_limit
         )
     if method not in _GRID_METHODS:
         raise InputError(
@@ -231,6 +256,58 @@ def _patch_affinity(
     return result
 
 
+def _item_features(name: str, value: Any, domain: Domain) -> Array:
+    """Return features of a batch, (..., *item.shape, d), whose leading axes broadcast to those of the batch."""
+    array, item = check_array(name, value), domain.item.shape
+    got, nodes = tuple(array.shape), len(domain.item.shape)
+    leading = got[: -nodes - 1]
+    fits = len(got) > nodes and got[-nodes - 1 : -1] == item and len(leading) <= len(domain.leading)
+    pairs = zip(reversed(leading), reversed(domain.leading), strict=False)
+    if not fits or any(g not in (1, n) for g, n in pairs):
+        raise InputError(
+            f"{name}: got shape {got}, expected {(*domain.shape, 'd')}: the axes of the batch, the nodes of an item, "
+            "the features; axes of the batch may be 1, or missing from the left"
+        )
+    return array
+
+
+def _batch_of(
+    one: Callable[[tuple[int, ...], Any, Any], Affinity],
+    domain: Domain,
+    features: Any,
+    queries: Any,
+    *,
+    per_item: bool,
+) -> Affinity:
+    """Return the affinity of a batch as that of its items; those that would be equal are built once."""
+    given = {
+        name: _item_features(name, value, domain)
+        for name, value in (("features", features), ("queries", queries))
+        if value is not None
+    }
+    made: dict[tuple[tuple[int, ...], ...], Affinity] = {}
+    items = []
+    for index in np.ndindex(*domain.leading):
+        places, parts = [], {}
+        for name, array in given.items():
+            axes = array.shape[: array.ndim - len(domain.item.shape) - 1]
+            place = tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(axes) :], axes, strict=True))
+            places.append(place)
+            parts[name] = array[place]
+        key = (*places, index if per_item else ())
+        if key not in made:
+            made[key] = one(index, parts.get("features"), parts.get("queries"))
+        items.append(made[key])
+    result = BatchAffinity(domain, items)
+    if features is not None and queries is None and all(item.evolves for item in items):
+        result._recipe = lambda u: _batch_of(one, domain, _with_channels(u, domain), None, per_item=per_item)
+    return result
+
+
+def _with_channels(u: Array, domain: Domain) -> Array:
+    return u if u.ndim > len(domain.shape) else u[..., None]
+
+
 def _feature_affinity(
     kernel: Kernel,
     domain: Domain,
@@ -238,6 +315,7 @@ def _feature_affinity(
     queries: Any,
     method: str,
     rtol: float | None,
+    mask: Mask | None,
     precision: str | None,
     memory_limit: float | None,
 ) -> Affinity:
@@ -245,8 +323,12 @@ def _feature_affinity(
         raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
 
     def table(name: str, value: Any) -> Array:
-        array = domain.check_signal(name, value)
-        return namespace(array).reshape(array, (domain.size, -1))
+        if domain.leading:
+            array = _item_features(name, value, domain)
+            leading = array.shape[: array.ndim - len(domain.item.shape) - 1]
+        else:
+            array, leading = domain.check_signal(name, value), ()
+        return namespace(array).reshape(array, (*leading, domain.item_size, -1))
 
     keys = table("features", features)
     if isinstance(kernel, DotProduct):
@@ -260,11 +342,17 @@ def _feature_affinity(
         same_kind("queries", given, keys)
         given = table("queries", given)
         q, k = kernel.map_features(keys, given)
+        if q.shape[-1] != k.shape[-1]:
+            raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
         if q.shape == k.shape and bool(namespace(q).all(q == k)):
             q = k
     result = from_pairs(
-        kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit, precision=precision
-    )
+        kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit, precision=precision,
+        mask=mask,
+    )  # fmt: skip
     if queries is None:
-        result._recipe = lambda u: _feature_affinity(kernel, domain, u, None, method, rtol, precision, memory_limit)
+        result._recipe = lambda u: _feature_affinity(
+            kernel, domain, _with_channels(u, domain) if domain.leading else u, None, method, rtol, mask, precision,
+            memory_limit,
+        )  # fmt: skip
     return result

@@ -23,8 +23,9 @@ from nlflow.affinities.tiled import TiledAffinity
 from nlflow.domain import Domain
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.mask import Mask
 
-__all__ = ["APPROXIMATE", "METHODS", "from_pairs"]
+__all__ = ["APPROXIMATE", "METHODS", "at_once", "from_pairs"]
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
 METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
@@ -57,6 +58,7 @@ class _Problem:
     asked: bool = True
     """Whether the method was asked for by name."""
     precision: str | None = None
+    mask: Mask | None = None
 
     @property
     def same(self) -> bool:
@@ -68,7 +70,7 @@ class _Problem:
 
     @property
     def width(self) -> int:
-        return int(self.keys.shape[1])
+        return int(self.keys.shape[-1])
 
 
 def from_pairs(
@@ -82,13 +84,14 @@ def from_pairs(
     rtol: float | None,
     memory_limit: float | None,
     precision: str | None = None,
+    mask: Mask | None = None,
 ) -> Affinity:
-    """Return the affinity of a kernel that compares queries (N, d) with keys (N, d), all with all.
+    """Return the affinity of a kernel that compares queries (N, d) with keys (N, d), all with all or as a mask says.
 
     See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
     """
     problem = _Problem(
-        kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto", precision
+        kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto", precision, mask
     )
     if precision is not None:
         if is_numpy(keys) or method not in ("auto", "tiled"):
@@ -105,6 +108,13 @@ def from_pairs(
         if method not in ("auto", "dense"):
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {type(kernel).__name__}")
         return _built("dense", problem, "features compared in all pairs")
+    if mask is not None:
+        if method not in ("auto", "dense"):
+            raise InputError(
+                f"mask: method {method!r} has none for NumPy features; use method='dense', or torch tensors with "
+                "method='tiled'"
+            )
+        return _built("dense", problem, "masks of NumPy features are kept as a matrix")
     if method != "auto":
         return _built(method, problem, "asked for")
     if problem.nodes <= _DENSE_NODES:
@@ -127,12 +137,19 @@ def from_pairs(
     raise NumericalError("method: none is possible")  # pragma: no cover - pairwise returns or raises
 
 
+def at_once(kernel: Kernel, features: Array, method: str) -> bool:
+    """Tell whether one affinity serves a batch whole; of the others there is one for each item."""
+    return not is_numpy(features) and type(kernel) in _KNOWN and method in ("auto", "tiled")
+
+
 def _on_tensors(method: str, problem: _Problem) -> Affinity:
     """Return the affinity of features in torch tensors."""
     if method not in ("auto", "dense", "tiled"):
         raise InputError(f"method: got {method!r}, expected 'auto', 'dense' or 'tiled' for features in torch tensors")
     if method != "auto":
         return _built(method, problem, "asked for")
+    if problem.domain.leading:
+        return _built("tiled", problem, "the items of a batch at once")
     if problem.nodes <= _DENSE_NODES:
         return _built("dense", problem, f"no more than {_DENSE_NODES} nodes, all pairs")
     return _built("tiled", problem, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
@@ -180,7 +197,9 @@ def _built(method: str, problem: _Problem, reason: str) -> Affinity:
 
 
 def _dense(problem: _Problem) -> Affinity:
-    return DenseAffinity.from_features(problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit)
+    return DenseAffinity.from_features(
+        problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit, problem.mask
+    )
 
 
 def _pairwise(problem: _Problem) -> Affinity:
@@ -189,8 +208,8 @@ def _pairwise(problem: _Problem) -> Affinity:
 
 def _tiled(problem: _Problem) -> Affinity:
     return TiledAffinity(
-        problem.kernel, problem.domain, problem.queries, problem.keys, precision=problem.precision,
-        memory_limit=problem.limit,
+        problem.kernel, problem.domain, problem.queries, problem.keys, mask=problem.mask,
+        precision=problem.precision, memory_limit=problem.limit,
     )  # fmt: skip
 
 

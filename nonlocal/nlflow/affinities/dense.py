@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse, properties
+from nlflow.affinities.base import Affinity, Sparse, check_rows, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_memory
 from nlflow.kernel import Kernel, Patch, RadialKernel
+from nlflow.mask import Mask, Sight
 
 __all__ = ["DenseAffinity"]
 
@@ -64,6 +65,7 @@ class DenseAffinity(Affinity):
         xp = namespace(like)
         log_weights = np.log(domain.weights).reshape(-1)
         device = array_api_compat.device(like)
+        self.device = None if is_numpy(like) else device
         self._matrix = xp.empty((n, n), dtype=like.dtype, device=device)
         self._log_degrees = xp.empty((n,), dtype=like.dtype, device=device)
         step = max(1, block_bytes // (8 * n))
@@ -72,7 +74,7 @@ class DenseAffinity(Affinity):
             logits = log_block(start, stop)
             logits = logits + (log_weights if is_numpy(logits) else constant_like(log_weights, logits))
             highest = xp.max(logits, axis=1, keepdims=True)
-            _check_rows(xp, highest[:, 0], start)
+            check_rows(highest[:, 0], start)
             weights = xp.exp(logits - highest)
             total = xp.sum(weights, axis=1, keepdims=True)
             self._matrix[start:stop, :] = xp.astype(weights / total, like.dtype)
@@ -89,26 +91,37 @@ class DenseAffinity(Affinity):
         queries: Array,
         keys: Array,
         memory_limit: float | None = None,
+        mask: Mask | None = None,
     ) -> DenseAffinity:
-        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array."""
+        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array, and the mask is."""
         same = queries is keys
         xp = namespace(keys)
+        _check_dense(domain.size, int(keys.dtype.itemsize), 0, memory_limit)  # before a rule is asked of all pairs
+        sight = None if mask is None else Sight(mask, (), domain.size, keys)
+        tags = properties(kernel, queries, keys, mask)
+        tags["symmetric"] = tags["symmetric"] and (sight is None or sight.symmetric)
         # Copies, since K = k + k^T may be asked for after the features have changed. Logits in float64 for NumPy
         # whatever the features are: a block of rows is small, and rounding in a logit is multiplied by its size.
         kept = np.float64 if is_numpy(keys) else keys.dtype
         k = xp.astype(keys, kept, copy=True)
         q = k if same else xp.astype(queries, kept, copy=True)
 
+        def masked(logits: Array, start: int, stop: int, *, transposed: bool = False) -> Array:
+            if sight is None:
+                return logits
+            return (sight.transposed() if transposed else sight).applied(logits, slice(start, stop))
+
         def block(start: int, stop: int) -> Array:
             with np.errstate(over="ignore", under="ignore"):
-                return kernel.log_matrix(q[start:stop, :], k)
+                return masked(kernel.log_matrix(q[start:stop, :], k), start, stop)
 
         def transposed(start: int, stop: int) -> Array:
-            return xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
+            logits = xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))
+            return masked(logits, start, stop, transposed=True)
 
         return cls(
             domain, kernel, block, keys, memory_limit=memory_limit, log_transposed=transposed,
-            kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **properties(kernel, queries, keys),
+            kept_bytes=2 * domain.size * int(k.shape[1]) * int(k.dtype.itemsize), **tags,
         )  # fmt: skip
 
     @classmethod
@@ -287,19 +300,6 @@ def _check_dense(nodes: int, itemsize: int, kept_bytes: int, limit: float | None
     needed = nodes * nodes * itemsize + 4 * block + kept_bytes
     check_memory(f"a dense affinity of {nodes} nodes", needed, _DENSE_REMEDY, limit)
     return block
-
-
-def _check_rows(xp: Any, highest: Array, start: int) -> None:
-    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
-    wrong = ~xp.isfinite(highest)
-    if not bool(xp.any(wrong)):
-        return
-    row = int(xp.argmax(xp.astype(wrong, xp.int32)))
-    if float(highest[row]) == -np.inf:
-        what = "is zero or not finite; every node needs a neighbour (itself, say)"
-    else:
-        what = "has logits that overflow; scale the features or the kernel"
-    raise InputError(f"affinity: row {start + row} {what}")
 
 
 def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> LogBlock:

@@ -19,7 +19,7 @@ class MixedAffinity(Affinity):
 
     def __init__(self, first: Affinity, second: Affinity) -> None:
         super().__init__(first.domain, first.kernel, symmetric=True, positive_semidefinite=False, dtype=first.dtype)
-        self.method, self.reason = first.method, first.reason
+        self.method, self.reason, self.device = first.method, first.reason, first.device
         self._parts = first, second
 
     @property
@@ -43,3 +43,8 @@ class MixedAffinity(Affinity):
     def _log_degree(self) -> Array:
         first, second = (part._log_degree() for part in self._parts)
         return namespace(first).logaddexp(first, second)
+
+    def _item(self, index: tuple[int, ...]) -> Affinity:
+        result = MixedAffinity(*(part._item(index) for part in self._parts))
+        result._log_scale = self._log_scale
+        return result

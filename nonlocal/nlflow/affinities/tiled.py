@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nlflow._array import Array, constant_like, namespace
-from nlflow.affinities.base import Affinity, properties
+from nlflow.affinities.base import Affinity, check_rows, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.domain import Domain
 from nlflow.errors import InputError, check_choice, check_memory
-from nlflow.kernel import DotProduct, Kernel
+from nlflow.kernel import Kernel, TopHat
+from nlflow.mask import Mask, Sight
 
 if TYPE_CHECKING:
+    from nlflow._torch.masks import MaskedSums
     from nlflow._torch.sums import TorchSums
 
 __all__ = ["TiledAffinity"]
@@ -31,9 +35,12 @@ class TiledAffinity(Affinity):
     Parameters
     ----------
     kernel : Gaussian, Laplace, TopHat or DotProduct
-    domain : Grid or Points
-    queries, keys : tensor of shape (N, d)
-        The same tensor where queries are the keys.
+    domain : Grid, Points or Batch
+    queries, keys : tensor of shape (..., N, d)
+        The same tensor where queries are the keys. The leading axes are those of the batch, or ones, or missing: where
+        all items share their features, weights are computed once for all.
+    mask : Mask, optional
+        Which nodes see each other.
     precision : {'float64', 'float32', 'bfloat16', 'float16'}, optional
         What features and signals are rounded to inside an average; that of the features by default. Half precision is
         for fused attention, which adds up in float32; errors are relative to the signal's deviation from its middle,
@@ -48,6 +55,7 @@ class TiledAffinity(Affinity):
     """
 
     method = "tiled"
+    kernel: Kernel
 
     def __init__(
         self,
@@ -56,37 +64,56 @@ class TiledAffinity(Affinity):
         queries: Array,
         keys: Array,
         *,
+        mask: Mask | Sight | None = None,
         precision: str | None = None,
         memory_limit: float | None = None,
     ) -> None:
-        from nlflow._torch.sums import TorchSums
-
         same = queries is keys
-        super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
-        n, d = domain.size, int(keys.shape[1])
+        n, d = domain.item_size, int(keys.shape[-1])
+        shared = math.prod(keys.shape[:-2]) == math.prod(queries.shape[:-2]) == 1
+        sight = Sight(mask, domain.leading, n, keys) if isinstance(mask, Mask) else mask
+        shared = shared and (sight is None or sight.present is None)
         check_memory(
-            f"sums over {n} nodes with {d} features",
-            n * (8 * d + 64) * int(keys.dtype.itemsize),
+            f"sums over {domain.size} nodes with {d} features",
+            (n if shared else domain.size) * (8 * d + 64) * int(keys.dtype.itemsize),
             "use fewer nodes or features, or raise memory_limit",
             memory_limit,
         )
+        tags = properties(kernel, queries, keys, None if sight is None else sight.mask)
+        super().__init__(domain, kernel, dtype=keys.dtype, **tags)
+        self.symmetric = self.symmetric and (sight is None or sight.symmetric)
         # Copies, since the features may change later; of one tensor where both are one.
-        self._keys = keys.clone()
-        self._queries = self._keys if same else queries.clone()
-        self._limit = memory_limit
+        leading = () if shared else domain.leading
+        self._leading = leading
+        self._keys = _leading(keys, leading).clone()
+        self._queries = self._keys if same else _leading(queries, leading).clone()
+        self.device, self._sight = keys.device, sight
         self._precision = None if precision is None else check_choice("precision", precision, _PRECISIONS)
+        self._limit = memory_limit
         # Over the largest, which stays in the range of float32 whatever the units.
-        weights = domain.weights.reshape(-1)
+        weights = domain.item_weights.reshape(-1)
         largest = float(weights.max())
         self._shift = float(np.log(largest))
-        shared = None if weights.min() == largest else constant_like(weights / largest, keys)
-        self._sums: TorchSums = TorchSums(kernel, self._queries, self._keys, shared, precision=self._precision)
+        own = None if weights.min() == largest else constant_like(weights / largest, keys)
+        self._sums = self._make_sums(own)
         if self._precision in ("bfloat16", "float16") and not self.fused:
             raise InputError(
                 f"precision: got {precision!r}, expected 'float32' or 'float64' for {type(kernel).__name__} on "
                 f"{keys.device}: half precision is for dot products in fused attention"
             )
         self._log_degrees: Array | None = None
+        if sight is not None and sight.mask.rule is not None and not sight.reversed and isinstance(kernel, TopHat):
+            check_rows(namespace(keys).reshape(self._log_degree(), (-1,)))  # what a rule lets see may be out of reach
+
+    def _make_sums(self, weights: Array | None) -> MaskedSums | TorchSums:
+        kernel, sight, precision = self.kernel, self._sight, self._precision
+        if sight is None:
+            from nlflow._torch.sums import TorchSums
+
+            return TorchSums(kernel, self._queries, self._keys, weights, precision=precision)
+        from nlflow._torch.masks import MaskedSums
+
+        return MaskedSums(kernel, self._queries, self._keys, weights, sight, precision)
 
     @property
     def fused(self) -> bool:
@@ -101,32 +128,67 @@ class TiledAffinity(Affinity):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
-        kept = {id(a): a for a in (self._queries, self._keys, self._sums._x, self._sums._y)}
+        kept = {id(a): a for a in (self._queries, self._keys, *self._sums.kept)}
         if self._log_degrees is not None:
             kept[id(self._log_degrees)] = self._log_degrees
         return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values())
 
+    def _by_items(self, of: Callable[[Array], Array], u: Array) -> Array:
+        """Apply to a signal what takes (..., N, D)."""
+        xp, domain = namespace(u), self.domain
+        rows = xp.reshape(u, (*domain.leading, domain.item_size, -1))
+        if self._leading == domain.leading:
+            return xp.reshape(of(rows), u.shape)
+        # One table of weights for all items, which are channels of one signal then.
+        items = xp.reshape(rows, (-1, *rows.shape[-2:]))
+        beside = xp.reshape(xp.permute_dims(items, (1, 0, 2)), (domain.item_size, -1))
+        apart = xp.reshape(of(beside), (domain.item_size, -1, rows.shape[-1]))
+        return xp.reshape(xp.permute_dims(apart, (1, 0, 2)), u.shape)
+
     def _average(self, u: Array) -> Array:
-        return namespace(u).reshape(self._sums.average(self.flatten(u)), u.shape)
+        return self._by_items(self._sums.average, u)
 
     def _log_degree(self) -> Array:
         if self._log_degrees is not None:
             return self._log_degrees
         xp = namespace(self._keys)
         result = xp.astype(self._sums.log_totals(), self._keys.dtype) + self._shift
-        result = xp.reshape(result, self.domain.shape)
+        item = self.domain.shape[len(self.domain.leading) :]
+        result = xp.broadcast_to(xp.reshape(result, (*self._leading, *item)), self.domain.shape)
         # Derivatives go through what a tensor was computed from only once; and what is computed without any, has none.
         if not self.tracked:
             self._log_degrees = result
         return result
 
     def _push(self, law: Array) -> Array:
-        return namespace(law).reshape(self._sums.push(self.flatten(law)), law.shape)
+        return self._by_items(self._sums.push, law)
+
+    def _item(self, index: tuple[int, ...]) -> Affinity:
+        def of(features: Array) -> Array:
+            return features[index] if self._leading else features
+
+        keys = of(self._keys)
+        queries = keys if self._queries is self._keys else of(self._queries)
+        sight = None if self._sight is None else self._sight.item(index, self.domain.leading)
+        result = TiledAffinity(
+            self.kernel, self.domain.item, queries, keys, mask=sight, precision=self._precision,
+            memory_limit=self._limit,
+        )  # fmt: skip
+        result._log_scale = self._log_scale
+        return result
 
     def _symmetrised(self) -> Affinity:
-        if not isinstance(self.kernel, DotProduct):  # not reached: the others are symmetric
-            return super()._symmetrised()
+        sight = None if self._sight is None else self._sight.transposed()
         other = TiledAffinity(
-            self.kernel, self.domain, self._keys, self._queries, precision=self._precision, memory_limit=self._limit
-        )
+            self.kernel, self.domain, self._keys, self._queries, mask=sight, precision=self._precision,
+            memory_limit=self._limit,
+        )  # fmt: skip
         return MixedAffinity(self, other)
+
+
+def _leading(features: Array, leading: tuple[int, ...]) -> Array:
+    """Return features (..., N, d) with the leading axes of a batch."""
+    xp = namespace(features)
+    if not leading:
+        return xp.reshape(features, features.shape[-2:])
+    return xp.broadcast_to(features, (*leading, *features.shape[-2:]))

@@ -1,0 +1,87 @@
+"""Affinities of a batch from those of its items, by any method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Array, namespace
+from nlflow.affinities.base import Affinity, Sparse
+from nlflow.domain import Domain
+
+__all__ = ["BatchAffinity"]
+
+
+class BatchAffinity(Affinity):
+    """The block-diagonal affinity of a batch: the cost of an average is that of its items, one after another.
+
+    Parameters
+    ----------
+    domain : Batch
+    items : list of Affinity
+        One for each item in C order; one object may stand for many.
+    """
+
+    def __init__(self, domain: Domain, items: list[Affinity]) -> None:
+        first = items[0]
+        super().__init__(
+            domain, first.kernel, symmetric=all(item.symmetric for item in items),
+            positive_semidefinite=all(item.positive_semidefinite for item in items), dtype=first.dtype,
+        )  # fmt: skip
+        self._items = items
+        self._log_scale = 0.0  # items have the amplitude of their kernel
+        self.method, self.reason, self.device = first.method, first.reason, first.device
+        self.error_estimate = max(item.error_estimate for item in items)
+
+    @property
+    def tracked(self) -> bool:
+        """Whether it was made from tensors that require a gradient."""
+        return any(item.tracked for item in self._items)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return sum(item.memory_bytes for item in {id(item): item for item in self._items}.values())
+
+    def _each(self, u: Array) -> Iterator[tuple[Affinity, Array]]:
+        """Yield each item with its part of a signal."""
+        flat = namespace(u).reshape(u, (-1, *u.shape[len(self.domain.leading) :]))
+        for number, item in enumerate(self._items):
+            yield item, flat[number, ...]
+
+    def _joined(self, parts: list[Array]) -> Array:
+        xp = namespace(parts[0])
+        return xp.reshape(xp.stack(parts), (*self.domain.leading, *parts[0].shape))
+
+    def _average(self, u: Array) -> Array:
+        return self._joined([item._average(part) for item, part in self._each(u)])
+
+    def _push(self, law: Array) -> Array:
+        return self._joined([item._push(part) for item, part in self._each(law)])
+
+    def _log_degree(self) -> Array:
+        return self._joined([item.log_degree for item in self._items])
+
+    def _edge_bound(self) -> int:
+        return sum(item._edge_bound() for item in self._items)
+
+    def _edges(self) -> Sparse:
+        from scipy import sparse
+
+        def graph(item: Affinity) -> Any:
+            return item._edges() * float(np.exp(item._log_scale))
+
+        return sparse.csr_array(sparse.block_diag([graph(item) for item in self._items], format="csr"))
+
+    def _symmetrised(self) -> Affinity:
+        made = {id(item): item for item in self._items}
+        both = {name: item.symmetrised() for name, item in made.items()}
+        return BatchAffinity(self.domain, [both[id(item)] for item in self._items])
+
+    def _item(self, index: tuple[int, ...]) -> Affinity:
+        one = self._items[int(np.ravel_multi_index(index, self.domain.leading))]
+        result = one.scaled(1.0)
+        result._log_scale += self._log_scale
+        return result

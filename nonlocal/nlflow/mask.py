@@ -1,0 +1,223 @@
+"""Masks: which nodes a node sees, where features are compared in all pairs."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_compat
+import numpy as np
+
+from nlflow._array import Array, namespace
+from nlflow.errors import InputError, NlflowWarning, check_integer
+
+__all__ = ["Mask", "Sight"]
+
+_BLOCK = 2**22  # pairs of which a rule is asked at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Mask:
+    """Which nodes j a node i sees; k_ij = 0 for all others.
+
+    What is given holds together: ``Mask(causal=True, window=16)`` sees the node itself and the 16 before it.
+
+    Parameters
+    ----------
+    causal : bool
+        Nodes see themselves and those before them, j <= i, in the order of their numbers. k is not symmetric then.
+    window : int, optional
+        Nodes see those with abs(i - j) <= window. Averages of tensors cost O(N window) instead of O(N^2).
+    present : array of bool, shape (N,) or, on a `Batch`, ``leading + (N,)``, optional
+        False at nodes that are not there: padding that brings sequences to one length. Nobody sees them; each sees
+        itself alone, with k_ii = 1, so that it stays where it is in every flow and adds nothing to J. Their features do
+        not matter.
+    rule : callable, optional
+        ``rule(i, j)``, elementwise for integer arrays that broadcast (of NumPy or torch, as the features are), True
+        where i sees j: documents in one sequence, prefixes. It is asked of all N^2 pairs, block by block.
+
+    Notes
+    -----
+    A row without any node that it sees is not defined by a softmax. It sees itself alone here, and a `NlflowWarning`
+    tells of it.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import DotProduct, Mask, Points, affinity
+    >>> x = np.zeros((4, 2))  # all alike: averages are means of what is seen
+    >>> p = affinity(DotProduct(), Points(np.arange(4.0)), x, mask=Mask(causal=True))
+    >>> p.average(np.array([0.0, 2.0, 4.0, 6.0])).tolist()
+    [0.0, 1.0, 2.0, 3.0]
+    """
+
+    causal: bool = False
+    window: int | None = None
+    present: Array | None = None
+    rule: Callable[[Array, Array], Array] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.causal, bool):
+            raise InputError(f"causal: got {self.causal!r}, expected True or False")
+        if self.window is not None:
+            object.__setattr__(self, "window", check_integer("window", self.window, minimum=0))
+        if self.rule is not None and not callable(self.rule):
+            raise InputError(f"rule: got {self.rule!r}, expected a function of two arrays of node numbers")
+        if self.present is not None:
+            kind = str(getattr(self.present, "dtype", type(self.present).__name__))
+            if "bool" not in kind:
+                raise InputError(
+                    f"present: got {kind}, expected an array of bool, True where there is a node; compare first "
+                    "(attention_mask == 1)"
+                )
+            # A copy: a mask does not change when the array that it was made from does.
+            object.__setattr__(self, "present", namespace(self.present).asarray(self.present, copy=True))
+
+    def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Mask:
+        """Return the mask of one item of a batch."""
+        if self.present is None:
+            return self
+        present = namespace(self.present).broadcast_to(self.present, (*leading, self.present.shape[-1]))
+        return Mask(self.causal, self.window, present[index], self.rule)
+
+
+class Sight:
+    """A mask on so many nodes, in the namespace and on the device of the features that are compared.
+
+    Parameters
+    ----------
+    mask : Mask
+    leading : tuple of int
+        Of the batch; () for one item.
+    count : int
+        Nodes of one item.
+    like : array
+        The features.
+
+    Attributes
+    ----------
+    mask : Mask
+    present : array of bool, shape (..., N), or None
+        None where all nodes are there.
+    symmetric : bool
+        Whether i sees j wherever j sees i.
+    reversed : bool
+        Whether it is the mask of k^T.
+
+    Raises
+    ------
+    InputError
+        For a wrong shape, and for a rule that does not return what it should.
+    """
+
+    def __init__(self, mask: Mask, leading: tuple[int, ...], count: int, like: Array) -> None:
+        self.mask, self.reversed = mask, False
+        self._count, self._device = count, array_api_compat.device(like)
+        self._xp: Any = namespace(like)
+        self.present = None if mask.present is None else self._place(mask.present, leading)
+        self._alone: Array | None = None
+        self.symmetric = not mask.causal
+        if mask.rule is not None:
+            self._ask()
+
+    def _place(self, present: Array, leading: tuple[int, ...]) -> Array | None:
+        got, full = tuple(present.shape), (*leading, self._count)
+        if got[-1:] != full[-1:] or len(got) > len(full) or any(
+            g not in (1, f) for g, f in zip(reversed(got[:-1]), reversed(leading), strict=False)
+        ):  # fmt: skip
+            raise InputError(f"mask: present has shape {got}, expected {full}, one for each node")
+        xp = self._xp
+        own = type(present).__module__.split(".")[0] == "torch"
+        host = present.cpu().numpy() if own and xp.__name__.endswith("numpy") else present
+        result = xp.asarray(host, device=self._device)
+        nobody = ~xp.any(result, axis=-1)
+        if bool(xp.any(nobody)):
+            which = np.argwhere(np.asarray(nobody.tolist()))[0] if leading else []
+            where = f" of item {tuple(int(i) for i in which)}" if len(which) else ""
+            warnings.warn(
+                f"mask: no node{where} is present; all of them stay where they are", NlflowWarning, stacklevel=2
+            )
+        return None if bool(xp.all(result)) else result
+
+    def numbers(self, rows: slice | None = None) -> Array:
+        """Return the numbers of some nodes; of all by default."""
+        start, stop, _ = (rows or slice(None)).indices(self._count)
+        return self._xp.arange(start, stop, device=self._device)
+
+    def _ask(self) -> None:
+        """Find the nodes that a rule leaves without any, and whether it is symmetric; O(N^2) calls of the rule."""
+        xp, every = self._xp, self.numbers()
+        step = max(1, _BLOCK // self._count)
+        empty = []
+        for start in range(0, self._count, step):
+            rows = self.numbers(slice(start, start + step))[:, None]
+            try:
+                seen = self.pairs(rows, every)
+                fits = tuple(seen.shape) == (rows.shape[0], self._count) and "bool" in str(seen.dtype)
+            except Exception as error:
+                raise InputError(
+                    f"rule: it raised {type(error).__name__} ({error}) for arrays of node numbers of shapes "
+                    f"{tuple(rows.shape)} and {tuple(every.shape)}"
+                ) from error
+            if not fits:
+                raise InputError(
+                    f"rule: got {getattr(seen, 'dtype', type(seen).__name__)} of shape "
+                    f"{tuple(getattr(seen, 'shape', ()))}, expected bool of shape {(rows.shape[0], self._count)}"
+                )
+            self.symmetric = self.symmetric and bool(xp.all(seen == self.pairs(every, rows)))
+            empty.append(~xp.any(seen, axis=1))
+        alone = xp.concat(empty)
+        count = int(xp.count_nonzero(alone))
+        if count:
+            first = int(xp.argmax(xp.astype(alone, xp.int32)))
+            warnings.warn(
+                f"mask: {count} of {self._count} nodes see no node (the first is {first}); each sees itself alone, and "
+                "stays where it is",
+                NlflowWarning,
+                stacklevel=2,
+            )
+            self._alone = alone
+
+    def transposed(self) -> Sight:
+        """Return the mask of k^T."""
+        result = copy.copy(self)
+        result.reversed = not self.reversed
+        return result
+
+    def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Sight:
+        """Return the mask of one item of a batch."""
+        result = copy.copy(self)
+        if self.present is not None:
+            result.present = self._xp.broadcast_to(self.present, (*leading, self._count))[index]
+        return result
+
+    def pairs(self, i: Array, j: Array) -> Array:
+        """Return whether node i sees node j where both are there, for arrays of node numbers that broadcast."""
+        if self.reversed:
+            i, j = j, i
+        mask, xp = self.mask, self._xp
+        seen: Any = (i >= 0) & (j >= 0)
+        if mask.rule is not None:
+            seen = seen & mask.rule(i, j)
+        if mask.causal:
+            seen = seen & (j <= i)
+        if mask.window is not None:
+            seen = seen & (xp.abs(i - j) <= mask.window)
+        if self._alone is not None:
+            seen = seen | ((i == j) & self._alone[i])
+        return seen
+
+    def applied(self, logits: Array, rows: slice) -> Array:
+        """Return logits (m, N) of some rows of one item with -inf where nothing is seen."""
+        xp, i, j = self._xp, self.numbers(rows)[:, None], self.numbers()
+        seen = self.pairs(i, j)
+        if self.present is not None:
+            seen = seen & self.present[rows][:, None] & self.present
+        logits = xp.where(seen, logits, xp.asarray(-np.inf, dtype=logits.dtype, device=self._device))
+        if self.present is None:
+            return logits
+        alone = (i == j) & ~self.present
+        return xp.where(alone, xp.asarray(0.0, dtype=logits.dtype, device=self._device), logits)
