@@ -8,22 +8,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import constant_like, over_channels
-from nlflow.errors import InputError, NumericalError, check_integer
-from nlflow.fidelity import NodeFidelity
-from nlflow.flow import Flow
+from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.functional import E, J
 from nlflow.integrators import AttentionStep, ExplicitEuler, Integrator, NeutrenoStep, SemiImplicit
-from nlflow.krylov import conjugate_gradients, default_rtol, verdict
+from nlflow.krylov import Solved, conjugate_gradients, default_rtol, verdict
 
-__all__ = ["minimizer", "run", "value"]
+__all__ = ["equilibrium", "minimizer", "run", "value"]
 
+_BLOCK = 1024  # terms of a sum that one thread adds up
 _FIXED = (AttentionStep, ExplicitEuler, NeutrenoStep, SemiImplicit)
 
 
@@ -137,14 +139,19 @@ class _Solution(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # a derivative of what is returned here would be wrong without a word
+            raise InputError(
+                "create_graph: got True, expected False: equilibria have first derivatives only; use autograd.run with "
+                "a number of steps for second ones"
+            )
         return -ctx.solve(gradient), None, None
 
 
 def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
-    """Return the minimiser of E, the equilibrium of its flows, with its derivatives.
+    """Return the minimiser of E, the equilibrium of its flows, with its first derivatives.
 
-    By the implicit function theorem: derivatives with respect to the observed signal, the fidelity and the features of
-    the affinity cost one more linear system, whatever the number of iterations.
+    By the implicit function theorem: derivatives with respect to the observed signal, the fidelity (numbers or
+    matrices) and the features of the affinity cost one more linear system, whatever the number of iterations.
 
     Parameters
     ----------
@@ -157,7 +164,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     Raises
     ------
     InputError
-        For J, which every constant minimises, and for matrix-valued fidelities.
+        For J, which every constant minimises, and for a fidelity of 0 everywhere.
     NumericalError
         When a system is not solved to `rtol`.
     """
@@ -165,8 +172,6 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
         raise InputError(f"functional: got {type(functional).__name__}, expected E(affinity, f, fidelity)")
     _tensor("observed", functional.observed)
     fidelity = functional.fidelity_in("degree")
-    if not isinstance(fidelity, NodeFidelity):
-        raise InputError("functional: got a matrix for each node as fidelity, expected a number for each")
     affinity = functional.affinity
     with torch.no_grad():
         found = functional.minimizer(rtol=rtol, maxiter=maxiter)
@@ -176,9 +181,8 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     # In the degree metric, where A = (I - P) + phi is self-adjoint in the measure w d.
     residual = u - affinity.average(u) + fidelity.times(u - functional.observed)
     measure: Any = over_channels(affinity.measure("degree", u).detach(), u)
-    values: Any = fidelity.values
-    frozen = NodeFidelity(values.detach() if isinstance(values, Tensor) else values)
     axes = tuple(range(len(affinity.domain.shape)))
+    systems = axes if fidelity.width == 1 else (*axes, -1)  # a matrix couples the channels: they are one system then
     tolerance = default_rtol(u) if rtol is None else rtol
 
     def solve(gradient: Tensor) -> Tensor:
@@ -186,17 +190,142 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
         with torch.no_grad():
             b = gradient / measure.to(gradient.dtype)
             solved = conjugate_gradients(
-                lambda v: v - affinity.average(v) + frozen.times(v), b, torch.zeros_like(b),
-                inner=lambda a, c: (measure * a * c).sum(dim=axes, keepdim=True, dtype=torch.float64),
-                precondition=lambda r: frozen.damped(r, 1.0), rtol=tolerance, maxiter=maxiter,
+                lambda v: v - affinity.average(v) + fidelity.times(v), b, torch.zeros_like(b),
+                inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
+                precondition=lambda r: fidelity.damped(r, 1.0), rtol=tolerance, maxiter=maxiter,
             )  # fmt: skip
-        success, why = verdict(solved.residual, tolerance)
-        if not success:
-            raise NumericalError(f"minimizer: the residual of its derivative is {solved.residual:.2g}{why}")
+        _check_solved("minimizer: the residual of its derivative", solved, tolerance)
         result: Tensor = measure.to(gradient.dtype) * solved.x
         return result
 
     return _Solution.apply(residual, u, solve)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
+
+
+def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
+    """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
+
+    The limit u* = ((I - P) + phi)^-1 phi f is the minimiser of E where P is symmetric, in either metric (`minimizer`).
+    For queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of
+    P; one average, or one transposed average, an iteration. Derivatives are those of the implicit function theorem,
+    with respect to the observed signal, the fidelity (numbers or matrices), queries and keys.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+        Frozen, with a fidelity, of an affinity of torch features.
+    rtol : float, optional
+        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
+    maxiter : int
+
+    Raises
+    ------
+    InputError
+        For an evolving flow, whose limit depends on the way, and for a flow without fidelity, whose limit is the mean
+        of u(0).
+    NumericalError
+        When a system is not solved to `rtol`; rounding leaves residuals of up to eps / phi.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlflow import AttentionFlow, DotProduct, Points, affinity, autograd
+    >>> q, k = torch.eye(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    >>> f = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    >>> attention = affinity(DotProduct(), Points(range(3)), k, queries=q)
+    >>> autograd.equilibrium(AttentionFlow(attention, f, 0.5))[0].backward()
+    >>> [round(float(g), 4) for g in f.grad]  # where a walker from node 0 is stopped
+    [0.5556, 0.2222, 0.2222]
+    """
+    if not isinstance(flow, GradientFlow | AttentionFlow):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+    if flow.evolving:
+        raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with autograd.run")
+    if flow.fidelity is None or flow.observed is None:
+        raise InputError("flow: got one without fidelity, whose limit is the mean of u(0); give it a fidelity > 0")
+    functional = flow.functional
+    if isinstance(functional, E):
+        return minimizer(functional, rtol=rtol, maxiter=maxiter)
+    affinity, fidelity, f = flow.affinity, flow.fidelity, _tensor("observed", flow.observed)
+    if fidelity.bounds()[1] == 0:
+        raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); set it > 0 somewhere")
+    tolerance = default_rtol(f) if rtol is None else check_number("rtol", rtol, minimum=0, strict=True)
+    maxiter = check_integer("maxiter", maxiter, minimum=1)
+    axes = tuple(range(len(affinity.domain.shape)))
+
+    def solve(average: Callable[[Tensor], Tensor], b: Tensor, what: str) -> Tensor:
+        with torch.no_grad():
+            b = fidelity.damped(b, 1.0)
+            # Each channel is a system of its own, brought to one size, unless a matrix couples them.
+            squares = _sums(affinity.flatten(b).double() ** 2)
+            size = torch.sqrt(squares if fidelity.width == 1 else squares.sum()).to(b.dtype)
+            size = torch.where(size > 0, size, 1)
+            solved = _gmres(lambda v: v - fidelity.damped(average(v), 1.0), b / size, tolerance, maxiter)
+        _check_solved(what, solved, tolerance)
+        result: Tensor = solved.x * size
+        return result
+
+    with torch.no_grad():
+        # Constants pass through the system unchanged; without this one, what is left keeps its digits.
+        measure = over_channels(affinity.measure("l2", f), f)
+        shift = fidelity.centre(f, measure, axes).to(f.dtype)
+        u = shift + solve(affinity._average, fidelity.times(f - shift), "equilibrium: its residual")
+    residual = u - affinity.average(u) + fidelity.times(u - f)
+    transposed = partial(solve, affinity._push, what="equilibrium: the residual of its derivative")
+    return _Solution.apply(residual, u, transposed)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
+
+
+def _gmres(operator: Callable[[Tensor], Tensor], b: Tensor, rtol: float, maxiter: int) -> Solved:
+    """Solve ``operator(x) = b`` by GMRES (doi 10.1137/0907058), a tensor being one vector; b has a norm of about 1.
+
+    `nlflow.krylov.gmres` has a system for each column of a NumPy array. Here the basis, 10 to 40 signals, stays on the
+    device, which is asked for one column of the Hessenberg matrix an iteration.
+    """
+
+    def inner(v: Tensor, w: Tensor) -> Tensor:
+        return _sums((v * w).reshape(-1, 1))[0]
+
+    x, r, done = torch.zeros_like(b), b, 0
+    residual = math.sqrt(inner(r, r))
+    restart = min(max(2**26 // b.numel(), 10), 40)
+    while residual > rtol and done < maxiter:
+        before = residual
+        basis = [r / residual]
+        hessenberg, target = np.zeros((restart + 1, restart)), np.zeros(restart + 1)
+        target[0] = residual
+        for j in range(min(restart, maxiter - done)):
+            w, column = operator(basis[j]), []
+            done += 1
+            for v in basis:
+                column.append(inner(v, w))
+                w = w - column[-1].to(w.dtype) * v
+            hessenberg[: j + 2, j] = torch.stack([*column, torch.sqrt(inner(w, w))]).cpu().numpy()
+            projected, length = hessenberg[: j + 2, : j + 1], hessenberg[j + 1, j]
+            y = np.linalg.lstsq(projected, target[: j + 2], rcond=None)[0]
+            if np.linalg.norm(target[: j + 2] - projected @ y) <= 0.5 * rtol or length <= 1e-14:
+                break
+            basis.append(w / length)
+        for factor, v in zip(y.tolist(), basis, strict=False):
+            x = x + factor * v
+        r = b - operator(x)
+        residual = math.sqrt(inner(r, r))
+        if residual > 0.99 * before:  # rounding is all that is left
+            break
+    return Solved(x, residual, done)
+
+
+def _sums(columns: Tensor) -> Tensor:
+    """Return the sums of the columns of (M, D) in float64, with the same bits for any number of threads."""
+    # Threads share out rows of blocks, never the terms of a sum.
+    blocks, width = len(columns) // _BLOCK, columns.shape[1]
+    whole = columns[: blocks * _BLOCK].reshape(blocks, _BLOCK, width).sum(dim=1, dtype=torch.float64)
+    return whole.sum(dim=0) + columns[blocks * _BLOCK :].sum(dim=0, dtype=torch.float64)
+
+
+def _check_solved(what: str, solved: Solved, rtol: float) -> None:
+    """Raise `NumericalError` unless a system is solved."""
+    success, why = verdict(solved.residual, rtol)
+    if not success:
+        raise NumericalError(f"{what} is {solved.residual:.2g}{why}")
 
 
 def _tensor(name: str, u: Any) -> Tensor:

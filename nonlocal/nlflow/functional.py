@@ -286,8 +286,8 @@ class E(J):
             For multigrid, when it is asked for and its set-up would pass the limit.
         """
         f = self._observed
-        tracked = self.affinity.tracked or getattr(f, "requires_grad", False)
-        check_untracked("observed or features", tracked, "nlflow.autograd.minimizer")
+        tracked = self.affinity.tracked or any(getattr(given, "requires_grad", False) for given in (f, self.fidelity))
+        check_untracked("observed, fidelity or features", tracked, "nlflow.autograd.minimizer")
         xp = namespace(f)
         rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)

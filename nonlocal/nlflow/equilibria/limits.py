@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, to_numpy
+from nlflow._array import Array, check_untracked, constant_like, to_numpy
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -127,6 +127,9 @@ def equilibrium(
         )
     if flow.fidelity.bounds()[1] == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
+    given = (flow.observed, flow.fidelity.values)
+    tracked = flow.affinity.tracked or any(getattr(array, "requires_grad", False) for array in given)
+    check_untracked("observed, fidelity or features", tracked, "nlflow.autograd.equilibrium")
     rtol = default_rtol(flow.observed) if rtol is None else rtol
     low, high = flow.fidelity.bounds()
     holes = low <= 1e-8 * high

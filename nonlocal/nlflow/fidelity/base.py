@@ -99,7 +99,9 @@ class NodeFidelity(Fidelity):
         inside = given > 0
         exponent = xp.log(xp.where(inside, given, xp.ones_like(given))) - log_degree
         check_exponent(scalar(xp.max(xp.where(inside, exponent, 0 * exponent))), like)
-        ratio = xp.where(inside, xp.exp(xp.where(inside, exponent, 0 * exponent)), 0 * exponent)
+        # 0 where the fidelity is, and still with the slope 1 / d there, which is what a tensor's gradient follows.
+        nothing = xp.where(inside, xp.zeros_like(given), given) * xp.exp(-xp.clip(log_degree, -700, 700))
+        ratio = xp.where(inside, xp.exp(xp.where(inside, exponent, 0 * exponent)), nothing)
         return NodeFidelity(xp.astype(ratio, like.dtype))
 
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:

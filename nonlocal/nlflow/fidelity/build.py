@@ -34,6 +34,8 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
         given = given.values
     if isinstance(given, list | tuple):
         given = np.asarray(check_array("fidelity", given))
+    if getattr(given, "requires_grad", False) and tuple(given.shape) == ():
+        given = given.expand(shape)  # a number that is learnt
     if not hasattr(given, "shape") or tuple(given.shape) == ():
         return NodeFidelity(check_number("fidelity", given, minimum=0, hint="0 switches the term off"))
     values = check_array("fidelity", given)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
 from typing import Any, Self
 
 import numpy as np
 
-from nlflow._array import Array, namespace
+from nlflow._array import Array, constant_like, namespace, scalar
 from nlflow.errors import InputError, check_array, check_memory
 from nlflow.fidelity.base import Fidelity, check_exponent
 
@@ -41,6 +42,10 @@ class MatrixFidelity(Fidelity):
     The eigenvectors are computed once, O(D^3) for each matrix, and serve every step length. `times` and `damped` cost
     O(D^2) for each vector. A signal may hold several vectors of D channels side by side, which are multiplied one by
     one.
+
+    Matrices may be tensors that require a gradient, which then is a symmetric matrix too. Where derivatives are
+    recorded, implicit steps solve with I + step Lambda itself, O(D^3) for each matrix: eigenvectors have no derivatives
+    where two eigenvalues are the same.
     """
 
     def __init__(self, values: Any, dtype: Any = None) -> None:
@@ -56,6 +61,9 @@ class MatrixFidelity(Fidelity):
         xp = namespace(matrices)
         dtype = matrices.dtype if dtype is None else dtype
         exact = xp.astype(matrices, xp.float64)
+        # Symmetric in every bit: the product with rows of vectors stands for that with columns.
+        self._matrices = xp.astype((exact + xp.matrix_transpose(exact)) / 2, dtype)
+        exact = exact.detach() if hasattr(exact, "detach") else exact  # from here on it is looked at only
         transposed = xp.matrix_transpose(exact)
         rounding = 16 * shape[-1] * float(xp.finfo(matrices.dtype).eps)
         size = xp.max(xp.abs(exact), axis=(-2, -1))
@@ -64,8 +72,6 @@ class MatrixFidelity(Fidelity):
             skew - rounding * size, lambda node: f"an asymmetry of {float(skew[node]):.3g} (entries up to "
             f"{float(size[node]):.3g})", "take (A + A^T) / 2",
         )  # fmt: skip
-        # Symmetric in every bit: the product with rows of vectors stands for that with columns.
-        self._matrices = xp.astype((exact + transposed) / 2, dtype)
         eigenvalues, vectors = xp.linalg.eigh((exact + transposed) / 2)
         lowest = xp.min(eigenvalues, axis=-1)
         _check_nodes(
@@ -100,6 +106,8 @@ class MatrixFidelity(Fidelity):
 
     def damped(self, v: Array, step: float) -> Array:
         """Return (I + step Lambda)^-1 v."""
+        if self._learnt:
+            return self._solve(v, step)
         strength = step * self._strengths(v)
         return self._in_eigenvectors(v, 1 / (1 + strength))
 
@@ -108,6 +116,8 @@ class MatrixFidelity(Fidelity):
 
         Each eigenvector's part of f - v is multiplied by a gain in [0, 1], however large the fidelity.
         """
+        if self._learnt:
+            return v + self._solve(step * self.times(observed - v), step)
         strength = step * self._strengths(v)
         return v + self._in_eigenvectors(observed - v, strength / (1 + strength))
 
@@ -116,7 +126,7 @@ class MatrixFidelity(Fidelity):
         xp = namespace(self._eigenvalues)
         low = self._scale * xp.min(self._eigenvalues, axis=-1)
         high = self._scale * xp.max(self._eigenvalues, axis=-1)
-        return float(xp.min(low)), float(xp.max(high))
+        return scalar(xp.min(low)), scalar(xp.max(high))
 
     def scaled(self, factor: Array | float) -> Self:
         """Return factor Lambda; see `Fidelity.scaled`. Shares the eigenvectors."""
@@ -129,7 +139,7 @@ class MatrixFidelity(Fidelity):
         xp = namespace(like)
         log_degree = xp.astype(log_degree, xp.float64)
         highest = self.bounds()[1]
-        lowest = float(xp.min(log_degree))
+        lowest = scalar(xp.min(log_degree))
         check_exponent(max(math.log(highest) if highest > 0 else 0.0, 0.0) - lowest, like)
         return self.scaled(xp.astype(xp.exp(-log_degree), like.dtype))
 
@@ -185,6 +195,25 @@ class MatrixFidelity(Fidelity):
         xp = namespace(v)
         vectors = self._shared(self._vectors)
         return xp.reshape((gain * (self._rows(v) @ vectors)) @ xp.matrix_transpose(vectors), v.shape)
+
+    @property
+    def _learnt(self) -> bool:
+        """Whether derivatives with respect to the matrices are recorded."""
+        return bool(getattr(self._matrices, "requires_grad", False) and sys.modules["torch"].is_grad_enabled())
+
+    def _solve(self, v: Array, step: float) -> Array:
+        """Return (I + step Lambda)^-1 v from the matrices alone, in float64."""
+        xp = namespace(v)
+        rows = xp.astype(self._rows(v), xp.float64)
+        matrices = xp.astype(self._shared(self._matrices), xp.float64)
+        identity = constant_like(np.eye(self.width), matrices)
+        if isinstance(self._scale, float):
+            matrices = identity + step * self._scale * matrices
+            solved = xp.matrix_transpose(xp.linalg.solve(matrices, xp.matrix_transpose(rows)))
+        else:  # nodes that share a matrix do not share its multiple
+            strength = step * xp.astype(self._scale_rows(v), xp.float64)[..., None]
+            solved = xp.linalg.solve(identity + strength * matrices[..., None, :, :], rows[..., None])[..., 0]
+        return xp.reshape(xp.astype(solved, v.dtype), v.shape)
 
     def _of_nodes(self, per_matrix: Array) -> Array:
         scale = self._scale
