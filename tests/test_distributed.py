@@ -104,6 +104,19 @@ def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:
             assert REFUSED[name][1] in message
 
 
+@pytest.mark.parametrize("unit", [1e-60, 1e60])
+@pytest.mark.parametrize("mode", distributed.MODES)
+def test_the_unit_of_the_weights_does_not_matter(mode: str, unit: float, alone: None) -> None:
+    problem = sharded_run.Many(mode)
+    averages, logs = [], []
+    for factor in (1.0, unit):  # float32 cannot hold such weights
+        p = problem.affinity(nl.DotProduct(), factor * sharded_run.WEIGHTS, sharded_run.FEATURES.float())
+        averages.append(problem.whole(p, p.average(sharded_run.SIGNAL.float())))
+        logs.append(problem.whole(p, p.log_degree) - np.log(factor))
+    np.testing.assert_allclose(*averages, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(*logs, rtol=0, atol=1e-4)
+
+
 def test_what_a_shard_says_of_itself(alone: None) -> None:
     p: Any = sharded_run.built(sharded_run.Many("gather"), "queries")
     u = p.average(sharded_run.SIGNAL)
