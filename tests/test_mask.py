@@ -220,6 +220,17 @@ def test_half_precision(mask: str, precision: str) -> None:
     torch.testing.assert_close(rough.log_degree, exact.log_degree, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("scale", [1e-30, 1e-5, 1e-4, 1e4, 1e8])
+def test_scales_of_any_size(scale: float) -> None:
+    given = Mask(causal=True, present=PRESENT)
+    domain = nl.Points(np.arange(float(N)), volume=N)
+    expected = nl.affinity(nl.DotProduct(scale=scale), domain, FEATURES, mask=given).average(SIGNAL)
+    x, u = torch.from_numpy(FEATURES), torch.from_numpy(SIGNAL)
+    p = nl.affinity(nl.DotProduct(scale=scale), domain, x, mask=given, method="tiled")
+    np.testing.assert_allclose(host(p.average(u)), expected, rtol=0, atol=1e-12)
+    assert p.fused is (1e-4 <= scale <= 1e4)
+
+
 def test_windows_take_memory_in_proportion_to_the_nodes() -> None:
     n, window = 20_000, 40
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))

@@ -16,6 +16,8 @@ from nlflow.kernel import DotProduct, Gaussian, Kernel, RadialKernel
 __all__ = ["TorchSums"]
 
 _TILE_BYTES = 2**26
+_STEEPEST = 1e4
+"""Up to which scale of a dot product, and down to its inverse, half precision has a logit that is far below others."""
 # Relative error of a weight from which squared distances are not taken out of squares any more.
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
 
@@ -89,10 +91,14 @@ class TorchSums:
         if isinstance(kernel, DotProduct):
             scale = _scale(kernel, y)
             self._form = replace(self._form, scale=scale)
-            if present is not None and scale > 0:  # one more coordinate, in which the missing ones are far below
-                self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
-                self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], -1)
-            return present is None or scale > 0
+            if present is None:
+                return True
+            if not 1 / _STEEPEST <= scale <= _STEEPEST:
+                return False
+            # One more coordinate, in which the missing ones are far below.
+            self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
+            self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], dim=-1)
+            return True
         if not isinstance(kernel, Gaussian) or y.dtype not in _ROUNDING:
             return False
         middle = y.detach().mean(dim=-2, keepdim=True)  # about which it cancels least
