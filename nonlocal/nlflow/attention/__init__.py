@@ -1,0 +1,11 @@
+"""Layers of transformers as steps of the flow: terms against over-smoothing, and what trained layers do.
+
+Names are loaded when they are first used, and torch with them.
+"""
+
+import lazy_loader
+
+# The list of names and where they live is the stub beside this file, which type checkers read as well.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

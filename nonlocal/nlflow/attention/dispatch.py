@@ -1,0 +1,338 @@
+"""What runs inside a model of transformers: the attention function, and the state of one call of a stack of layers.
+
+The function calls what the model calls without a term (its own ``eager`` function, or ``sdpa``), and adds the term to
+the result, so that masks, dropout and returned weights stay the model's. v0 travels from the first layer to the others
+in a dictionary that a stack of layers gets as one more keyword argument of each call, which transformers hands down to
+the attention function: there is nothing to reset between calls, calls and models do not meet, and gradient
+checkpointing recomputes a layer with the v0 of its own call.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.adapters import transformers_library
+from nlflow.attention.averages import FUSED, average, repeated, uniform_average, with_squares
+from nlflow.attention.modules import LayerTerms
+from nlflow.attention.terms import removed_similarity
+from nlflow.errors import InputError
+
+__all__ = [
+    "STACK",
+    "STOCK",
+    "TERMS",
+    "FeatureScaling",
+    "SimilarityRemoval",
+    "Stack",
+    "attention",
+    "plain_attention",
+    "stock_function",
+]
+
+TERMS = "neutreno"  # the submodule of an attention module that holds its terms
+STOCK = "_neutreno_stock"  # what an attention module calls without a term; those without terms just that
+STACK = "_neutreno_stack"
+_CALL = "neutreno_call"
+
+
+class Stack:
+    """The layers that share v0, and the state of their calls.
+
+    Parameters
+    ----------
+    container : torch.nn.Module
+        The module that runs the layers.
+    hands_on : bool
+        Whether it and all modules between it and the attention functions take keyword arguments that they do not know.
+    """
+
+    def __init__(self, container: nn.Module, hands_on: bool) -> None:
+        self.hands_on = hands_on
+        self.call: dict[str, Any] | None = None
+        names = list(inspect.signature(container.forward).parameters)
+        self.cache_position = names.index("past_key_values") if "past_key_values" in names else None
+
+    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Begin a call: a hook before the container's forward."""
+        cache = kwargs.get("past_key_values")
+        if cache is None and self.cache_position is not None and len(args) > self.cache_position:
+            cache = args[self.cache_position]
+        past = 0 if cache is None else cache.get_seq_length()
+        if isinstance(past, Tensor):  # of a static cache, which counts on in place
+            past = past.clone()
+        call: dict[str, Any] = {"past": past}
+        if self.hands_on:
+            return args, {**kwargs, _CALL: call}
+        self.call = call
+        return args, kwargs
+
+    def close(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a call: a hook after the container's forward, also when it fails."""
+        self.call = None
+
+    def of(self, call: dict[str, Any] | None, name: str) -> dict[str, Any]:
+        """Return the state of the running call."""
+        found = self.call if call is None else call
+        if found is None:
+            raise InputError(
+                f"model: got a call of {name} outside of the forward of its stack of layers, where v0 is not known; "
+                "call the whole model. If this is gradient checkpointing: the layers of this model take no further "
+                "keyword arguments, through which v0 would reach the recomputation; switch checkpointing off"
+            )
+        return found
+
+
+def attention(
+    affinity: str,
+    base: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """Compute the attention of one block: what the names of `nlflow.attention.registry` stand for.
+
+    Parameters
+    ----------
+    affinity, base : str
+        Given with the name.
+    module : torch.nn.Module
+        The attention module.
+    query : tensor of shape (B, H, M, d)
+    key, value : tensor of shape (B, G, N, d)
+    attention_mask : tensor, optional
+    **kwargs
+        ``scaling``, ``dropout`` and whatever else the model passes to its attention.
+
+    Returns
+    -------
+    output : tensor of shape (B, M, H, d)
+    weights : tensor of shape (B, H, M, N), optional
+        Where the base returns them.
+
+    Raises
+    ------
+    InputError
+        If the name needs terms and the model has none, if v0 is not that of these tokens, and where it would be lost.
+    """
+    call = kwargs.pop(_CALL, None)
+    terms: Any = getattr(module, TERMS, None)
+    if terms is None:
+        return _without_terms(module, affinity, base, query, key, value, attention_mask, kwargs)
+    stack: Stack = getattr(module, STACK)
+    call = stack.of(call, type(module).__name__)
+    count, past = query.shape[-2], call["past"]
+    if affinity == "symmetric":
+        query = repeated(_new_rows(key, count, past), query.shape[1])
+    output, weights = plain_attention(affinity, base, module, query, key, value, attention_mask, kwargs)
+    new, causal = _new_rows(value, count, past), terms.causal and count > 1
+    if terms.feat is not None:
+        terms.visible = _square_mask(attention_mask, count, key.shape[-2], terms.causal, "feat_scale")
+    first = None
+    if terms.first:
+        # setdefault: checkpointing comes here again, and the first v0 is the one that has the whole graph.
+        call.setdefault("first", new)
+        call.setdefault("graph", torch.is_grad_enabled())
+    elif terms.active:
+        first = _first(call, new, type(module).__name__)
+    if first is None and terms.attn_weight is None:
+        return output, weights
+    if causal and attention_mask is None and key.shape[-2] > count:
+        # Where transformers leaves a causal mask out, a cache of fixed size holds these tokens first, and then nothing.
+        key, value = key[..., :count, :], value[..., :count, :]
+    used = weights
+    if terms.log_variance is not None and first is not None and (weights is None or kwargs.get("dropout")):
+        kernel = "softmax" if affinity == "symmetric" else affinity  # whose queries are keys already
+        scaling = kwargs.get("scaling")
+        used = average(query, key, value, kernel, scaling=scaling, mask=attention_mask, causal=causal)[1]
+    result = terms(output.transpose(1, 2), value, new, first, used, attention_mask, causal)
+    return result.transpose(1, 2), weights
+
+
+def _without_terms(
+    module: nn.Module,
+    affinity: str,
+    base: str,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Attention that has no terms: cross-attention beside blocks that have, or a model that was not attached."""
+    if hasattr(module, STOCK):
+        return plain_attention("softmax", base, module, query, key, value, mask, kwargs)
+    if affinity not in ("softmax", "symmetric"):
+        return plain_attention(affinity, base, module, query, key, value, mask, kwargs)
+    raise InputError(
+        f"attn_implementation: got a name of NeuTRENO's for {type(module).__name__}, whose model has no terms; call "
+        "nlflow.attention.attach(model), which numbers its layers and sets the name"
+    )
+
+
+def plain_attention(
+    affinity: str,
+    base: str,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    kwargs: dict[str, Any],
+) -> tuple[Tensor, Tensor | None]:
+    """Return the average alone, in transformers' layout, as (B, M, H, d), and its weights where they are formed.
+
+    With ``'symmetric'`` the queries are to be keys already.
+    """
+    if affinity in FUSED:
+        if affinity == "gaussian":
+            scaling = kwargs.get("scaling")
+            kwargs = {**kwargs, "scaling": query.shape[-1] ** -0.5 if scaling is None else scaling}
+            query, key = with_squares(query, key)
+        if base == "eager" and getattr(module, "reorder_and_upcast_attn", False):  # GPT-2's other eager path
+            return module._upcast_and_reordered_attn(query, key, value, mask)  # type: ignore[no-any-return,operator]
+        stock = getattr(module, STOCK, None) or stock_function(module, base)
+        return stock(module, query, key, value, mask, **kwargs)  # type: ignore[no-any-return]
+    foreign = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
+    if foreign:
+        raise InputError(
+            f"affinity: got {affinity!r} for {type(module).__name__}, whose attention uses {', '.join(foreign)}, "
+            "which is defined for softmax; expected 'softmax', 'symmetric' or 'gaussian'"
+        )
+    averages, weights = average(
+        query,
+        key,
+        value,
+        affinity,
+        scaling=kwargs.get("scaling"),
+        mask=mask,
+        causal=bool(getattr(module, "is_causal", False)),
+        dropout=kwargs.get("dropout", 0.0),
+        training=module.training,
+    )
+    return averages.transpose(1, 2).contiguous(), weights
+
+
+def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
+    """Return what a module calls without a term: its own file's eager function, or transformers' sdpa.
+
+    Raises
+    ------
+    InputError
+        If the file of the module has none.
+    """
+    if base == "sdpa":
+        function: Callable[..., Any] = transformers_library().AttentionInterface()["sdpa"]
+        return function
+    for kind in type(module).__mro__:
+        found: Callable[..., Any] | None = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
+        if found is not None:
+            return found
+    raise InputError(
+        f"model: got {type(module).__name__}, whose file has no eager_attention_forward, expected one as in "
+        "transformers 5; load the model with attn_implementation='sdpa'"
+    )
+
+
+def _new_rows(value: Tensor, count: int, past: int | Tensor) -> Tensor:
+    """Return the rows of values that belong to this call's tokens.
+
+    With a cache that grows they are the last; in one of fixed size they follow those of the past, as long as it is not
+    full.
+    """
+    tokens = value.shape[-2]
+    if tokens == count:
+        return value
+    if isinstance(past, Tensor):
+        start = past.clamp_max(tokens - count)
+        return value.index_select(-2, start + torch.arange(count, device=value.device))
+    return value.narrow(-2, min(past, tokens - count), count)
+
+
+def _first(call: dict[str, Any], new: Tensor, name: str) -> Tensor:
+    """Return v0, after a look at whether it is what this layer needs."""
+    first: Tensor | None = call.get("first")
+    if first is None:
+        raise InputError(
+            f"model: got a call in which {name} ran and the first layer of its stack did not, so that there is no v0; "
+            "do not drop the first layer (layerdrop=0)"
+        )
+    if first.shape != new.shape:
+        raise InputError(
+            f"model: got values of shape {tuple(new.shape)} in {name} and v0 of shape {tuple(first.shape)}; expected "
+            "layers of the same heads and tokens; give these layers fidelity 0"
+        )
+    if not call["graph"] and torch.is_grad_enabled() and new.requires_grad:
+        raise InputError(
+            "model: got gradient checkpointing with use_reentrant=True (or a first layer under no_grad), with which "
+            "the derivative with respect to v0 is lost; expected the other kind; switch checkpointing on with "
+            "use_reentrant=False"
+        )
+    return first
+
+
+def _square_mask(mask: Tensor | None, queries: int, keys: int, causal: bool, name: str) -> Tensor | None:
+    """Return the mask between the tokens of this call, (B, N, N), or refuse where means need tokens of the past."""
+    if queries != keys and causal:
+        raise InputError(
+            f"{name}: got {queries} token(s) after {keys - queries} in a cache, expected the whole sequence, since the "
+            "mean over its tokens is not in the cache; decode with use_cache=False"
+        )
+    return None if mask is None else mask[:, 0]
+
+
+class FeatureScaling:
+    """A hook after the output projection: FeatScale."""
+
+    def __init__(self, terms: LayerTerms) -> None:
+        self.terms = terms
+
+    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Return the scaled tokens."""
+        terms: Any = self.terms
+        mask, terms.visible = terms.visible, None
+        return terms.feat(output, mask, causal=terms.causal)  # type: ignore[no-any-return]
+
+
+class SimilarityRemoval:
+    """A hook before a transformer layer: takes the tokens' mean away.
+
+    Parameters
+    ----------
+    layer : torch.nn.Module
+    strength : float
+    causal : bool
+    stack : Stack
+    """
+
+    def __init__(self, layer: nn.Module, strength: float, causal: bool, stack: Stack) -> None:
+        names = list(inspect.signature(layer.forward).parameters)
+        if "attention_mask" not in names:
+            raise InputError(
+                f"similarity_removal: got layers {type(layer).__name__} without an argument attention_mask, expected "
+                "one, which says what tokens the mean is over; use NeutrenoAttention in an own model"
+            )
+        self.position = names.index("attention_mask")
+        self.strength, self.causal, self.stack = strength, causal, stack
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the arguments of the layer with other tokens."""
+        mask = kwargs.get("attention_mask", args[self.position] if len(args) > self.position else None)
+        call = self.stack.of(kwargs.get(_CALL), type(module).__name__)
+        inside = bool(args)
+        tokens = args[0] if inside else kwargs["hidden_states"]
+        count, past = tokens.shape[-2], call["past"]
+        mask = _square_mask(mask, count, count + past if mask is None else mask.shape[-1], self.causal, _REMOVAL)
+        changed = removed_similarity(tokens, uniform_average(tokens, count, mask, self.causal), self.strength)
+        return ((changed, *args[1:]), kwargs) if inside else (args, {**kwargs, "hidden_states": changed})
+
+
+_REMOVAL = "similarity_removal"
