@@ -1,4 +1,4 @@
-"""What commands share: printing, whatever the terminal can show, and stopping at Ctrl-C."""
+"""What commands share: printing, whatever the terminal can show, arrays of tokens, and stopping at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import typer
 
-__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "stopping"]
+__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "read_tokens", "stopping"]
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -53,6 +54,28 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy's scalars and arrays
         return plain(value.tolist())
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def read_tokens(option: str, path: Path | None) -> Any:
+    """Return the array of an .npy file; pickled objects are refused."""
+    if path is None:
+        return None
+    import numpy as np
+
+    from nlflow.errors import FileFormatError
+
+    try:
+        with path.open("rb") as stream:
+            array = np.load(stream, allow_pickle=False)
+    except OSError as error:
+        raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
+    except (ValueError, EOFError, UnicodeDecodeError, MemoryError) as error:
+        raise FileFormatError(
+            f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
+    return array
 
 
 @contextmanager

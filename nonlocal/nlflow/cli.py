@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from nlflow import cli_denoise, cli_study, cli_validate
+from nlflow import cli_attention, cli_denoise, cli_study, cli_validate
 from nlflow._terminal import echo, mendable, print_json, print_table
 
 __all__ = ["app", "main"]
@@ -32,6 +32,7 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal denoise ecg.csv out.csv --json         signals; report for programs
   nonlocal demo                                   noise added and removed again
   nonlocal study time-order                       measured rates beside the theory
+  nonlocal attention FOLDER --text "..."          layers of a trained transformer
   nonlocal validate --quick                       the theory, claim by claim
   nonlocal info                                   versions, threads, devices
 
@@ -126,6 +127,9 @@ def demo(
 
 app.command(help=cli_study.HELP, short_help="Measure rates of convergence beside the theory.")(
     _reported(cli_study.study)
+)
+app.command(help=cli_attention.HELP, short_help="See what the layers of a transformer do.")(
+    _reported(cli_attention.attention)
 )
 app.command(help=cli_validate.HELP, short_help="Run the statements of the theory.")(_reported(cli_validate.validate))
 

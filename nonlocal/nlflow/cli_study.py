@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from nlflow._terminal import echo, print_json
+from nlflow._terminal import echo, print_json, read_tokens
 
 __all__ = ["HELP", "study"]
 
@@ -112,28 +112,6 @@ def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] 
         raise InputError(f"{option}: got {text!r}, expected {words} with commas between them") from None
 
 
-def _read_tokens(option: str, path: Path | None) -> Any:
-    """Return the array of an .npy file; pickled objects are refused."""
-    if path is None:
-        return None
-    import numpy as np
-
-    from nlflow.errors import FileFormatError
-
-    try:
-        with path.open("rb") as stream:
-            array = np.load(stream, allow_pickle=False)
-    except OSError as error:
-        raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
-    except (ValueError, EOFError, UnicodeDecodeError, MemoryError) as error:
-        raise FileFormatError(
-            f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
-        ) from error
-    if not isinstance(array, np.ndarray):
-        raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
-    return array
-
-
 def study(
     kind: Annotated[StudyKind, typer.Argument(metavar="KIND", help="What is studied.", show_default=False)],
     kernel: Annotated[
@@ -177,9 +155,9 @@ def study(
         "dt": _listed("--dt", dt, float),
         "laziness": laziness,
         "seeds": seeds,
-        "queries": _read_tokens("--queries", queries),
-        "keys": _read_tokens("--keys", keys),
-        "values": _read_tokens("--values", values),
+        "queries": read_tokens("--queries", queries),
+        "keys": read_tokens("--keys", keys),
+        "values": read_tokens("--values", values),
         "device": None if device is None else device.value,
         "dtype": None if dtype is None else dtype.value,
     }

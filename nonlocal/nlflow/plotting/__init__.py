@@ -4,6 +4,7 @@ from nlflow.plotting.base import new_figure, render
 from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure, psnr
 from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
+from nlflow.plotting.layers import layers_figure
 from nlflow.plotting.rates import Series, bounds_figure, rate_figure
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "chain_figure",
     "comparison_figure",
     "decay_figure",
+    "layers_figure",
     "new_figure",
     "phase_figure",
     "psnr",

@@ -1,0 +1,255 @@
+"""How alike tokens are, and how a layer moves them: numbers that say how far over-smoothing has gone.
+
+All take NumPy arrays or torch tensors of shape (..., N, D), N tokens with D channels, add up in float64 and return one
+float64 number for each of the leading axes. A `mask` says which tokens count (padding does not).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Array, is_numpy, namespace
+from nlflow.errors import InputError, check_array
+
+__all__ = [
+    "energy_per_token",
+    "gradient_cosine",
+    "head_redundancy",
+    "hfc_lfc",
+    "mean_cosine",
+    "participation_rank",
+    "token_similarity",
+]
+
+_ROUNDINGS = 16  # of the precision given: a direction shorter than this, beside its token, is rounding
+
+
+def mean_cosine(x: Any, *, mask: Any = None) -> Array:
+    """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all point one way.
+
+    (arXiv 2312.00751, appendix E.3.) From |sum_i x_i / |x_i||^2, so O(N D) time and no table of pairs.
+
+    Parameters
+    ----------
+    x : array of shape (..., N, D)
+        Tokens of length 0 are perpendicular to all others.
+    mask : array of bool of shape (..., N), optional
+        Tokens that count; all by default.
+
+    Returns
+    -------
+    array of shape (...)
+        float64; NaN where fewer than two tokens count.
+
+    Raises
+    ------
+    InputError
+        For fewer than two dimensions, NaN or infinite values, or a mask of another shape.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> float(mean_cosine(np.array([[1.0, 0.0], [2.0, 0.0], [0.0, 3.0]]))).__round__(6)
+    0.333333
+    """
+    tokens, counted, xp = _tokens(x, mask)
+    lengths = xp.linalg.vector_norm(tokens, axis=-1, keepdims=True)
+    units = tokens / xp.where(lengths > 0, lengths, xp.ones_like(lengths))
+    count = xp.sum(counted, axis=-1)
+    together = xp.sum(xp.sum(units, axis=-2) ** 2, axis=-1) - xp.sum(units**2, axis=(-2, -1))
+    return _ratio(xp, together, count * (count - 1))
+
+
+def token_similarity(x: Any, *, mask: Any = None) -> Array:
+    """Return t_sim = |Pi X|^2 / |X|^2 with Pi = 1 1^T / N: 1 when all tokens are equal, 0 when their mean is 0.
+
+    (arXiv 2312.06182.) With r = `hfc_lfc` it is 1 / (1 + r^2). O(N D) time; parameters, returned shape and errors as in
+    `mean_cosine`; NaN where all tokens are 0.
+    """
+    tokens, counted, xp = _tokens(x, mask)
+    mean, _ = _parts(xp, tokens, counted)
+    count = xp.sum(counted, axis=-1)
+    return _ratio(xp, count * xp.sum(mean**2, axis=(-2, -1)), xp.sum(tokens**2, axis=(-2, -1)))
+
+
+def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
+    """Return |X - Pi X| / |Pi X|, high over low frequencies: 0 when tokens are equal, infinity when their mean is 0.
+
+    (Wang et al. 2022, arXiv 2203.05962.) O(N D) time; parameters, returned shape and errors as in `mean_cosine`.
+    """
+    tokens, counted, xp = _tokens(x, mask)
+    mean, rest = _parts(xp, tokens, counted)
+    low = xp.sqrt(xp.sum(counted, axis=-1) * xp.sum(mean**2, axis=(-2, -1)))
+    high = xp.sqrt(xp.sum(rest**2, axis=(-2, -1)))
+    infinite = xp.where(high > 0, xp.full_like(high, float("inf")), xp.full_like(high, float("nan")))
+    return xp.where(low > 0, _ratio(xp, high, low), infinite)
+
+
+def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
+    """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
+
+    With the Gram matrix G of tokens or of channels, whichever is smaller, it is (tr G)^2 / |G|^2, so that nothing is
+    diagonalised: O(N D min(N, D)) time.
+
+    Parameters
+    ----------
+    x, mask
+        As in `mean_cosine`.
+    centred : bool
+        Take the mean token out first. Without, a rank of 1 says that all tokens have become multiples of one.
+
+    Returns
+    -------
+    array of shape (...)
+        float64; NaN where all tokens are 0.
+    """
+    tokens, counted, xp = _tokens(x, mask)
+    if centred:
+        tokens = _parts(xp, tokens, counted)[1]
+    if _precision(xp, x) > 1e-10:
+        tokens = xp.astype(tokens, xp.float32)  # nothing cancels in sums of squares, which are added up in float64
+    turned = xp.matrix_transpose(tokens)
+    gram = tokens @ turned if tokens.shape[-2] <= tokens.shape[-1] else turned @ tokens
+    trace, square = (xp.sum(part**2, axis=(-2, -1), dtype=xp.float64) for part in (tokens, gram))
+    return _ratio(xp, trace**2, square)
+
+
+def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
+    """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N, from averages alone, A being its attention matrix.
+
+    J of arXiv 2312.00751, eq. 5, with k = A: the rows are normalised, and the sum over tokens is divided by their
+    number, which the paper (appendix E.2) leaves open. From v, Av and A|v|^2, no matrix: O(N D) time.
+
+    Parameters
+    ----------
+    v, average : array of shape (..., N, D)
+        Values and Av. J does not change when a constant is taken from both, and the result has more digits then.
+    average_of_squares : array of shape (..., N)
+        A|v|^2.
+    mask
+        As in `mean_cosine`.
+
+    Returns
+    -------
+    array of shape (...)
+        float64, >= 0.
+    """
+    values, counted, xp = _tokens(v, mask, "v")
+    mean = _alike(xp, "average", average, values.shape)
+    squares = _alike(xp, "average_of_squares", average_of_squares, values.shape[:-1])
+    per_token = xp.vecdot(values, values - 2 * mean) + squares
+    energy = xp.sum(per_token * counted, axis=-1) / (2 * xp.sum(counted, axis=-1))
+    return xp.where(energy > 0, energy, xp.zeros_like(energy))  # what rounding leaves below 0
+
+
+def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
+    """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
+
+    A is the attention matrix and A_sym that of keys in the place of queries (arXiv 2312.00751, appendix E.1, table 4,
+    where these differences, which do not overflow, are multiplied by the degrees). O(N D) time.
+
+    Parameters
+    ----------
+    v, average, symmetric_average : array of shape (..., N, D)
+        Values v, Av and A_sym v.
+    mask
+        As in `mean_cosine`.
+
+    Returns
+    -------
+    array of shape (...)
+        float64. Tokens that do not move, up to rounding, have no direction and are left out (the first of a causal
+        layer); NaN where that leaves none.
+    """
+    values, counted, xp = _tokens(v, mask, "v")
+    precision = _precision(xp, v)
+    ways = [
+        values - _alike(xp, name, array, values.shape)
+        for name, array in (("average", average), ("symmetric_average", symmetric_average))
+    ]
+    lengths = [xp.linalg.vector_norm(way, axis=-1) for way in ways]
+    least = _ROUNDINGS * precision * xp.linalg.vector_norm(values, axis=-1)
+    moving = xp.astype((lengths[0] > least) & (lengths[1] > least), xp.float64) * counted
+    cosine = _ratio(xp, xp.sum(ways[0] * ways[1], axis=-1), lengths[0] * lengths[1])
+    return _ratio(xp, xp.sum(xp.where(moving > 0, cosine, xp.zeros_like(cosine)), axis=-1), xp.sum(moving, axis=-1))
+
+
+def head_redundancy(matrix: Any, following: Any) -> Array:
+    """Return the cosine <A, B> / (|A| |B|) of the attention matrices of one head in two successive layers.
+
+    (arXiv 2312.00751, figure 5 and appendix G.2: between layers, not between the heads of one.) 1 when the second layer
+    attends as the first does.
+
+    Parameters
+    ----------
+    matrix, following : array of shape (..., N, N)
+
+    Returns
+    -------
+    array of shape (...)
+        float64.
+    """
+    first, _, xp = _tokens(matrix, None, "matrix")
+    second = _alike(xp, "following", following, first.shape)
+    sizes = xp.sum(first**2, axis=(-2, -1)) * xp.sum(second**2, axis=(-2, -1))
+    return _ratio(xp, xp.sum(first * second, axis=(-2, -1)), xp.sqrt(sizes))
+
+
+def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
+    """Return (tokens in float64, 0 where they do not count; 1 where they count and 0 elsewhere; namespace)."""
+    array, xp = _finite(name, x)
+    if array.ndim < 2:
+        raise InputError(f"{name}: got shape {tuple(array.shape)}, expected (..., N, D): tokens with channels")
+    if mask is None:
+        return array, xp.ones_like(array[..., 0]), xp
+    if is_numpy(array):
+        mask = xp.asarray(mask)
+    if str(getattr(mask, "dtype", "")).split(".")[-1] != "bool" or tuple(mask.shape) != tuple(array.shape[:-1]):
+        raise InputError(
+            f"mask: got {getattr(mask, 'dtype', type(mask).__name__)} of shape {tuple(getattr(mask, 'shape', ()))}, "
+            f"expected bool of shape {tuple(array.shape[:-1])}, one for each token"
+        )
+    counted = xp.astype(mask, xp.float64)
+    return array * counted[..., None], counted, xp
+
+
+def _precision(xp: Any, value: Any) -> float:
+    """Return the relative rounding of what was given."""
+    single = str(getattr(value, "dtype", "")).split(".")[-1] in ("float32", "float16", "bfloat16")
+    return float(xp.finfo(xp.float32 if single else xp.float64).eps)
+
+
+def _alike(xp: Any, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """Return what has to have this shape in float64."""
+    array, _ = _finite(name, value)
+    if tuple(array.shape) != tuple(shape):
+        raise InputError(f"{name}: got shape {tuple(array.shape)}, expected {tuple(shape)}")
+    return array
+
+
+def _finite(name: str, value: Any) -> tuple[Array, Any]:
+    """Return (a checked array in float64, its namespace)."""
+    if str(getattr(value, "dtype", "")).split(".")[-1] in ("float32", "float64") and 0 not in tuple(value.shape):
+        xp = namespace(value)
+        array = xp.astype(value, xp.float64, copy=False)
+        # One sum says that all is well in a third of the time of looking at every number.
+        if not isinstance(value, np.ma.MaskedArray) and bool(xp.isfinite(xp.sum(array))):
+            return array, xp
+    array = check_array(name, value)
+    xp = namespace(array)
+    return xp.astype(array, xp.float64, copy=False), xp
+
+
+def _parts(xp: Any, tokens: Array, counted: Array) -> tuple[Array, Array]:
+    """Return the mean token (..., 1, D) and what the tokens that count have beyond it."""
+    count = xp.sum(counted, axis=-1)[..., None, None]
+    mean = xp.sum(tokens, axis=-2, keepdims=True) / xp.where(count > 0, count, xp.ones_like(count))
+    return mean, (tokens - mean) * counted[..., None]
+
+
+def _ratio(xp: Any, above: Array, below: Array) -> Array:
+    """Return above / below, NaN where that has no value."""
+    some = below > 0
+    return xp.where(some, above / xp.where(some, below, xp.ones_like(below)), xp.full_like(below, float("nan")))

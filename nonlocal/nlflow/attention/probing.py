@@ -1,0 +1,299 @@
+"""Look into a trained transformer while it runs: queries, keys, values and hidden states of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from nlflow.attention.adapters import Adapter, blocks
+from nlflow.attention.averages import log_affinity, repeated, seen
+from nlflow.attention.metrics import (
+    energy_per_token,
+    gradient_cosine,
+    hfc_lfc,
+    mean_cosine,
+    participation_rank,
+    token_similarity,
+)
+from nlflow.attention.recording import Seen, Take, recording, taking, watching_states
+from nlflow.attention.trace import Layer, LayerTrace
+from nlflow.errors import InputError, check_memory
+
+__all__ = ["probe"]
+
+Floats = NDArray[np.float64]
+_CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, or one head where that is more: what caches hold
+_CHUNK_ELSEWHERE = 2**28
+
+
+def probe(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    keep_matrices: bool = False,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+    take: Take | None = None,
+) -> LayerTrace:
+    """Run a model once and return what its layers of self-attention did.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        A model of transformers (BERT, ViT, DeiT, GPT-2 and those like them), with or without
+        `nlflow.attention.attach`, or any module that an adapter describes. It is run in evaluation mode, without
+        gradients, and left as it was.
+    inputs : mapping or tensor
+        What the model is called with; tensors are moved to its device. Padding is told by ``attention_mask`` (and
+        ``decoder_attention_mask``), as transformers has it, and is left out of every quantity.
+    keep_matrices : bool
+        Keep all attention matrices, 4 B H N^2 bytes for each layer. Without, there are at most 2 MiB of them (256 MiB
+        on a GPU), or one head's, at a time.
+    adapter : Adapter or sequence of Adapter, optional
+        Where the blocks are, for models that are not known by the class of their attention.
+    take : callable, optional
+        ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
+        do not call their attention through transformers' ``AttentionInterface``.
+
+    Returns
+    -------
+    LayerTrace
+
+    Raises
+    ------
+    InputError
+        For a model without known attention, one whose attention cannot be seen, or a run in which queries and keys are
+        not the same tokens (decoding with a cache).
+    MemoryLimitError
+        When the matrices to be kept pass the limit; before they are allocated.
+
+    Notes
+    -----
+    The hidden state between attention and MLP is what the first module of the layer after attention takes in (dropout
+    left aside). Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and
+    the metrics of hidden states. They add less than twice the time of the model; spectra come when they are asked for.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig, BertModel
+    >>> import torch
+    >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    >>> trace = probe(BertModel(config), torch.arange(5)[None])
+    >>> len(trace), tuple(trace[0].q.shape), tuple(trace[0].quantities["energy"].shape)
+    (2, (1, 2, 5, 8), (1, 2))
+    """
+    model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
+    seen_blocks = [Seen(block) for block in blocks(model, adapter)]
+    given = _call(model, inputs)
+    with ExitStack() as stack:
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(_evaluating(model))
+        stack.enter_context(watching_states(seen_blocks))
+        stack.enter_context(taking(seen_blocks, take) if take is not None else recording(seen_blocks))
+        given()
+        return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
+
+
+# ---- running
+
+
+def _call(model: nn.Module, inputs: Any) -> Callable[[], Any]:
+    """Return the call of the model."""
+    place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if isinstance(inputs, Tensor):
+        return lambda: model(inputs.to(place))
+    if not isinstance(inputs, Mapping):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
+            "or one tensor"
+        )
+    moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
+    if hasattr(getattr(model, "config", None), "use_cache"):
+        moved.setdefault("use_cache", False)  # a cache would only cost memory
+    return lambda: model(**moved)
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode for a while, without dropout."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# ---- quantities
+
+
+def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> LayerTrace:
+    """Make the trace of what was seen."""
+    layers: list[Layer] = []
+    states: dict[str, dict[str, Floats]] = {}
+    for one in found:
+        layer = _layer(one, inputs, several=len({other.block.stack for other in found}) > 1)
+        if layer.stack not in states:
+            states[layer.stack] = _of_state(layer.before, layer.tokens)
+        layer.quantities.update(_of_heads(layer, keep_matrices))
+        layer.quantities.update(_of_state(layer.after, layer.tokens))
+        layer.quantities["attention_share"] = _share(layer)
+        layers.append(layer)
+    return LayerTrace(layers, model, states)
+
+
+def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
+    taken, block = one.taken, one.block
+    if taken is None:
+        raise InputError(
+            f"model: {block.name} ({type(block.module).__name__}) did not call its attention through transformers' "
+            "AttentionInterface; expected a call; pass take=, a function that returns Taken(q, k, v) for it"
+        )
+    if taken.q.ndim != 4 or taken.q.shape[-2] != taken.k.shape[-2]:
+        raise InputError(
+            f"inputs: {block.name} compared queries {tuple(taken.q.shape)} with keys {tuple(taken.k.shape)}, expected "
+            "(B, H, N, d) of the same tokens; probe a whole sequence at once, without a cache of earlier tokens"
+        )
+    heads, mask = taken.q.shape[1], taken.mask
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.ndim)]
+    key = repeated(taken.k.detach(), heads)
+    tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
+    return Layer(
+        name=block.name,
+        stack=block.stack,
+        causal=block.causal,
+        scaling=float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling),
+        kernel=taken.kernel,
+        q=key if taken.kernel == "symmetric" else taken.q.detach(),
+        k=key,
+        v=repeated(taken.v.detach(), heads),
+        mask=mask,
+        tokens=tokens,
+        before=one.before,
+        between=one.between,
+        after=one.after,
+    )
+
+
+def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
+    """Return which tokens are no padding, (B, N): as the inputs say, or else those that some token sees."""
+    size = (q.shape[0], q.shape[-2])
+    name = "decoder_attention_mask" if stack == "decoder" else "attention_mask"
+    given = inputs.get(name) if isinstance(inputs, Mapping) else None
+    if isinstance(given, Tensor) and tuple(given.shape) == size:
+        tokens = given.to(q.device).bool()
+    elif mask is None:
+        return torch.ones(size, dtype=torch.bool, device=q.device)
+    else:
+        visible: Any = seen(mask)
+        tokens = visible.any(-2).any(1).expand(size)
+    if not bool(tokens.any(-1).all()):
+        raise InputError(f"inputs: got a sequence without any token in {name}, expected at least one")
+    return tokens
+
+
+def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Floats]:
+    """Return the metrics of a hidden state, shape (B,)."""
+    metrics = {"mean_cosine": mean_cosine, "token_similarity": token_similarity, "hfc_lfc": hfc_lfc}
+    if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
+        return {name: np.full(len(tokens), np.nan) for name in (*metrics, "rank")}
+    mask = None if bool(tokens.all()) else tokens
+    double = state.double()
+    found = {name: of(double, mask=mask) for name, of in metrics.items()}
+    found["rank"] = participation_rank(state, mask=mask)
+    return {name: np.asarray(value.cpu().numpy(), dtype=np.float64) for name, value in found.items()}
+
+
+def _share(layer: Layer) -> Floats:
+    """Return which part of the way through a layer attention is: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
+    x, y, z = layer.before, layer.between, layer.after
+    if x is None or y is None or z is None or not x.shape == y.shape == z.shape:
+        return np.full(layer.items, np.nan)
+    counted = layer.tokens[..., None]
+    first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))
+    share: Floats = (first / (first + second)).cpu().numpy()
+    return share
+
+
+def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Floats]:
+    """Return what attention itself says: J, the gradient cosine and log degrees; a few heads at a time."""
+    items, heads, count, _ = layer.q.shape
+    if keep_matrices:
+        check_memory(
+            f"the attention matrices of {layer.name}", 4 * items * heads * count**2, "leave keep_matrices=False"
+        )
+        object.__setattr__(layer, "matrices", layer.q.new_empty(items, heads, count, count, dtype=torch.float32))
+    step = max(1, _CHUNK.get(layer.q.device.type, _CHUNK_ELSEWHERE) // (4 * count**2))
+    beside = max(1, step // heads)  # sequences at a time, where all heads of one are no more than that
+    result = {
+        "energy": np.empty((items, heads)),
+        "gradient_cosine": np.empty((items, heads)),
+        "log_degree": np.empty((items, heads, count)),
+    }
+    for first in range(0, items, beside):
+        for low in range(0, heads, step):
+            place = (slice(first, first + beside), slice(low, low + step))
+            for name, values in _of_some(layer, place).items():
+                result[name][place] = values.cpu().numpy()
+    return result
+
+
+def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
+    """Return the quantities of some heads on some sequences."""
+    q, k, v = (part[place].float() if part.element_size() < 4 else part[place] for part in (layer.q, layer.k, layer.v))
+    tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
+    padded = not bool(tokens.all())
+    counted = tokens.to(v.dtype)[..., None]
+    # J and the directions of tokens do not change with a constant, and have more digits without it.
+    values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
+    bias = None if layer.mask is None and not padded else _bias(layer, place, padded)
+    wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
+    logarithms = _visible(log_affinity(q, k, layer.kernel, layer.scaling), bias)
+    weights = logarithms.softmax(-1)
+    # The log-sum-exp without another exponential: the largest weight of a row is exp(its logarithm) / d.
+    degree = logarithms.amax(-1) - weights.amax(-1).log()
+    if layer.kernel == "gaussian":
+        degree = degree - layer.scaling / 2 * q.square().sum(-1)  # its logarithms leave out what a row shares
+    if layer.matrices is not None:
+        layer.matrices[place] = weights.masked_fill(~tokens[..., None], 0.0).float()
+    moved = weights @ wide
+    average = symmetric = moved[..., :-1]
+    if layer.q is not layer.k:
+        if layer.kernel == "softmax":  # fused, where torch has it, since nothing but the average is needed
+            symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
+        else:
+            symmetric = _visible(log_affinity(k, k, layer.kernel, layer.scaling), bias).softmax(-1) @ values
+    mask = tokens if padded else None
+    return {
+        "energy": energy_per_token(values, average, moved[..., -1], mask=mask),
+        "gradient_cosine": gradient_cosine(values, average, symmetric, mask=mask),
+        "log_degree": degree.double().masked_fill(~tokens, torch.nan),
+    }
+
+
+def _visible(logarithms: Tensor, bias: Tensor | None) -> Tensor:
+    return logarithms if bias is None else logarithms + bias
+
+
+def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:
+    """Return what is added to the logarithms: the mask, with padding seen by nobody but itself."""
+    count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
+    bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
+    if layer.mask is not None:
+        mask = layer.mask.expand(layer.items, layer.heads, count, count)[place]
+        added = bias if mask.dtype == torch.bool else mask.float()
+        visible: Any = seen(mask)
+        bias = torch.where(visible, added, -torch.inf)
+    if padded:
+        # Rows of padding count nowhere, but have to have some value.
+        own = ~tokens[..., :, None] & torch.eye(count, dtype=torch.bool, device=tokens.device)
+        bias = bias.masked_fill(~tokens[..., None, :], -torch.inf).masked_fill(own, 0.0)
+    return bias

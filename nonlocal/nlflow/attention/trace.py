@@ -1,0 +1,336 @@
+"""What a probe has seen of a model: every layer's heads and hidden states, and what follows from them."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from operator import attrgetter, methodcaller
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from nlflow.attention.averages import seen
+from nlflow.attention.heads import Head
+from nlflow.attention.metrics import head_redundancy
+from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
+
+__all__ = ["Layer", "LayerTrace"]
+
+Floats = NDArray[np.float64]
+_SPECTRAL: dict[str, Any] = {
+    "gap": attrgetter("spectral_gap"),
+    "mixing_time": methodcaller("mixing_time"),
+    "stable_fidelity": attrgetter("fidelity_limit"),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer of self-attention on one batch.
+
+    Attributes
+    ----------
+    name : str
+        Of the attention module in the model.
+    stack : str
+        ``'encoder'`` or ``'decoder'``.
+    causal : bool
+    scaling : float
+        Factor of the dot products.
+    kernel : str
+        Which affinity, one of `nlflow.attention.averages.AFFINITIES`.
+    q, k, v : tensor of shape (B, H, N, d)
+        As the layer compared and averaged them, keys and values repeated for all heads.
+    mask : tensor of 4 dimensions that broadcasts to (B, H, N, N), or None
+        Boolean (True: i sees j) or added to the logarithms; None where all see all.
+    tokens : tensor of bool of shape (B, N)
+        Which are no padding.
+    before, between, after : tensor of shape (B, N, D), or None
+        Hidden states: before the layer, after attention has been added to them, after the layer. None where the model
+        does not show them (see `nlflow.attention.probe`).
+    quantities : dict of str to array
+        ``energy`` J and ``gradient_cosine``, shape (B, H); ``log_degree``, shape (B, H, N), NaN at padding; of the
+        state after the layer ``mean_cosine``, ``token_similarity``, ``hfc_lfc``, ``rank``, shape (B,), and
+        ``attention_share``, shape (B,).
+    matrices : tensor of shape (B, H, N, N), or None
+        Attention matrices, where the probe was asked to keep them.
+    """
+
+    name: str
+    stack: str
+    causal: bool
+    scaling: float
+    kernel: str
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+    tokens: Tensor
+    before: Tensor | None = None
+    between: Tensor | None = None
+    after: Tensor | None = None
+    quantities: dict[str, Floats] = field(default_factory=dict)
+    matrices: Tensor | None = None
+
+    @property
+    def heads(self) -> int:
+        """Number of heads H."""
+        return int(self.q.shape[1])
+
+    @property
+    def items(self) -> int:
+        """Number of sequences B."""
+        return int(self.q.shape[0])
+
+    @property
+    def time_step(self) -> Floats:
+        """The step 1 / d_i of the L2 flow that the layer takes at token i, shape (B, H, N), NaN at padding.
+
+        In the degree metric every layer takes a step of length 1. Where the degree is out of range the step is 0 or
+        infinite; ``quantities['log_degree']`` is not.
+        """
+        with np.errstate(over="ignore", under="ignore"):
+            return np.asarray(np.exp(-self.quantities["log_degree"]))
+
+    def head(self, head: int, item: int = 0) -> Head:
+        """Return one head on one sequence, padding left out.
+
+        Parameters
+        ----------
+        head, item : int
+            Number of the head and of the sequence in the batch.
+        """
+        h, b = _number("head", head, self.heads), _number("item", item, self.items)
+        inside = self.tokens[b]
+        q, k, v = (_plain(part[b, h][inside]) for part in (self.q, self.k, self.v))
+        bias = None
+        if self.mask is not None:
+            mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h][inside][:, inside]
+            visible: Any = seen(mask)
+            added = _plain(mask) if mask.is_floating_point() else 0.0
+            bias = np.where(visible.cpu().numpy(), added, -math.inf)
+            bias = bias if np.any(bias != 0) else None
+        return Head(q, k, v, self.scaling, bias, self.kernel)
+
+
+class LayerTrace:
+    """The layers of a model on one batch, in order, with what is derived from them.
+
+    Made by `nlflow.attention.probe`. What costs O(N^3), the spectra, is computed when it is first asked for, one head
+    at a time, and only numbers are kept.
+
+    Attributes
+    ----------
+    layers : tuple of Layer
+    model : str
+        Name of the model's class.
+    states : dict of str to dict
+        For each stack the quantities of the hidden state before its first layer (the embeddings).
+    """
+
+    def __init__(self, layers: Sequence[Layer], model: str, states: dict[str, dict[str, Floats]]) -> None:
+        self.layers = tuple(layers)
+        self.model = model
+        self.states = states
+        self._spectra: dict[int, dict[str, Floats]] = {}
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def __iter__(self) -> Iterator[Layer]:
+        return iter(self.layers)
+
+    def __getitem__(self, layer: int | str) -> Layer:
+        return self.layers[self.number(layer)]
+
+    def __repr__(self) -> str:
+        first = self.layers[0]
+        size = f"{first.items} x {first.q.shape[-2]} tokens"
+        return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
+
+    def number(self, layer: int | str) -> int:
+        """Return the number of a layer that is given by its number or by its name.
+
+        Raises
+        ------
+        InputError
+            For a number out of range, or a name that no layer has; the message lists them.
+        """
+        names = [one.name for one in self.layers]
+        if isinstance(layer, str):
+            if layer not in names:
+                raise InputError(f"layer: got {layer!r}, expected one of {', '.join(names)}, or a number")
+            return names.index(layer)
+        number = check_integer("layer", layer)
+        if not -len(self) <= number < len(self):
+            raise InputError(f"layer: got {number}, expected a number from 0 to {len(self) - 1}, or a name")
+        return number % len(self)
+
+    def head(self, layer: int | str, head: int, item: int = 0) -> Head:
+        """Return one head of one layer (a number or a name) on one sequence."""
+        return self[layer].head(head, item)
+
+    # ---- what costs O(N^3)
+
+    def spectra(self, layer: int | str) -> dict[str, Floats]:
+        """Return ``gap``, ``mixing_time`` and ``stable_fidelity`` of every head of a layer, arrays of shape (B, H).
+
+        Spectral gap 1 - |mu_2|, moves until a walker has forgotten where it began (total variation 1/4), and the
+        fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: behind a mask that cuts the sequence in
+        parts, or where probabilities underflow. O(B H N^3) time when it is first asked for.
+        """
+        number = self.number(layer)
+        if number not in self._spectra:
+            one = self.layers[number]
+            found = {name: np.full((one.items, one.heads), math.nan) for name in _SPECTRAL}
+            for b, h in np.ndindex(one.items, one.heads):
+                head = one.head(h, b)
+                for name, of in _SPECTRAL.items():
+                    with suppress(NlflowError):  # reducible, periodic or underflowing: there is no such number
+                        found[name][b, h] = of(head)
+            self._spectra[number] = found
+        return self._spectra[number]
+
+    def stationary(self, layer: int | str, item: int = 0) -> Floats:
+        """Return the stationary law of every head, shape (H, N) with N the tokens that count. O(H N^3) time."""
+        one = self[layer]
+        return np.stack([one.head(h, item).stationary for h in range(one.heads)])
+
+    def spectral_radius(self, fidelity: float, layer: int | str) -> Floats:
+        """Return rho(P - lambda~ I) of every head of a layer, shape (B, H): below 1 where NeuTRENO steps converge."""
+        one = self[layer]
+        return np.array(
+            [[one.head(h, b).spectral_radius(fidelity) for h in range(one.heads)] for b in range(one.items)]
+        )
+
+    def stable_fidelity(self) -> Floats:
+        """Return for each layer the fidelity up to which the steps of all its heads are stable, shape (L,)."""
+        return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
+
+    def check_fidelity(self, fidelity: Any) -> bool:
+        """Warn where NeuTRENO steps with this fidelity do not converge, and return whether all do.
+
+        A single layer is no iteration and stays finite; it is repeated ones that grow. The first layer has no term.
+
+        Parameters
+        ----------
+        fidelity : float, or one for each layer
+
+        Warns
+        -----
+        NlflowWarning
+            With the layers and the limit.
+        """
+        values = [check_number("fidelity", value, minimum=0) for value in np.ravel(np.asarray(fidelity))]
+        if len(values) not in (1, len(self)):
+            raise InputError(f"fidelity: got {len(values)} values, expected one, or {len(self)}, one for each layer")
+        beyond = heads = 0
+        least, where = math.inf, ""
+        for i, one in enumerate(self.layers):
+            if i == 0 or one.stack != self.layers[i - 1].stack:
+                continue  # the first layer of a stack has no term
+            limits = self.spectra(i)["stable_fidelity"]
+            heads += limits.size
+            beyond += int(np.sum(values[i % len(values)] >= limits))
+            if _over(np.min, limits) < least:
+                least, where = _over(np.min, limits), one.name
+        if beyond == 0:
+            return True
+        warnings.warn(
+            f"fidelity: got {max(values):g}, which is beyond the stable range, rho(P - fidelity I) >= 1, in {beyond} "
+            f"of {heads} heads; the least limit is {least:.4g} ({where}); use a smaller one, or semi_implicit=True",
+            NlflowWarning,
+            stacklevel=2,
+        )
+        return False
+
+    def head_redundancy(self) -> Floats:
+        """Return the cosine between the attention matrices of a head in successive layers, shape (L - 1, B, H).
+
+        Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). Two N x N matrices at a time; NaN
+        between layers of different stacks or with different numbers of heads or tokens.
+        """
+        if len(self) < 2:
+            return np.empty((0, self.layers[0].items, self.layers[0].heads))
+        widest = max(one.heads for one in self.layers)
+        found = np.full((len(self) - 1, self.layers[0].items, widest), math.nan)
+        for i, (one, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
+            if one.stack != following.stack or one.q.shape[:3] != following.q.shape[:3]:
+                continue
+            for b, h in np.ndindex(one.items, one.heads):
+                found[i, b, h] = head_redundancy(one.head(h, b).matrix, following.head(h, b).matrix)
+        return found
+
+    # ---- tables
+
+    def rows(self, *, spectra: bool = True, progress: bool = False) -> list[dict[str, Any]]:
+        """Return one row for each state: the embeddings of each stack, then its layers.
+
+        Parameters
+        ----------
+        spectra : bool
+            With what costs O(N^3).
+        progress : bool
+            Progress bar on stderr.
+
+        Returns
+        -------
+        list of dict
+            ``layer``, ``index``; of the state after the layer ``cosine``, ``t_sim``, ``hfc_lfc``, ``rank``, means over
+            the batch; of its heads ``J`` and ``gradient``, means over batch and heads, and ``time_step``, the median of
+            1 / d; ``share``, how much of the way is attention. With `spectra` ``gap`` (the mean over heads, with
+            ``gap_least`` and ``gap_most``), ``mixing`` (the median), ``stable`` (the median of the heads' limits of the
+            fidelity, with ``stable_least``), and ``redundancy`` with the layer that follows.
+        """
+        redundancy = self.head_redundancy() if spectra else None
+        result: list[dict[str, Any]] = []
+        bar = tqdm(self.layers, desc="layers", disable=not progress, leave=False, mininterval=1, file=sys.stderr)
+        for i, one in enumerate(bar):
+            if i == 0 or one.stack != self.layers[i - 1].stack:
+                result.append({"layer": f"{one.stack} input", "index": 0, **_of_state(self.states[one.stack])})
+            row: dict[str, Any] = {"layer": one.name, "index": result[-1]["index"] + 1, **_of_state(one.quantities)}
+            row["J"] = _over(np.mean, one.quantities["energy"])
+            row["gradient"] = _over(np.mean, one.quantities["gradient_cosine"])
+            row["share"] = _over(np.mean, one.quantities["attention_share"])
+            row["time_step"] = math.exp(-_over(np.median, one.quantities["log_degree"]))
+            if redundancy is not None:
+                found = self.spectra(i)
+                row["gap"] = _over(np.mean, found["gap"])
+                row["gap_least"] = _over(np.min, found["gap"])
+                row["gap_most"] = _over(np.max, found["gap"])
+                row["mixing"] = _over(np.median, found["mixing_time"])
+                row["stable"] = _over(np.median, found["stable_fidelity"])
+                row["stable_least"] = _over(np.min, found["stable_fidelity"])
+                row["redundancy"] = math.nan if i + 1 == len(self) else _over(np.mean, redundancy[i])
+            result.append(row)
+        return result
+
+
+def _of_state(quantities: dict[str, Floats]) -> dict[str, float]:
+    names = {"cosine": "mean_cosine", "t_sim": "token_similarity", "hfc_lfc": "hfc_lfc", "rank": "rank"}
+    return {short: _over(np.mean, quantities[name]) for short, name in names.items()}
+
+
+def _over(reduce: Any, values: Floats) -> float:
+    """Return what `reduce` makes of the numbers among `values`, NaN where there is none."""
+    numbers = values[~np.isnan(values)]
+    return float(reduce(numbers)) if numbers.size else math.nan
+
+
+def _number(name: str, value: Any, count: int) -> int:
+    number = check_integer(name, value, minimum=0)
+    if number >= count:
+        raise InputError(f"{name}: got {number}, expected one of 0 to {count - 1}")
+    return number
+
+
+def _plain(tensor: Tensor) -> Floats:
+    """Return a tensor as a float64 array on the host."""
+    return np.asarray(tensor.detach().cpu().double().numpy())

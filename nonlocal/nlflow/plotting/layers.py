@@ -1,0 +1,98 @@
+"""Figures of transformers: what each layer does to tokens, for one or several runs of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import InputError
+from nlflow.plotting.base import MARKERS, PALETTE, finish, heading, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["layers_figure"]
+
+Rows = Sequence[Mapping[str, Any]]
+
+# Column, title, label of the axis, and the columns between which the heads lie.
+_PANELS = (
+    ("cosine", "mean cosine of tokens", "cos", ()),
+    ("J", "energy J of the values, per token and head", "J", ()),
+    ("gap", "spectral gap, mean and range of heads", "1 − |μ₂|", ("gap_least", "gap_most")),
+    ("stable", "stable fidelity, median head (dotted: least)", "λ̃", ("stable_least", "stable_least")),
+)
+
+
+def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, title: str | None = None) -> Figure:
+    """Draw what a model's layers do: mean cosine, J, spectral gap and stable fidelity over depth.
+
+    Parameters
+    ----------
+    runs : mapping of str to sequence of mappings
+        Name of a run (before, after) and its rows, as ``LayerTrace.rows`` returns them: ``index`` (0 for the input of
+        a stack), ``cosine``, ``J``, ``gap``, ``gap_least``, ``gap_most``, ``stable``, ``stable_least``. What is missing
+        or NaN is not drawn; a panel without any value says so.
+    fidelity : float, optional
+        Drawn as a line in the last panel.
+    title : str, optional
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Four panels, all runs in each.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw.
+    """
+    if not runs or not all(len(rows) for rows in runs.values()):
+        raise InputError("runs: got none or an empty one, expected at least one run with rows")
+    figure = new_figure(10.4, 7.0, dpi=130)
+    axes: list[Axes] = list(figure.subplots(2, 2, sharex=True).ravel())
+    for axis, (column, name, label, between) in zip(axes, _PANELS, strict=True):
+        drawn = [
+            _draw(axis, rows, column, between, run, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
+            for number, (run, rows) in enumerate(runs.items())
+        ]
+        if column == "stable" and fidelity is not None:
+            axis.axhline(fidelity, color="0.35", linewidth=1.2, linestyle="--", label=f"λ̃ = {fidelity:g}")
+        if not any(drawn):
+            axis.text(0.5, 0.5, "not computed", transform=axis.transAxes, ha="center", va="center", color="0.4")
+        elif column != "cosine":
+            axis.set_ylim(bottom=0)
+        finish(axis, name, "layer (0: input)" if axis in axes[2:] else "", label)
+        axis.locator_params(axis="x", integer=True)
+    handles, labels = axes[-1].get_legend_handles_labels()
+    axes[0].legend(handles, labels, fontsize=9, frameon=False)
+    heading(figure, title)
+    return figure
+
+
+def _draw(axis: Axes, rows: Rows, column: str, between: tuple[str, ...], run: str, shade: str, marker: str) -> bool:
+    """Draw one run in one panel, its stacks after each other, and tell whether there was anything to draw."""
+    values = _column(rows, column)
+    place = np.arange(len(rows), dtype=np.float64)
+    breaks = [i for i, row in enumerate(rows) if i and row.get("index") == 0]
+    for start in breaks:
+        axis.axvline(start - 0.5, color="0.8", linewidth=1, linestyle=":")
+    for number, (low, high) in enumerate(zip([0, *breaks], [*breaks, len(rows)], strict=True)):
+        part = slice(low, high)
+        axis.plot(place[part], values[part], color=shade, marker=marker, markersize=5, linewidth=1.6,
+                  label=run if number == 0 else None)  # fmt: skip
+        if between:
+            least, most = (_column(rows, name)[part] for name in between)
+            if between[0] == between[1]:
+                axis.plot(place[part], least, color=shade, linewidth=1.2, linestyle=":")
+            else:
+                axis.fill_between(place[part], least, most, color=shade, alpha=0.14, linewidth=0)
+    return bool(np.isfinite(values).any())
+
+
+def _column(rows: Rows, name: str) -> NDArray[np.float64]:
+    return np.array([row.get(name, np.nan) for row in rows], dtype=np.float64)

@@ -1,0 +1,255 @@
+"""The command `nonlocal attention`: models and inputs from files, the table, the folder, and how it fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from nlflow import FileFormatError, InputError, NlflowWarning, cli
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers", minversion="5")
+
+from nlflow.attention import attach, image_inputs, load_model, probe, text_inputs, token_inputs  # noqa: E402
+from nlflow.plotting import layers_figure  # noqa: E402
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "layer", "is", "one", "step", "of", "flow", "."]
+TEXT = "A layer is one step of a flow."
+WIDE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a text model, an image model, and files to give them."""
+    folder = tmp_path_factory.mktemp("models")
+    torch.manual_seed(0)
+    config = transformers.BertConfig(**WIDE, vocab_size=len(WORDS), max_position_embeddings=12)
+    model = transformers.BertModel(config)
+    with torch.no_grad():
+        for name, weights in model.named_parameters():
+            if weights.ndim > 1 and "embed" not in name:
+                weights.mul_(15)
+    model.save_pretrained(folder / "bert")
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(WORDS))
+    transformers.BertTokenizer(str(vocabulary)).save_pretrained(folder / "bert")
+    transformers.ViTModel(transformers.ViTConfig(**WIDE, image_size=8, patch_size=2)).save_pretrained(folder / "vit")
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 30, 3), np.uint8)).save(folder / "photo.png")
+    np.save(folder / "ids.npy", np.array([[2, 5, 6, 7, 8, 3], [2, 9, 10, 5, 11, 3]]))
+    np.save(folder / "x.npy", np.random.default_rng(1).normal(size=(6, 16)))
+    return folder
+
+
+@pytest.fixture
+def folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return place
+
+
+def run(*arguments: Any, code: int = 0) -> Any:
+    words = ["attention", *map(str, arguments)]
+    result = CliRunner().invoke(cli.app, words, prog_name="nonlocal", catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def fails(*arguments: Any) -> str:
+    result = run(*arguments, code=1)
+    assert result.stdout == ""
+    assert result.stderr.startswith("nonlocal: error: ")
+    assert result.stderr.count("\n") == 1
+    return str(result.stderr)
+
+
+def test_table(folder: Path) -> None:
+    lines = run(folder / "bert", "--text", TEXT).stdout.splitlines()
+    assert lines[0] == "BertModel: 2 layers of 2 heads, 11 tokens"
+    assert lines[2].split()[:4] == ["layer", "cosine", "t_sim", "rank"] or lines[2].startswith("fidelity")
+    assert lines[-1].startswith("encoder.layer.1.attention.self")
+    model = load_model(folder / "bert")
+    rows = probe(model, text_inputs(model, folder / "bert", TEXT)).rows()
+    assert f"{rows[2]['cosine']:.5g}" in lines[-1].split()
+    assert f"{rows[2]['stable_least']:.5g}" in lines[-1].split()
+    assert list(Path().iterdir()) == []
+
+
+def test_before_and_after_in_a_folder(folder: Path) -> None:
+    result = run(folder / "bert", "--text", TEXT, "--neutreno", "0.6", "--out", "seen")
+    assert result.stdout.endswith("written: table.csv, result.json and figure.png in seen\n")
+    names = {path.name for path in Path("seen").iterdir()}
+    assert names == {"table.csv", "result.json", "figure.png"}
+    report = json.loads(Path("seen/result.json").read_text())
+    assert (report["kind"], report["layers"], report["heads"], report["tokens"]) == ("BertModel", 2, 2, 11)
+    assert [row["fidelity"] for row in report["rows"]] == [0, 0, 0, 0.6, 0.6, 0.6]
+    model = load_model(folder / "bert")
+    inputs = text_inputs(model, folder / "bert", TEXT)
+    plain = probe(model, inputs).rows()
+    changed = probe(attach(model, fidelity=0.6), inputs).rows()
+    for row, expected in zip(report["rows"], [*plain, *changed], strict=True):
+        assert row["cosine"] == expected["cosine"]
+    assert plain[2]["cosine"] != changed[2]["cosine"]
+    table = Path("seen/table.csv").read_text().splitlines()
+    assert table[0].startswith("fidelity,layer,index,cosine,")
+    assert len(table) == 7
+    with Image.open("seen/figure.png") as figure:
+        assert figure.size[0] > 1000
+    first = Path("seen/result.json").read_bytes()
+    run(folder / "bert", "--text", TEXT, "--neutreno", "0.6", "--out", "seen", "--quiet")
+    assert Path("seen/result.json").read_bytes() == first  # the same input, the same bits
+
+
+def test_json_tokens_and_images(folder: Path) -> None:
+    report = json.loads(run(folder / "bert", "--tokens", folder / "ids.npy", "--json", "--no-spectra").stdout)
+    assert (report["sequences"], report["tokens"]) == (2, 6)
+    assert "gap" not in report["rows"][1]
+    report = json.loads(run(folder / "bert", "--tokens", folder / "x.npy", "--json").stdout)
+    assert report["tokens"] == 6
+    assert report["rows"][2]["redundancy"] is None  # after the last layer: JSON has no NaN
+    report = json.loads(run(folder / "vit", "--image", folder / "photo.png", "--json").stdout)
+    assert (report["kind"], report["tokens"]) == ("ViTModel", 17)
+
+
+def test_beyond_the_stable_range(folder: Path) -> None:
+    result = run(folder / "bert", "--text", TEXT, "--neutreno", "1.9")
+    assert "nonlocal: warning: fidelity: got 1.9, which is beyond the stable range" in result.stderr
+    assert "the least limit is" in result.stderr
+    assert "warning" not in run(folder / "bert", "--text", TEXT, "--neutreno", "0").stderr
+    assert run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--quiet").output == ""
+
+
+def test_long_texts_are_cut(folder: Path) -> None:
+    result = run(folder / "bert", "--text", TEXT * 3, "--json")
+    assert "got 29 tokens, more than the 12 positions of the model; the first 12 are used" in result.stderr
+    assert json.loads(result.stdout)["tokens"] == 12
+    model = load_model(folder / "bert")
+    with pytest.warns(NlflowWarning, match="got 29 tokens"):
+        ids = text_inputs(model, folder / "bert", TEXT * 3)["input_ids"]
+    assert ids.shape == (1, 12)
+    assert ids[0, -1] == WORDS.index("[SEP]")
+
+
+def test_inputs_of_models(folder: Path) -> None:
+    model = load_model(folder / "vit")
+    assert not model.training
+    grey = np.full((5, 7), 51, np.uint8)
+    pixels = image_inputs(model, folder / "vit", grey)["pixel_values"]
+    assert pixels.shape == (1, 3, 8, 8)
+    torch.testing.assert_close(pixels, torch.full((1, 3, 8, 8), (0.2 - 0.5) / 0.5))
+    settings = {"image_mean": [0.1, 0.2, 0.3], "image_std": [1, 2, 4]}
+    Path("preprocessor_config.json").write_text(json.dumps(settings))
+    pixels = image_inputs(model, Path(), grey)["pixel_values"]
+    torch.testing.assert_close(pixels[0, :, 0, 0], torch.tensor([0.1, 0.0, -0.025]))
+    bert = load_model(folder / "bert")
+    assert token_inputs(bert, np.arange(5))["input_ids"].tolist() == [[0, 1, 2, 3, 4]]
+    assert token_inputs(bert, np.ones((2, 3, 16), np.float32))["inputs_embeds"].shape == (2, 3, 16)
+    words = text_inputs(bert, folder / "bert", TEXT)
+    assert words["input_ids"][0].tolist() == [2, 5, 6, 7, 8, 9, 10, 5, 11, 12, 3]
+
+
+def test_weights_that_cannot_be_used(folder: Path) -> None:
+    config = (folder / "bert" / "config.json").read_text()
+    assert "got no such folder" in fails("no/such/folder", "--text", TEXT)
+    Path("empty").mkdir()
+    assert "got no config.json in it" in fails("empty", "--text", TEXT)
+    Path("empty/config.json").write_text(config)
+    assert "got no weights in it, expected model.safetensors" in fails("empty", "--text", TEXT)
+    Path("empty/pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch harm'\ntR.")
+    message = fails("empty", "--text", TEXT)
+    assert "only pickle can read (pytorch_model.bin)" in message
+    assert "torch.load(..., weights_only=True)" in message
+    assert "save_pretrained(folder)" in message
+    assert "only pickle can read" in fails("empty/pytorch_model.bin", "--text", TEXT)
+    assert not Path("harm").exists()
+    Path("empty/model.safetensors").write_bytes(b"damaged")
+    assert "got a folder that cannot be loaded" in fails("empty", "--text", TEXT)
+    Path("empty/config.json").write_text("{")
+    assert "got a folder that cannot be loaded" in fails("empty", "--text", TEXT)
+    Path("a.safetensors").write_bytes(b"")
+    assert "name the folder that holds it" in fails("a.safetensors", "--text", TEXT)
+    Path("file").write_bytes(b"")
+    assert "got a file, expected a folder" in fails("file", "--text", TEXT)
+
+
+def test_a_name_that_the_hub_does_not_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        assert kwargs["use_safetensors"]
+        raise OSError("nobody/nothing is not a valid model identifier")
+
+    monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    assert "model: got 'nobody/nothing', which the hub does not give" in fails("nobody/nothing", "--text", TEXT)
+
+
+def test_inputs_that_cannot_be_used(folder: Path) -> None:
+    bert = folder / "bert"
+    values: dict[str, Any] = {
+        "nan": np.full((4, 16), np.nan), "narrow": np.ones((4, 15)), "flat": np.ones(16), "unknown": np.array([1, 99]),
+        "long": np.ones((13, 16)), "cube": np.ones((2, 2, 2, 16)), "ids": np.ones((2, 2, 2), int),
+    }  # fmt: skip
+    for name, array in values.items():
+        np.save(f"{name}.npy", array)
+    assert "tokens: got 64 NaN or infinite value(s)" in fails(bert, "--tokens", "nan.npy")
+    assert "expected (N, 16) or (B, N, 16)" in fails(bert, "--tokens", "narrow.npy")
+    assert "tokens: got 1 dimension(s)" in fails(bert, "--tokens", "flat.npy")
+    assert "tokens: got numbers from 1 to 99, expected 0 to 12" in fails(bert, "--tokens", "unknown.npy")
+    assert "tokens: got 13, expected at most 12" in fails(bert, "--tokens", "long.npy")
+    assert "tokens: got 4 dimension(s)" in fails(bert, "--tokens", "cube.npy")
+    assert "tokens: got whole numbers of shape (2, 2, 2)" in fails(bert, "--tokens", "ids.npy")
+    assert "expected an .npy file" in fails(bert, "--tokens", "missing.npy")
+    assert "image: got an image for BertModel" in fails(bert, "--image", folder / "photo.png")
+    assert "which has no tokenizer" in fails(folder / "vit", "--text", TEXT)
+    assert "got embeddings for ViTModel" in fails(folder / "vit", "--tokens", folder / "x.npy")
+    assert "no such file" in fails(folder / "vit", "--image", "missing.png")
+    assert "text: got ' ', expected some words" in fails(bert, "--text", " ")
+    assert "--neutreno: got -1.0" in fails(bert, "--text", TEXT, "--neutreno", "-1")
+    Path("file").write_bytes(b"")
+    assert "--out: got file, which is a file" in fails(bert, "--text", TEXT, "--out", "file")
+    assert "give one of --text, --image and --tokens" in run(bert, code=2).stderr
+    run(bert, "--text", TEXT, "--image", "x.png", code=2)
+    Image.fromarray(np.zeros((4, 4), np.uint16)).save("deep.png")
+    assert "image: got uint16 of shape (4, 4), expected uint8" in fails(folder / "vit", "--image", "deep.png")
+
+
+def test_without_torch(folder: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from nlflow.cli import main; main()"
+    command = [sys.executable, "-c", code, "attention", str(folder / "bert"), "--text", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert done.stderr == (
+        "nonlocal: error: attention: got an installation without torch, expected it; pip install 'nlflow[attention]'\n"
+    )
+
+
+def test_help() -> None:
+    text = run("--help").stdout
+    for word in ("MODEL", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--out", "--json", "--quiet"):
+        assert word in text
+    for column in ("cosine", "t_sim", "rank", "gradient", "share", "gap", "mixing", "stable", "least", "redundancy"):
+        assert f"\n    {column}" in text or f"\n  {column}" in text
+
+
+def test_figure() -> None:
+    rows = [{"index": 0, "cosine": 0.1}, {"index": 1, "cosine": 0.2, "J": 3.0}, {"index": 0, "cosine": 0.3},
+            {"index": 1, "cosine": 0.5, "J": 2.0}]  # fmt: skip
+    figure = layers_figure({"run": rows}, fidelity=0.6, title="$x")
+    cosine, energy, gap, stable = figure.axes
+    lines = [line for line in cosine.lines if len(line.get_xdata()) == 2 and line.get_marker() == "o"]
+    assert [list(line.get_ydata()) for line in lines] == [[0.1, 0.2], [0.3, 0.5]]  # two stacks, two lines
+    assert [text.get_text() for text in gap.texts] == ["not computed"]
+    assert not energy.texts
+    assert any(list(line.get_ydata()) == [0.6, 0.6] for line in stable.lines)
+    for runs in ({}, {"run": []}):
+        with pytest.raises(InputError, match="runs: got none"):
+            layers_figure(runs)
+
+
+def test_loading_refuses_in_words() -> None:
+    with pytest.raises(FileFormatError, match=r"weights\.pt: got weights that only pickle can read"):
+        load_model("weights.pt")
