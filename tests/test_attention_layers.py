@@ -9,6 +9,7 @@ import pytest
 
 from nlflow.errors import InputError, MemoryLimitError
 from tests.problems import torch_on_one_thread
+from tests.test_tiled import Watch
 
 torch = torch_on_one_thread()
 
@@ -240,6 +241,30 @@ def test_module_in_plain_torch(affinity: str, causal: bool) -> None:
     np.testing.assert_allclose(two[0].detach(), expected, rtol=1e-10, atol=1e-12)
     if causal:  # without padding, the mask comes from the layer
         torch.testing.assert_close(layers[1](x)[0][:, :5], layers[1](x, mask=mask)[0][:, :5])
+
+
+@pytest.mark.parametrize("affinity", ["softmax", "symmetric", "gaussian"])
+def test_module_without_a_matrix_of_weights(affinity: str) -> None:
+    count = 1500
+    layer = NeutrenoAttention(8, 2, affinity=affinity, causal=True)
+    x = torch.randn(1, count, 8)
+    with Watch() as watch, torch.no_grad():
+        _, first = layer(x)
+        layer(x, first)
+    assert watch.largest < 20 * count
+
+
+@pytest.mark.parametrize("affinity", ["softmax", "symmetric", "gaussian"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_fused_averages_are_those_with_weights(affinity: str, causal: bool) -> None:
+    q, k, v = torch.randn(3, B, H, N, D, dtype=torch.float64)
+    keys = torch.tensor([[True] * N, [False, False] + [True] * (N - 2)])[:, None, None]  # causal rows that see nothing
+    both = keys & torch.ones(N, N, dtype=torch.bool).tril() if causal else keys
+    additive = torch.zeros_like(both, dtype=torch.float64).masked_fill(~both, torch.finfo(torch.float64).min)
+    for mask in (None, both, additive):
+        got = averages.fused_average(q, k, v, affinity, mask=mask, causal=causal)
+        expected = averages.average(q, k, v, affinity, mask=mask, causal=causal)[0]
+        torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
 
 
 def test_module_with_every_term() -> None:

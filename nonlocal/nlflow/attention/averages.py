@@ -29,8 +29,10 @@ from nlflow.errors import InputError
 __all__ = [
     "AFFINITIES",
     "FUSED",
+    "as_wide",
     "average",
     "causal_mask",
+    "fused_average",
     "log_affinity",
     "repeated",
     "seen",
@@ -59,6 +61,11 @@ def with_squares(query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
     """
     ones = torch.ones_like(query[..., :1])
     return torch.cat([query, ones], dim=-1), torch.cat([key, key.square().sum(-1, keepdim=True) / -2], dim=-1)
+
+
+def as_wide(value: Tensor) -> Tensor:
+    """Return values with one more coordinate, as queries and keys have it then: fused kernels want equal widths."""
+    return functional.pad(value, (0, 1))
 
 
 def log_affinity(query: Tensor, key: Tensor, affinity: str, scaling: float) -> Tensor:
@@ -142,6 +149,39 @@ def average(
         logarithms = logarithms + mask
     weights = functional.dropout(logarithms.softmax(-1), p=dropout, training=training)
     return weights @ value, weights
+
+
+def fused_average(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    affinity: str = "softmax",
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+    training: bool = False,
+) -> Tensor:
+    """Return the averages of `average` by torch's fused attention, without the matrix of weights.
+
+    Parameters as for `average`, for the same tokens as queries and keys; the affinity is one of `FUSED`.
+    """
+    scale = query.shape[-1] ** -0.5
+    if affinity == "symmetric":
+        query = key
+    width = value.shape[-1]
+    if affinity == "gaussian":
+        query, key = with_squares(query, key)
+        value = as_wide(value)
+    if mask is not None and mask.dtype == torch.bool:
+        # Finite, as in `average`: rows of padding may see nothing.
+        lowest = torch.finfo(query.dtype).min
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
+    averages = functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, dropout_p=dropout if training else 0.0,
+        is_causal=causal and mask is None, scale=scale,
+    )  # fmt: skip
+    return averages[..., :width]
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.averages import AFFINITIES, average, repeated, seen, uniform_average
+from nlflow.attention.averages import AFFINITIES, FUSED, average, fused_average, repeated, seen, uniform_average
 from nlflow.attention.projections import SignedProjection
 from nlflow.attention.terms import (
     covariance,
@@ -219,6 +219,9 @@ class LayerTerms(nn.Module):
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 
+    Averages that a softmax computes are torch's fused attention, in O(N) memory; the others, and a matrix fidelity,
+    form the matrix of weights.
+
     Parameters
     ----------
     width : int
@@ -337,9 +340,12 @@ class NeutrenoAttention(nn.Module):
                 "pass what the first layer returned for the same tokens"
             )
         affinity = self.terms.options.affinity
-        averages, weights = average(
-            query, key, value, affinity, mask=mask, causal=self.causal, dropout=self.dropout, training=self.training
-        )
+        options: Any = {"mask": mask, "causal": self.causal, "dropout": self.dropout, "training": self.training}
+        weights = None
+        if affinity in FUSED and self.terms.log_variance is None:
+            averages = fused_average(query, key, value, affinity, **options)
+        else:
+            averages, weights = average(query, key, value, affinity, **options)
         if self.training and self.dropout and self.terms.log_variance is not None:
             weights = average(query, key, value, affinity, mask=mask, causal=self.causal)[1]
         averages = self.terms(averages, value, value, first, weights, mask, self.causal)
