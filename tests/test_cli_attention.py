@@ -253,3 +253,42 @@ def test_figure() -> None:
 def test_loading_refuses_in_words() -> None:
     with pytest.raises(FileFormatError, match=r"weights\.pt: got weights that only pickle can read"):
         load_model("weights.pt")
+
+
+def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    torch.manual_seed(0)
+    config = transformers.ViTConfig(**WIDE, image_size=8, patch_size=2)
+    stock = transformers.ViTForImageClassification(config).eval()
+    stock.save_pretrained(tmp_path)
+    trained = attach(stock, fidelity=0.7, learned=True, feat_scale=True)
+    with torch.no_grad():
+        for name, weights in trained.named_parameters():
+            if "neutreno" in name:
+                weights.add_(0.3)
+    state = {name: tensor for name, tensor in trained.state_dict().items() if ".neutreno." in name}
+    save_file(state, tmp_path / "terms.safetensors")
+    settings = tmp_path / "attention.json"
+    settings.write_text(
+        json.dumps({"format": 1, "attach": {"fidelity": 0.7, "learned": True, "feat_scale": True}, "result": {}})
+    )
+    pixels = torch.randn(2, 3, 8, 8)
+    with torch.no_grad():
+        expected = trained.vit(pixels).last_hidden_state
+        got = load_model(tmp_path)(pixels).last_hidden_state
+    assert torch.equal(got, expected)
+    settings.write_text(json.dumps({"format": 1, "attach": None}))
+    with pytest.raises(FileFormatError, match=r"attention.json: got terms .* terms.safetensors has .*neutreno"):
+        load_model(tmp_path)
+    for text, words in (
+        ('{"format": 2, "attach": null}', "format 2, this version reads 1"),
+        ('{"format": 1, "attach": {"strength": 3}}', "unexpected keyword argument 'strength'"),
+        ('{"format": 1, "attach": {"fidelity": -1}}', "fidelity: got -1, expected"),
+        ('{"format": 1}', "KeyError"),
+        ("[]", "TypeError"),
+        ("{", "JSONDecodeError"),
+    ):
+        settings.write_text(text)
+        with pytest.raises(FileFormatError, match=f"attention.json: got terms that .*{words}.* remove the file"):
+            load_model(tmp_path)

@@ -14,12 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.adapters import transformers_library
+from nlflow.attention.registry import attach
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array
 
 __all__ = ["image_inputs", "load_model", "text_inputs", "token_inputs"]
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
+_SETTINGS, _TERMS = "attention.json", "terms.safetensors"
 _CONVERT = (
     "convert it where you trust it: load it with torch.load(..., weights_only=True) and "
     "model.load_state_dict, then model.save_pretrained(folder), which writes model.safetensors"
@@ -28,6 +30,10 @@ _CONVERT = (
 
 def load_model(source: str | os.PathLike[str]) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
+
+    Where a folder has a file ``attention.json`` the model gets the terms that it was trained with: an object whose
+    ``"attach"`` holds the arguments of `nlflow.attention.attach`, or null for none, and whose ``"format"`` is 1. What
+    they learned lies beside it in ``terms.safetensors``.
 
     Parameters
     ----------
@@ -82,8 +88,35 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
             f"model: got {str(source)!r}, which the hub does not give with safetensors weights ({reason}); expected "
             "the name of such a model, or a folder; check the name and the connection"
         ) from error
+    if offline:
+        _attach_as_trained(model, folder)
     found: nn.Module = model.eval()
     return found
+
+
+def _attach_as_trained(model: Any, folder: Path) -> None:
+    """Give a model the terms that its folder tells of."""
+    path = folder / _SETTINGS
+    if not path.is_file():
+        return
+    try:
+        about = json.loads(path.read_text(encoding="utf-8"))
+        if about["format"] != 1:
+            raise ValueError(f"format {about['format']!r}, this version reads 1")
+        if about["attach"] is not None:
+            attach(model, **about["attach"])
+        if (folder / _TERMS).is_file():
+            from safetensors.torch import load_file
+
+            prefix = f"{model.base_model_prefix}."
+            terms = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / _TERMS).items()}
+            if unexpected := model.load_state_dict(terms, strict=False).unexpected_keys:
+                raise ValueError(f"{_TERMS} has {unexpected[0]}, which the model does not have")
+    except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
+        raise FileFormatError(
+            f"{path}: got terms that the model cannot be given ({type(error).__name__}: {error}), expected the "
+            "arguments of nlflow.attention.attach; remove the file for the model without terms"
+        ) from error
 
 
 def _is_name(text: str) -> bool:
