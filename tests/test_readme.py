@@ -12,10 +12,10 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_readme_has_an_example_of_each_kind():
-    assert len(BLOCKS) == 7
+    assert len(BLOCKS) == 8
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain"])
+@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers"])
 def test_readme_example_runs(block):
     names: dict[str, object] = {}
     exec(compile(block, str(README), "exec"), names)
