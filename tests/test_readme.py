@@ -15,7 +15,9 @@ def test_readme_has_an_example_of_each_kind():
     assert len(BLOCKS) == 8
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers"])
+@pytest.mark.parametrize(
+    "block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers"]
+)
 def test_readme_example_runs(block):
     names: dict[str, object] = {}
     exec(compile(block, str(README), "exec"), names)

@@ -56,14 +56,17 @@ def test_every_claim_passes_in_its_quick_form(
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     names = [claim.name for claim in claims.all_claims()]
-    assert [line.split()[1] for line in lines[: len(names)]] == names
-    assert all(line.startswith("pass") for line in lines[: len(names)]), done.stdout
+    assert [line[8:].split()[0] for line in lines[: len(names)]] == names
+    # Claims about trained models need packages that are optional.
+    missing = [line for line in lines[: len(names)] if line.startswith("not run")]
+    assert all("is not installed" in line or "are not installed" in line for line in missing), done.stdout
+    assert all(line.startswith(("pass", "not run")) for line in lines[: len(names)]), done.stdout
     record = json.loads((out / "results.json").read_text())
     assert record["passed"]
     assert record["quick"]
     assert [entry["name"] for entry in record["claims"]] == names
     for entry in record["claims"]:
-        assert entry["checks"], entry["name"]
+        assert entry["checks"] or entry["status"] == "not run", entry["name"]
         assert all(check["passed"] for check in entry["checks"]), entry
 
 

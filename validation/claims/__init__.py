@@ -22,6 +22,17 @@ MODULES = (
     "killed_walk",
     "energy_balance",
     "nonlocal_bayes",
+    "token_similarity",
+    "energy_by_block",
+    "gradient_cosine",
+    "head_redundancy",
+    "discretisation_of_layers",
+    "stability_of_fidelity",
+    "neutreno_minilm",
+    "frequency_scaling",
+    "sharpening_eigenvalue",
+    "gradient_steps",
+    "cost_of_the_term",
 )
 
 
