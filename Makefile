@@ -102,7 +102,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist demo-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist demo-output training-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -278,6 +278,9 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
         expected = trained.vit(pixels).last_hidden_state
         got = load_model(tmp_path)(pixels).last_hidden_state
     assert torch.equal(got, expected)
+    Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "dark.png")
+    report = json.loads(run(tmp_path, "--image", tmp_path / "dark.png", "--neutreno", 0, "--json").stdout)
+    assert sorted({row["fidelity"] for row in report["rows"]}) == [0.0, pytest.approx(0.7 * np.exp(0.3), rel=1e-6)]
     settings.write_text(json.dumps({"format": 1, "attach": None}))
     with pytest.raises(FileFormatError, match=r"attention.json: got terms .* terms.safetensors has .*neutreno"):
         load_model(tmp_path)

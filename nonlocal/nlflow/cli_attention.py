@@ -135,8 +135,9 @@ def attention(
         network = load_model(model)
         inputs = _inputs(network, model, text, image, tokens)
         trace = probe(network, inputs)
-        runs = {0.0: trace.rows(spectra=spectra, progress=progress)}
-        if neutreno is not None and neutreno > 0:
+        own = _own_fidelity(network)
+        runs = {own: trace.rows(spectra=spectra, progress=progress)}
+        if neutreno is not None and neutreno != own:
             if spectra:
                 trace.check_fidelity(neutreno)
             runs[neutreno] = probe(attach(network, fidelity=neutreno), inputs).rows(spectra=spectra, progress=progress)
@@ -159,7 +160,7 @@ def attention(
         "provenance": environment(),
     }
     if out is not None:
-        _save(out, report, runs, neutreno)
+        _save(out, report, runs, own, neutreno)
     if as_json:
         print_json(report)
     elif not quiet:
@@ -170,13 +171,21 @@ def attention(
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
 
 
-def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], fidelity: float | None) -> None:
+def _own_fidelity(network: Any) -> float:
+    """Return the fidelity of the terms that a model was trained with, the mean of its layers; 0 without terms."""
+    from nlflow.attention.modules import LayerTerms
+
+    own = [float(terms.fidelity) for terms in network.modules() if isinstance(terms, LayerTerms) and not terms.first]
+    return sum(own) / len(own) if own else 0.0
+
+
+def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float, fidelity: float | None) -> None:
     """Write table.csv, result.json and figure.png, each complete or not at all."""
     from nlflow._atomic import make_folder, write_atomic
     from nlflow.plotting import layers_figure, render
     from nlflow.study.result import render_csv
 
-    names = {value: "as it is" if value == 0 else f"NeuTRENO, λ̃ = {value:g}" for value in runs}
+    names = {value: "as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}" for value in runs}
     title = f"{Path(report['model']).name or report['model']}, {report['tokens']} tokens"
     figure = layers_figure({names[value]: rows for value, rows in runs.items()}, fidelity=fidelity, title=title)
     files = {

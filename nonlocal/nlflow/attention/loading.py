@@ -17,7 +17,7 @@ from nlflow.attention.adapters import transformers_library
 from nlflow.attention.registry import attach
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array
 
-__all__ = ["image_inputs", "load_model", "text_inputs", "token_inputs"]
+__all__ = ["attach_as_trained", "image_inputs", "load_model", "text_inputs", "token_inputs"]
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -89,13 +89,19 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
             "the name of such a model, or a folder; check the name and the connection"
         ) from error
     if offline:
-        _attach_as_trained(model, folder)
+        attach_as_trained(model, folder)
     found: nn.Module = model.eval()
     return found
 
 
-def _attach_as_trained(model: Any, folder: Path) -> None:
-    """Give a model the terms that its folder tells of."""
+def attach_as_trained(model: Any, folder: Path) -> None:
+    """Give a model the terms that its folder tells of; see `load_model`.
+
+    Raises
+    ------
+    FileFormatError
+        For damaged files, and terms of another model.
+    """
     path = folder / _SETTINGS
     if not path.is_file():
         return
@@ -108,7 +114,8 @@ def _attach_as_trained(model: Any, folder: Path) -> None:
         if (folder / _TERMS).is_file():
             from safetensors.torch import load_file
 
-            prefix = f"{model.base_model_prefix}."
+            # They may have been learned with a head on top, which this model need not have.
+            prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
             terms = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / _TERMS).items()}
             if unexpected := model.load_state_dict(terms, strict=False).unexpected_keys:
                 raise ValueError(f"{_TERMS} has {unexpected[0]}, which the model does not have")

@@ -1,0 +1,115 @@
+"""Segmentation of drawn scenes."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlflow.attention import LayerTrace, probe
+from validation.training.scenes import CLASSES, draw_scenes
+from validation.training.segmenter import ADAPTERS, Segmenter, taken
+from validation.training.task import Plan, Task, pixels
+from validation.training.variants import Variant
+
+__all__ = ["Scenes", "mean_iou"]
+
+_SEEN = 16  # scenes on which layers are looked at
+_AT_ONCE = 64
+_DATA = (1, 2)  # seeds of the scenes to train on, and of the others: the same for all seeds of a training
+
+
+class Scenes(Task):
+    """The class of each pixel of a drawn scene.
+
+    Parameters
+    ----------
+    size : {'tiny', 'small', 'full'}
+    device : str
+    epochs, steps, batch, rate : optional
+        Other than those of the size.
+    """
+
+    name = "scenes"
+    measure = "mean_iou"
+    fidelity = 0.6
+
+    _PLANS = {  # noqa: RUF012 (read alone)
+        # scenes to train on, epochs, batch, learning rate, scenes that are looked at after each epoch and at the end
+        "tiny": (256, 4, 16, 2e-3, (32, 64)),
+        "small": (2048, 10, 32, 1e-3, (128, 512)),
+        "full": (8192, 10, 64, 1e-3, (256, 1024)),
+    }
+    _SHAPES = {  # noqa: RUF012
+        "tiny": {"side": 32, "patch": 4, "width": 32, "heads": 4, "depth": 4, "decoder_depth": 2},
+        "small": {"side": 48, "patch": 4, "width": 64, "heads": 4, "depth": 6, "decoder_depth": 2},
+        "full": {"side": 64, "patch": 4, "width": 192, "heads": 6, "depth": 8, "decoder_depth": 2},
+    }
+
+    def __init__(
+        self,
+        *,
+        size: str = "small",
+        device: str = "cpu",
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        rate: float | None = None,
+    ) -> None:
+        count, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
+        batch = min(usual_batch if batch is None else batch, count)
+        epoch = count // batch
+        total = steps if steps is not None else epoch * (length if epochs is None else epochs)
+        plan = Plan(total, epoch, batch, usual_rate if rate is None else rate)
+        shape = {**self._SHAPES[size], "classes": len(CLASSES)}
+        super().__init__(size, plan, shape, device)
+        side = int(shape["side"])
+        self.train, self.test = (
+            tuple(self.tensor(part) for part in draw_scenes(number, side, seed))
+            for number, seed in zip((count, self.looked_at[True]), _DATA, strict=True)
+        )
+
+    def build(self, variant: Variant) -> nn.Module:
+        return Segmenter(**self.shape, options=variant.options(self.fidelity))
+
+    def loss(self, model: nn.Module, seed: int, step: int) -> Tensor:
+        images, labels = self.train
+        chosen = self.chosen(seed, step, len(labels))
+        return functional.cross_entropy(model(pixels(images[chosen])).float(), labels[chosen])
+
+    def evaluate(self, model: nn.Module, *, whole: bool) -> dict[str, float]:
+        images, labels = self.test
+        count = self.looked_at[whole]
+        confusion = torch.zeros(len(CLASSES), len(CLASSES), dtype=torch.int64, device=self.device)
+        lost = 0.0
+        for first in range(0, count, _AT_ONCE):
+            part = slice(first, min(first + _AT_ONCE, count))
+            logits = model(pixels(images[part])).float()
+            lost += float(functional.cross_entropy(logits, labels[part], reduction="sum"))
+            pairs = labels[part].flatten() * len(CLASSES) + logits.argmax(1).flatten()
+            confusion += torch.bincount(pairs, minlength=len(CLASSES) ** 2).view_as(confusion)
+        seen = int(confusion.sum())
+        return {
+            "mean_iou": mean_iou(confusion),
+            "accuracy": int(confusion.diagonal().sum()) / seen,
+            "loss": lost / seen,
+        }
+
+    def probed(self) -> Tensor:
+        return pixels(self.test[0][:_SEEN])
+
+    def trace(self, model: nn.Module) -> LayerTrace:
+        return probe(model, self.probed(), adapter=ADAPTERS, take=taken)
+
+
+def mean_iou(confusion: Tensor) -> float:
+    """Return the mean over classes of intersection over union.
+
+    Parameters
+    ----------
+    confusion : tensor of shape (K, K)
+        How many pixels of a class (row) were given one (column). Classes that occur on neither side are left out.
+    """
+    both = confusion.diagonal().double()
+    either = confusion.sum(0).double() + confusion.sum(1).double() - both
+    return float((both[either > 0] / either[either > 0]).mean())

@@ -1,0 +1,88 @@
+"""The state of a training as one file of safetensors: all of it is there or the one before."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from nlflow._atomic import write_atomic
+from nlflow.errors import FileFormatError
+
+__all__ = ["finite", "load_state", "read_tensors", "save_state", "write_tensors"]
+
+_FORMAT = "1"
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+    """Write tensors with a description in JSON, atomically."""
+    # Copies, since tensors of a file may not share memory, as tied weights do.
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    data = save(plain, {"format": _FORMAT, "meta": json.dumps(meta)})
+    write_atomic(path, lambda file: file.write(data))
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the tensors and the description of `write_tensors`.
+
+    Raises
+    ------
+    FileFormatError
+        For a missing or damaged file, or one of another format.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            about = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        meta = json.loads(about.get("meta", "null"))
+    except (OSError, SafetensorError, ValueError) as error:
+        raise FileFormatError(f"{path}: got no whole file of tensors ({error}); remove it to start afresh") from error
+    if about.get("format") != _FORMAT or not isinstance(meta, dict):
+        raise FileFormatError(f"{path}: got a file of another program, expected the state of a training; remove it")
+    return tensors, meta
+
+
+def save_state(path: Path, model: nn.Module, optimizer: Any, scheduler: Any, meta: dict[str, Any]) -> None:
+    """Write everything that a training needs to go on."""
+    known = optimizer.state_dict()
+    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    for number, entries in known["state"].items():
+        for name, tensor in entries.items():
+            tensors[f"optimizer.{number}.{name}"] = tensor
+    write_tensors(path, tensors, {**meta, "groups": known["param_groups"], "scheduler": scheduler.state_dict()})
+
+
+def load_state(path: Path, model: nn.Module, optimizer: Any, scheduler: Any) -> dict[str, Any]:
+    """Put a state back, and return what was written beside it."""
+    tensors, meta = read_tensors(path)
+    weights: dict[str, Tensor] = {}
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        kind, rest = name.split(".", 1)
+        if kind == "model":
+            weights[rest] = tensor
+        else:
+            number, entry = rest.split(".", 1)
+            moments.setdefault(int(number), {})[entry] = tensor
+    try:
+        model.load_state_dict(weights)
+        # JSON has no tuples, and AdamW's betas are one.
+        groups = [{**group, "betas": tuple(group["betas"])} for group in meta.pop("groups")]
+        optimizer.load_state_dict({"state": moments, "param_groups": groups})
+        scheduler.load_state_dict(meta.pop("scheduler"))
+    except (RuntimeError, KeyError, ValueError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise FileFormatError(
+            f"{path}: got the state of another model ({reason}); remove it to start afresh"
+        ) from error
+    return meta
+
+
+def finite(model: nn.Module) -> bool:
+    """Return whether all weights are numbers."""
+    return all(bool(torch.isfinite(parameter).all()) for parameter in model.parameters())
