@@ -20,7 +20,8 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training.
+--neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. Where a folder
+tells in attention.json what terms its model was trained with, as it is means with them.
 
 \b
 Columns, a row for the input and for each layer
