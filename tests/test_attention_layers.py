@@ -356,6 +356,19 @@ def test_module_refuses(arguments: dict[str, Any], message: str) -> None:
         NeutrenoAttention(8, **{"heads": 2, **arguments})
 
 
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.zeros(1, 5), "mask: got torch.float32 for tokens, expected bool or integers"),
+        (torch.ones(1, 1, 5, 5, dtype=torch.int64), "mask: got four axes of torch.int64, expected bool, or numbers"),
+    ],
+    ids=["additive", "integers"],
+)
+def test_module_refuses_masks_that_mean_something_else(mask: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        NeutrenoAttention(8, 2, affinity="sigmoid")(torch.randn(1, 5, 8), mask=mask)
+
+
 def test_module_refuses_tokens_that_do_not_fit() -> None:
     layer = NeutrenoAttention(8, 2)
     x = torch.zeros(1, 5, 8)

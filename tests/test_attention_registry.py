@@ -14,7 +14,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import Adapter, NeutrenoAttention, adapters, attach, blocks, register  # noqa: E402
+from nlflow.attention import Adapter, NeutrenoAttention, adapters, attach, blocks, detach, register  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     EVERYTHING,
     FOUR,
@@ -345,3 +345,32 @@ def test_a_name_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transformers.AttentionInterface, "_global_mapping", taken)
     with pytest.raises(InputError, match="another package named 'gaussian'"):
         register()
+
+
+def test_terms_inside_an_attached_part_are_replaced_too() -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = build("bert")
+
+        def forward(self, **given: Any) -> Any:
+            return self.inner(**given)
+
+    given = inputs("bert")
+    whole = Wrapped().eval()
+    plain = output(whole, given)
+    expected = output(attach(whole, similarity_removal=0.5), given)
+    detach(whole)
+    attach(whole.inner, similarity_removal=0.5)
+    assert torch.equal(output(attach(whole, similarity_removal=0.5), given), expected)
+    assert torch.equal(output(detach(whole), given), plain)
+    attach(whole.inner)
+    assert torch.equal(output(detach(whole), given), plain)
+
+
+def test_terms_stay_where_new_ones_are_refused() -> None:
+    model, given = build("bert"), inputs("bert")
+    expected = output(attach(model, fidelity=0.6), given)
+    with pytest.raises(InputError, match="fidelity: got 0 with learned=True"):
+        attach(model, fidelity=[0.1] + [0.0] * (len(blocks(model)) - 1), learned=True)
+    assert torch.equal(output(model, given), expected)

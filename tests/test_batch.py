@@ -14,6 +14,8 @@ from tests.test_tiled import host
 
 torch = torch_on_one_thread()
 
+from nlflow import autograd  # noqa: E402  # needs torch
+
 ITEMS, HEADS, N, WIDTH, CHANNELS = 2, 3, 24, 4, 5
 LEADING = (ITEMS, HEADS)
 RNG = np.random.default_rng(0)
@@ -209,6 +211,11 @@ BAD = {
         lambda: nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(FULL), mask=Mask(present=PRESENT[:, :, :9])),
         r"mask: present has shape \(2, 1, 9\), expected \(2, 3, 24\)",
     ),
+    "present of NumPy": (
+        lambda: nl.affinity(nl.DotProduct(), BATCH, FULL, mask=Mask(present=np.ones((4, 1, N), bool))),
+        r"mask: present has shape \(4, 1, 24\), expected \(2, 3, 24\)",
+    ),
+    "matrix": (lambda: nl.from_matrix(np.eye(ITEMS * HEADS * N), BATCH), r"domain: got a Batch, expected a Grid or P"),
     "item": (lambda: P.item(2, 0), r"item: got \(2, 0\), expected 2 numbers within \(2, 3\), of a Batch"),
     "item of none": (lambda: P.item(0, 0).item(0), r"item: got \(0,\), expected 0 numbers within \(\), of a Batch"),
     "signal": (lambda: P.average(SIGNAL[0]), r"u: got shape \(3, 24, 5\), expected \(2, 3, 24\)"),
@@ -220,6 +227,52 @@ def test_bad_batches(case: str) -> None:
     call, message = BAD[case]
     with pytest.raises(nl.InputError, match=f"^{message}"):
         call()
+
+
+def test_logits_of_one_item_may_be_out_of_the_range_of_anothers() -> None:
+    x = normal((N, WIDTH))
+    apart = np.stack([np.concatenate([x, np.full((N, 1), c)], axis=1) for c in (0.0, 40.0)])  # degrees e^1600 apart
+    batch, kernel = Batch(POINTS, 2), nl.DotProduct(scale=1.0)
+    u = normal((2, N, CHANNELS))
+    for features, signal in ((apart, u), (torch.from_numpy(apart), torch.from_numpy(u))):
+        p = nl.affinity(kernel, batch, features)
+        found = p.mean(signal, "degree"), nl.E(p, signal, 0.3, measure="degree").minimizer().u
+        run = nl.solve(nl.AttentionFlow(p, signal, 0.3), signal, t=2.0)
+        for i in range(2):
+            own = p.item(i)
+            expected = nl.E(own, signal[i], 0.3, measure="degree").minimizer().u
+            np.testing.assert_allclose(np.asarray(found[0][i]), np.asarray(own.mean(signal[i], "degree")), atol=1e-14)
+            np.testing.assert_allclose(np.asarray(found[1][i]), np.asarray(expected), rtol=0, atol=1e-8)
+            alone = nl.solve(nl.AttentionFlow(own, signal[i], 0.3), signal[i], t=2.0)
+            np.testing.assert_allclose(np.asarray(run.final[i]), np.asarray(alone.final), rtol=0, atol=1e-6)
+    f = torch.from_numpy(u).requires_grad_()
+    autograd.minimizer(nl.E(p, f, 0.3, measure="degree")).sum().backward()
+    f2 = torch.from_numpy(u[0]).requires_grad_()
+    autograd.minimizer(nl.E(p.item(0), f2, 0.3, measure="degree")).sum().backward()
+    np.testing.assert_allclose(f.grad[0].numpy(), f2.grad.numpy(), rtol=0, atol=1e-8)
+
+
+def test_rules_and_padding_that_differ_by_item() -> None:
+    present = np.ones((2, 1, N), bool)
+    present[1, 0, 0] = False
+    first = Mask(rule=lambda i, j: (j == 0) | (i == 0), present=present)  # all but the first see the first alone
+    x, u = torch.from_numpy(FULL), torch.from_numpy(SIGNAL)
+    with pytest.warns(nl.NlflowWarning, match=r"mask: 23 of 48 nodes see no node \(the first is \(1, 0, 1\)\)"):
+        p = nl.affinity(nl.DotProduct(), BATCH, x, mask=first)
+    torch.testing.assert_close(p.average(u)[1], u[1], rtol=0, atol=1e-15)
+    torch.testing.assert_close(p.average(u)[0, :, 1:], u[0, :, :1].expand(-1, N - 1, -1), rtol=0, atol=1e-14)
+    both = p.symmetrised()
+    torch.testing.assert_close(both.average(u)[1], u[1], rtol=0, atol=1e-15)
+    torch.testing.assert_close(both.item(0, 2).average(u[0, 2]), both.average(u)[0, 2], rtol=0, atol=1e-14)
+
+
+def test_equal_queries_and_keys_have_derivatives_of_their_own() -> None:
+    q, k = (torch.from_numpy(FULL[0, 0]).clone().requires_grad_() for _ in range(2))
+    nl.affinity(nl.DotProduct(), POINTS, k, queries=q, method="tiled").average(torch.from_numpy(SIGNAL[0, 0])).sum(
+        dim=-1
+    ).pow(2).sum().backward()
+    assert float(q.grad.abs().max()) > 0
+    assert float((q.grad - k.grad).abs().max()) > 1e-6
 
 
 def test_an_item_without_nodes_is_named() -> None:

@@ -280,6 +280,7 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
     assert torch.equal(got, expected)
     Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "dark.png")
     report = json.loads(run(tmp_path, "--image", tmp_path / "dark.png", "--neutreno", 0, "--json").stdout)
+    assert any("are replaced as a whole" in note for note in report["warnings"])
     assert sorted({row["fidelity"] for row in report["rows"]}) == [0.0, pytest.approx(0.7 * np.exp(0.3), rel=1e-6)]
     settings.write_text(json.dumps({"format": 1, "attach": None}))
     with pytest.raises(FileFormatError, match=r"attention.json: got terms .* terms.safetensors has .*neutreno"):
@@ -291,6 +292,10 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
         ('{"format": 1}', "KeyError"),
         ("[]", "TypeError"),
         ("{", "JSONDecodeError"),
+        (
+            '{"format": 1, "attach": {"attn_scale": true, "learned": true, "feat_scale": true}}',
+            "does not have .*attn_we",
+        ),
     ):
         settings.write_text(text)
         with pytest.raises(FileFormatError, match=f"attention.json: got terms that .*{words}.* remove the file"):

@@ -179,6 +179,30 @@ def test_rows_that_see_nothing_see_themselves_with_a_warning(method: str) -> Non
     np.testing.assert_allclose(host(both.log_degree), np.log(0.1 * k.sum(1)), rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("method", ["dense", "tiled"])
+def test_rows_that_see_missing_nodes_alone_see_themselves(method: str) -> None:
+    present = np.array([False, True, True, True])
+    mask = Mask(rule=lambda i, j: (j == 0) | ((j == i) & (i != 2)), present=present)  # node 2 sees the missing one
+    u = torch.tensor([10.0, 1.0, 2.0, 3.0], dtype=torch.float64)
+    with pytest.warns(nl.NlflowWarning, match=r"mask: 1 of 4 nodes see no node \(the first is 2\)"):
+        p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(4.0)), X[:4], mask=mask, method=method)
+    torch.testing.assert_close(p.average(u), u, rtol=0, atol=1e-15)
+    torch.testing.assert_close(p.push(u), u, rtol=0, atol=1e-15)
+    assert bool(torch.isfinite(p.log_degree).all())
+    torch.testing.assert_close(p.symmetrised().average(u), u, rtol=0, atol=1e-15)
+
+
+def test_values_at_missing_nodes_do_not_matter_in_half_precision() -> None:
+    there = np.arange(N) < 60
+    x, u = (torch.from_numpy(a.astype("float32")) for a in (FEATURES, SIGNAL))
+    for given in (Mask(present=there), Mask(present=there, window=5)):
+        for precision in ("float16", "bfloat16"):
+            p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), x, mask=given, precision=precision)
+            spoiled = u.clone()
+            spoiled[60:] = 1e6
+            torch.testing.assert_close(p.average(spoiled)[:60], p.average(u)[:60], rtol=0, atol=4e-3)
+
+
 def test_a_mask_of_no_node_is_told() -> None:
     with pytest.warns(nl.NlflowWarning, match="mask: no node is present; all of them stay where they are"):
         p = affinity("queries", "equal", Mask(present=np.zeros(N, bool)), "float32", "tiled")

@@ -180,7 +180,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     u = found.u.detach()
     # In the degree metric, where A = (I - P) + phi is self-adjoint in the measure w d.
     residual = u - affinity.average(u) + fidelity.times(u - functional.observed)
-    measure: Any = over_channels(affinity.measure("degree", u).detach(), u)
+    measure: Any = over_channels(affinity.measure("degree", u, by_item=True).detach(), u)
     axes = tuple(range(len(affinity.domain.shape)))
     systems = axes if fidelity.width == 1 else (*axes, -1)  # a matrix couples the channels: they are one system then
     tolerance = default_rtol(u) if rtol is None else rtol

@@ -139,6 +139,7 @@ def attention(
         own = _own_fidelity(network)
         runs = {own: trace.rows(spectra=spectra, progress=progress)}
         if neutreno is not None and neutreno != own:
+            _tell_of_replaced_terms(network)
             if spectra:
                 trace.check_fidelity(neutreno)
             runs[neutreno] = probe(attach(network, fidelity=neutreno), inputs).rows(spectra=spectra, progress=progress)
@@ -170,6 +171,20 @@ def attention(
         echo(render_rows([{name: row[key] for key, name in _PRINTED.items() if key in row} for row in rows]))
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
+
+
+def _tell_of_replaced_terms(network: Any) -> None:
+    """Warn where a comparison changes more than the fidelity."""
+    from nlflow.attention.modules import LayerTerms, TermOptions
+    from nlflow.errors import NlflowWarning
+
+    if any(isinstance(terms, LayerTerms) and terms.options != TermOptions() for terms in network.modules()):
+        warnings.warn(
+            "--neutreno: the terms that the model was trained with are more than a fidelity, and are replaced as a "
+            "whole by the plain term with softmax",
+            NlflowWarning,
+            stacklevel=2,
+        )
 
 
 def _own_fidelity(network: Any) -> float:

@@ -276,9 +276,9 @@ class _Sharded(Affinity):
             "RungeKutta() or Exponential(), or build the affinity in one process"
         )
 
-    def measure(self, metric: str, like: Array) -> Array:
+    def measure(self, metric: str, like: Array, *, by_item: bool = False) -> Array:
         """Return the node measure of a metric in float64; see `Affinity.measure`."""
-        return Shard.of(super().measure(metric, like), self._processes)
+        return Shard.of(super().measure(metric, like, by_item=by_item), self._processes)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

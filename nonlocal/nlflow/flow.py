@@ -134,7 +134,7 @@ class Flow:
 
     def measure(self, like: Array) -> Array:
         """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""
-        return self.affinity.measure(self.metric, like)
+        return self.affinity.measure(self.metric, like, by_item=True)
 
     def mean(self, u: Array) -> Array:
         """Return the mean that the J-flow conserves and tends to, for each channel (symmetric affinities)."""

@@ -300,7 +300,7 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
-        measure = over_channels(self.affinity.measure("degree", f), f)
+        measure = over_channels(self.affinity.measure("degree", f, by_item=True), f)
         axes = tuple(range(len(self.affinity.domain.shape)))
 
         def total(v: Array) -> Array:

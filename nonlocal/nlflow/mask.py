@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import numpy as np
 from nlflow._array import Array, namespace
 from nlflow.errors import InputError, NlflowWarning, check_integer
 
-__all__ = ["Mask", "Sight"]
+__all__ = ["Mask", "Sight", "check_present"]
 
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
@@ -34,7 +35,7 @@ class Mask:
     present : array of bool, shape (N,) or, on a `Batch`, ``leading + (N,)``, optional
         False at nodes that are not there: padding that brings sequences to one length. Nobody sees them; each sees
         itself alone, with k_ii = 1, so that it stays where it is in every flow and adds nothing to J. Their features do
-        not matter.
+        not matter. They are nodes of the domain all the same: its means, and the distance to a constant, count them.
     rule : callable, optional
         ``rule(i, j)``, elementwise for integer arrays that broadcast (of NumPy or torch, as the features are), True
         where i sees j: documents in one sequence, prefixes. It is asked of all N^2 pairs, block by block.
@@ -84,6 +85,14 @@ class Mask:
         return Mask(self.causal, self.window, present[index], self.rule)
 
 
+def check_present(present: Array, leading: tuple[int, ...], count: int) -> None:
+    """Raise `InputError` unless an array has one entry for each node, or broadcasts over the items of a batch."""
+    got, full = tuple(present.shape), (*leading, count)
+    pairs = zip(reversed(got[:-1]), reversed(leading), strict=False)
+    if got[-1:] != full[-1:] or len(got) > len(full) or any(g not in (1, n) for g, n in pairs):
+        raise InputError(f"mask: present has shape {got}, expected {full}, one for each node")
+
+
 class Sight:
     """A mask on so many nodes, in the namespace and on the device of the features that are compared.
 
@@ -117,18 +126,14 @@ class Sight:
         self.mask, self.reversed = mask, False
         self._count, self._device = count, array_api_compat.device(like)
         self._xp: Any = namespace(like)
-        self.present = None if mask.present is None else self._place(mask.present, leading)
+        self.present: Array | None = None if mask.present is None else self._place(mask.present, leading)
         self._alone: Array | None = None
         self.symmetric = not mask.causal
         if mask.rule is not None:
             self._ask()
 
     def _place(self, present: Array, leading: tuple[int, ...]) -> Array | None:
-        got, full = tuple(present.shape), (*leading, self._count)
-        if got[-1:] != full[-1:] or len(got) > len(full) or any(
-            g not in (1, f) for g, f in zip(reversed(got[:-1]), reversed(leading), strict=False)
-        ):  # fmt: skip
-            raise InputError(f"mask: present has shape {got}, expected {full}, one for each node")
+        check_present(present, leading, self._count)
         xp = self._xp
         own = type(present).__module__.split(".")[0] == "torch"
         host = present.cpu().numpy() if own and xp.__name__.endswith("numpy") else present
@@ -149,8 +154,9 @@ class Sight:
 
     def _ask(self) -> None:
         """Find the nodes that a rule leaves without any, and whether it is symmetric; O(N^2) calls of the rule."""
-        xp, every = self._xp, self.numbers()
-        step = max(1, _BLOCK // self._count)
+        xp, every, present = self._xp, self.numbers(), self.present
+        items = 1 if present is None else math.prod(present.shape[:-1])
+        step = max(1, _BLOCK // (self._count * items))
         empty = []
         for start in range(0, self._count, step):
             rows = self.numbers(slice(start, start + step))[:, None]
@@ -168,14 +174,17 @@ class Sight:
                     f"{tuple(getattr(seen, 'shape', ()))}, expected bool of shape {(rows.shape[0], self._count)}"
                 )
             self.symmetric = self.symmetric and bool(xp.all(seen == self.pairs(every, rows)))
-            empty.append(~xp.any(seen, axis=1))
-        alone = xp.concat(empty)
+            empty.append(~xp.any(seen if present is None else seen & present[..., None, :], axis=-1))
+        alone = xp.concat(empty, axis=-1)
+        if present is not None:
+            alone = alone & present
         count = int(xp.count_nonzero(alone))
         if count:
-            first = int(xp.argmax(xp.astype(alone, xp.int32)))
+            index = np.unravel_index(int(xp.argmax(xp.reshape(xp.astype(alone, xp.int32), (-1,)))), tuple(alone.shape))
+            first = int(index[0]) if len(index) == 1 else tuple(int(i) for i in index)
             warnings.warn(
-                f"mask: {count} of {self._count} nodes see no node (the first is {first}); each sees itself alone, and "
-                "stays where it is",
+                f"mask: {count} of {math.prod(alone.shape)} nodes see no node (the first is {first}); each sees itself "
+                "alone, and stays where it is",
                 NlflowWarning,
                 stacklevel=2,
             )
@@ -190,12 +199,18 @@ class Sight:
     def item(self, index: tuple[int, ...], leading: tuple[int, ...]) -> Sight:
         """Return the mask of one item of a batch."""
         result = copy.copy(self)
+        whole = (*leading, self._count)
         if self.present is not None:
-            result.present = self._xp.broadcast_to(self.present, (*leading, self._count))[index]
+            result.present = self._xp.broadcast_to(self.present, whole)[index]
+            if self._alone is not None:
+                result._alone = self._xp.broadcast_to(self._alone, whole)[index]
         return result
 
     def pairs(self, i: Array, j: Array) -> Array:
-        """Return whether node i sees node j where both are there, for arrays of node numbers that broadcast."""
+        """Return whether node i sees node j where both are there, for arrays of node numbers that broadcast.
+
+        With leading axes where items differ in which nodes a rule leaves without any.
+        """
         if self.reversed:
             i, j = j, i
         mask, xp = self.mask, self._xp
@@ -207,7 +222,8 @@ class Sight:
         if mask.window is not None:
             seen = seen & (xp.abs(i - j) <= mask.window)
         if self._alone is not None:
-            seen = seen | ((i == j) & self._alone[i])
+            i, j = self._xp.broadcast_arrays(i, j)
+            seen = seen | ((i == j) & self._alone[..., i])
         return seen
 
     def applied(self, logits: Array, rows: slice) -> Array:

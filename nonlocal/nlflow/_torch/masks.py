@@ -102,8 +102,11 @@ class MaskedSums:
 
     def average(self, values: Tensor) -> Tensor:
         """Return the averages of values (..., N, D)."""
-        result = self._ordered(self._sums.average(self._ordered(values)))
-        return result if self._missing is None else torch.where(self._missing[..., None], values, result)
+        if self._missing is None:
+            return self._ordered(self._sums.average(self._ordered(values)))
+        # Half precision rounds deviations from the mean, of which missing nodes are no part.
+        result = self._sums.average(self._ordered(_filled(values, ~self._missing)))
+        return torch.where(self._missing[..., None], values, self._ordered(result))
 
     def log_totals(self) -> Tensor:
         """Return the logarithms of the sums of weights, shape (..., N)."""

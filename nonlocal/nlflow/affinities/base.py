@@ -450,16 +450,23 @@ class Affinity(ABC):
         """Return `u` as (N, D)."""
         return namespace(u).reshape(u, (self.domain.size, -1))
 
-    def measure(self, metric: str, like: Array) -> Array:
+    def measure(self, metric: str, like: Array, *, by_item: bool = False) -> Array:
         """Return the node measure of a metric in float64: w_i (``l2``) or w_i d_i / sum w d (``degree``).
 
-        The second is the stationary law of P when k is symmetric; it is formed in log space.
+        The second is the stationary law of P when k is symmetric; it is formed in log space. With `by_item` all
+        items of a batch have the same mass, since the degrees of one may be out of the range of those of another; P is
+        self-adjoint in both.
         """
         xp = namespace(like)
         weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":
             return weights
         log_degree = xp.astype(self.log_degree, xp.float64)
+        leading = len(self.domain.leading)
+        if by_item and leading:
+            axes = tuple(range(leading, log_degree.ndim))
+            mass = weights * xp.exp(log_degree - xp.max(log_degree, axis=axes, keepdims=True))
+            return mass / (xp.sum(mass, axis=axes, keepdims=True) * math.prod(self.domain.leading))
         mass = weights * xp.exp(log_degree - xp.max(log_degree))
         return mass / xp.sum(mass)
 
@@ -468,7 +475,7 @@ class Affinity(ABC):
 
         One number for each channel, and for each item of a batch.
         """
-        xp, measure, leading = namespace(u), self.measure(metric, u), len(self.domain.leading)
+        xp, measure, leading = namespace(u), self.measure(metric, u, by_item=True), len(self.domain.leading)
         if not leading:
             return mean_over_nodes(u, measure / xp.sum(measure))
         axes = tuple(range(leading, measure.ndim))

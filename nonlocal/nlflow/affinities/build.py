@@ -20,7 +20,7 @@ from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.kernel import DotProduct, Kernel, Patch, RadialKernel
-from nlflow.mask import Mask
+from nlflow.mask import Mask, check_present
 
 __all__ = ["METHODS", "affinity", "from_matrix"]
 
@@ -129,6 +129,8 @@ def affinity(
         rtol = check_number("rtol", rtol, minimum=0, strict=True, below=1)
     if precision is not None and (features is None or isinstance(kernel, Patch)):
         raise InputError("precision: only affinities of torch features round inside averages; leave it out")
+    if mask is not None and mask.present is not None:
+        check_present(mask.present, domain.leading, domain.item_size)
     pairs = features is not None or not isinstance(domain.item, Grid)
     if mask is not None and (isinstance(kernel, Patch) or not pairs):
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
@@ -344,7 +346,8 @@ def _feature_affinity(
         q, k = kernel.map_features(keys, given)
         if q.shape[-1] != k.shape[-1]:
             raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
-        if q.shape == k.shape and bool(namespace(q).all(q == k)):
+        learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
+        if q.shape == k.shape and not learnt and bool(namespace(q).all(q == k)):
             q = k
     result = from_pairs(
         kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit, precision=precision,

@@ -133,6 +133,8 @@ class DenseAffinity(Affinity):
         InputError
             For a wrong shape, negative or non-finite entries, or a row of zeros.
         """
+        if domain.leading:
+            raise InputError("domain: got a Batch, expected a Grid or Points; give each item a matrix of its own")
         k = check_array("matrix", matrix, ndim=2)
         if tuple(k.shape) != (domain.size, domain.size):
             raise InputError(

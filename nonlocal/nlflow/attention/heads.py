@@ -28,7 +28,8 @@ class Head:
     """One head of one layer on one sequence, padding left out, in float64.
 
     A token j has the quadrature weight 1, so that the degree d_i = sum_j k_ij is the denominator of the softmax, and
-    1 / d_i the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1).
+    1 / d_i the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Behind a mask, and
+    for kernels that the package does not have, P is given as a matrix; degrees are 1 then.
 
     Attributes
     ----------

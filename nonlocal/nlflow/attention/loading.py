@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.adapters import transformers_library
+from nlflow.attention.dispatch import TERMS
 from nlflow.attention.registry import attach
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array
 
@@ -111,6 +112,7 @@ def attach_as_trained(model: Any, folder: Path) -> None:
             raise ValueError(f"format {about['format']!r}, this version reads 1")
         if about["attach"] is not None:
             attach(model, **about["attach"])
+        terms: dict[str, Tensor] = {}
         if (folder / _TERMS).is_file():
             from safetensors.torch import load_file
 
@@ -119,6 +121,9 @@ def attach_as_trained(model: Any, folder: Path) -> None:
             terms = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / _TERMS).items()}
             if unexpected := model.load_state_dict(terms, strict=False).unexpected_keys:
                 raise ValueError(f"{_TERMS} has {unexpected[0]}, which the model does not have")
+        for name, _ in model.named_parameters():
+            if f".{TERMS}." in name and name not in terms:
+                raise ValueError(f"{_TERMS} does not have {name}, which was learned")
     except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
         raise FileFormatError(
             f"{path}: got terms that the model cannot be given ({type(error).__name__}: {error}), expected the "

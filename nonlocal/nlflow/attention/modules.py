@@ -369,9 +369,15 @@ class NeutrenoAttention(nn.Module):
                     f"mask: got shape {tuple(mask.shape)}, expected {tuple(tokens.shape[:2])}, one entry for each "
                     "token, or four axes"
                 )
+            if mask.dtype.is_floating_point:
+                raise InputError(
+                    f"mask: got {mask.dtype} for tokens, expected bool or integers, 1 for those that count"
+                )
             mask = mask.bool()[:, None, None, :]
         if mask.dim() != 4:
             raise InputError(f"mask: got {mask.dim()} axes, expected 2 (sequences, tokens) or 4 (…, heads, i, j)")
+        if not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+            raise InputError(f"mask: got four axes of {mask.dtype}, expected bool, or numbers that are added")
         if self.causal:
             count = tokens.shape[1]
             before = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()

@@ -158,6 +158,10 @@ def attach(
         )
     for block in found:
         _check_replaceable(block)
+    stacks: set[str] = set()
+    for block, strength in zip(found, strengths, strict=True):  # to fail before the terms that are there are taken away
+        _terms(block, strength, options, block.container not in stacks, None)
+        stacks.add(block.container)
     detach(model)
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
@@ -183,25 +187,24 @@ def detach(model: Model) -> Model:
     Parameters
     ----------
     model : torch.nn.Module
-        The module that was attached. Without terms it is left as it is.
+        The module that was attached, or one that contains it. Without terms it is left as it is.
 
     Returns
     -------
     torch.nn.Module
         The model itself.
     """
-    record = model.__dict__.get(_RECORD)
-    if record is None:
-        return model
-    for handle in record.handles:
-        handle.remove()
-    for module in model.modules():
-        module._modules.pop(TERMS, None)
-        module.__dict__.pop(STACK, None)
-        module.__dict__.pop(STOCK, None)
-    for module, config in record.configs:
-        module.config = config
-    delattr(model, _RECORD)
+    for owner in [module for module in model.modules() if _RECORD in module.__dict__]:
+        record = owner.__dict__[_RECORD]
+        for handle in record.handles:
+            handle.remove()
+        for module in list(owner.modules()):
+            module._modules.pop(TERMS, None)
+            module.__dict__.pop(STACK, None)
+            module.__dict__.pop(STOCK, None)
+        for module, config in record.configs:
+            module.config = config
+        delattr(owner, _RECORD)
     return model
 
 

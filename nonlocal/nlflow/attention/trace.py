@@ -299,7 +299,8 @@ class LayerTrace:
             row["J"] = _over(np.mean, one.quantities["energy"])
             row["gradient"] = _over(np.mean, one.quantities["gradient_cosine"])
             row["share"] = _over(np.mean, one.quantities["attention_share"])
-            row["time_step"] = math.exp(-_over(np.median, one.quantities["log_degree"]))
+            with np.errstate(over="ignore", under="ignore"):  # logits of any size
+                row["time_step"] = float(np.exp(-_over(np.median, one.quantities["log_degree"])))
             if redundancy is not None:
                 found = self.spectra(i)
                 row["gap"] = _over(np.mean, found["gap"])
