@@ -58,9 +58,7 @@ class Scenes(Task):
     ) -> None:
         count, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
         batch = min(usual_batch if batch is None else batch, count)
-        epoch = count // batch
-        total = steps if steps is not None else epoch * (length if epochs is None else epochs)
-        plan = Plan(total, epoch, batch, usual_rate if rate is None else rate)
+        plan = Plan.usual(count // batch, batch, length, usual_rate, epochs=epochs, steps=steps, rate=rate)
         shape = {**self._SHAPES[size], "classes": len(CLASSES)}
         super().__init__(size, plan, shape, device)
         side = int(shape["side"])

@@ -52,6 +52,23 @@ class Plan:
             if getattr(self, name) < 1:
                 raise InputError(f"--{name}: got {getattr(self, name)}, expected 1 or more")
 
+    @classmethod
+    def usual(
+        cls,
+        epoch: int,
+        batch: int,
+        length: int,
+        usual_rate: float,
+        *,
+        epochs: int | None,
+        steps: int | None,
+        rate: float | None,
+        **others: float,
+    ) -> Plan:
+        """Return the plan of a size, with so many epochs and this rate unless others are given."""
+        total = steps if steps is not None else epoch * (length if epochs is None else epochs)
+        return cls(total, epoch, batch, usual_rate if rate is None else rate, **others)
+
 
 def random(*key: int) -> np.random.Generator:
     """Return the generator of this key: every number of a training is a function of seed and step, not of history."""

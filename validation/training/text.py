@@ -62,10 +62,8 @@ class Text(Task):
         rate: float | None = None,
     ) -> None:
         epoch, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
-        total = steps if steps is not None else epoch * (length if epochs is None else epochs)
-        plan = Plan(
-            total, epoch, usual_batch if batch is None else batch, usual_rate if rate is None else rate, decay=0.1
-        )
+        batch = usual_batch if batch is None else batch
+        plan = Plan.usual(epoch, batch, length, usual_rate, epochs=epochs, steps=steps, rate=rate, decay=0.1)
         shape = {
             **self._SHAPES[size],
             "n_layer": 6,
