@@ -57,6 +57,7 @@ class MaskedSums:
     ) -> None:
         mask, present = sight.mask, sight.present
         self._missing = None if present is None else ~present
+        self._rounds = precision is not None
         self._logs = None if weights is None else torch.log(weights)
         if present is not None:
             # What lies at missing nodes shall not matter, to the precision of the others neither.
@@ -104,9 +105,10 @@ class MaskedSums:
         """Return the averages of values (..., N, D)."""
         if self._missing is None:
             return self._ordered(self._sums.average(self._ordered(values)))
-        # Half precision rounds deviations from the mean, of which missing nodes are no part.
-        result = self._sums.average(self._ordered(_filled(values, ~self._missing)))
-        return torch.where(self._missing[..., None], values, self._ordered(result))
+        # Where deviations from the mean are rounded, missing nodes are no part of it.
+        there = _filled(values, ~self._missing) if self._rounds else values
+        result = self._ordered(self._sums.average(self._ordered(there)))
+        return torch.where(self._missing[..., None], values, result)
 
     def log_totals(self) -> Tensor:
         """Return the logarithms of the sums of weights, shape (..., N)."""
