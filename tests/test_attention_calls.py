@@ -276,6 +276,21 @@ def test_one_learned_fidelity_for_the_whole_model(tmp_path: Path) -> None:
     twin.save_pretrained(tmp_path)  # which refuses parameters that are stored twice
 
 
+@pytest.mark.parametrize("base", ["eager", "sdpa"])
+def test_matrix_fidelity_in_half_precision(base: str) -> None:
+    given = inputs("bert")
+    half = attach(build("bert", base), fidelity=0.5, matrix_fidelity=True).to(torch.bfloat16)
+    whole = attach(build("bert", base), fidelity=0.5, matrix_fidelity=True)
+    whole.load_state_dict(half.state_dict())
+    inside = given["attention_mask"].bool()
+    with torch.no_grad():
+        found, expected = (output(model, given)[inside].float() for model in (half, whole))
+        plain = output(build("bert", base), given)[inside]
+    assert output(half, given).dtype == torch.bfloat16
+    error = (found - expected).square().mean().sqrt()
+    assert error < 0.15 * (plain - expected).square().mean().sqrt()
+
+
 def test_matrix_fidelity_learns_its_variance() -> None:
     model = attach(build("vit"), fidelity=0.5, matrix_fidelity=True)
     grown = gradients(model, inputs("vit"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -170,6 +171,52 @@ def test_matrix_fidelity_is_the_local_wiener_filter() -> None:
         weight = covariance / 0.3  # Λ̃
         expected = np.linalg.inv(np.eye(D) + weight) @ (mean[i] + weight @ v0[0, 0, i].numpy())
         np.testing.assert_allclose(result[0, 0, i], expected, rtol=1e-10, atol=1e-13)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_covariances_in_half_precision_keep_their_digits(dtype: Any) -> None:
+    q, k, v = (10 * part for part in tensors(8, 1, 1, N, D))
+    v, P = (v + 10).to(dtype), averages.average(q, k, v)[1].to(dtype)
+    C = terms.covariance(P, v, P @ v)
+    assert C.dtype == torch.float32
+    weights = P.double() / P.double().sum(-1, keepdim=True)
+    centred = v.double()[..., None, :, :] - (weights @ v.double())[..., :, None, :]
+    expected = torch.einsum("bhij,bhija,bhijc->bhiac", weights, centred, centred)
+    torch.testing.assert_close(C.double(), expected, rtol=1e-4, atol=1e-3)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(terms.covariance(P, v, P @ v), C)
+    v0, variance = v.flip(-2), torch.tensor(0.3, dtype=dtype)
+    result = terms.matrix_step(P @ v, v0, C, variance)
+    assert result.dtype == dtype
+    pv = (P @ v).double()
+    local = expected @ torch.linalg.inv(expected + float(variance) * torch.eye(D, dtype=torch.float64))
+    right = pv + (local @ (v0.double() - pv)[..., None])[..., 0]
+    torch.testing.assert_close(result.double(), right, rtol=2 * torch.finfo(dtype).eps, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("options", [{"matrix_fidelity": True}, {"projection": "sharpening"}], ids=["matrix", "signed"])
+def test_half_precision_where_torch_has_no_solver_for_it(options: Any, dtype: Any) -> None:
+    torch.manual_seed(0)
+    half = NeutrenoAttention(8, 1, fidelity=0.6, **options).to(dtype)
+    whole = copy.deepcopy(half).float()
+    x = torch.randn(2, 6, 8).to(dtype)
+    results = {}
+    for name, module in (("half", half), ("whole", whole)):
+        tokens = x.to(next(module.parameters()).dtype)
+        first = module(tokens)[1]
+        results[name] = module(tokens.flip(1), first)[0]
+        results[name].float().square().sum().backward()
+    assert results["half"].dtype == dtype
+    torch.testing.assert_close(results["half"].float(), results["whole"], rtol=0, atol=8 * torch.finfo(dtype).eps)
+    for name, parameter in half.named_parameters():
+        expected = whole.get_parameter(name).grad
+        assert parameter.grad.dtype == dtype
+        allowed = 40 * torch.finfo(dtype).eps * max(1.0, float(expected.abs().max()))
+        torch.testing.assert_close(parameter.grad.float(), expected, rtol=0, atol=allowed, msg=name)
+    with torch.autocast("cpu", torch.bfloat16):
+        mixed = whole(x.float().flip(1), whole(x.float())[1])[0]
+    torch.testing.assert_close(mixed.float(), results["whole"], rtol=0, atol=8 * torch.finfo(torch.bfloat16).eps)
 
 
 def test_covariances_are_not_allocated_without_room(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,16 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import Adapter, NeutrenoAttention, adapters, attach, blocks, detach, register  # noqa: E402
+from nlflow.attention import (  # noqa: E402
+    Adapter,
+    NeutrenoAttention,
+    adapters,
+    attach,
+    blocks,
+    detach,
+    register,
+    registry,
+)
 from tests.transformer_models import (  # noqa: E402  # both need torch
     EVERYTHING,
     FOUR,
@@ -374,3 +383,34 @@ def test_terms_stay_where_new_ones_are_refused() -> None:
     with pytest.raises(InputError, match="fidelity: got 0 with learned=True"):
         attach(model, fidelity=[0.1] + [0.0] * (len(blocks(model)) - 1), learned=True)
     assert torch.equal(output(model, given), expected)
+    with pytest.raises(InputError, match="got layers Nameless without an argument attention_mask"):
+        attach(nameless(model), similarity_removal=0.5)
+    assert torch.equal(output(model, given), expected)
+
+
+def nameless(model: Any) -> Any:
+    """Let the layers of a model of BERT take their mask by place alone."""
+
+    class Nameless(type(model.encoder.layer[0])):  # type: ignore[misc]
+        def forward(self, hidden_states: Any, *rest: Any, **others: Any) -> Any:
+            return super().forward(hidden_states, *rest, **others)
+
+    for layer in model.encoder.layer:
+        layer.__class__ = Nameless
+    return model
+
+
+def test_terms_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    class Counted(registry.LayerTerms):
+        def __init__(self, *given: Any, **options: Any) -> None:
+            super().__init__(*given, **options)
+            made.append(self)
+
+    monkeypatch.setattr(registry, "LayerTerms", Counted)
+    model = attach(build("bart"), learned="shared", attn_scale=True, similarity_removal=0.5)
+    assert [block.module.neutreno for block in blocks(model)] == made
+    owners = {id(terms.owner[0]) for terms in made if terms.owner}
+    assert len(owners) == 1
+    assert sum(name.endswith("raw_fidelity") for name, _ in model.named_parameters()) == 1

@@ -143,6 +143,34 @@ def test_kernels_of_a_batch_evolve_item_by_item() -> None:
     np.testing.assert_array_equal(scalar.log_degree, nl.affinity(nl.Gaussian(1.0), BATCH, x[..., :1]).log_degree)
 
 
+def test_the_measured_error_is_the_largest_of_the_items() -> None:
+    rng = np.random.default_rng(3)
+    points = nl.Points(np.zeros(300), weights=rng.uniform(0.5, 2, 300))
+    x, u = rng.uniform(size=(3, 300, 2)), rng.normal(size=(3, 300, 2)) * np.array([1.0, 1e3, 1.0])[:, None, None]
+    u[2] = 7.0  # an average keeps it, whatever the weights
+    p = nl.affinity(nl.Gaussian(0.1), Batch(points, 3), x, method="nufft", rtol=1e-3)
+    found = []
+    for i in range(2):
+        weights = points.weights * np.exp(-((x[i][:, None] - x[i]) ** 2).sum(axis=-1) / (2 * 0.1**2))
+        exact = weights @ u[i] / weights.sum(axis=1, keepdims=True)
+        deviation = np.abs(u[i] - (u[i].min(axis=0) + u[i].max(axis=0)) / 2).max()
+        found.append(np.abs(p.average(u)[i] - exact).max() / deviation)
+    measured = p.measure_error(u, samples=300)
+    assert measured == pytest.approx(max(found), rel=1e-6)
+    assert 0 < measured <= p.error_estimate <= 1e-3
+    assert p.measure_error(u[:, :, 0].tolist(), samples=300) > 0
+    assert p.measure_error(rng=5) == p.measure_error(rng=5) != p.measure_error(rng=6)
+    assert p.scaled(3.0).measure_error(u, samples=300) == measured
+    item = p._items[1]
+    average = item._average
+    item._average = lambda part: average(part) + 1.0
+    assert p.measure_error(u, samples=300) > 10 * measured
+    with pytest.raises(nl.InputError, match="u: got a constant signal"):
+        p.measure_error(np.ones((3, 300)))
+    with pytest.raises(nl.InputError, match="method 'dense' is exact to rounding"):
+        nl.affinity(nl.Gaussian(0.1), Batch(points, 3), x).measure_error(u)
+
+
 def test_grids_side_by_side_have_the_methods_of_grids() -> None:
     grid = nl.Grid((6, 5), spacing=0.5)
     u = normal((3, 6, 5))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -248,6 +249,17 @@ def test_figure() -> None:
     for runs in ({}, {"run": []}):
         with pytest.raises(InputError, match="runs: got none"):
             layers_figure(runs)
+
+
+def test_loading_draws_no_bar_of_its_own(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    logs = importlib.import_module("transformers").utils.logging
+    assert logs.is_progress_bar_enabled()
+    load_model(folder / "bert")
+    assert capfd.readouterr() == ("", "")
+    assert logs.is_progress_bar_enabled()  # as it was
+    with pytest.raises(FileFormatError):
+        load_model(folder)
+    assert logs.is_progress_bar_enabled()
 
 
 def test_loading_refuses_in_words() -> None:

@@ -106,6 +106,75 @@ def test_a_broken_formula_makes_a_claim_fail(what: str, found_by: str, monkeypat
     assert finding.status == "fail", finding.line
 
 
+def segmenter(name: str) -> tuple[Any, Any]:
+    """Return an untrained segmenter with one kind of attention, in float64, and a scene."""
+    from validation.training.segmentation import Scenes
+    from validation.training.task import pixels
+    from validation.training.variants import VARIANTS
+
+    task = Scenes(size="tiny")
+    model: Any = task.model(VARIANTS[name], 0).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)  # weights far from equal ones
+    return model, pixels(task.test[0][:1]).double()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "gaussian-neutreno"])
+@pytest.mark.parametrize("what", ["nothing", "the norms of keys are left out", "the term draws to the values"])
+def test_layers_with_a_gaussian_are_held_against_plain_sums(
+    what: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nlflow.attention import averages
+    from validation.claims import kernel_attention
+
+    if what == "the norms of keys are left out":
+        monkeypatch.setattr(averages, "with_squares", lambda query, key: (query, key))
+        monkeypatch.setattr(averages, "as_wide", lambda value: value)
+    elif what == "the term draws to the values":
+        breakage(what, monkeypatch)
+    broken = what != "nothing" and not (what == "the term draws to the values" and name == "gaussian")
+    error = kernel_attention.layer_error(*segmenter(name))
+    assert error > 1e-3 if broken else error < 1e-13
+
+
+@pytest.mark.parametrize(
+    ("change", "failing"),
+    [
+        ({}, []),
+        ({"cosine": 0.9}, ["mean cosine"]),
+        ({"gaps": (-0.02, -0.03, -0.02)}, ["mean IoU"]),
+        ({"gaps": (-0.02, -0.03, 0.01)}, []),  # below, and within the spread of the seeds
+        ({"training_loss": 1.0}, ["training loss"]),
+        ({"diverged": True}, ["trainings that diverged"]),
+        ({"error": 1e-9}, ["trained layers"]),
+    ],
+    ids=["fine", "cosine", "iou", "iou within", "loss", "diverged", "layers"],
+)
+def test_kernel_attention_can_fail(change: dict[str, Any], failing: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    from validation.claims import kernel_attention
+
+    def record(name: str, seed: int) -> dict[str, Any]:
+        term = name.endswith("neutreno")
+        last = {"training_loss": 0.8, "diverged": False, **(change if term and seed == 1 else {})}
+        last["mean_iou"] = 0.2 + (change.get("gaps", (0.01, 0.02, 0.03))[seed] if term else 0.0)
+        cosine = last.pop("cosine", 0.6 if term else 0.85)
+        layers = {kind: [0.7, cosine] for kind in ("cosine", "t_sim", "J")}
+        first = {"mean_iou": 0.1, "training_loss": 0.95, "layers": layers}
+        settings = {"variant": name, "seed": seed, "model": {"depth": 1}}
+        epochs = [{**first, "training_loss": None}, first, {**last, "layers": {} if last["diverged"] else layers}]
+        return {"settings": settings, "finished": True, "epochs": epochs}
+
+    def trained(names: Any, context: Any) -> tuple[list[dict[str, Any]], float]:
+        return [record(name, seed) for seed in (0, 1, 2) for name in names], change.get("error", 1e-16)
+
+    monkeypatch.setattr(kernel_attention, "trained", trained)
+    outcome = kernel_attention.run(QUICK)
+    found = [check.what for check in outcome.checks if not check.passed]
+    assert len(found) == len(failing)
+    assert all(what.startswith(words) for what, words in zip(found, failing, strict=True))
+
+
 # --- what is missing -------------------------------------------------------------------------------------------------
 
 

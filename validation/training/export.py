@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +14,7 @@ from torch import nn
 from nlflow._atomic import make_folder, write_atomic
 from nlflow.attention import detach
 from nlflow.attention.dispatch import TERMS
-from nlflow.attention.loading import attach_as_trained
+from nlflow.attention.loading import attach_as_trained, no_bars
 from nlflow.errors import FileFormatError, InputError
 from validation.training.loop import WEIGHTS
 from validation.training.state import read_tensors, write_tensors
@@ -43,7 +41,7 @@ def export(task: Task, record: dict[str, Any], run: Path, folder: Path) -> None:
     folder : Path
         Gets ``config.json`` and ``model.safetensors`` of the model without terms, ``attention.json`` with the arguments
         of `nlflow.attention.attach` that it was trained with, the settings and the last figures, and where terms have
-        parameters ``terms.safetensors``.
+        parameters ``terms.safetensors``. Models of text get the tokenizer of their characters, ``tokenizer.json``.
 
     Raises
     ------
@@ -63,8 +61,11 @@ def export(task: Task, record: dict[str, Any], run: Path, folder: Path) -> None:
     if terms:
         write_tensors(folder / _TERMS, terms, {})
     detach(model)
-    with _no_bars(), tempfile.TemporaryDirectory(dir=folder) as place:
+    with no_bars(), tempfile.TemporaryDirectory(dir=folder) as place:
         model.save_pretrained(place)
+        tokenizer = task.tokenizer()
+        if tokenizer is not None:
+            tokenizer.save_pretrained(place)
         for path in sorted(Path(place).iterdir()):
             data = path.read_bytes()
             write_atomic(folder / path.name, lambda file, data=data: file.write(data))
@@ -96,7 +97,7 @@ def load_trained(folder: Path) -> nn.Module:
             "train one with --export"
         ) from error
     try:
-        with _no_bars():
+        with no_bars():
             model = getattr(transformers, name).from_pretrained(
                 folder, local_files_only=True, use_safetensors=True, dtype=torch.float32, attn_implementation=base
             )
@@ -105,16 +106,3 @@ def load_trained(folder: Path) -> nn.Module:
     attach_as_trained(model, folder)
     loaded: nn.Module = model.eval()
     return loaded
-
-
-@contextmanager
-def _no_bars() -> Iterator[None]:
-    """Keep transformers' progress bars off the terminal for a while."""
-    logs = transformers.utils.logging
-    shown = logs.is_progress_bar_enabled()
-    logs.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logs.enable_progress_bar()

@@ -144,6 +144,10 @@ class Task(ABC):
     def probed(self) -> Any:
         """Return the inputs on which layers are looked at."""
 
+    def tokenizer(self) -> Any:
+        """Return what turns a text into the model's tokens, a tokenizer of transformers; None for pictures."""
+        return None
+
     def trace(self, model: nn.Module) -> LayerTrace:
         """Look at the layers of the model."""
         return probe(model, self.probed())

@@ -110,6 +110,19 @@ class Text(Task):
         starts = np.arange(0, len(self.test) - self.context, self.context)[:_SEEN]
         return {"input_ids": self._windows(self.test, starts)[0]}
 
+    def tokenizer(self) -> Any:
+        """Return a tokenizer whose tokens are single characters. It refuses those that the text does not have."""
+        from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+        from transformers import PreTrainedTokenizerFast
+
+        # None of the vocabulary stands for unknown characters, and the model has no token for such.
+        tokens = Tokenizer(models.WordLevel({character: place for place, character in enumerate(self.vocabulary)}))
+        tokens.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+        tokens.decoder = decoders.Fuse()
+        return PreTrainedTokenizerFast(
+            tokenizer_object=tokens, model_max_length=self.context, clean_up_tokenization_spaces=False
+        )
+
     def _windows(self, text: Tensor, starts: Any) -> tuple[Tensor, Tensor]:
         """Return windows of the text and what follows each of their characters."""
         places = self.tensor(np.asarray(starts)[:, None] + np.arange(self.context))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.affinities import Affinity
 from nlflow.attention.heads import Head
 from nlflow.attention.metrics import energy_per_token, mean_cosine
@@ -55,6 +56,7 @@ class Discretisation:
     order: float
 
 
+@underflowing
 def discretise(
     layer: Layer | Head,
     *,
@@ -193,6 +195,7 @@ class Extrapolation:
     measured_energy: Floats
 
 
+@underflowing
 def extrapolate(
     trace: LayerTrace,
     layer: int | str = 0,

@@ -31,6 +31,7 @@ __all__ = [
     "SimilarityRemoval",
     "Stack",
     "attention",
+    "mask_position",
     "plain_attention",
     "stock_function",
 ]
@@ -302,6 +303,17 @@ class FeatureScaling:
         return terms.feat(output, mask, causal=terms.causal)  # type: ignore[no-any-return]
 
 
+def mask_position(layer: nn.Module) -> int:
+    """Return which argument of a transformer layer its mask is, or refuse layers without one."""
+    names = list(inspect.signature(layer.forward).parameters)
+    if "attention_mask" not in names:
+        raise InputError(
+            f"similarity_removal: got layers {type(layer).__name__} without an argument attention_mask, expected "
+            "one, which says what tokens the mean is over; use NeutrenoAttention in an own model"
+        )
+    return names.index("attention_mask")
+
+
 class SimilarityRemoval:
     """A hook before a transformer layer: takes the tokens' mean away.
 
@@ -314,13 +326,7 @@ class SimilarityRemoval:
     """
 
     def __init__(self, layer: nn.Module, strength: float, causal: bool, stack: Stack) -> None:
-        names = list(inspect.signature(layer.forward).parameters)
-        if "attention_mask" not in names:
-            raise InputError(
-                f"similarity_removal: got layers {type(layer).__name__} without an argument attention_mask, expected "
-                "one, which says what tokens the mean is over; use NeutrenoAttention in an own model"
-            )
-        self.position = names.index("attention_mask")
+        self.position = mask_position(layer)
         self.strength, self.causal, self.stack = strength, causal, stack
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -10,26 +10,31 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
-from nlflow.attention.averages import log_affinity
+from nlflow.attention.averages import log_affinity, seen
 from nlflow.domain import Points
 from nlflow.equilibria import neutreno_limit
 from nlflow.errors import InputError, check_number
-from nlflow.kernel import DotProduct, Gaussian
+from nlflow.kernel import DotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
+from nlflow.mask import Mask, Sight
 
-__all__ = ["Head"]
+__all__ = ["Head", "rule_or_bias"]
 
 Floats = NDArray[np.float64]
 
+_MATRIX_TOKENS = 2048  # up to here a masked head keeps its matrix, as affinities do; beyond, its rows are computed anew
 
+
+@underflowing
 @dataclass(frozen=True, eq=False)
 class Head:
     """One head of one layer on one sequence, padding left out, in float64.
 
     A token j has the quadrature weight 1, so that the degree d_i = sum_j k_ij is the denominator of the softmax, and
-    1 / d_i the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Behind a mask, and
-    for kernels that the package does not have, P is given as a matrix; degrees are 1 then.
+    1 / d_i the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Where numbers are
+    added to log k, and for kernels that the package does not have, P is given as a matrix; degrees are 1 then.
 
     Attributes
     ----------
@@ -40,9 +45,16 @@ class Head:
     scaling : float
         Factor of the dot products.
     bias : array of shape (N, N), optional
-        What is added to log k, -inf where token i does not see token j; None where all see all.
+        What is added to log k, -inf where token i does not see token j; None where nothing is.
     kernel : str
         Which k, one of `nlflow.attention.averages.AFFINITIES`.
+    mask : Mask, optional
+        Who sees whom, where that is a rule: tokens up to each. Either this or `bias`.
+
+    Raises
+    ------
+    InputError
+        Where both a bias and a mask are given.
     """
 
     q: Floats
@@ -51,6 +63,11 @@ class Head:
     scaling: float
     bias: Floats | None = None
     kernel: str = "softmax"
+    mask: Mask | None = None
+
+    def __post_init__(self) -> None:
+        if self.mask is not None and self.bias is not None:
+            raise InputError("mask: got one beside a bias, expected either; put -inf into the bias where it hides")
 
     @property
     def tokens(self) -> int:
@@ -60,7 +77,9 @@ class Head:
     @cached_property
     def causal(self) -> bool:
         """Whether no token sees one after it; then P is lower-triangular and its eigenvalues are its diagonal."""
-        return self.bias is not None and bool(np.isneginf(self.bias[np.triu_indices(self.tokens, 1)]).all())
+        if self.bias is None:
+            return self.mask is not None and self.mask.causal
+        return bool(np.isneginf(self.bias[np.triu_indices(self.tokens, 1)]).all())
 
     @cached_property
     def symmetric(self) -> bool:
@@ -70,17 +89,31 @@ class Head:
     def along(self, q: Floats, k: Floats) -> Affinity:
         """Return the affinity of other queries and keys, behind the same mask.
 
-        Without a mask it is that of `nlflow.DotProduct` or `nlflow.Gaussian`, matrix-free for long sequences; behind a
-        mask, and for other kernels, P is given as a matrix.
+        It is that of `nlflow.DotProduct` or `nlflow.Gaussian`, matrix-free for long sequences: O(N d) memory. With a
+        bias, and for other kernels, P is given as a matrix.
         """
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
-        if self.bias is None and self.kernel in ("softmax", "symmetric"):
-            return affinity(DotProduct(scale=self.scaling), nodes, features=k, queries=None if same else q)
-        if self.bias is None and self.kernel == "gaussian" and same and self.scaling > 0:
-            return affinity(Gaussian(width=self.scaling**-0.5), nodes, features=k)
+        kernel = self._kernel(same)
+        if kernel is not None:
+            queries = None if same else q
+            if self.mask is None or len(k) <= _MATRIX_TOKENS:
+                return affinity(kernel, nodes, features=k, queries=queries, mask=self.mask)
+            # Sums behind a mask that keep no matrix are those of tensors.
+            features, other = (None if part is None else torch.from_numpy(part) for part in (k, queries))
+            return _OnHost(affinity(kernel, nodes, features, queries=other, method="tiled", mask=self.mask))
         logarithms = log_affinity(torch.from_numpy(q), torch.from_numpy(k), self.kernel, self.scaling).numpy()
+        if self.mask is not None:
+            logarithms = Sight(self.mask, (), len(k), k).applied(logarithms, slice(None))
         return from_matrix(_softmax(logarithms if self.bias is None else logarithms + self.bias), nodes)
+
+    def _kernel(self, same: bool) -> Kernel | None:
+        """Return the package's kernel that k is, if it is one, where queries are the keys or not."""
+        if self.bias is None and self.kernel in ("softmax", "symmetric"):
+            return DotProduct(scale=self.scaling)
+        if self.bias is None and self.kernel == "gaussian" and same and self.scaling > 0:
+            return Gaussian(width=self.scaling**-0.5)
+        return None
 
     @cached_property
     def affinity(self) -> Affinity:
@@ -104,11 +137,20 @@ class Head:
 
     @cached_property
     def eigenvalues(self) -> NDArray[Any]:
-        """All eigenvalues of P by decreasing modulus. O(N^3) time; the diagonal where the layer is causal."""
+        """All eigenvalues of P by decreasing modulus. O(N^3) time; of causal layers the diagonal, O(N^2 d)."""
         if self.causal:
-            diagonal = np.diagonal(self.matrix)
+            diagonal = self._diagonal
             return diagonal[np.argsort(-diagonal, kind="stable")]
         return self.chain.eigenvalues()
+
+    @property
+    def _diagonal(self) -> Floats:
+        """P_ii, from k_ii and the degree where there is no matrix."""
+        matrix = getattr(self.affinity, "matrix", None)
+        if matrix is not None:
+            return np.diagonal(matrix)
+        own = 0.0 if isinstance(self.affinity.kernel, Gaussian) else self.scaling * (self.q * self.k).sum(axis=1)
+        return np.asarray(np.exp(own - self.affinity.log_degree))
 
     @property
     def spectral_gap(self) -> float:
@@ -140,3 +182,59 @@ def _softmax(logarithms: Floats) -> Floats:
         raise InputError("mask: got a token that sees none, not even itself; expected one seen token for each")
     weights = np.exp(logarithms - highest)
     return np.asarray(weights / weights.sum(axis=1, keepdims=True))
+
+
+def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
+    """Return a mask as a rule, where it is one, or else as what is added to log k; neither where all see all.
+
+    Parameters
+    ----------
+    mask : tensor of shape (N, N)
+        Boolean (True: i sees j) or added to log k.
+
+    Returns
+    -------
+    rule : Mask, optional
+        Tokens up to each, or the last so many of them.
+    bias : array of shape (N, N), optional
+    """
+    visible: torch.Tensor = seen(mask)  # type: ignore[assignment]  # a mask gives a mask
+    adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
+    if not adds:
+        if bool(visible.all()):
+            return None, None
+        widest = int(visible[-1].sum())
+        if torch.equal(visible, torch.ones_like(visible).tril().triu(1 - widest)):
+            return Mask(causal=True, window=None if widest == len(mask) else widest - 1), None
+    added = mask.detach().double().cpu().numpy() if adds else 0.0
+    return None, np.where(visible.cpu().numpy(), added, -np.inf)
+
+
+class _OnHost(Affinity):
+    """An affinity of tensors in float64 on the CPU, for signals of NumPy; its kernel has the amplitude 1."""
+
+    method = "tiled"
+
+    def __init__(self, tensors: Affinity) -> None:
+        super().__init__(
+            tensors.domain, tensors.kernel, symmetric=tensors.symmetric,
+            positive_semidefinite=tensors.positive_semidefinite, dtype=np.dtype(np.float64),
+        )  # fmt: skip
+        self._tensors, self.reason = tensors, tensors.reason
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps."""
+        return self._tensors.memory_bytes
+
+    def _average(self, u: Floats) -> Floats:
+        return to_numpy(self._tensors._average(torch.from_numpy(np.ascontiguousarray(u))))
+
+    def _push(self, law: Floats) -> Floats:
+        return to_numpy(self._tensors._push(torch.from_numpy(np.ascontiguousarray(law))))
+
+    def _log_degree(self) -> Floats:
+        return to_numpy(self._tensors.log_degree)
+
+    def _symmetrised(self) -> Affinity:
+        return _OnHost(self._tensors.symmetrised())

@@ -6,6 +6,8 @@ import inspect
 import json
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from torch import Tensor, nn
 from nlflow.attention.adapters import transformers_library
 from nlflow.attention.dispatch import TERMS
 from nlflow.attention.registry import attach
+from nlflow.attention.stored import check_declared, check_whole
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array
 
-__all__ = ["attach_as_trained", "image_inputs", "load_model", "text_inputs", "token_inputs"]
+__all__ = ["attach_as_trained", "image_inputs", "load_model", "no_bars", "text_inputs", "token_inputs"]
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -49,8 +52,11 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
     Raises
     ------
     FileFormatError
-        For a folder without configuration or weights, damaged weights, and weights that only pickle can read (``.bin``,
-        ``.pt``), which run code when they are read and are refused; the message tells how to convert them.
+        For a folder without configuration or weights, damaged or incomplete weights, a configuration of a model that
+        the weights cannot be those of, and weights that only pickle can read (``.bin``, ``.pt``), which run code when
+        they are read and are refused; the message tells how to convert them.
+    MemoryLimitError
+        For a configuration of a model beyond the memory limit; nothing has been allocated then.
     InputError
         For a name that the hub does not give, and if transformers is missing or older than 5.
     """
@@ -66,6 +72,7 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
         )
     if folder.exists():
         _check_folder(folder)
+        check_declared(folder)
         offline = True
     elif _is_name(str(source)):
         offline = False
@@ -75,9 +82,15 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
             "model on the hub such as 'owner/name'; check the name"
         )
     try:
-        model = library.AutoModel.from_pretrained(
-            str(source), local_files_only=offline, use_safetensors=True, dtype=torch.float32
-        )
+        with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
+            model, report = library.AutoModel.from_pretrained(
+                str(source),
+                output_loading_info=True,
+                local_files_only=offline,
+                use_safetensors=True,
+                trust_remote_code=False,  # or the library would offer to run code that lies in the folder
+                dtype=torch.float32,
+            )
     except Exception as error:  # loaders fail in many ways: OSError, KeyError, SafetensorError, ValueError ...
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         if offline:
@@ -89,10 +102,24 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
             f"model: got {str(source)!r}, which the hub does not give with safetensors weights ({reason}); expected "
             "the name of such a model, or a folder; check the name and the connection"
         ) from error
+    check_whole(source, report["missing_keys"])
     if offline:
         attach_as_trained(model, folder)
     found: nn.Module = model.eval()
     return found
+
+
+@contextmanager
+def no_bars() -> Iterator[None]:
+    """Keep the progress bars of transformers off the terminal, which belongs to those of the caller, for a while."""
+    logs = transformers_library().utils.logging
+    shown = logs.is_progress_bar_enabled()
+    logs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logs.enable_progress_bar()
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:
@@ -171,7 +198,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
     Raises
     ------
     InputError
-        For an empty text, and a model without a tokenizer.
+        For an empty text, one that the tokenizer does not take, and a model without a tokenizer.
 
     Warns
     -----
@@ -182,7 +209,9 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
         raise InputError(f"text: got {text!r}, expected some words")
     library = transformers_library()
     try:
-        tokenizer = library.AutoTokenizer.from_pretrained(str(source), local_files_only=Path(source).exists())
+        tokenizer = library.AutoTokenizer.from_pretrained(
+            str(source), local_files_only=Path(source).exists(), trust_remote_code=False
+        )
     except Exception as error:  # as in load_model
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise InputError(
@@ -193,7 +222,15 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
     with warnings.catch_warnings():
         # The tokenizer says by itself, through its log, that a text is too long: it is said below.
         warnings.simplefilter("ignore")
-        whole = tokenizer(text, truncation=False, padding=False, verbose=False)
+        try:
+            whole = tokenizer(text, truncation=False, padding=False, verbose=False)
+        except Exception as error:  # the tokenizers of Rust raise nothing more special
+            unknown = sorted(set(text) - {character for token in tokenizer.get_vocab() for character in token})
+            what = f"{len(unknown)} character(s), such as {unknown[0]!r}," if unknown else "a text"
+            raise InputError(
+                f"text: got {what} that the tokenizer of {source} does not know ({error}), expected words of its "
+                "vocabulary alone; leave others out"
+            ) from error
     count = len(whole["input_ids"])
     if count > most:
         warnings.warn(
@@ -262,16 +299,29 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
     channels = int(getattr(config, "num_channels", 3))
     picture = Image.fromarray(array.squeeze()).convert("L" if channels == 1 else "RGB")
     pixels = np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR), dtype=np.float32) / 255
-    settings: dict[str, Any] = {}
-    path = Path(source) / "preprocessor_config.json"
-    if path.is_file():
-        try:
-            settings = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise FileFormatError(f"{path}: got a damaged file ({error}), expected JSON; restore it") from error
-    mean, deviation = (np.asarray(settings.get(name, 0.5), dtype=np.float32) for name in ("image_mean", "image_std"))
+    mean, deviation = _normalisation(Path(source) / "preprocessor_config.json", channels)
     normalised = (pixels.reshape(high, wide, channels) - mean) / deviation
     return {"pixel_values": torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))[None]}
+
+
+def _normalisation(path: Path, channels: int) -> tuple[Any, Any]:
+    """Return mean and deviation that the pixels of a model have, one number or one a channel; 1/2 without a file."""
+    if not path.is_file():
+        return np.float32(0.5), np.float32(0.5)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+        mean, deviation = (
+            np.asarray(settings.get(name, 0.5), dtype=np.float32) for name in ("image_mean", "image_std")
+        )
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise FileFormatError(f"{path}: got a damaged file ({error}), expected JSON; restore it") from error
+    fitting = all(np.isfinite(one).all() and one.shape in ((), (1,), (channels,)) for one in (mean, deviation))
+    if not fitting or (deviation <= 0).any():
+        raise FileFormatError(
+            f"{path}: got image_mean {mean.tolist()!s:.60} and image_std {deviation.tolist()!s:.60}, expected "
+            f"{channels} finite numbers each, deviations > 0; restore it"
+        )
+    return mean, deviation
 
 
 def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:

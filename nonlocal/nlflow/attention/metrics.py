@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, namespace
-from nlflow.errors import InputError, check_array
+from nlflow._array import Array, is_numpy, namespace, underflowing
+from nlflow.errors import InputError, NumericalError, check_array
 
 __all__ = [
     "energy_per_token",
@@ -26,6 +26,7 @@ __all__ = [
 _ROUNDINGS = 16  # of the precision given: a direction shorter than this, beside its token, is rounding
 
 
+@underflowing
 def mean_cosine(x: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all point one way.
 
@@ -55,6 +56,7 @@ def mean_cosine(x: Any, *, mask: Any = None) -> Array:
     0.333333
     """
     tokens, counted, xp = _tokens(x, mask)
+    tokens = tokens / _unit(xp, tokens, axis=-1)
     lengths = xp.linalg.vector_norm(tokens, axis=-1, keepdims=True)
     units = tokens / xp.where(lengths > 0, lengths, xp.ones_like(lengths))
     count = xp.sum(counted, axis=-1)
@@ -62,6 +64,7 @@ def mean_cosine(x: Any, *, mask: Any = None) -> Array:
     return _ratio(xp, together, count * (count - 1))
 
 
+@underflowing
 def token_similarity(x: Any, *, mask: Any = None) -> Array:
     """Return t_sim = |Pi X|^2 / |X|^2 with Pi = 1 1^T / N: 1 when all tokens are equal, 0 when their mean is 0.
 
@@ -69,17 +72,20 @@ def token_similarity(x: Any, *, mask: Any = None) -> Array:
     `mean_cosine`; NaN where all tokens are 0.
     """
     tokens, counted, xp = _tokens(x, mask)
+    tokens = tokens / _unit(xp, tokens)
     mean, _ = _parts(xp, tokens, counted)
     count = xp.sum(counted, axis=-1)
     return _ratio(xp, count * xp.sum(mean**2, axis=(-2, -1)), xp.sum(tokens**2, axis=(-2, -1)))
 
 
+@underflowing
 def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
     """Return |X - Pi X| / |Pi X|, high over low frequencies: 0 when tokens are equal, infinity when their mean is 0.
 
     (Wang et al. 2022, arXiv 2203.05962.) O(N D) time; parameters, returned shape and errors as in `mean_cosine`.
     """
     tokens, counted, xp = _tokens(x, mask)
+    tokens = tokens / _unit(xp, tokens)
     mean, rest = _parts(xp, tokens, counted)
     low = xp.sqrt(xp.sum(counted, axis=-1) * xp.sum(mean**2, axis=(-2, -1)))
     high = xp.sqrt(xp.sum(rest**2, axis=(-2, -1)))
@@ -87,6 +93,7 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
     return xp.where(low > 0, _ratio(xp, high, low), infinite)
 
 
+@underflowing
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
     """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
 
@@ -106,8 +113,10 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
         float64; NaN where all tokens are 0.
     """
     tokens, counted, xp = _tokens(x, mask)
+    tokens = tokens / _unit(xp, tokens)
     if centred:
         tokens = _parts(xp, tokens, counted)[1]
+        tokens = tokens / _unit(xp, tokens)
     if _precision(xp, x) > 1e-10:
         tokens = xp.astype(tokens, xp.float32)  # nothing cancels in sums of squares, which are added up in float64
     turned = xp.matrix_transpose(tokens)
@@ -116,6 +125,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
     return _ratio(xp, trace**2, square)
 
 
+@underflowing
 def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
     """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N, from averages alone, A being its attention matrix.
 
@@ -135,15 +145,27 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
     -------
     array of shape (...)
         float64, >= 0.
+
+    Raises
+    ------
+    InputError
+        As `mean_cosine`.
+    NumericalError
+        When squares of the values overflow.
     """
     values, counted, xp = _tokens(v, mask, "v")
     mean = _alike(xp, "average", average, values.shape)
     squares = _alike(xp, "average_of_squares", average_of_squares, values.shape[:-1])
-    per_token = xp.vecdot(values, values - 2 * mean) + squares
-    energy = xp.sum(per_token * counted, axis=-1) / (2 * xp.sum(counted, axis=-1))
+    with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+        per_token = xp.vecdot(values, values - 2 * mean) + squares
+        count = xp.sum(counted, axis=-1)
+        energy = xp.sum(per_token * counted, axis=-1) / (2 * xp.where(count > 0, count, xp.ones_like(count)))
+    if not bool(xp.all(xp.isfinite(energy))):
+        raise NumericalError("v: the squares of the values overflow; scale them down (J is quadratic)")
     return xp.where(energy > 0, energy, xp.zeros_like(energy))  # what rounding leaves below 0
 
 
+@underflowing
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
@@ -165,10 +187,13 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     """
     values, counted, xp = _tokens(v, mask, "v")
     precision = _precision(xp, v)
-    ways = [
-        values - _alike(xp, name, array, values.shape)
+    averages = [
+        _alike(xp, name, array, values.shape)
         for name, array in (("average", average), ("symmetric_average", symmetric_average))
     ]
+    unit = _unit(xp, xp.concat([values, *averages], axis=-1), axis=-1)
+    values = values / unit
+    ways = [values - array / unit for array in averages]
     lengths = [xp.linalg.vector_norm(way, axis=-1) for way in ways]
     least = _ROUNDINGS * precision * xp.linalg.vector_norm(values, axis=-1)
     moving = xp.astype((lengths[0] > least) & (lengths[1] > least), xp.float64) * counted
@@ -176,6 +201,7 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     return _ratio(xp, xp.sum(xp.where(moving > 0, cosine, xp.zeros_like(cosine)), axis=-1), xp.sum(moving, axis=-1))
 
 
+@underflowing
 def head_redundancy(matrix: Any, following: Any) -> Array:
     """Return the cosine <A, B> / (|A| |B|) of the attention matrices of one head in two successive layers.
 
@@ -193,6 +219,7 @@ def head_redundancy(matrix: Any, following: Any) -> Array:
     """
     first, _, xp = _tokens(matrix, None, "matrix")
     second = _alike(xp, "following", following, first.shape)
+    first, second = first / _unit(xp, first), second / _unit(xp, second)
     sizes = xp.sum(first**2, axis=(-2, -1)) * xp.sum(second**2, axis=(-2, -1))
     return _ratio(xp, xp.sum(first * second, axis=(-2, -1)), xp.sqrt(sizes))
 
@@ -247,6 +274,16 @@ def _parts(xp: Any, tokens: Array, counted: Array) -> tuple[Array, Array]:
     count = xp.sum(counted, axis=-1)[..., None, None]
     mean = xp.sum(tokens, axis=-2, keepdims=True) / xp.where(count > 0, count, xp.ones_like(count))
     return mean, (tokens - mean) * counted[..., None]
+
+
+def _unit(xp: Any, x: Array, axis: int | tuple[int, ...] = (-2, -1)) -> Array:
+    """Return the power of two (1 for zeros) below the largest modulus over some axes, broadcastable to `x`.
+
+    Numbers divided by it have squares that floats hold, and the digits that they had.
+    """
+    largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
+    exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
+    return xp.full_like(exponent, 2.0) ** xp.clip(exponent, -1074, 1023)
 
 
 def _ratio(xp: Any, above: Array, below: Array) -> Array:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
+from nlflow._array import underflowing
 from nlflow.attention.adapters import Adapter, blocks
 from nlflow.attention.averages import log_affinity, repeated, seen
 from nlflow.attention.metrics import (
@@ -33,6 +34,7 @@ _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, or one head wh
 _CHUNK_ELSEWHERE = 2**28
 
 
+@underflowing
 def probe(
     model: nn.Module,
     inputs: Any,

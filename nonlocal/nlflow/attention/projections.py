@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nlflow.attention.terms import wide
 from nlflow.errors import check_choice, check_integer
 
 __all__ = ["SignedProjection"]
@@ -56,10 +57,10 @@ class SignedProjection(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """W, shape (D, D); symmetric. O(D³)."""
-        basis = torch.linalg.qr(self.theta)[0]
-        weight: Tensor = basis * self.eigenvalues @ basis.T
-        return weight
+        """W, shape (D, D); symmetric. Of parameters in half precision it is computed in float32. O(D³)."""
+        basis = torch.linalg.qr(wide(self.theta))[0]
+        weight: Tensor = basis * wide(self.eigenvalues) @ basis.T
+        return weight.to(self.theta.dtype)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return x W for tokens of shape (..., D)."""

@@ -22,6 +22,7 @@ from nlflow.attention.dispatch import (
     SimilarityRemoval,
     Stack,
     attention,
+    mask_position,
     stock_function,
 )
 from nlflow.attention.modules import LayerTerms, TermOptions
@@ -158,10 +159,7 @@ def attach(
         )
     for block in found:
         _check_replaceable(block)
-    stacks: set[str] = set()
-    for block, strength in zip(found, strengths, strict=True):  # to fail before the terms that are there are taken away
-        _terms(block, strength, options, block.container not in stacks, None)
-        stacks.add(block.container)
+    terms = _terms_of(found, strengths, options)  # to fail before the terms that are there are taken away
     detach(model)
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
@@ -174,7 +172,7 @@ def attach(
     setattr(model, _RECORD, record)
     try:
         _set_implementation(model, found, affinity, record)
-        _give_terms(model, found, strengths, options, record)
+        _give_terms(model, found, terms, options, record)
     except Exception:
         detach(model)
         raise
@@ -291,7 +289,7 @@ def _set_implementation(model: nn.Module, found: list[Block], affinity: str, rec
 
 
 def _give_terms(
-    model: nn.Module, found: list[Block], strengths: list[float], options: TermOptions, record: _Record
+    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: _Record
 ) -> None:
     """Give each block its terms, and each stack of layers the hooks around its calls."""
     for module in model.modules():
@@ -299,26 +297,37 @@ def _give_terms(
         if name in _BASE_OF and _interface_is_used(module):
             setattr(module, STOCK, stock_function(module, _BASE_OF[name]))
     stacks: dict[str, Stack] = {}
-    owner: LayerTerms | None = None  # of the λ̃ that all layers share
-    for block, strength in zip(found, strengths, strict=True):
-        first = block.container not in stacks
-        if first:
+    for block, own in zip(found, terms, strict=True):
+        if block.container not in stacks:
             container = model.get_submodule(block.container)
             stack = stacks[block.container] = Stack(container, _hands_on(model, block))
             record.handles.append(container.register_forward_pre_hook(stack.open, with_kwargs=True))
             if not stack.hands_on:
                 record.handles.append(container.register_forward_hook(stack.close, always_call=True))
         stack = stacks[block.container]
-        terms = _terms(block, strength, options, first, owner)
-        if options.learned == "shared" and not first:
-            owner = owner or terms
-        setattr(block.module, TERMS, terms)
+        setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
         if options.feat_scale and block.projection is not None:
-            record.handles.append(block.projection.register_forward_hook(FeatureScaling(terms)))
-        if options.similarity_removal and not first:
+            record.handles.append(block.projection.register_forward_hook(FeatureScaling(own)))
+        if options.similarity_removal and not own.first:
             removal = SimilarityRemoval(block.layer, options.similarity_removal, block.causal, stack)
             record.handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
+
+
+def _terms_of(found: list[Block], strengths: list[float], options: TermOptions) -> list[LayerTerms]:
+    """Return the terms of all blocks; whatever is refused of them is refused here, where no model is changed yet."""
+    stacks: set[str] = set()
+    owner: LayerTerms | None = None  # of the λ̃ that all layers share
+    result = []
+    for block, strength in zip(found, strengths, strict=True):
+        terms = _terms(block, strength, options, block.container not in stacks, owner)
+        stacks.add(block.container)
+        if options.learned == "shared" and not terms.first:
+            owner = owner or terms
+        if options.similarity_removal and not terms.first:
+            mask_position(block.layer)
+        result.append(terms)
+    return result
 
 
 def _terms(block: Block, strength: float, options: TermOptions, first: bool, owner: LayerTerms | None) -> LayerTerms:

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from nlflow.errors import check_memory
 
-__all__ = ["covariance", "matrix_step", "neutreno", "removed_similarity", "scaled_attention", "scaled_features"]
+__all__ = [
+    "covariance",
+    "matrix_step",
+    "neutreno",
+    "removed_similarity",
+    "scaled_attention",
+    "scaled_features",
+    "wide",
+]
 
 
 def neutreno(
@@ -116,11 +124,13 @@ def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
         P.
     values : tensor of shape (..., N, D)
     average : tensor of shape (..., M, D)
+        P v. Of half precision it is formed anew, since what is left of the difference would be the rounding of P v and
+        of rows of P, which do not add up to 1 then.
 
     Returns
     -------
     tensor of shape (..., M, D, D)
-        O(M N D^2) operations.
+        Of half precision in float32. O(M N D^2) operations.
 
     Raises
     ------
@@ -132,10 +142,16 @@ def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
     for size in lead:
         numbers *= size
     remedy = "use shorter or fewer sequences, or a fidelity that is one number"
-    check_memory("matrix_fidelity: the covariances of values", numbers * values.element_size(), remedy)
-    products = (values[..., :, None] * values[..., None, :]).flatten(-2)
-    second = (weights @ products).reshape(*average.shape, width)
-    local: Tensor = second - average[..., :, None] * average[..., None, :]
+    check_memory("matrix_fidelity: the covariances of values", numbers * max(4, values.element_size()), remedy)
+    half = values.element_size() < 4
+    with torch.autocast(values.device.type, enabled=False):
+        weights, values, average = wide(weights), wide(values), wide(average)
+        if half:
+            weights = weights / weights.sum(-1, keepdim=True)
+            average = weights @ values
+        products = (values[..., :, None] * values[..., None, :]).flatten(-2)
+        second = (weights @ products).reshape(*average.shape, width)
+        local: Tensor = second - average[..., :, None] * average[..., None, :]
     return local
 
 
@@ -153,8 +169,16 @@ def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor
     Notes
     -----
     The local Wiener filter: the average where the tokens that are averaged agree, fidelity along the directions in
-    which they differ. Experimental. O(M D^3).
+    which they differ. Experimental. O(M D^3). Half precision is solved in float32, torch having no other way, and the
+    result is rounded to the type of `average`.
     """
-    noise = variance * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
-    solved: Tensor = torch.linalg.solve(spread + noise, (first - average)[..., None])
-    return average + (spread @ solved)[..., 0]
+    with torch.autocast(spread.device.type, enabled=False):
+        spread, mean = wide(spread), wide(average)
+        noise = wide(variance) * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
+        solved: Tensor = torch.linalg.solve(spread + noise, (wide(first) - mean)[..., None])
+        return (mean + (spread @ solved)[..., 0]).to(average.dtype)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it is in half precision, and as it is otherwise."""
+    return tensor.float() if tensor.element_size() < 4 else tensor

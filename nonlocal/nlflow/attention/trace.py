@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from nlflow.attention.averages import seen
-from nlflow.attention.heads import Head
+from nlflow._array import underflowing
+from nlflow.attention.heads import Head, rule_or_bias
 from nlflow.attention.metrics import head_redundancy
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
@@ -31,6 +31,7 @@ _SPECTRAL: dict[str, Any] = {
 }
 
 
+@underflowing
 @dataclass(frozen=True, eq=False)
 class Layer:
     """One layer of self-attention on one batch.
@@ -110,16 +111,14 @@ class Layer:
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
         q, k, v = (_plain(part[b, h][inside]) for part in (self.q, self.k, self.v))
-        bias = None
+        rule = bias = None
         if self.mask is not None:
-            mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h][inside][:, inside]
-            visible: Any = seen(mask)
-            added = _plain(mask) if mask.is_floating_point() else 0.0
-            bias = np.where(visible.cpu().numpy(), added, -math.inf)
-            bias = bias if np.any(bias != 0) else None
-        return Head(q, k, v, self.scaling, bias, self.kernel)
+            mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h]
+            rule, bias = rule_or_bias(mask if bool(inside.all()) else mask[inside][:, inside])
+        return Head(q, k, v, self.scaling, bias, self.kernel, rule)
 
 
+@underflowing
 class LayerTrace:
     """The layers of a model on one batch, in order, with what is derived from them.
 
