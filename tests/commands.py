@@ -103,4 +103,5 @@ def fails(*arguments: str) -> str:
 
 
 def listing(folder: Path | None = None) -> list[str]:
-    return sorted(path.name for path in (folder or Path.cwd()).iterdir())
+    """Return the names in a folder but for that of the records, which a folder of outputs has."""
+    return sorted(path.name for path in (folder or Path.cwd()).iterdir() if path.name != ".nlflow")

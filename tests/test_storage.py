@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import os
 import pickle
+import subprocess
+import sys
+import tracemalloc
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +19,20 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow.errors import FileFormatError
+from nlflow._atomic import temporary_name
+from nlflow._machine import environment
+from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flow import Flow
-from nlflow.storage import load_archive, save_archive
+from nlflow.storage import (
+    FORMAT,
+    Checkpoints,
+    load_archive,
+    load_record,
+    locked,
+    previous,
+    save_archive,
+    save_record,
+)
 from tests.problems import problem, torch_on_one_thread
 
 U = np.random.default_rng(8).standard_normal((20, 2))
@@ -34,6 +50,7 @@ def flow() -> Flow:
 def checkpoint(tmp_path: Path) -> Path:
     path = tmp_path / "checkpoint"
     nl.solve(flow(), t=1.0, trackers=[nl.Checkpoint(path)])
+    previous(path).unlink(missing_ok=True)  # of the same state, written where the run ended
     return path
 
 
@@ -54,16 +71,60 @@ def test_truncated_files_are_refused(checkpoint: Path) -> None:
         resume(checkpoint)
 
 
+def altered(path: Path, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    """Write an archive anew with other content and its old checksum: every member is whole, what they say is not."""
+    with np.load(path) as archive:
+        arrays = {name: archive[name] for name in archive.files}
+    meta = json.loads(arrays.pop("__meta__").tobytes())
+    change(arrays, meta)
+    with path.open("wb") as file:
+        np.savez(file, **{"__meta__": np.frombuffer(json.dumps(meta).encode(), np.uint8), **arrays})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda arrays, meta: arrays.update(u=arrays["u"] + 1e-16),
+        lambda arrays, meta: arrays.update(u=arrays["u"].reshape(2, 20)),
+        lambda arrays, meta: arrays.update(u=arrays["u"].view("u8")),
+        lambda arrays, meta: arrays.update(more=arrays["u"]),
+        lambda arrays, meta: arrays.pop("probe"),
+        lambda arrays, meta: meta.update(t=meta["t"] / 2),
+        lambda arrays, meta: meta.pop("sha256"),
+    ],
+    ids=["last bit", "shape", "type", "one more", "one less", "time", "no checksum"],
+)
+def test_altered_content_is_refused(change: Any, checkpoint: Path) -> None:
+    altered(checkpoint, lambda arrays, meta: None)
+    resume(checkpoint)  # writing it anew is not what is refused
+    altered(checkpoint, change)
+    with pytest.raises(FileFormatError, match="its content does not have its checksum"):
+        resume(checkpoint)
+
+
+def test_descriptions_name_versions_and_parameters(checkpoint: Path) -> None:
+    _, meta = load_archive(checkpoint, "checkpoint")
+    assert meta["format"] == FORMAT
+    assert meta["versions"]["numpy"] == np.__version__
+    assert meta["versions"]["nlflow"]
+    assert "Gaussian" in meta["provenance"]["flow"]
+    assert meta["provenance"]["integrator"] == "Exponential()"
+
+
 def test_other_kinds_and_formats_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "solution"
     nl.solve(flow(), t=1.0).save(other)
-    with pytest.raises(FileFormatError, match=r"got an archive of kind 'solution', expected 'checkpoint'"):
+    with pytest.raises(
+        FileFormatError, match=r"got another archive of nlflow \(solution\), expected one of kind 'checkpoint'"
+    ):
         resume(other)
-    with pytest.raises(FileFormatError, match=r"got an archive of kind 'checkpoint', expected 'solution'"):
+    with pytest.raises(
+        FileFormatError, match=r"got another archive of nlflow \(checkpoint\), expected one of kind 'solution'"
+    ):
         nl.Solution.load(checkpoint)
     arrays, meta = load_archive(checkpoint, "checkpoint")
-    save_archive(checkpoint, arrays, {**meta, "format": 2})
-    with pytest.raises(FileFormatError, match=r"got format 2, this version reads 1; use the version that wrote it"):
+    save_archive(checkpoint, arrays, {**meta, "format": 1})
+    with pytest.raises(FileFormatError, match=r"got format 1, this version reads 2; use the version that wrote it"):
         resume(checkpoint)
     np.savez(tmp_path / "plain.npz", u=U)
     for name in ("plain.npz", "array.npy", "text"):
@@ -92,7 +153,7 @@ class Trap:
 def test_nothing_is_unpickled(form: str, tmp_path: Path) -> None:
     path, touched = tmp_path / "trap", tmp_path / "touched"
     trap = Trap(touched)
-    meta = np.frombuffer(json.dumps({"kind": "checkpoint", "format": 1}).encode(), dtype=np.uint8)
+    meta = np.frombuffer(json.dumps({"kind": "checkpoint", "format": FORMAT}).encode(), dtype=np.uint8)
     if form == "raw pickle":
         path.write_bytes(pickle.dumps(trap))
     else:
@@ -127,7 +188,7 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(
         save_archive(checkpoint, {"u": U}, {"kind": "checkpoint"})
     monkeypatch.undo()
     assert checkpoint.read_bytes() == before
-    assert [entry.name for entry in checkpoint.parent.iterdir()] == ["checkpoint"]
+    assert sorted(entry.name for entry in checkpoint.parent.iterdir()) == [".checkpoint.lock", "checkpoint"]
     resume(checkpoint)
 
 
@@ -151,8 +212,272 @@ def test_archives_keep_arrays_as_they_are(tmp_path: Path) -> None:
     for name, array in arrays.items():
         assert loaded[name].dtype == array.dtype
         assert np.array_equal(loaded[name], array)
-    assert (meta["kind"], meta["format"], meta["number"]) == ("mine", 1, 0.1)
+    assert (meta["kind"], meta["format"], meta["number"]) == ("mine", FORMAT, 0.1)
     assert np.isnan(meta["nan"])
+
+
+# --- what is not what it says ----------------------------------------------------------------------------------------
+
+
+def crafted(path: Path, header: bytes, content: bytes = b"", *, compression: int = zipfile.ZIP_STORED) -> None:
+    meta = io.BytesIO()
+    np.save(meta, np.frombuffer(json.dumps({"kind": "mine", "format": FORMAT}).encode(), np.uint8))
+    member = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + content
+    with zipfile.ZipFile(path, "w", compression) as archive:
+        archive.writestr("u.npy", member)
+        archive.writestr("__meta__.npy", meta.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("header", "content"),
+    [
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000,), }", b""),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (4294967296, 4294967296), }", b""),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (-1, -8), }", b"\0" * 64),
+        ("{'descr': '<f8', 'fortran_order': False, 'shape': (2,), }", b"\0" * 24),
+        ("{'descr': '|O', 'fortran_order': False, 'shape': (1,), }", b"\0" * 8),
+        ("{'descr': '|V8', 'fortran_order': False, 'shape': (1,), }", b"\0" * 8),
+        ("{'descr': '<U0', 'fortran_order': False, 'shape': (1000000000000,), }", b""),
+        ("{'descr': __import__('os').getcwd(), 'fortran_order': False, 'shape': (1,), }", b""),
+        ("", b""),
+    ],
+    ids=["absurd", "overflowing", "negative", "too long", "objects", "raw", "empty text", "code", "no header"],
+)
+def test_shapes_are_held_against_lengths_before_there_are_arrays(header: str, content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    crafted(path, header.encode(), content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(FileFormatError, match="not a whole nlflow archive"):
+            load_archive(path, "mine")
+        assert tracemalloc.get_traced_memory()[1] < 2**22
+    finally:
+        tracemalloc.stop()
+
+
+def test_bombs_and_absurd_sizes_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "archive"
+    crafted(path, b"", bytes(2**26), compression=zipfile.ZIP_DEFLATED)
+    assert path.stat().st_size < 2**18
+    with pytest.raises(FileFormatError, match="it is compressed"):
+        load_archive(path, "mine")
+    save_archive(path, {"u": np.zeros(2**17)}, {"kind": "mine"})
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "1000000")
+    with pytest.raises(MemoryLimitError, match=r"the archive needs .* move it to a larger machine"):
+        load_archive(path, "mine")
+
+
+def test_deep_descriptions_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "archive"
+    deep = b"[" * 100_000 + b"]" * 100_000
+    with path.open("wb") as file:
+        np.savez(file, __meta__=np.frombuffer(deep, np.uint8))
+    with pytest.raises(FileFormatError, match="nested too deeply"):
+        load_archive(path, "mine")
+    path.write_bytes(deep)
+    with pytest.raises(FileFormatError, match="nested too deeply"):
+        load_record(path, "mine")
+
+
+# --- records ---------------------------------------------------------------------------------------------------------
+
+CONTENT = {"a": [0.1, math.nan, -math.inf], "b": {"float": "nan", "c": None}, "text": "ü", "float": [1]}
+
+
+def test_records_come_back_as_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    save_record(path, "mine", CONTENT)
+    found = load_record(path, "mine")
+    assert repr(found) == repr(CONTENT)
+    assert json.loads(path.read_text())["versions"]["numpy"] == np.__version__
+
+
+def test_records_that_are_not_as_they_were_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "record"
+    with pytest.raises(FileFormatError, match="no such file"):
+        load_record(path, "mine")
+    save_record(path, "mine", CONTENT)
+    text = path.read_text()
+    for wrong, message in (
+        (text[:-20], "damaged file"),
+        (text.replace("0.1", "0.2"), "does not have its checksum"),
+        ("", "damaged file"),
+        ("[]", "no record"),
+        ("\x00", "damaged file"),
+        (text.replace(f'"format": {FORMAT}', '"format": 99'), "got format 99"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(FileFormatError, match=message):
+            load_record(path, "mine")
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=r"another record of nlflow \(mine\)"):
+        load_record(path, "yours")
+
+
+# --- checkpoints and the one before ----------------------------------------------------------------------------------
+
+
+def fits(arrays: dict[str, Any], meta: dict[str, Any]) -> str | None:
+    return None if meta["problem"] == "this" else "it is of another problem"
+
+
+def state(number: int, problem: str = "this") -> tuple[dict[str, Any], dict[str, Any]]:
+    return {"u": np.full(3, float(number))}, {"number": number, "problem": problem}
+
+
+def test_the_one_before_is_kept_and_used(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    states = Checkpoints(path, "mine")
+    assert not states
+    for number in range(4):
+        states.save(*state(number))
+    assert states
+    assert load_archive(previous(path), "mine")[1]["number"] == 2
+    for damage in (path.read_bytes()[:50], b"", b"holiday"):
+        path.write_bytes(damage)
+        with pytest.warns(
+            NlflowWarning, match=r"not a whole nlflow archive.*checkpoint.previous, the one before, is used"
+        ):
+            arrays, meta = Checkpoints(path, "mine").load(fits)
+        assert (meta["number"], arrays["u"][0]) == (2, 2.0)
+    path.unlink()
+    with pytest.warns(NlflowWarning, match="no such file"):
+        assert Checkpoints(path, "mine").load(fits)[1]["number"] == 2
+    previous(path).write_bytes(b"")
+    with pytest.raises(FileFormatError, match=r"no such file.*; .*previous: not a whole nlflow archive"):
+        Checkpoints(path, "mine").load(fits)
+
+
+def test_a_damaged_one_does_not_push_out_the_good_one_before_it(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    states = Checkpoints(path, "mine")
+    for number in range(2):
+        states.save(*state(number))
+    path.write_bytes(path.read_bytes()[:-1])
+    states.save(*state(2))
+    assert load_archive(path, "mine")[1]["number"] == 2
+    assert load_archive(previous(path), "mine")[1]["number"] == 0
+
+
+@pytest.mark.parametrize("where", ["link", "replace", "savez", "fsync"])
+def test_a_good_one_is_there_after_a_failure_at_any_place(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    states = Checkpoints(path, "mine")
+    for number in range(3):
+        states.save(*state(number))
+
+    def fail(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = {"link": (os, "link"), "replace": (Path, "replace"), "savez": (np, "savez"), "fsync": (os, "fsync")}[where]
+    monkeypatch.setattr(*target, fail)
+    if where == "link":  # a file system without second names: a copy is made
+        states.save(*state(3))
+        monkeypatch.undo()
+        assert load_archive(previous(path), "mine")[1]["number"] == 2
+        return
+    for _ in range(2):  # the second time it is the same file that has both names already
+        with pytest.raises(FileFormatError, match="No space left on device"):
+            states.save(*state(3))
+    monkeypatch.undo()
+    assert Checkpoints(path, "mine").load(fits)[1]["number"] == 2
+    assert load_archive(previous(path), "mine")[1]["number"] in (1, 2)
+    assert not list(tmp_path.glob(".nlflow*"))
+
+
+def test_another_problem_and_another_version_are_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "checkpoint"
+    states = Checkpoints(path, "mine")
+    states.save(*state(0))
+    states.save(*state(1, "that"))
+    with pytest.warns(NlflowWarning, match="it is of another problem.*the one before, is used"):
+        assert Checkpoints(path, "mine").load(fits)[1]["number"] == 0
+    arrays, meta = state(2)
+    save_archive(path, arrays, {**meta, "kind": "mine", "versions": {"nlflow": "9.9"}})
+    with pytest.warns(NlflowWarning, match=r"nlflow 9.9 wrote the checkpoint, and this is"):
+        Checkpoints(path, "mine").load(fits)
+    previous(path).unlink()
+    with pytest.raises(FileFormatError, match=r"nlflow 9.9 wrote the checkpoint.*; use that version, or start afresh"):
+        Checkpoints(path, "mine").load(fits)
+    versions = {**environment()["versions"], "numpy": "1.0"}
+    save_archive(path, arrays, {**meta, "kind": "mine", "versions": versions})
+    with pytest.warns(NlflowWarning, match=r"was written with numpy 1.0, which is not what runs now"):
+        assert Checkpoints(path, "mine").load(fits)[1]["number"] == 2
+
+
+def test_nothing_else_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    states = Checkpoints(path, "mine")
+    states.check_replaceable("path", fits)
+    path.write_text("holiday")
+    with pytest.raises(
+        InputError, match=r"path: got .*checkpoint, which would be lost .*choose another name, or remove"
+    ):
+        states.check_replaceable("path", fits)
+    path.unlink()
+    states.save(*state(0))
+    Checkpoints(path, "mine").check_replaceable("path", fits)
+    states.save(*state(1, "that"))
+    with pytest.raises(InputError, match="it is of another problem"):
+        Checkpoints(path, "mine").check_replaceable("path", fits)
+    save_archive(path, {}, {"kind": "yours"})
+    with pytest.raises(InputError, match="another archive"):
+        Checkpoints(path, "mine").check_replaceable("path", fits)
+    path.write_text("cut short")  # and the one before it is of this problem
+    Checkpoints(path, "mine").check_replaceable("path", fits)
+
+
+# --- one writer ------------------------------------------------------------------------------------------------------
+
+HOLDER = """
+import sys
+from nlflow.storage import locked
+with locked(sys.argv[1], "OUT"):
+    print("locked", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_two_processes_do_not_write_to_one_place(what: str, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    if what == "folder":
+        place.mkdir()
+    command = [sys.executable, "-c", HOLDER, str(place)]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "locked\n"
+        with (
+            pytest.raises(InputError, match=r"OUT: got .*place, in which another process is writing"),
+            locked(place, "OUT"),
+        ):
+            pytest.fail("both have it")
+        holder.kill()
+        holder.wait()
+        with locked(place, "OUT"):  # the lock of a killed process is gone
+            pass
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def test_what_killed_processes_left_is_swept_by_who_has_the_lock(tmp_path: Path) -> None:
+    path, other = tmp_path / "mine", tmp_path / "other"
+    for target in (path, other):
+        temporary_name(target).write_bytes(b"half")
+    with locked(path, "path"):
+        assert [entry.name for entry in tmp_path.glob(".nlflow*")] == [
+            entry.name for entry in tmp_path.glob(f"{temporary_name(other).name[:16]}*")
+        ]
+    with locked(tmp_path, "OUT"):
+        assert not list(tmp_path.glob("*.tmp"))
 
 
 # --- solutions -------------------------------------------------------------------------------------------------------

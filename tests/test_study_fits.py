@@ -16,10 +16,11 @@ import pytest
 from scipy import stats
 
 from nlflow import DotProduct, Gaussian, Grid, InputError, Points
+from nlflow._encoding import decode, encode
 from nlflow.kernel import RadialKernel
 from nlflow.study.contract import judged
 from nlflow.study.fits import no_fit, power_fit, regress
-from nlflow.study.identity import decode, describe, encode
+from nlflow.study.identity import describe
 from nlflow.study.options import kernel_label, parse_kernel
 
 
@@ -157,7 +158,8 @@ def test_a_function_that_knows_itself_is_described() -> None:
 def test_descriptions_are_the_same_in_every_process() -> None:
     code = """
 import numpy as np, dataclasses
-from nlflow.study.identity import describe, encode
+from nlflow._encoding import encode
+from nlflow.study.identity import describe
 from nlflow import Gaussian, Points
 def start(x, names={"a": 1}):
     return x[:, 0] if str(x.dtype) in {"float64", "float32", "int8", "int16"} else None

@@ -17,23 +17,26 @@ import numpy as np
 import pytest
 import scipy.stats
 from PIL import Image
+from typer.testing import CliRunner
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-from nlflow.attention import attach, load_model, probe  # noqa: E402
-from nlflow.errors import FileFormatError, InputError  # noqa: E402
+from nlflow import cli  # noqa: E402
+from nlflow.attention import attach, load_model, probe, text_inputs  # noqa: E402
+from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E402
+from nlflow.storage import previous  # noqa: E402
 from validation import train_cifar10, train_scenes, train_text  # noqa: E402
 from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402
 from validation.training.data import read_characters, read_pictures  # noqa: E402
 from validation.training.export import load_trained  # noqa: E402
-from validation.training.loop import RECORD, STATE, WEIGHTS, train  # noqa: E402
+from validation.training.loop import RECORD, STATE, WEIGHTS, read_record, train  # noqa: E402
 from validation.training.report import difference, summarise, table  # noqa: E402
 from validation.training.scenes import CLASSES, draw_scenes, inside  # noqa: E402
 from validation.training.segmentation import Scenes, mean_iou  # noqa: E402
-from validation.training.state import read_tensors  # noqa: E402
+from validation.training.state import read_tensors, states  # noqa: E402
 from validation.training.text import Text  # noqa: E402
 from validation.training.variants import VARIANTS  # noqa: E402
 
@@ -330,7 +333,7 @@ def test_a_record_tells_each_epoch(data: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(task, "loss", noted)
     record = train(task, "symmetric-neutreno", 0, tmp_path, progress=False)
-    assert record == json.loads((tmp_path / RECORD).read_text())
+    assert record == read_record(tmp_path / RECORD)
     assert [entry["step"] for entry in record["epochs"]] == [0, 3, 6]
     assert [entry["epoch"] for entry in record["epochs"]] == [0, 1, 2]
     assert record["settings"]["fidelity"] == 0.6
@@ -372,7 +375,7 @@ def test_ctrl_c_waits_for_the_step(data: Path, tmp_path: Path, monkeypatch: pyte
     with pytest.raises(KeyboardInterrupt):
         train(task, "softmax", 0, tmp_path / "cut", progress=False)
     assert signal.getsignal(signal.SIGINT) is before
-    assert read_tensors(tmp_path / "cut" / STATE)[1]["run"]["step"] == 2
+    assert states(tmp_path / "cut" / STATE).load(lambda *_: None)[1]["run"]["step"] == 2
     resumed = train(make("text", data, **options), "softmax", 0, tmp_path / "cut", resume=True, progress=False)
     assert resumed["epochs"] == whole["epochs"]
     assert same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
@@ -398,11 +401,14 @@ def test_trainings_do_not_overwrite_each_other(data: Path, tmp_path: Path) -> No
     with pytest.raises(InputError, match=r"other settings \(plan\)"):
         train(make("text", data, steps=4), "softmax", 0, tmp_path, resume=True, progress=False)
     (tmp_path / RECORD).unlink()
-    with pytest.raises(InputError, match=r"other settings \(seed\)"):
+    with pytest.raises(FileFormatError, match=r"other settings \(seed\)"):
         train(make("text", data, steps=3), "softmax", 1, tmp_path, resume=True, progress=False)
     whole = (tmp_path / STATE).read_bytes()
     (tmp_path / STATE).write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(FileFormatError, match="remove it"):
+    with pytest.raises(FileFormatError, match="not a whole nlflow archive"):
+        train(make("text", data, steps=3), "softmax", 0, tmp_path, resume=True, progress=False)
+    previous(tmp_path / STATE).write_bytes(whole)
+    with pytest.warns(NlflowWarning, match="the one before, is used"):
         train(make("text", data, steps=3), "softmax", 0, tmp_path, resume=True, progress=False)
     (tmp_path / RECORD).write_text("{}")
     with pytest.raises(FileFormatError, match="no record"):
@@ -479,6 +485,40 @@ def test_exported_models_are_the_trained_ones(name: str, data: Path, tmp_path: P
     assert (about["attach"] is None) == (name == "softmax")
 
 
+def test_models_of_characters_are_exported_with_their_tokenizer(
+    data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [
+        "--data", str(data), "--out", str(tmp_path / "out"), "--variants", "neutreno", "--seeds", "0", "--size", "tiny",
+        "--steps", "2", "--export", str(tmp_path / "models"), "--device", "cpu", "-q",
+    ]  # fmt: skip
+    assert train_text.main(arguments) == 0
+    folder = tmp_path / "models" / "text-neutreno"
+    assert {path.name for path in folder.iterdir()} == {
+        "attention.json", "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json",
+    }  # fmt: skip
+    text = "to be  or\nnot that "
+    vocabulary = sorted(set((data / Text.file).read_text()))
+    model = load_model(folder)
+    given = text_inputs(model, folder, text)
+    assert given["input_ids"].tolist() == [[vocabulary.index(character) for character in text]]
+    capfd.readouterr()
+
+    def command(words: str, code: int = 0) -> Any:
+        done = CliRunner().invoke(cli.app, ["attention", str(folder), "--text", words, "--json"])
+        assert done.exit_code == code, done.output
+        return done
+
+    report = json.loads(command(text).stdout)
+    rows = probe(model, given).rows()
+    assert (report["layers"], report["tokens"], report["warnings"]) == (6, len(text), [])
+    assert [row["cosine"] for row in report["rows"]] == [row["cosine"] for row in rows]
+    assert {row["fidelity"] for row in report["rows"]} == {0.4}
+    assert "got 80 tokens, more than the 64 positions" in json.loads(command("to be or" * 10).stdout)["warnings"][0]
+    assert "text: got 2 character(s), such as '!', that the tokenizer of" in command("to be?!", 1).stderr
+
+
 def test_folders_without_a_trained_model(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="no trained model"):
         load_trained(tmp_path)
@@ -500,7 +540,7 @@ def test_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         summary = json.loads((out / "summary.json").read_text())
         gap = summary["variants"]["neutreno"]["against"]["softmax"][summary["measure"]]
         records = {
-            (kind, seed): json.loads((out / f"{kind}-seed{seed}" / RECORD).read_text())["epochs"][-1]
+            (kind, seed): read_record(out / f"{kind}-seed{seed}" / RECORD)["epochs"][-1]
             for kind in ("softmax", "neutreno")
             for seed in (0, 1)
         }

@@ -1,4 +1,4 @@
-"""Runs claims one after the other, with a progress bar, and writes what they found."""
+"""Runs claims, one after the other or side by side, and writes what they found as soon as it is known."""
 
 from __future__ import annotations
 
@@ -6,20 +6,26 @@ import json
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import warnings
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from nlflow._atomic import make_folder, write_atomic
-from nlflow._machine import environment
+from nlflow._encoding import digest, encode
+from nlflow._machine import environment, folder_digest, provenance, source_digest
 from nlflow._terminal import echo, plain, stopping
-from nlflow.errors import FileFormatError, InputError
+from nlflow._workers import completed
+from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.plotting import render
+from nlflow.storage import load_record, locked, save_record
 from validation.claims import all_claims
-from validation.harness import CannotRunError, Claim, Context, Outcome
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome
 from validation.report import report_page
 
 
@@ -52,6 +58,9 @@ def run_claims(
     *,
     quick: bool = False,
     out: Path | None = None,
+    resume: bool = False,
+    jobs: int = 1,
+    scheduler: str | None = None,
     progress: bool = True,
     tell: Callable[[str], None] = echo,
 ) -> list[Finding]:
@@ -64,41 +73,141 @@ def run_claims(
     quick : bool
         Smaller experiments, under three minutes in all.
     out : Path, optional
-        Folder, made when it is missing; both files are written anew after every claim. Nothing is written without one.
+        Folder, made when it is missing; both files are written anew after every claim, and what it found to ``claims``
+        inside. Nothing is written without one.
+    resume : bool
+        Take from `out` what the same program has found there before; claims that ended in an error are run again.
+    jobs : int
+        Claims at a time. Those that measure times are disturbed by others.
+    scheduler : str, optional
+        Address of a scheduler of Dask whose workers have the source tree, or ``'local'``.
     progress : bool
         Progress bar on stderr.
     tell : callable
         Gets one line a claim as soon as it is known.
 
+    Returns
+    -------
+    list of Finding
+        In the order of the claims.
+
     Raises
     ------
     InputError
-        For names that no claim has.
+        For names that no claim has, and for a folder that another process writes to.
     """
     claims = select(names)
     if out is not None:
         if out.exists() and not out.is_dir():
             raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
         make_folder(out)
-    findings = []
+    found: dict[str, Finding] = {}
     bar = tqdm(total=len(claims), desc="validation", disable=not progress, leave=False, file=sys.stderr)
-    with bar, stopping() as look:
+    with nullcontext() if out is None else locked(out, "--out"), bar, stopping() as look:
+
+        def note(finding: Finding) -> None:
+            look()  # what was cut short says nothing about its claim
+            found[finding.claim.name] = finding
+            if out is not None:
+                _write(out, [found[claim.name] for claim in claims if claim.name in found], len(claims), quick)
+            bar.update()
+            bar.clear()
+            tell(finding.line)
+            bar.refresh()
+
+        left = []
+        for claim in claims:
+            before = _before(out, claim, quick) if resume and out is not None else None
+            if before is None:
+                left.append(claim)
+            else:
+                note(before)
+        for finding in _run(left, quick, jobs, scheduler, bar):
+            if out is not None:
+                _keep(out, finding, quick)
+            note(finding)
+    return [found[claim.name] for claim in claims]
+
+
+def _run(claims: Sequence[Claim], quick: bool, jobs: int, scheduler: str | None, bar: Any) -> Iterator[Finding]:
+    """Run claims, and yield what each found as soon as it is known."""
+    if jobs == 1 and scheduler is None:
         for claim in claims:
 
             def step(text: str, name: str = claim.name) -> None:
                 bar.set_postfix_str(f"{name}: {text}", refresh=True)
 
             step("starts")
-            finding = run_one(claim, Context(quick=quick, step=step))
-            look()  # what was cut short says nothing about its claim
-            findings.append(finding)
-            if out is not None:
-                _write(out, findings, len(claims), quick)
-            bar.update()
-            bar.clear()
-            tell(finding.line)
-            bar.refresh()
-    return findings
+            yield run_one(claim, Context(quick=quick, step=step))
+        return
+    calls = [(_elsewhere, (claim.name, quick)) for claim in claims]
+    with closing(completed(calls, jobs=jobs, scheduler=scheduler)) as results:
+        for number, content in results:
+            yield _from_plain(claims[number], content)
+
+
+def _elsewhere(name: str, quick: bool) -> dict[str, Any]:
+    """Run a claim in another process, and return what it found as plain data: figures of matplotlib stay here."""
+    return _as_plain(run_one(select([name])[0], Context(quick=quick)))
+
+
+# ---- what was found, as a record
+
+_KIND = "finding of a claim"
+
+
+def _as_plain(finding: Finding) -> dict[str, Any]:
+    outcome = finding.outcome
+    return {
+        "status": finding.status,
+        "message": finding.message,
+        "seconds": finding.seconds,
+        "checks": None if outcome is None else [plain_check(check) for check in outcome.checks],
+        "details": {} if outcome is None else plain(outcome.details),
+        "figures": {caption: b64encode(image).decode() for caption, image in finding.figures.items()},
+    }
+
+
+def plain_check(check: Check) -> dict[str, Any]:
+    """Return a check in JSON's types: its figures may be NumPy's."""
+    return {name: value.item() if hasattr(value, "item") else value for name, value in asdict(check).items()}
+
+
+def _from_plain(claim: Claim, content: dict[str, Any]) -> Finding:
+    figures = {caption: b64decode(image) for caption, image in content["figures"].items()}
+    outcome = None
+    if content["checks"] is not None:
+        outcome = Outcome([Check(**check) for check in content["checks"]], {}, content["details"])
+    return Finding(claim, content["status"], outcome, content["message"], content["seconds"], figures)
+
+
+def _program(quick: bool) -> str:
+    """Return a digest of what computes a finding: it is not mixed with those of another state of the source."""
+    versions = environment()["versions"]
+    return digest(encode([versions, source_digest(), folder_digest(Path(__file__).parent), quick]))
+
+
+def _keep(out: Path, finding: Finding, quick: bool) -> None:
+    content = {"program": _program(quick), "finding": _as_plain(finding)}
+    save_record(make_folder(out / "claims") / f"{finding.claim.name}.json", _KIND, content)
+
+
+def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
+    """Return what was found before, if this very program found it."""
+    path = out / "claims" / f"{claim.name}.json"
+    if not path.exists():
+        return None
+    try:
+        content = load_record(path, _KIND)
+        if content["program"] != _program(quick) or content["finding"]["status"] not in ("pass", "fail"):
+            return None
+        return _from_plain(claim, content["finding"])
+    except (FileFormatError, KeyError, TypeError, ValueError) as error:
+        warnings.warn(f"{error}; the claim is run again", NlflowWarning, stacklevel=2)
+        return None
+
+
+# ---- results.json and report.html
 
 
 def _write(out: Path, findings: Sequence[Finding], wanted: int, quick: bool) -> None:
@@ -145,7 +254,7 @@ def describe(findings: Sequence[Finding], wanted: int, quick: bool) -> dict[str,
         "passed": complete and succeeded(findings),
         "complete": complete,
         "quick": quick,
-        "environment": environment(),
+        "environment": provenance(),
         "claims": [
             {
                 "name": finding.claim.name,

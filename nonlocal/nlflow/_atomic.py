@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import stat
@@ -12,7 +13,7 @@ from typing import BinaryIO
 
 from nlflow.errors import FileFormatError
 
-__all__ = ["make_folder", "write_atomic"]
+__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic"]
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -25,6 +26,35 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
             f"{folder}: got {error.strerror or error}, expected a folder that can be made; choose another place"
         ) from error
     return folder
+
+
+def temporary_name(target: Path) -> Path:
+    """Return a new name beside `target`, by which `sweep` knows what it was for."""
+    return target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
+
+
+def _prefix(target: Path) -> str:
+    # Not the name itself: it may be as long as the file system allows.
+    return f".nlflow-{hashlib.sha256(os.fsencode(target.name)).hexdigest()[:8]}-"
+
+
+def sweep(path: Path) -> None:
+    """Remove what killed processes left half written: for a file, or in a folder. For who holds its lock."""
+    folder, prefix = (path, ".nlflow-") if path.is_dir() else (path.parent, _prefix(path))
+    for entry in folder.glob(f"{prefix}*.tmp"):
+        with suppress(OSError):
+            entry.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush to the disk which files are in a folder, so that a new name outlasts a loss of power."""
+    # Not every system opens folders, and not every file system flushes them; the file itself is safe without.
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], object]) -> None:
@@ -48,7 +78,7 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
         Whatever `writer` raises.
     """
     target = Path(os.path.realpath(path))
-    temporary = target.with_name(f".nlflow-{secrets.token_hex(8)}.tmp")
+    temporary = temporary_name(target)
     try:
         with temporary.open("xb") as stream:
             writer(stream)
@@ -57,6 +87,7 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
         if target.exists():
             temporary.chmod(stat.S_IMODE(target.stat().st_mode))
         temporary.replace(target)
+        sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)

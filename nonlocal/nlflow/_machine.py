@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import os
 import platform
+import subprocess
 import sys
 from functools import cache
 from importlib import metadata
@@ -15,7 +16,7 @@ from typing import Any
 from nlflow.devices import found_devices
 from nlflow.errors import memory_limit
 
-__all__ = ["describe", "environment", "source_digest", "version"]
+__all__ = ["describe", "environment", "folder_digest", "git_state", "provenance", "source_digest", "version"]
 
 
 def version() -> str:
@@ -37,10 +38,49 @@ def environment() -> dict[str, Any]:
 
 
 @cache
+def git_state() -> dict[str, Any] | None:
+    """Return the commit of the source that runs and whether it was changed since; None if it is no git checkout."""
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists():
+        return None
+    try:
+        commit, changes = (
+            subprocess.run(
+                ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True
+            ).stdout
+            for words in (("rev-parse", "HEAD"), ("status", "--porcelain", "--untracked-files=no"))
+        )
+    except (OSError, subprocess.SubprocessError):  # no git, or a checkout that belongs to somebody else
+        return None
+    return {"commit": commit.strip(), "changed": bool(changes.strip())}
+
+
+def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
+    """Return what has to be known to compute a result again: versions, platform, git state, threads, device and seed.
+
+    Parameters
+    ----------
+    device : str
+        Where it was computed.
+    seed : int, optional
+        Of its random numbers; None where there are none.
+    """
+    threads = {}
+    for name in ("numba", "torch"):  # those that are not loaded had no part in it
+        if sys.modules.get(name) is not None:
+            threads[name] = int(sys.modules[name].get_num_threads())
+    return {**environment(), "git": git_state(), "threads": threads, "device": device, "seed": seed}
+
+
+@cache
 def source_digest() -> str:
     """Return a digest of the package's source, which tells two states of it apart that have the same version."""
+    return folder_digest(Path(__file__).parent)
+
+
+def folder_digest(folder: Path) -> str:
+    """Return a digest of all Python files in a folder and below."""
     digest = hashlib.sha256()
-    folder = Path(__file__).parent
     for path in sorted(folder.rglob("*.py")):
         digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
@@ -48,7 +88,7 @@ def source_digest() -> str:
 
 
 def describe() -> dict[str, Any]:
-    """Return versions, threads, memory (bytes) and devices, by name.
+    """Return versions, git state, threads, memory (bytes) and devices, by name.
 
     The compiled loops are not loaded; torch is if it is installed.
 
@@ -57,7 +97,7 @@ def describe() -> dict[str, Any]:
     InputError
         If the environment variable ``NLFLOW_MEMORY_LIMIT`` is no number of bytes.
     """
-    return {**_versions(), **_threads(), **_memory(), "devices": found_devices()}
+    return {**_versions(), "git": git_state(), **_threads(), **_memory(), "devices": found_devices()}
 
 
 def _versions() -> dict[str, str]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import typer
 
-__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "read_tokens", "stopping"]
+__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "read_tokens", "stopping", "terminable"]
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -60,22 +60,49 @@ def read_tokens(option: str, path: Path | None) -> Any:
     """Return the array of an .npy file; pickled objects are refused."""
     if path is None:
         return None
-    import numpy as np
-
+    from nlflow._npy import read_array
     from nlflow.errors import FileFormatError
 
     try:
         with path.open("rb") as stream:
-            array = np.load(stream, allow_pickle=False)
+            if stream.read(4) == b"PK\x03\x04":
+                raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
+            stream.seek(0)
+            array = read_array(stream, path.stat().st_size, what=f"{option} {path}")
     except OSError as error:
         raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
-    except (ValueError, EOFError, UnicodeDecodeError, MemoryError) as error:
+    except FileFormatError:
+        raise
+    except ValueError as error:
         raise FileFormatError(
             f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
         ) from error
-    if not isinstance(array, np.ndarray):
-        raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
     return array
+
+
+@contextmanager
+def terminable() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
+
+    Yields a function that tells whether it came. A second one ends the process at once.
+    """
+    came = False
+
+    def end(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGINT)
+
+    try:
+        before = signal.signal(signal.SIGTERM, end)
+    except ValueError:  # not the main thread: signals do not arrive here
+        yield lambda: False
+        return
+    try:
+        yield lambda: came
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

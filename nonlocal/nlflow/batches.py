@@ -84,8 +84,8 @@ def plan(
         The figure, or for several inputs the folder of figures.
     beside : mapping of str to Path or None
         From an option to the file, or the folder of files, that belongs to the inputs.
-    existing : {"refuse", "overwrite", "skip"}
-        What to do about outputs that are there.
+    existing : {"refuse", "overwrite", "skip", "resume"}
+        What to do about outputs that are there; with "resume" it is the ledger of the folder that tells.
 
     Returns
     -------
@@ -108,6 +108,8 @@ def plan(
         _check_folder("OUT", folder, len(found))
         if figure is not None:
             _check_folder("--compare", figure, len(found))
+    if existing == "resume" and folder is None:
+        raise InputError("--existing: got resume with a file as OUT, expected a folder; one file is done or not done")
     jobs = []
     for source in found:
         if folder is None:
@@ -184,7 +186,7 @@ def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[s
     """Return the jobs to do, and notes, given what to do about outputs that are there."""
     outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
     taken = [(name, path) for name, path in outputs if path is not None and path.is_file()]
-    if existing == "overwrite" or not taken:
+    if existing in ("overwrite", "resume") or not taken:
         return jobs, []
     if existing == "refuse":
         names = ", ".join(str(path) for _, path in taken[:_SHOWN])

@@ -15,7 +15,7 @@ from typing import Annotated, ParamSpec, TypeVar
 import typer
 
 from nlflow import cli_attention, cli_denoise, cli_study, cli_validate
-from nlflow._terminal import echo, mendable, print_json, print_table
+from nlflow._terminal import echo, mendable, print_json, print_table, terminable
 
 __all__ = ["app", "main"]
 
@@ -72,19 +72,24 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
-        try:
-            return command(*args, **kwargs)
-        except KeyboardInterrupt:
-            echo("nonlocal: interrupted", err=True)
-            raise typer.Exit(130) from None
-        except BrokenPipeError:  # the reader of stdout has had enough
-            raise
-        except Exception as error:
-            message = mendable(error)
-            if message is None:
+        with terminable() as terminated:
+            try:
+                return command(*args, **kwargs)
+            except KeyboardInterrupt:
+                echo(f"nonlocal: {'terminated' if terminated() else 'interrupted'}", err=True)
+                raise typer.Exit(143 if terminated() else 130) from None  # 128 and the signal, as shells have it
+            except typer.Exit as leave:
+                if leave.exit_code == 130 and terminated():
+                    raise typer.Exit(143) from None
                 raise
-            echo(f"nonlocal: error: {message}", err=True)
-            raise typer.Exit(1) from None
+            except BrokenPipeError:  # the reader of stdout has had enough
+                raise
+            except Exception as error:
+                message = mendable(error)
+                if message is None:
+                    raise
+                echo(f"nonlocal: error: {message}", err=True)
+                raise typer.Exit(1) from None
 
     return run
 
@@ -151,6 +156,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
             shown = "unknown" if value is None else format_bytes(value)
         else:
             shown = ", ".join(value) if isinstance(value, list) else str(value)
+        if name == "git":
+            shown = "no checkout" if value is None else value["commit"] + (", changed" if value["changed"] else "")
         rows.append((name.replace("_", " "), shown))
     print_table(rows)
 

@@ -7,6 +7,8 @@ import math
 import re
 import sys
 import time
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,7 +52,12 @@ Files that belong to IN, of its size (pictures as they are seen, arrays as they 
 Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
 OUT: it is made, outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file for
 all, or a folder with files of the same names; --compare is a folder for figures. A file that fails is named, the others
-are done, and the exit code is 1. Ctrl-C leaves complete files only; --existing skip goes on from there.
+are done, and the exit code is 1. A run that ended early, however it ended, leaves complete files only; with --existing
+resume the same command goes on: what it wrote from the same inputs with the same options stays, the rest is done.
+
+An image larger than memory: OUT that ends in .zarr takes a zarr array or a TIFF file, and is written block by block by
+processes of this machine, or by the workers of --scheduler. It appears when it is complete; until then it is
+OUT.partial, with which --existing resume goes on.
 
 \b
 Examples:
@@ -64,6 +71,8 @@ Examples:
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
   nonlocal denoise stack.npy out.npy --channel-axis 0
   nonlocal denoise eeg.npy out.npy --kind signal
+  nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
+  nonlocal denoise sky.zarr clean.zarr --scheduler tcp://10.0.0.1:8786
 """
 
 
@@ -102,6 +111,7 @@ class Existing(enum.StrEnum):
     refuse = "refuse"
     overwrite = "overwrite"
     skip = "skip"
+    resume = "resume"
 
 
 def _parse_bytes(text: str) -> int:
@@ -192,6 +202,17 @@ def denoise(
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
     existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = Existing.refuse,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers denoise an OUT of zarr [default: local]."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Local processes for an OUT of zarr [default: all cores].")
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Side of the blocks of an OUT of zarr [default: 1024 for fast, or 2048]."),
+    ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
     ] = False,
@@ -205,6 +226,19 @@ def denoise(
         "stopping": None if stopping is None else stopping.value,
         "max_memory": max_memory,
     }
+    if target.endswith(".zarr"):
+        from nlflow.cli_large import check_large, denoise_large
+
+        refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
+                   "--stopping": stopping, "--sigma FILE": sigma_map}  # fmt: skip
+        check_large(sources, refused, existing.value)
+        words = {name: value for name, value in words.items() if name != "stopping"} | {"channel_axis": channel_axis}
+        where = {"scheduler": scheduler or "local", "workers": jobs, "block": block, "existing": existing.value}
+        denoise_large(sources[0], target, numbers, words | where, as_json=as_json, quiet=quiet)
+        return
+    for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
+        if value is not None:
+            raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
     from nlflow.batches import plan
     from nlflow.denoise_files import Options
 
@@ -216,7 +250,11 @@ def denoise(
         echo(f"nonlocal: note: {note}", err=True)
     options = Options(numbers, fill_nan, None if kind is None else kind.value, channel_axis, words)
     if batch.folder is not None:
-        _denoise_many(batch, options, as_json=as_json, quiet=quiet)
+        from nlflow._atomic import make_folder
+        from nlflow.storage import locked
+
+        with locked(make_folder(batch.folder), "OUT"):
+            _denoise_many(batch, options, resume=existing is Existing.resume, as_json=as_json, quiet=quiet)
     elif batch.jobs:
         _denoise_one(batch, options, as_json=as_json, quiet=quiet)
     elif as_json:
@@ -224,7 +262,7 @@ def denoise(
 
 
 def _denoise_one(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
-    from nlflow._machine import version
+    from nlflow._machine import provenance, version
     from nlflow.denoise_files import denoise_file
 
     def note(level: str, text: str) -> None:
@@ -234,21 +272,24 @@ def _denoise_one(batch: Batch, options: Options, *, as_json: bool, quiet: bool) 
     progress = not quiet and sys.stderr.isatty()
     report = denoise_file(batch.jobs[0], options, folders=False, progress=progress, note=note)
     if as_json:
-        print_json(report | {"version": version()})
+        print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:
         print_table(_summary(report))
 
 
-def _denoise_many(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
+def _denoise_many(batch: Batch, options: Options, *, resume: bool, as_json: bool, quiet: bool) -> None:
     """Denoise one file after the other; a broken one is named and does not keep the others from being done."""
     from tqdm import tqdm
 
-    from nlflow._machine import version
+    from nlflow._machine import provenance, version
     from nlflow.denoise_files import denoise_file
+    from nlflow.ledger import Ledger
 
     began, count = time.perf_counter(), len(batch.jobs)
     reports: list[dict[str, Any]] = []
-    failed, interrupted = 0, False
+    failed, kept, interrupted = 0, 0, False
+    assert batch.folder is not None
+    ledger = Ledger(batch.folder, asdict(options))
     width = max((len(str(job.source)) for job in batch.jobs), default=0)
     bar = tqdm(
         total=count, desc="denoise", unit="file", disable=quiet or not sys.stderr.isatty(), leave=False, file=sys.stderr
@@ -267,7 +308,14 @@ def _denoise_many(batch: Batch, options: Options, *, as_json: bool, quiet: bool)
                     say(f"nonlocal: {level}: {text}" if level == "note" else f"nonlocal: {level}: {source}: {text}")
 
             try:
-                report = denoise_file(job, options, folders=True, progress=False, note=note)
+                if resume and ledger.settled(job):
+                    kept += 1
+                    bar.update()
+                    continue
+                report = denoise_file(
+                    job, options, folders=True, progress=False, note=note, writes=partial(ledger.begin, job)
+                )
+                ledger.finish(job)
             except KeyboardInterrupt:
                 interrupted = True
                 break
@@ -286,12 +334,24 @@ def _denoise_many(batch: Batch, options: Options, *, as_json: bool, quiet: bool)
             bar.update()
     done = len(reports) - failed
     if as_json:
-        counts = {"done": done, "failed": failed, "interrupted": interrupted}
-        print_json({"files": reports, **counts, "seconds_total": time.perf_counter() - began, "version": version()})
+        counts = {"done": done, "kept": kept, "failed": failed, "interrupted": interrupted}
+        print_json(
+            {
+                "files": reports,
+                **counts,
+                "seconds_total": time.perf_counter() - began,
+                "version": version(),
+                "provenance": provenance(),
+            }
+        )
     elif not (quiet or interrupted or not count):
+        if kept:
+            echo(f"{kept} of {count} file(s) were done before and stay as they are")
         echo(f"{done} of {count} file(s) written to {batch.folder} in {time.perf_counter() - began:.1f} s")
     if interrupted:
-        echo(f"nonlocal: interrupted; {done} of {count} file(s) are done and complete in {batch.folder}", err=True)
+        echo(
+            f"nonlocal: interrupted; {done + kept} of {count} file(s) are done and complete in {batch.folder}", err=True
+        )
         raise typer.Exit(130)
     if failed:
         echo(f"nonlocal: error: {failed} of {count} file(s) failed; they are named above", err=True)

@@ -139,6 +139,10 @@ def study(
     dtype: Annotated[Dtype | None, typer.Option(help="Precision [default: float64].")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
     jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers measure the cases; or 'local'."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
@@ -169,7 +173,7 @@ def study(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         progress = not quiet and sys.stderr.isatty()
-        result = run_study(kind.value, out=out, jobs=jobs, progress=progress, rng=seed, **given)
+        result = run_study(kind.value, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=seed, **given)
     if not quiet:
         for text in dict.fromkeys(str(warning.message) for warning in caught):
             echo(f"nonlocal: warning: {text}", err=True)

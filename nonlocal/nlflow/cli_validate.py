@@ -17,7 +17,8 @@ HELP = """Run the statements of the theory as programs.
 
 Each claim is an experiment with measured figures and tolerances. Prints one line a claim (result, claim, source,
 seconds, measured and tolerance), and writes results.json and a page with figures, report.html, to DIR. Exits with 1 if
-any claim fails. Needs the source tree: clone the repository; the claims are not part of an installed package.
+any claim fails. What each found is kept as soon as it is known: a run that ended early goes on with --resume. Needs
+the source tree: clone the repository; the claims are not part of an installed package.
 
 \b
 Examples:
@@ -49,6 +50,13 @@ def validate(
     out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for results.json and report.html.")] = Path(
         "validation-output"
     ),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Take from DIR what the same program has found there before.")
+    ] = False,
+    jobs: Annotated[int, typer.Option(metavar="COUNT", min=-1, help="Claims at a time; -1 for all cores.")] = 1,
+    scheduler: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers run the claims; or 'local'.")
+    ] = None,
     only_list: Annotated[bool, typer.Option("--list", help="Print the names of the claims and end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -58,7 +66,15 @@ def validate(
         for claim in runner.select(()):
             echo(f"{claim.name:<25} {claim.title}")
         return
-    findings = runner.run_claims(names or (), quick=quick, out=out, progress=not quiet and sys.stderr.isatty())
+    findings = runner.run_claims(
+        names or (),
+        quick=quick,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        scheduler=scheduler,
+        progress=not quiet and sys.stderr.isatty(),
+    )
     echo(runner.summary(findings))
     echo(f"report: {out / 'report.html'}")
     if not runner.succeeded(findings):

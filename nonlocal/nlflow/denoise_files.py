@@ -59,7 +59,13 @@ class _Given:
 
 
 def denoise_file(
-    job: Job, options: Options, *, folders: bool, progress: bool, note: Callable[[str, str], None]
+    job: Job,
+    options: Options,
+    *,
+    folders: bool,
+    progress: bool,
+    note: Callable[[str, str], None],
+    writes: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Denoise one file and write the result.
 
@@ -75,6 +81,8 @@ def denoise_file(
         Show how far the work on this file has come.
     note : callable
         Gets "note" or "warning" and a text for the user, as soon as there is one.
+    writes : callable
+        Called before anything is written.
 
     Returns
     -------
@@ -124,6 +132,7 @@ def denoise_file(
     drawn = b""
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
         drawn = _draw(given, result, float(details["sigma"]), job.source.name, form)
+    writes()
     files.write(job.target, result, media)
     if job.figure is not None:
         files.write_atomic(job.figure, lambda stream: stream.write(drawn))

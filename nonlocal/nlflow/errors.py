@@ -20,6 +20,7 @@ __all__ = [
     "NlflowWarning",
     "NumericalError",
     "StabilityError",
+    "WorkerError",
     "check_array",
     "check_choice",
     "check_integer",
@@ -52,6 +53,10 @@ class MemoryLimitError(NlflowError, MemoryError):
 
 class FileFormatError(NlflowError, ValueError):
     """A file cannot be read or written as asked."""
+
+
+class WorkerError(NlflowError, RuntimeError):
+    """Other processes that were to do a part of the work have died; what they had done before is kept."""
 
 
 class NlflowWarning(UserWarning):

@@ -11,15 +11,25 @@ import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, namespace
-from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, check_integer, check_number
+from nlflow._array import Array, root_mean_square
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowError,
+    NlflowWarning,
+    check_array,
+    check_integer,
+    check_number,
+)
 from nlflow.flow import Flow
+from nlflow.storage import Checkpoints, Fits, locked
 
 __all__ = [
     "Callback",
@@ -173,10 +183,13 @@ class Progress(Tracker):
 class Checkpoint(Tracker):
     """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
 
+    The one before it is kept as ``<path>.previous``: there is a whole one at any moment, and what cannot be read is
+    passed over. No other process may write to the path at the same time.
+
     Parameters
     ----------
     path : path
-        Replaced atomically each time.
+        Replaced atomically each time; nothing but checkpoints of the same problem is replaced.
     seconds : float
         At least this much time between two checkpoints; 0 for one at every look. One is written at the end too.
     every : int
@@ -191,8 +204,10 @@ class Checkpoint(Tracker):
             raise InputError(f"path: got {path!r}, expected the path of a file")
         self.path = Path(path)
         self.seconds = check_number("seconds", seconds, minimum=0)
+        self.states = Checkpoints(self.path, "checkpoint")
         self._last = time.monotonic()
-        self._write: Callable[[str | os.PathLike[str]], None] | None = None
+        self._write: Callable[[Checkpoints], None] | None = None
+        self._lock = ExitStack()
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the file could not be written, before any work is done."""
@@ -201,10 +216,37 @@ class Checkpoint(Tracker):
             raise InputError(
                 f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
             )
+        self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 
-    def bind(self, write: Callable[[str | os.PathLike[str]], None]) -> None:
-        """Take the function of the time loop that writes its state to a path."""
+    def bind(self, flow: Flow, write: Callable[[Checkpoints], None], fits: Fits) -> None:
+        """Take the function of the time loop that writes its state.
+
+        Parameters
+        ----------
+        flow : Flow
+        write : callable
+            Gets what to write to.
+        fits : callable
+            Tells whether a checkpoint is of the same problem; see `nlflow.storage.Checkpoints.load`.
+
+        Raises
+        ------
+        InputError
+            When something else lies at the path.
+        """
+        self._together(flow, lambda: self.states.check_replaceable("path", fits))
         self._write = write
+
+    def _together(self, flow: Flow, action: Callable[[], object]) -> None:
+        """Do what concerns the process that writes files; when it fails, all processes end."""
+        failure: NlflowError | None = None
+        if flow.affinity.writes(0):
+            try:
+                action()
+            except NlflowError as error:
+                failure = error
+        if not flow.affinity.agreed(failure is None):
+            raise failure or InputError(f"path: the process that writes files cannot write to {str(self.path)!r}")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Write a checkpoint when it is time."""
@@ -213,14 +255,17 @@ class Checkpoint(Tracker):
         return None
 
     def finish(self) -> None:
-        """Write the last state."""
-        self._save()
+        """Write the last state, and let others write."""
+        try:
+            self._save()
+        finally:
+            self._lock.close()
 
     def _save(self) -> None:
         if self._write is None:
             return
         try:
-            self._write(self.path)
+            self._write(self.states)
         except FileFormatError as error:  # a full disk is no reason to lose the run; the last checkpoint stands
             warnings.warn(f"checkpoint not written: {error}", NlflowWarning, stacklevel=2)
         self._last = time.monotonic()
@@ -285,8 +330,7 @@ class Discrepancy(Tracker):
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Compare the residual with the noise."""
-        xp = namespace(u)
-        residual = float(xp.sqrt(xp.mean((u - self.observed) ** 2)))
+        residual = root_mean_square(u - self.observed)
         if residual < self.factor * self.sigma:
             return None
         return (

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import _numba
-from nlflow._array import Array, check_untracked, is_numpy, namespace
-from nlflow._machine import environment
+from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
+from nlflow._machine import provenance
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -31,13 +33,19 @@ from nlflow.flow import Flow
 from nlflow.functional import E
 from nlflow.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.result import Solution, Status
-from nlflow.storage import load_archive, save_archive
+from nlflow.storage import Arrays, Checkpoints, Meta
 
 __all__ = ["solve"]
 
+_REMEMBERED = ("h", "error", "error_bound", "rejected")  # by the package's own integrators, from step to step
+_ANOTHER = (
+    "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
+    "arguments that it was written with, or start afresh"
+)
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
 
+@underflowing
 def solve(
     flow: Flow,
     start: Any = None,
@@ -48,7 +56,7 @@ def solve(
     trackers: Sequence[Tracker] = (),
     progress: bool = False,
     energies: bool = True,
-    resume: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | bool | None = None,
 ) -> Solution:
     """Integrate a flow.
 
@@ -69,8 +77,10 @@ def solve(
         Progress bar on stderr.
     energies : bool
         Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN.
-    resume : path, optional
-        A checkpoint of the same problem to go on from. Deterministic: the result has the bits of an uninterrupted run.
+    resume : path or True, optional
+        A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
+        is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
+        damaged or of another problem, the one before it is used, with a warning.
 
     Returns
     -------
@@ -82,7 +92,7 @@ def solve(
     InputError
         For unusable arguments; `StabilityError` for an unstable step, with the limit.
     FileFormatError
-        When the checkpoint is damaged or belongs to another problem.
+        When the checkpoint is damaged or belongs to another problem, and the one before it too.
     """
     if not isinstance(flow, Flow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
@@ -172,16 +182,12 @@ class _Loop:
             names.append(f"{watcher.name}-{same + 1}" if same else watcher.name)
         return names
 
-    def run(self, resume: str | os.PathLike[str] | None) -> Solution:
+    def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
         start, compiled = time.perf_counter(), _numba.seconds
-        for watcher in self.watchers:
-            self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
-        if resume is not None:
-            self._restore(resume)
-        for watcher in self.watchers:
-            if isinstance(watcher, Checkpoint):
-                watcher.bind(self.save)
         try:
+            for watcher in self.watchers:
+                self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
+            self._resume(resume)
             status, message = self._integrate()
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"
@@ -225,7 +231,7 @@ class _Loop:
             message=message,
             stats=stats,
             records={name: record for name, record in records.items() if record},
-            provenance=_provenance(self.flow, self.integrator),
+            provenance=_provenance(self.flow, self.integrator, self.state.u),
         )
 
     def _integrate(self) -> tuple[Status, str]:
@@ -248,14 +254,15 @@ class _Loop:
                 self.flow = self.flow.rebuilt(now.u)
                 self.integrator.check(self.flow)  # the stable range moves with the kernel
             memory, before = dict(now.memory), self.flow.applications
-            u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
+                u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
             xp = namespace(u)
             asked = self._asked(u, t >= float(ahead[0]))
             if asked and not bool(xp.all(xp.isfinite(u))):
                 self.state = sound
                 return Status.DIVERGED, (
                     f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
-                    "RungeKutta() or Exponential()"
+                    "RungeKutta() or Exponential(), or scale the signal down where it is very large already"
                 )
             self.state = replace(
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
@@ -305,8 +312,8 @@ class _Loop:
         """What the kernel does to a fixed signal; only checkpoints need it."""
         return _probe(*self._start)
 
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the state of the loop to a checkpoint."""
+    def save(self, states: Checkpoints) -> None:
+        """Write the state of the loop as a checkpoint."""
         now, whole = self.state, self.flow.affinity.whole
         writes = self.flow.affinity.writes(now.steps)
         arrays = {"u": whole(now.u), "probe": self.probe}
@@ -319,27 +326,61 @@ class _Loop:
         for name, watcher in zip(self.names, self.watchers, strict=True):
             arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
         meta = {
-            "kind": "checkpoint",
             "fingerprint": self.fingerprint,
             "t": now.t,
             "steps": now.steps,
             # What begins with an underscore is a convenience of this process, recomputed after a resume.
             "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
-            "provenance": _provenance(self.flow, self.integrator),
+            "provenance": _provenance(self.flow, self.integrator, now.u),
         }
         if writes:
-            save_archive(path, arrays, meta)
+            states.save(arrays, meta)
 
-    def _restore(self, path: str | os.PathLike[str]) -> None:
-        arrays, meta = load_archive(path, "checkpoint")
-        probe = arrays["probe"]
-        rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
-        same = probe.shape == self.probe.shape and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
-        if not self.flow.affinity.agreed(meta["fingerprint"] == self.fingerprint and bool(same)):
-            raise FileFormatError(
-                f"{path}: the checkpoint belongs to another problem (signal, kernel, flow, times or integrator "
-                "differ); resume with the arguments that it was written with, or start afresh"
-            )
+    def _resume(self, resume: str | os.PathLike[str] | bool | None) -> None:
+        """Go on from a checkpoint, if there is to be one, and let checkpoints be written."""
+        own = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
+        states: Checkpoints | None = None
+        if resume is True:
+            if not own:
+                raise InputError("resume: got True without a Checkpoint among the trackers, expected one, or a path")
+            states = own[0].states if self.flow.affinity.agreed(bool(own[0].states)) else None
+        elif resume is not None and resume is not False:
+            if not isinstance(resume, str | os.PathLike):
+                raise InputError(f"resume: got {resume!r}, expected the path of a checkpoint, or True")
+            # Of a path that is written to as well, the same object: it knows what it has read.
+            same = [watcher.states for watcher in own if watcher.path.absolute() == Path(resume).absolute()]
+            states = same[0] if same else Checkpoints(resume, "checkpoint")
+        if self.flow.affinity.agreed(states is not None or any(watcher.states for watcher in own)):
+            # By all processes, since they compute them together; from here on one may look at files alone.
+            _ = self.fingerprint, self.probe
+        if states is not None:
+            self._restore(states)
+        for watcher in own:
+            watcher.bind(self.flow, self.save, self._unlike)
+
+    def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
+        """Return how a checkpoint is not one of this problem, None if it is."""
+        try:
+            probe, fingerprint = arrays["probe"], meta["fingerprint"]
+            rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
+        except KeyError as error:
+            return f"the checkpoint has no {error}"
+        same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
+        same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
+        if fingerprint != self.fingerprint or not bool(same):
+            return _ANOTHER
+        nodes = self.flow.affinity.whole_shape
+        return _incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
+
+    def _restore(self, states: Checkpoints) -> None:
+        path = states.path
+
+        def fits(arrays: Arrays, meta: Meta) -> str | None:
+            # The first process alone has the whole problem to compare with.
+            reason = self._unlike(arrays, meta)
+            return None if self.flow.affinity.agreed(reason is None) else reason or _ANOTHER
+
+        arrays, meta = states.load(fits)
         like, own = self.state.u, self.flow.affinity.own
         columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
         outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
@@ -352,13 +393,47 @@ class _Loop:
             prefix = f"record/{name}/"
             record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
             if record:
-                watcher.restore(record)
+                try:
+                    watcher.restore(record)
+                except (KeyError, ValueError, TypeError, IndexError) as error:
+                    raise FileFormatError(
+                        f"{path}: holds records that the tracker {name!r} cannot take up ({error}); use an earlier "
+                        "checkpoint, or start afresh"
+                    ) from error
             elif watcher.record():
                 warnings.warn(
                     f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
                     NlflowWarning,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
+
+
+def _incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
+    """Return what of a checkpoint is no state of a signal of this shape, None if all is; anybody can sum a checksum."""
+    columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
+    count = 0 if columns[0] is None else columns[0].size
+    expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}
+    if all(column is None for column in columns):
+        expected = {"u": shape}
+    if "kernel_signal" in arrays:
+        expected["kernel_signal"] = shape
+    for name, wanted in expected.items():
+        found = arrays.get(name)
+        if found is None or found.dtype.kind != "f" or found.shape != wanted:
+            return f"the checkpoint has no {name} of shape {wanted}"
+    if not all(np.isfinite(arrays[name]).all() for name in expected if name != "energies"):
+        return "the checkpoint has NaN or infinite values"
+    memory = meta.get("memory")
+    if not isinstance(memory, dict):
+        return "the checkpoint has no memory of the integrator"
+    numbers = {name: meta.get(name) for name in ("t", "steps")}
+    own = {name: memory[name] for name in _REMEMBERED if name in memory}
+    for name, number in {**numbers, **own}.items():
+        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
+            return f"the checkpoint has no number {name} >= 0"
+    if float(meta["t"]) > end or not isinstance(meta["steps"], int):
+        return "the checkpoint has no time and step within this flow"
+    return None
 
 
 def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
@@ -395,5 +470,10 @@ def _probe(flow: Flow, like: Array) -> NDArray[np.float64]:
     return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in pair])
 
 
-def _provenance(flow: Flow, integrator: Integrator) -> dict[str, Any]:
-    return {**environment(), "flow": repr(flow), "integrator": repr(integrator)}
+def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
+    device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
+    return {
+        **provenance(device, getattr(flow.affinity, "seed", None)),
+        "flow": repr(flow),
+        "integrator": repr(integrator),
+    }

@@ -6,18 +6,23 @@ import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from tqdm import tqdm
 
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, check_memory
 from nlflow.storage import load_archive, save_archive
 
 __all__ = ["Characters", "Pictures", "read_characters", "read_pictures"]
 
 _KIND = "decoded pictures"
+_LONGEST, _PIXELS = (
+    2**24,
+    2**20,
+)  # bytes and pixels of a picture to train on; more is not meant for training, or hostile
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,18 +77,32 @@ def read_pictures(path: Path, cache: Path | None = None, *, progress: bool = Tru
     Raises
     ------
     FileFormatError
-        For a file that is no zip, has no pictures, damaged ones, or such of different sizes.
+        For a file that is no zip, has no pictures, damaged ones, such of more than 16 MiB or 2^20 pixels, or of
+        different sizes.
+    MemoryLimitError
+        For more pictures than the memory limit allows.
     """
     source = _identity(path)
     if cache is not None and cache.is_file():
         arrays, meta = load_archive(cache, _KIND)
         if meta.get("source") == source:
-            return Pictures(arrays["images"], arrays["labels"], tuple(meta["classes"]))
+            return _cached(cache, arrays, meta)
     pictures = _decode(path, progress)
     if cache is not None:
         meta = {"kind": _KIND, "source": source, "classes": list(pictures.classes)}
         save_archive(cache, {"images": pictures.images, "labels": pictures.labels}, meta)
     return pictures
+
+
+def _cached(path: Path, arrays: dict[str, Any], meta: dict[str, Any]) -> Pictures:
+    """Return the pictures of an archive, or raise `FileFormatError` where it does not hold any."""
+    images, labels, classes = arrays.get("images"), arrays.get("labels"), meta.get("classes")
+    whole = images is not None and images.dtype == np.uint8 and images.ndim == 4 and images.shape[3] == 3
+    whole = whole and labels is not None and labels.dtype == np.int64 and labels.shape == images.shape[:1]
+    whole = whole and isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+    if not whole or np.any((labels < 0) | (labels >= len(classes))):
+        raise FileFormatError(f"{path}: got an archive without pictures and their classes; remove it")
+    return Pictures(images, labels, tuple(classes))
 
 
 def _identity(path: Path) -> list[object]:
@@ -100,7 +119,7 @@ def _identity(path: Path) -> list[object]:
 def _decode(path: Path, progress: bool) -> Pictures:
     try:
         archive = zipfile.ZipFile(path)
-    except zipfile.BadZipFile as error:
+    except (OSError, ValueError, NotImplementedError, zipfile.BadZipFile) as error:
         raise FileFormatError(
             f"{path}: got no zip archive ({error}), expected one of pictures; copy it again"
         ) from error
@@ -115,18 +134,29 @@ def _decode(path: Path, progress: bool) -> Pictures:
         images: list[NDArray[np.uint8]] = []
         for name in tqdm(names, desc=path.name, unit="picture", disable=not progress, leave=False):
             try:
-                with Image.open(io.BytesIO(archive.read(name))) as picture:
-                    images.append(np.asarray(picture.convert("RGB")))
-            except (UnidentifiedImageError, zipfile.BadZipFile, OSError) as error:
+                images.append(_picture(archive, name))
+            except Exception as error:  # zipfile, zlib and Pillow each have their own ways to say 'damaged'
                 raise FileFormatError(
                     f"{path}: got {name}, which is damaged ({error}), expected a picture; copy the zip again"
                 ) from error
+            if len(images) == 1:
+                check_memory(f"{path}: {len(names)} pictures", len(names) * images[0].nbytes, "take fewer")
             if images[-1].shape != images[0].shape:
                 raise FileFormatError(
                     f"{path}: got {name} of shape {images[-1].shape}, expected {images[0].shape}, that of the others"
                 )
     labels = np.array([classes.index(kind) for kind in kinds], dtype=np.int64)
     return Pictures(np.stack(images), labels, classes)
+
+
+def _picture(archive: zipfile.ZipFile, name: str) -> NDArray[np.uint8]:
+    """Return the colours of a picture, or raise `ValueError` where its header declares more than a small picture."""
+    if archive.getinfo(name).file_size > _LONGEST:
+        raise ValueError(f"more than {_LONGEST} bytes")
+    with Image.open(io.BytesIO(archive.read(name)), formats=("PNG", "JPEG")) as picture:
+        if picture.width * picture.height > _PIXELS:
+            raise ValueError(f"{picture.width} x {picture.height} pixels, more than {_PIXELS}")
+        return np.asarray(picture.convert("RGB"))
 
 
 def read_characters(path: Path) -> Characters:

@@ -17,16 +17,18 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from tqdm import tqdm
 
-from nlflow._atomic import make_folder, write_atomic
+from nlflow._atomic import make_folder
 from nlflow._terminal import plain
 from nlflow.errors import FileFormatError, InputError
-from validation.training.state import finite, load_state, save_state, write_tensors
+from nlflow.storage import load_record, locked, save_record
+from validation.training.state import finite, load_state, save_state, states, write_tensors
 from validation.training.task import Plan, Task
 from validation.training.variants import variant
 
 __all__ = ["RECORD", "STATE", "WEIGHTS", "read_record", "train"]
 
-RECORD, STATE, WEIGHTS = "record.json", "state.safetensors", "weights.safetensors"
+RECORD, STATE, WEIGHTS = "record.json", "state.npz", "weights.safetensors"
+_KIND = "record of a training"
 _EVERY = 60.0  # seconds between two states
 
 
@@ -51,7 +53,8 @@ def train(
     seed : int
         Of the first weights, the order of the data and what is varied in it.
     folder : Path
-        For ``record.json`` (one entry an epoch), ``state.safetensors`` (removed at the end), ``weights.safetensors``.
+        For ``record.json`` (one entry an epoch), ``state.npz`` and the one before it (removed at the end),
+        ``weights.safetensors``.
     resume : bool
         Go on from the state that lies there, to the same bits on the same machine with as many threads. A finished
         training is not repeated. Without, the folder must have none.
@@ -69,7 +72,13 @@ def train(
     FileFormatError
         For files that cannot be read or written.
     """
-    make_folder(folder)
+    with locked(make_folder(folder), "--out"):
+        return _train(task, name, seed, folder, resume, until, half, progress)
+
+
+def _train(
+    task: Task, name: str, seed: int, folder: Path, resume: bool, until: int | None, half: bool, progress: bool
+) -> dict[str, Any]:
     about = {**task.settings(), "variant": name, "fidelity": task.fidelity if variant(name).term else 0.0, "seed": seed}
     about["bfloat16"] = half and task.device.type == "cuda"
     before = _before(folder, about, resume)
@@ -79,10 +88,13 @@ def train(
     model = task.model(variant(name), seed)
     optimizer, scheduler = _optimizer(model, plan)
     run: dict[str, Any] = {"step": 0, "lost": 0.0, "seconds": 0.0, "epochs": []}
-    if (folder / STATE).is_file():
-        found = load_state(folder / STATE, model, optimizer, scheduler)
-        _check_same(folder / STATE, found["about"], about)
-        run = found["run"]
+    kept = states(folder / STATE)
+
+    def fits(arrays: Any, meta: dict[str, Any]) -> str | None:
+        return _differing(meta.get("about"), about)
+
+    if kept:
+        run = load_state(kept, fits, model, optimizer, scheduler)["run"]
     else:
         run["epochs"].append(_measured(task, model, 0, None, whole=False))
     last = plan.steps if until is None else min(until, plan.steps)
@@ -97,7 +109,7 @@ def train(
 
     def keep() -> None:
         run["seconds"], run["lost"] = spent + time.monotonic() - started, float(lost)
-        save_state(folder / STATE, model, optimizer, scheduler, {"about": about, "run": run})
+        save_state(kept, model, optimizer, scheduler, {"about": about, "run": run})
 
     finished = False
     with bar, _asked_to_stop() as asked:
@@ -125,7 +137,7 @@ def train(
             keep()
         record = write_record(folder, about, run, finished)
         if finished:
-            (folder / STATE).unlink(missing_ok=True)
+            kept.remove()
         if asked():
             raise KeyboardInterrupt
     return record
@@ -212,10 +224,9 @@ def write_record(folder: Path, about: dict[str, Any], run: dict[str, Any], finis
         "threads": torch.get_num_threads(),
         "epochs": run["epochs"],
     }
-    text = json.dumps(plain(record), indent=1, allow_nan=False)
-    write_atomic(folder / RECORD, lambda file: file.write(text.encode()))
-    loaded: dict[str, Any] = json.loads(text)
-    return loaded
+    made: dict[str, Any] = json.loads(json.dumps(plain(record), allow_nan=False))
+    save_record(folder / RECORD, _KIND, made)
+    return made
 
 
 def read_record(path: Path) -> dict[str, Any]:
@@ -226,36 +237,38 @@ def read_record(path: Path) -> dict[str, Any]:
     FileFormatError
         If it is damaged.
     """
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not {"settings", "finished", "epochs"} <= set(found):
-            raise ValueError("no settings or epochs in it")
-    except (OSError, ValueError, TypeError) as error:
-        raise FileFormatError(f"{path}: got no record of a training ({error}); remove its folder") from error
-    record: dict[str, Any] = found
-    return record
+    found = load_record(path, _KIND)
+    if not isinstance(found, dict) or not {"settings", "finished", "epochs"} <= set(found):
+        raise FileFormatError(f"{path}: got no record of a training (no settings or epochs in it); remove its folder")
+    return found
 
 
 def _before(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any] | None:
     """Return the record of a training that lies in the folder, if it is the same."""
-    there = [name for name in (RECORD, STATE) if (folder / name).is_file()]
-    if there and not resume:
+    there = (folder / RECORD).is_file()
+    if (there or states(folder / STATE)) and not resume:
         raise InputError(
             f"--out: got {folder}, in which a training lies, expected none; pass --resume to go on with it, or another "
             "--out"
         )
-    if RECORD not in there:
+    if not there:
         return None
     record = read_record(folder / RECORD)
     _check_same(folder / RECORD, record["settings"], about)
     return record
 
 
-def _check_same(path: Path, found: dict[str, Any], about: dict[str, Any]) -> None:
+def _check_same(path: Path, found: Any, about: dict[str, Any]) -> None:
+    reason = _differing(found, about)
+    if reason is not None:
+        raise InputError(f"--out: got {path} {reason}")
+
+
+def _differing(found: Any, about: dict[str, Any]) -> str | None:
+    """Return in what settings differ from those of this training; None if in none."""
     wanted = json.loads(json.dumps(plain(about)))
-    if found != wanted:
-        other = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
-        raise InputError(
-            f"--out: got {path} of other settings ({', '.join(other)}), expected the same; use another --out, or the "
-            "settings of that training"
-        )
+    if found == wanted:
+        return None
+    others = found if isinstance(found, dict) else {}
+    other = sorted(key for key in {*others, *wanted} if others.get(key) != wanted.get(key))
+    return f"of other settings ({', '.join(other)}), expected the same; use another --out, or those of that training"

@@ -13,7 +13,7 @@ import numpy as np
 from scipy.stats import t as student
 
 from nlflow._atomic import write_atomic
-from nlflow._machine import environment
+from nlflow._machine import provenance
 from nlflow._terminal import plain
 from validation.training.variants import VARIANTS
 
@@ -164,6 +164,6 @@ def _error(value: float) -> str:
 
 def write_summary(folder: Path, summary: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write ``summary.json``."""
-    report = {"settings": settings, **summary, "environment": environment()}
+    report = {"settings": settings, **summary, "environment": provenance()}
     text = json.dumps(plain(report), indent=1, allow_nan=False)
     write_atomic(folder / "summary.json", lambda file: file.write(text.encode()))

@@ -1,4 +1,4 @@
-"""The state of a training as one file of safetensors: all of it is there or the one before."""
+"""What a training keeps: states from which it goes on, and weights in safetensors for others."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from nlflow._atomic import write_atomic
 from nlflow.errors import FileFormatError
+from nlflow.storage import Checkpoints, Fits
 
-__all__ = ["finite", "load_state", "read_tensors", "save_state", "write_tensors"]
+__all__ = ["finite", "load_state", "read_tensors", "save_state", "states", "write_tensors"]
 
 _FORMAT = "1"
 
@@ -40,45 +41,57 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             about = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
         meta = json.loads(about.get("meta", "null"))
-    except (OSError, SafetensorError, ValueError) as error:
+    except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: got no whole file of tensors ({error}); remove it to start afresh") from error
     if about.get("format") != _FORMAT or not isinstance(meta, dict):
         raise FileFormatError(f"{path}: got a file of another program, expected the state of a training; remove it")
     return tensors, meta
 
 
-def save_state(path: Path, model: nn.Module, optimizer: Any, scheduler: Any, meta: dict[str, Any]) -> None:
+def states(path: Path) -> Checkpoints:
+    """Return the states of a training that are kept at a path: the newest and the one before."""
+    return Checkpoints(path, "state of a training")
+
+
+def save_state(kept: Checkpoints, model: nn.Module, optimizer: Any, scheduler: Any, meta: dict[str, Any]) -> None:
     """Write everything that a training needs to go on."""
     known = optimizer.state_dict()
     tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
     for number, entries in known["state"].items():
         for name, tensor in entries.items():
             tensors[f"optimizer.{number}.{name}"] = tensor
-    write_tensors(path, tensors, {**meta, "groups": known["param_groups"], "scheduler": scheduler.state_dict()})
+    arrays = {name: tensor.detach().cpu().numpy() for name, tensor in tensors.items()}
+    kept.save(arrays, {**meta, "groups": known["param_groups"], "scheduler": scheduler.state_dict()})
 
 
-def load_state(path: Path, model: nn.Module, optimizer: Any, scheduler: Any) -> dict[str, Any]:
-    """Put a state back, and return what was written beside it."""
-    tensors, meta = read_tensors(path)
+def load_state(kept: Checkpoints, fits: Fits, model: nn.Module, optimizer: Any, scheduler: Any) -> dict[str, Any]:
+    """Put a state back, and return what was written beside it.
+
+    Raises
+    ------
+    FileFormatError
+        If there is none that is whole and fits.
+    """
+    arrays, meta = kept.load(fits)
     weights: dict[str, Tensor] = {}
     moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        kind, rest = name.split(".", 1)
-        if kind == "model":
-            weights[rest] = tensor
-        else:
-            number, entry = rest.split(".", 1)
-            moments.setdefault(int(number), {})[entry] = tensor
     try:
+        for name, array in arrays.items():
+            kind, rest = name.split(".", 1)
+            if kind == "model":
+                weights[rest] = torch.from_numpy(array)
+            else:
+                number, entry = rest.split(".", 1)
+                moments.setdefault(int(number), {})[entry] = torch.from_numpy(array)
         model.load_state_dict(weights)
         # JSON has no tuples, and AdamW's betas are one.
         groups = [{**group, "betas": tuple(group["betas"])} for group in meta.pop("groups")]
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
         scheduler.load_state_dict(meta.pop("scheduler"))
-    except (RuntimeError, KeyError, ValueError) as error:
+    except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
         reason = " ".join(str(error).split())[:200]
         raise FileFormatError(
-            f"{path}: got the state of another model ({reason}); remove it to start afresh"
+            f"{kept.path}: got the state of another model ({reason}); remove it to start afresh"
         ) from error
     return meta
 

@@ -1,56 +1,21 @@
-"""What options are, in JSON: plain values as they are, arrays and objects by their type and a digest."""
+"""What options are, in plain data: plain values as they are, arrays and objects by their type and a digest."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
-import math
 import types
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-__all__ = ["decode", "describe", "digest", "encode"]
+from nlflow._encoding import digest, tagged
+
+__all__ = ["describe"]
 
 _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart by their versions, not their code
-_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
-
-
-def encode(value: Any) -> str:
-    """Return plain data as JSON text from which `decode` gets every float back to the last bit."""
-    return json.dumps(_tagged(value), allow_nan=False, indent=1)
-
-
-def decode(text: str) -> Any:
-    """Return what `encode` was given.
-
-    Raises
-    ------
-    ValueError
-        For text that is no JSON, a truncated file for instance.
-    """
-    return json.loads(text, object_hook=lambda entry: _FLOATS[entry["float"]] if set(entry) == {"float"} else entry)
-
-
-def _tagged(value: Any) -> Any:
-    """Return `value` in JSON's types, NaN and infinities, which JSON lacks, as {"float": "nan"}."""
-    if isinstance(value, Mapping):
-        return {str(key): _tagged(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_tagged(entry) for entry in value]
-    if isinstance(value, np.generic):
-        return _tagged(value.item())
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"float": repr(value)}
-    return value
-
-
-def digest(text: str | bytes) -> str:
-    """Return the SHA-256 of `text` in hexadecimal."""
-    return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
 
 
 def describe(value: Any) -> Any:
@@ -91,7 +56,7 @@ def _describe(value: Any, above: tuple[int, ...]) -> Any:
 def _describe_function(function: types.FunctionType, inside: tuple[int, ...]) -> dict[str, Any]:
     closure = [cell.cell_contents for cell in function.__closure__ or ()]
     given = _describe([function.__defaults__, function.__kwdefaults__, closure], inside)
-    state = [_code(function.__code__), _tagged(given)]
+    state = [_code(function.__code__), tagged(given)]
     return {"function": f"{function.__module__}.{function.__qualname__}", "sha256": digest(json.dumps(state))}
 
 

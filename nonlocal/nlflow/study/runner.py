@@ -7,7 +7,6 @@ import sys
 from contextlib import closing, nullcontext
 from typing import Any
 
-import joblib
 import numba
 
 # Before any case: its linear algebra must be loaded when the number of its threads is set.
@@ -16,12 +15,17 @@ import scipy.linalg  # noqa: F401
 from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
-from nlflow._machine import environment
+from nlflow._array import underflowing
+from nlflow._atomic import make_folder
+from nlflow._encoding import decode, digest, encode
+from nlflow._machine import provenance
+from nlflow._workers import completed
 from nlflow.devices import CPU
-from nlflow.errors import InputError, MemoryLimitError, NumericalError, check_choice, check_integer
+from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NumericalError, check_choice, check_integer
 from nlflow.markov.walks import generator_of
+from nlflow.storage import locked
 from nlflow.study.contract import Case, Row, in_words
-from nlflow.study.identity import decode, describe, digest, encode
+from nlflow.study.identity import describe
 from nlflow.study.options import read_options
 from nlflow.study.registry import KINDS
 from nlflow.study.result import StudyResult
@@ -31,11 +35,13 @@ from nlflow.study.store import Folder
 __all__ = ["run_study"]
 
 
+@underflowing
 def run_study(
     kind: str,
     *,
     out: str | os.PathLike[str] | None = None,
     jobs: int | None = 1,
+    scheduler: str | None = None,
     progress: bool = False,
     rng: int | np.random.Generator | None = 0,
     **options: Any,
@@ -55,7 +61,10 @@ def run_study(
         there and does the rest; the result has the same bits.
     jobs : int or None
         Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
-        backend (dask, for instance) is used in any case.
+        backend is used in any case.
+    scheduler : str, optional
+        Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
+        on this machine. The bits are those of one process.
     progress : bool
         Progress bar on stderr.
     rng : int or Generator
@@ -85,6 +94,8 @@ def run_study(
         For tensors that do not fit into their device, with the largest number of nodes that does.
     FileFormatError
         When `out` holds another study.
+    WorkerError
+        When worker processes keep dying; what is done is kept in `out`.
 
     Warns
     -----
@@ -105,50 +116,78 @@ def run_study(
         workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
     chosen = read_options(study, options)
     described: dict[str, Any] = {**describe(chosen), "rng": seed}
-    folder = None if out is None else Folder(out, study.name, described)
+    if out is None:
+        return _run(study, chosen, described, seed, None, workers, scheduler, progress)
+    with locked(make_folder(out), "out"):
+        folder = Folder(out, study.name, described)
+        return _run(study, chosen, described, seed, folder, workers, scheduler, progress)
 
+
+def _run(
+    study: Any,
+    chosen: dict[str, Any],
+    described: dict[str, Any],
+    seed: int,
+    folder: Folder | None,
+    jobs: int | None,
+    scheduler: str | None,
+    progress: bool,
+) -> StudyResult:
+    """Measure the cases that the folder does not have yet, and return all."""
     cases = make_cases(study, chosen)
-    # The options are part of the name: a run of another study, begun in this folder at the same time, has other files.
+    # The options are part of the name: a case of another study is never taken for one of this.
     whole = digest(encode([study.name, described]))
     names = [digest(encode([whole, number, case.label]))[:12] for number, case in enumerate(cases)]
     seeds = np.random.SeedSequence(seed).spawn(len(cases))
     done: dict[int, list[Row]] = {}
     if folder is not None:
         for number, name in enumerate(names):
-            rows = folder.read(number, name)
+            rows = folder.read(number, name, _labelled(cases[number], [{}])[0])
             if rows is not None:
                 done[number] = rows
     read = len(done)
-    work = (
-        joblib.delayed(_execute)(study.name, number, case, seeds[number])
-        for number, case in enumerate(cases)
-        if number not in done
-    )
+    left = [number for number in range(len(cases)) if number not in done]
+    work = [(_execute, (study.name, cases[number], seeds[number])) for number in left]
     bar = tqdm(
         total=len(cases), initial=read, desc=study.name, unit="case", file=sys.stderr, disable=not progress, leave=False
     )
     with bar:
-        if read < len(cases):
+        if left:
             # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
             # One thread for linear algebra until all are done: cases that are threads of this process share its number.
-            parallel = joblib.Parallel(n_jobs=workers, return_as="generator_unordered")
-            with threadpool_limits(1, user_api="blas"), closing(parallel(work)) as results:
-                for number, measured in results:
+            with (
+                threadpool_limits(1, user_api="blas"),
+                closing(completed(work, jobs=jobs, scheduler=scheduler)) as results,
+            ):
+                for place, measured in results:
+                    number = left[place]
                     rows = _labelled(cases[number], measured)
                     if folder is not None:
                         folder.write(number, names[number], cases[number].label, rows)
                     done[number] = rows
                     bar.update()
     table = [row for number in range(len(cases)) for row in done[number]]
-    provenance = {**environment(), "cases": {"computed": len(cases) - read, "read": read}}
-    return StudyResult(study.name, table, study.fits(table, chosen), described, provenance, study)
+    known = provenance(getattr(chosen.get("device"), "name", "cpu"), seed)
+    known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
+    try:
+        fits = study.fits(table, chosen)
+    except (KeyError, TypeError) as error:
+        if not read:
+            raise
+        # Of the right case and with the right checksum: nothing that a study wrote and an accident changed.
+        assert folder is not None
+        raise FileFormatError(
+            f"{folder.cases}: got cases whose rows are not those of this study ({error!r}), expected files as a study "
+            "wrote them; remove them"
+        ) from error
+    return StudyResult(study.name, table, fits, described, known, study)
 
 
 def _drawn(rng: np.random.Generator | None) -> int:
     return int(generator_of(rng).integers(2**63))
 
 
-def _execute(kind: str, number: int, case: Case, seed: np.random.SeedSequence) -> tuple[int, list[Row]]:
+def _execute(kind: str, case: Case, seed: np.random.SeedSequence) -> list[Row]:
     """Measure one case, in this process or in another."""
     # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
     # in which threads only wait for each other. Cases run side by side instead.
@@ -158,7 +197,7 @@ def _execute(kind: str, number: int, case: Case, seed: np.random.SeedSequence) -
         device = case.options.get("device", CPU)
         alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
         with threadpool_limits(1, user_api="blas"), alone:
-            return number, KINDS[kind].measure(case.options, seed)
+            return KINDS[kind].measure(case.options, seed)
     except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
         raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error

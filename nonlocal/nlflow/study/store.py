@@ -8,15 +8,16 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from nlflow._atomic import make_folder, write_atomic
+from nlflow._atomic import make_folder
+from nlflow._encoding import encode
 from nlflow._machine import environment, source_digest
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from nlflow.storage import load_record, save_record
 from nlflow.study.contract import Row
-from nlflow.study.identity import decode, digest, encode
 
 __all__ = ["Folder"]
 
-FORMAT = 1
+_STUDY, _CASE = "study", "case of a study"
 _ADVICE = "ask for the same study, or choose another folder"
 
 
@@ -49,8 +50,7 @@ class Folder:
         # What computes a case decides its bits: a study is not continued by another program.
         program = {f"version of {name}": value for name, value in environment()["versions"].items()}
         program["source of nlflow"] = source_digest()
-        self.content = {"format": FORMAT, "study": kind, "program": program, "options": options}
-        self.content["fingerprint"] = digest(encode(self.content))
+        self.content = {"study": kind, "program": program, "options": options}
         head = self.path / "study.json"
         if head.exists():
             self._compare(head)
@@ -59,24 +59,23 @@ class Folder:
                 f"{self.path}: got cases without a study.json, expected both; restore it, or choose another folder"
             )
         else:
-            _write(head, self.content)
+            save_record(head, _STUDY, self.content)
 
     def _compare(self, head: Path) -> None:
         """Raise `FileFormatError` unless the folder holds this very study."""
+        found = load_record(head, _STUDY)
+        if encode(found) == encode(self.content):
+            return
         try:
-            found = decode(head.read_text(encoding="utf-8"))
-            if found["fingerprint"] == self.content["fingerprint"]:
-                return
             options = dict(found["options"])
-            known = {"format": found["format"], "study": found["study"], **found["program"]}
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            known = {"study": found["study"], **found["program"]}
+        except (KeyError, TypeError, ValueError) as error:
             raise FileFormatError(
-                f"{head}: got a damaged file ({type(error).__name__}: {error}), expected the description of a study; "
-                "restore it, or choose another folder"
+                f"{head}: got a description without {error}, expected that of a study; restore it, or {_ADVICE}"
             ) from error
         own: Any = self.content["options"]
         program: Any = self.content["program"]
-        now = {"format": FORMAT, "study": self.content["study"], **program}
+        now = {"study": self.content["study"], **program}
         for name in dict.fromkeys([*known, *options, *own]):
             there, here = ({**known, **options}.get(name), {**now, **own}.get(name))
             if encode(there) != encode(here):
@@ -84,12 +83,11 @@ class Folder:
                     f"{self.path}: holds another study: {name} is {_brief(there)} there and {_brief(here)} here; "
                     f"{_ADVICE}"
                 )
-        raise FileFormatError(f"{head}: got a fingerprint that does not fit its options; restore it, or {_ADVICE}")
 
     def _file(self, number: int, name: str) -> Path:
         return self.cases / f"{number:04d}-{name}.json"
 
-    def read(self, number: int, name: str) -> list[Row] | None:
+    def read(self, number: int, name: str, label: Row) -> list[Row] | None:
         """Return the rows of a case, or None when it is not done.
 
         Warns
@@ -98,35 +96,21 @@ class Folder:
             When its file is damaged; it is computed again then.
         """
         path = self._file(number, name)
-        try:
-            text = path.read_text(encoding="utf-8")
-        except FileNotFoundError:
-            return None
-        except (OSError, UnicodeDecodeError) as error:
-            _warn(path, error)
+        if not path.exists():
             return None
         try:
-            found = decode(text)
-            rows = found["rows"]
-            if found["sha256"] != digest(encode(rows)):
-                raise ValueError("its rows do not have its checksum")
-            return list(rows)
-        except (ValueError, KeyError, TypeError) as error:
-            _warn(path, error)
+            content = load_record(path, _CASE)
+            rows = content["rows"]
+            if not isinstance(rows, list) or any(not label.items() <= row.items() for row in rows):
+                raise FileFormatError(f"{path}: got rows of another case")
+            return rows
+        except (FileFormatError, AttributeError, KeyError, TypeError) as error:
+            warnings.warn(f"{error}; its case is computed again", NlflowWarning, stacklevel=3)
             return None
 
     def write(self, number: int, name: str, label: Row, rows: list[Row]) -> None:
         """Write the rows of a case, so that its file appears complete or not at all."""
-        _write(self._file(number, name), {"case": label, "rows": rows, "sha256": digest(encode(rows))})
-
-
-def _write(path: Path, content: Any) -> None:
-    data = (encode(content) + "\n").encode()
-    write_atomic(path, lambda stream: stream.write(data))
-
-
-def _warn(path: Path, error: Exception) -> None:
-    warnings.warn(f"{path}: the file is damaged ({error}); its case is computed again", NlflowWarning, stacklevel=4)
+        save_record(self._file(number, name), _CASE, {"case": label, "rows": rows})
 
 
 def _brief(value: Any) -> str:

@@ -1,0 +1,127 @@
+"""Calls in other processes, of this machine or of a Dask cluster; workers that die are replaced."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from typing import Any
+
+import joblib
+
+from nlflow.errors import InputError, NlflowWarning, WorkerError
+
+__all__ = ["LOCAL", "completed"]
+
+LOCAL = "local"
+_PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
+
+Call = tuple[Callable[..., Any], tuple[Any, ...]]
+
+
+def completed(
+    calls: Sequence[Call], *, jobs: int | None = 1, scheduler: str | None = None
+) -> Generator[tuple[int, Any]]:
+    """Run calls side by side, and yield the number and result of each as soon as it is there, in any order.
+
+    Close the iterator to end those that still run.
+
+    Parameters
+    ----------
+    calls : sequence of (function, arguments)
+        What can be sent to another process; the result must not depend on which. A call that a dying worker took along
+        is made again.
+    jobs : int, optional
+        Calls at a time, as for `joblib.Parallel`.
+    scheduler : str, optional
+        Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, whose workers do the calls; ``'local'`` for a
+        cluster of `jobs` processes on this machine.
+
+    Raises
+    ------
+    WorkerError
+        When workers keep dying.
+    InputError
+        For a scheduler that does not answer, or without Dask.
+
+    Warns
+    -----
+    NlflowWarning
+        When a worker has died.
+    """
+    waiting, deaths = dict(enumerate(calls)), 0
+    with ExitStack() as stack:
+        died = _lost_errors(scheduler)
+        if scheduler is not None and calls:
+            stack.enter_context(_cluster(scheduler, jobs))
+        while waiting:
+            parallel = joblib.Parallel(n_jobs=-1 if scheduler is not None else jobs, return_as="generator_unordered")
+            work = [joblib.delayed(_numbered)(number, *call) for number, call in waiting.items()]
+            try:
+                with closing(parallel(work)) as results:
+                    for number, result in results:
+                        del waiting[number]
+                        deaths = 0
+                        yield number, result
+            except died as error:
+                deaths += 1
+                if deaths >= _PATIENCE:
+                    raise WorkerError(
+                        f"jobs: got {deaths} deaths of worker processes one after the other ({_brief(error)}) with "
+                        f"{len(waiting)} call(s) left, expected processes that live; they may lack memory: give fewer "
+                        "jobs, or smaller cases. What is done is kept"
+                    ) from error
+                warnings.warn(
+                    f"a worker process has died, of too little memory perhaps; {len(waiting)} call(s) are left and go "
+                    "to others",
+                    NlflowWarning,
+                    stacklevel=3,
+                )
+
+
+def _numbered(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, Any]:
+    return number, function(*arguments)
+
+
+def _lost_errors(scheduler: str | None) -> tuple[type[BaseException], ...]:
+    """Return what a death of a worker is raised as."""
+    if scheduler is None:
+        from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+        return (TerminatedWorkerError,)
+    try:
+        from distributed import KilledWorker
+    except ImportError as error:
+        raise InputError(
+            f"scheduler: got {scheduler!r} without Dask ({error}), expected it installed: pip install "
+            "'nlflow[distributed]'"
+        ) from error
+    return (KilledWorker,)
+
+
+@contextmanager
+def _cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
+    """Let joblib hand its calls to a cluster."""
+    distributed: Any = importlib.import_module("distributed")  # its constructors have no types
+    with ExitStack() as stack:
+        address: Any = scheduler
+        try:
+            if scheduler == LOCAL:
+                count = None if jobs is None or jobs < 0 else jobs
+                # No dashboard: it needs a port, and a run on a cluster node has nobody to look.
+                cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+                address = stack.enter_context(cluster)
+            stack.enter_context(distributed.Client(address, timeout="10s"))
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            raise InputError(
+                f"scheduler: got {scheduler!r}, which does not answer ({_brief(error)}), expected 'local' or the "
+                "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786"
+            ) from error
+        stack.enter_context(joblib.parallel_config("dask", wait_for_workers_timeout=30))
+        yield
+
+
+def _brief(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 160 else text[:157] + "..."
