@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import math
 import sys
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 import array_api_compat
 import array_api_compat.numpy
@@ -20,13 +23,56 @@ __all__ = [
     "mean_over_nodes",
     "namespace",
     "over_channels",
+    "power_of_two",
+    "root_mean_square",
     "same_kind",
     "scalar",
     "to_numpy",
+    "underflowing",
 ]
+
+Item = TypeVar("Item")
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
+
+
+def underflowing(item: Item) -> Item:
+    """Let a function, or all public methods of a class, round what is too small for a float to 0.
+
+    That is the nearest float to a weight that vanishes beside the others, or to a share of a tiny signal, and what
+    NumPy does unless a caller has set ``np.errstate(under="raise")``. Where 0 would not do, as in norms of tiny
+    signals, formulas scale first. Overflows, divisions by zero and invalid operations stay what the caller wants them
+    to be.
+    """
+    quiet = np.errstate(under="ignore")
+    if not isinstance(item, type):
+        return quiet(item)  # type: ignore[type-var]  # a function, as it is no class
+    for name, member in list(vars(item).items()):
+        if name.startswith("_") and name not in ("__init__", "__call__"):
+            continue
+        if isinstance(member, property) and member.fget is not None:
+            setattr(item, name, property(quiet(member.fget), member.fset, member.fdel, member.__doc__))
+        elif isinstance(member, cached_property):
+            member.func = quiet(member.func)
+        elif inspect.isfunction(member) and not inspect.isgeneratorfunction(member):
+            setattr(item, name, quiet(member))
+    return item
+
+
+def power_of_two(size: float) -> float:
+    """Return the power of two in (size / 2, size], or 1 where `size` is 0 or not finite.
+
+    To divide by it is exact, and the squares of what was at most `size` are in range then.
+    """
+    return 2.0 ** (math.frexp(size)[1] - 1) if 0 < size < math.inf else 1.0
+
+
+def root_mean_square(values: Array) -> float:
+    """Return the root of the mean square of all entries, whose squares may be out of range."""
+    xp = namespace(values)
+    size = power_of_two(scalar(xp.max(xp.abs(values))))
+    return size * scalar(xp.sqrt(xp.mean(xp.astype(values / size, xp.float64) ** 2)))
 
 
 def namespace(*arrays: Array) -> Any:

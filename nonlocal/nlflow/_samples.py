@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,10 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array, check_integer
 
-__all__ = ["as_signal", "finish", "range_of"]
+__all__ = ["as_signal", "exact_means", "exact_sums", "finish", "mean_of_sums", "range_of", "rounded"]
+
+_UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
+_PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
 def as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]:
@@ -44,6 +48,47 @@ def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[An
         if not preserve_range and given.kind != "b":
             result = np.maximum(result / float(np.iinfo(given).max), -1)  # the lowest signed integer is -1 too
     return np.array(result)  # never a view of the input
+
+
+def rounded(values: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Return finite values in an integer dtype: rounded and clipped, never wrapped."""
+    limits = np.iinfo(dtype)
+    # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.
+    top = float(limits.max) if float(limits.max) <= limits.max else np.nextafter(float(limits.max), 0)
+    return np.asarray(np.clip(np.rint(values.astype(np.float64)), float(limits.min), top).astype(dtype))
+
+
+def exact_sums(signal: NDArray[Any]) -> list[int]:
+    """Return the sum over each channel of finite samples (..., C), a whole number of 2^-1126.
+
+    Whole numbers add up alike in any order, so that the mean of an image does not depend on how it is cut. O(N).
+    """
+    return [_exact_sum(signal[..., c].ravel()) for c in range(signal.shape[-1])]
+
+
+def _exact_sum(values: NDArray[Any]) -> int:
+    total = 0
+    for start in range(0, values.size, _PIECE):
+        fraction, exponent = np.frexp(values[start : start + _PIECE].astype(np.float64))
+        # 27 and 26 binary digits, summed by their exponents: floats hold these sums to the last digit.
+        scaled = fraction * 2.0**27
+        high = np.trunc(scaled)
+        least = int(exponent.min(initial=0))
+        for digits, shift in ((high, 26), ((scaled - high) * 2.0**26, 0)):
+            by_exponent = np.bincount(exponent - least, weights=digits)
+            for k in np.flatnonzero(by_exponent).tolist():
+                total += int(by_exponent[k]) << (k + least - 53 + _UNIT + shift)
+    return total
+
+
+def mean_of_sums(sums: list[int], count: int) -> NDArray[np.float64]:
+    """Return sums of `exact_sums` over a count, correctly rounded."""
+    return np.array([total / (count << _UNIT) for total in sums])
+
+
+def exact_means(signal: NDArray[Any]) -> NDArray[np.float64]:
+    """Return the mean of each channel of finite samples (..., C), correctly rounded."""
+    return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
 
 
 def range_of(signal: NDArray[Any]) -> float:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from nlflow._array import underflowing
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
 __all__ = ["Batch", "Boundary", "Domain", "Grid", "Points"]
@@ -177,6 +178,7 @@ class Grid(Domain):
         return np.pad(array, widths, mode=mode)  # type: ignore[call-overload,no-any-return]
 
 
+@underflowing
 @dataclass(frozen=True, eq=False)
 class Points(Domain):
     """Scattered nodes with quadrature weights.

@@ -12,7 +12,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nlflow._array import Array, namespace, over_channels, same_kind
+import numpy as np
+
+from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.fidelity import Fidelity, as_fidelity
@@ -21,6 +23,7 @@ from nlflow.functional import METRICS, E, J
 __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
 
 
+@underflowing
 class Flow:
     """What integrators need of a flow.
 
@@ -146,14 +149,20 @@ class Flow:
 
     def speed(self, u: Array) -> float:
         """Return the root mean square of du/dt in the flow's measure. One average."""
-        return self.norm(self.velocity(u))
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            result = self.norm(self.velocity(u))
+        if not math.isfinite(result):
+            raise NumericalError("speed: degree or fidelity times the signal overflows; scale one of them down")
+        return result
 
     def norm(self, v: Array) -> float:
         """Return the root mean square of `v` in the flow's measure, over nodes; channels are added up."""
         xp = namespace(v)
         measure = self.measure(v)
+        size = power_of_two(scalar(xp.max(xp.abs(v))))  # squares of very large and very small values have no float
+        v = v / size
         total = xp.sum(over_channels(measure, v) * v * v, dtype=xp.float64)
-        return float(xp.sqrt(total / xp.sum(measure, dtype=xp.float64)))
+        return size * float(xp.sqrt(total / xp.sum(measure, dtype=xp.float64)))
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, or raise `InputError`."""
@@ -172,6 +181,7 @@ class Flow:
         raise NotImplementedError  # pragma: no cover - abstract
 
 
+@underflowing
 class GradientFlow(Flow):
     """Gradient flow of J or E, du/dt = -grad, in the L2 or in the degree metric.
 
@@ -229,6 +239,7 @@ class GradientFlow(Flow):
         return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}, {self.affinity!r})"
 
 
+@underflowing
 class AttentionFlow(Flow):
     """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
 

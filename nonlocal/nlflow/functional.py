@@ -13,12 +13,13 @@ semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.fi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, check_untracked, namespace, over_channels, scalar
+from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.fidelity import Fidelity, as_fidelity
@@ -29,6 +30,7 @@ __all__ = ["METRICS", "E", "J", "Minimizer"]
 
 METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
+_OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class Minimizer:
     message: str
 
 
+@underflowing
 class J:
     """Nonlocal Dirichlet energy, J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2 (arXiv 2312.00751, eq. 5).
 
@@ -84,24 +87,29 @@ class J:
         """Return the same functional with another affinity of k (an evolving kernel)."""
         return type(self)(affinity)
 
-    def _half_form(self, u: Array, average: Array | None) -> float:
-        """Return J / sum(w d): 1/2 sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels."""
+    def _half_form(self, u: Array, average: Array | None, unit: float) -> float:
+        """Return J / sum(w d) of u / unit.
+
+        1/2 sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels.
+        """
         xp = namespace(u)
         average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
         measure = over_channels(self.affinity.measure("degree", u), u)
+        u, average = u / unit, average / unit
         centred = u - self.affinity.mean(u, "degree")
         # P 1 = 1, so u - Pu needs no second average for the centred signal.
-        with np.errstate(over="ignore", invalid="ignore"):
-            value = 0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64))
-        if not math.isfinite(value):
-            raise NumericalError("value: the squares of the signal overflow; scale it down (J and E are quadratic)")
-        return max(value, 0.0)
+        return max(0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64)), 0.0)
 
-    def _scaled(self, value: float, normalise: bool) -> float:
-        if normalise or value == 0:
+    def _scaled(self, value: float, normalise: bool, unit: float) -> float:
+        """Return unit^2 value, times sum(w d) unless it is to be normalised."""
+        if value == 0:
             return value
+        if normalise:
+            return _product(value, unit)
         log_total = self.affinity.log_total()
-        exponent = math.log(value) + log_total
+        exponent = math.log(value) + 2 * math.log(unit) + log_total
+        if exponent > _LARGEST > log_total:
+            raise NumericalError(_OVERFLOWS)
         if exponent > _LARGEST:
             raise NumericalError(
                 f"value: the sum of degrees is exp({log_total:.4g}), too large for a float; ask for "
@@ -127,7 +135,9 @@ class J:
         NumericalError
             When the value overflows.
         """
-        return self._scaled(self._half_form(self.affinity.check_signal("u", u), average), normalise)
+        u = self.affinity.check_signal("u", u)
+        unit = _unit(u)
+        return self._scaled(self._half_form(u, average, unit), normalise, unit)
 
     def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
@@ -138,7 +148,11 @@ class J:
         u = self.affinity.check_signal("u", u)
         average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
         gradient = u - average
-        return gradient if metric == "degree" else over_channels(self.affinity.degree, u) * gradient
+        if metric == "degree":
+            return gradient
+        with np.errstate(over="ignore"):  # found out in what comes of it
+            gradient = over_channels(self.affinity.degree, u) * gradient
+        return _in_range(gradient)
 
     def value_and_gradient(self, u: Array, metric: str = "l2", *, normalise: bool = False) -> tuple[float, Array]:
         """Return the functional's value and its gradient, from one average; see `value` and `gradient`.
@@ -159,6 +173,7 @@ class J:
         return None
 
 
+@underflowing
 class E(J):
     """Nonlocal Dirichlet energy with a fidelity term, E = J + 1/2 sum_i m_i lambda_i |u_i - f_i|^2.
 
@@ -222,30 +237,33 @@ class E(J):
         u = self.affinity.check_signal("u", u)
         self._check_observed(u)
         xp = namespace(u)
-        misfit = u - self._observed
+        unit = _unit(u, self._observed)
+        misfit = u / unit - self._observed / unit
         measure = over_channels(self.affinity.measure(self.measure, u), u)
         with np.errstate(over="ignore", invalid="ignore"):
             weighted = self._fidelity.times(misfit) * misfit
             fidelity = 0.5 * scalar(xp.sum(measure * weighted, dtype=xp.float64))
         if not math.isfinite(fidelity):
-            raise NumericalError("value: the squares of the misfit overflow; scale the signals down")
-        dirichlet = self._half_form(u, average)
+            raise NumericalError("value: the fidelity times the misfit overflows; scale one of them down")
+        dirichlet = self._half_form(u, average, unit)
         if self.measure == "degree":
-            return self._scaled(dirichlet + fidelity, normalise)
+            return self._scaled(dirichlet + fidelity, normalise, unit)
         if normalise:
             if fidelity == 0:
-                return dirichlet
-            exponent = math.log(fidelity) - self.affinity.log_total()
+                return _product(dirichlet, unit)
+            exponent = math.log(fidelity) + 2 * math.log(unit) - self.affinity.log_total()
             if exponent > _LARGEST:
                 raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalise=False")
-            return dirichlet + math.exp(exponent)
-        return self._scaled(dirichlet, normalise) + fidelity
+            return _product(dirichlet, unit) + math.exp(exponent)
+        return self._scaled(dirichlet, normalise, unit) + _product(fidelity, unit)
 
     def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `J.gradient`."""
         dirichlet = super().gradient(u, metric, average=average)
         self._check_observed(u)
-        return dirichlet + self.fidelity_in(metric).times(u - self._observed)
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            gradient = dirichlet + self.fidelity_in(metric).times(u - self._observed)
+        return _in_range(gradient)
 
     def minimizer(
         self,
@@ -335,23 +353,60 @@ class E(J):
             # A transform begins at 0, where there is nothing for rounding to leave a constant of, which it would
             # multiply by 1 / fidelity.
             guess = 0 * centred if choice.used == "transform" else centred
+        # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
+        large = power_of_two(max(fidelity.bounds()[1], 1.0))
+
+        def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
+            return lambda v: precondition(v) * large
+
+        def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
+            other = choice.reconsider(done, residual)
+            return None if other is None else scaled(other)
+
         result = conjugate_gradients(
-            operator,
-            fidelity.times(centred),
+            lambda v: operator(v) / large,
+            fidelity.times(centred) / large,
             guess,
             inner=inner,
-            precondition=choice.first,
+            precondition=scaled(choice.first),
             rtol=rtol,
             maxiter=maxiter,
-            reconsider=choice.reconsider,
+            reconsider=reconsider,
         )
+        if not math.isfinite(result.residual):
+            raise NumericalError(
+                "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
+                "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
+            )
         success, advice = verdict(result.residual, rtol)
         reached = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
         message = f"{reached}; preconditioner: {choice.used}"
-        return Minimizer((result.x + shift) * size, result.residual, result.iterations, success, message)
+        with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
+            u = (result.x + shift) * size
+        return Minimizer(u, result.residual, result.iterations, success, message)
 
     def _check_observed(self, u: Array) -> None:
         if tuple(u.shape) != tuple(self._observed.shape):
             raise InputError(
                 f"u: got shape {tuple(u.shape)}, expected {tuple(self._observed.shape)}, that of the observed signal"
             )
+
+
+def _unit(*signals: Array) -> float:
+    """Return the power of two that signals are divided by, so that their squares are in range."""
+    return power_of_two(max(scalar(namespace(u).max(namespace(u).abs(u))) for u in signals))
+
+
+def _product(value: float, unit: float) -> float:
+    """Return unit^2 value, or raise `NumericalError`."""
+    if value * unit * unit == math.inf:
+        raise NumericalError(_OVERFLOWS)
+    return value * unit * unit
+
+
+def _in_range(gradient: Array) -> Array:
+    """Return a gradient that floats hold, or raise `NumericalError`."""
+    xp = namespace(gradient)
+    if not bool(xp.all(xp.isfinite(gradient))):
+        raise NumericalError("gradient: degree or fidelity times the signal overflows; scale one of them down")
+    return gradient

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from scipy.spatial.distance import cdist
 
-from nlflow._array import Array, is_numpy, namespace
+from nlflow._array import Array, is_numpy, namespace, underflowing
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
 __all__ = ["DotProduct", "Gaussian", "Kernel", "Laplace", "Patch", "RadialKernel", "TopHat"]
@@ -55,6 +55,7 @@ class Kernel(ABC):
         return (features if queries is None else queries), features
 
 
+@underflowing
 @dataclass(frozen=True, kw_only=True)
 class RadialKernel(Kernel):
     """A kernel of the Euclidean distance r = |x - y| alone."""
@@ -78,6 +79,7 @@ class RadialKernel(Kernel):
         return self.log_profile(squared)
 
 
+@underflowing
 @dataclass(frozen=True)
 class Gaussian(RadialKernel):
     """Gaussian kernel, ``k = exp(-|x - y|^2 / (2 width^2))``.
@@ -108,6 +110,7 @@ class Gaussian(RadialKernel):
         return self.width * math.sqrt(-2 * math.log(rtol))
 
 
+@underflowing
 @dataclass(frozen=True)
 class Laplace(RadialKernel):
     """Exponential (Laplace) kernel, ``k = exp(-|x - y| / width)``.
@@ -142,6 +145,7 @@ class Laplace(RadialKernel):
         return -self.width * math.log(rtol)
 
 
+@underflowing
 @dataclass(frozen=True)
 class TopHat(RadialKernel):
     """Top-hat kernel, ``k = 1 where |x - y| <= radius, else 0``.
@@ -174,6 +178,7 @@ class TopHat(RadialKernel):
         return self.radius * (1 + 1e-12)
 
 
+@underflowing
 @dataclass(frozen=True, eq=False)
 class DotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x) . k(y))``: the kernel of softmax attention.
@@ -232,6 +237,7 @@ class DotProduct(Kernel):
         return (x * scale) @ y.T
 
 
+@underflowing
 @dataclass(frozen=True)
 class Patch(Kernel):
     r"""Patch kernel of nonlocal means on a grid, windowed.

@@ -44,6 +44,7 @@ def verdict(residual: float, rtol: float) -> tuple[bool, str]:
     return False, f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
 
 
+@np.errstate(over="ignore", invalid="ignore")  # what overflows ends the iteration, and is told by the residual
 def conjugate_gradients(
     operator: Callable[[Array], Array],
     b: Array,
@@ -75,7 +76,7 @@ def conjugate_gradients(
     Returns
     -------
     Solved
-        Its residual is recomputed from `x`, not the recursive one.
+        Its residual is recomputed from `x`, not the recursive one; infinite or NaN where the iteration broke down.
     """
     xp = namespace(b)
     size = inner(b, b)
@@ -114,13 +115,15 @@ def conjugate_gradients(
             r = r - alpha * q
             done += 1
             recursive = relative(r)
-            if done >= maxiter or recursive <= 0.5 * rtol:
+            if done >= maxiter or recursive <= 0.5 * rtol or not math.isfinite(recursive):
                 break
             other = reconsider(done, recursive) if reconsider is not None and done % _LOOK == 0 else None
             if other is not None:
                 precondition, p = other, None
         drifted, r = r, b - operator(x)
         before, residual = residual, relative(r)
+        if not math.isfinite(residual):
+            break
         # In the direction that it had, except where the two residuals have little in common.
         gap = drifted - r
         rz = xp.where(inner(gap, gap) < 1e-2 * inner(drifted, drifted), rz, xp.zeros_like(rz))

@@ -82,30 +82,20 @@ def _exp_by_type(x):
 
 
 # Sums over the patch. Nothing is ever subtracted, so the relative error stays at a few roundings (a running sum that
-# adds the next term and subtracts the last would lose small distances beside large ones).
+# adds the next term and subtracts the last would lose small distances beside large ones). The order of the additions
+# is the same for every node, wherever its tile begins: a part of an image has the bits of the whole, and weights that
+# are computed anew have those of stored ones.
 @njit(fastmath=FLAGS)
-def _block_sums(a, b, height, width, columns):
-    """Turn the rows ``b`` into sums within blocks of `width` rows: from the top in ``a``, to the bottom in ``b``.
-
-    The sum of rows i ... i + width - 1 is then ``b[i] + a[i + width - 1]``, or ``b[i]`` at the top of a block: three
-    additions an element whatever the width (van Herk 1992; Gil and Werman 1993, for maxima).
-    """
-    for i in range(height):
-        source = b[i]
-        target = a[i]
-        if i % width == 0:
-            for j in range(columns):
-                target[j] = source[j]
-        else:
-            above = a[i - 1]
-            for j in range(columns):
-                target[j] = source[j] + above[j]
-    for i in range(height - 2, -1, -1):
-        if (i + 1) % width != 0:
-            target = b[i]
-            below = b[i + 1]
-            for j in range(columns):
-                target[j] += below[j]
+def _row_sums(rows, first, width, columns, line):
+    """Sum `width` rows, an odd number, from `first` on: two at a time, since that many loads and one store balance."""
+    top = rows[first]
+    for j in range(columns):
+        line[j] = top[j]
+    for i in range(first + 1, first + width, 2):
+        here = rows[i]
+        next_ = rows[i + 1]
+        for j in range(columns):
+            line[j] += here[j] + next_[j]
 
 
 @njit(fastmath=FLAGS)
@@ -139,7 +129,7 @@ def _box_line(line, spare, out, columns, width):
 
 
 @njit(fastmath=FLAGS)
-def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, a, b, line, spare):
+def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
     """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
 
     `row` and `column` are the tile's corner in the coordinates of the padded `image`. The weight is
@@ -165,17 +155,10 @@ def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, sca
     zero = offset - offset
     share = (zero + 1) / ((2 * ri + 1) * (2 * rj + 1))
     for step in range(2 if tokens else 1):
-        _block_sums(a, b, height, 2 * ri + 1, length)
         height -= 2 * ri
         for i in range(height):
             top = b[i]
-            if i % (2 * ri + 1) == 0:
-                for j in range(length):
-                    line[j] = top[j]
-            else:
-                bottom = a[i + 2 * ri]
-                for j in range(length):
-                    line[j] = top[j] + bottom[j]
+            _row_sums(b, i, 2 * ri + 1, length, line)
             _box_line(line, spare, top, length - 2 * rj, 2 * rj + 1)
             if step == 0:
                 for j in range(length - 2 * rj):
@@ -218,9 +201,8 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
         left = (tile % across) * _TILE_COLUMNS
         rows = min(_TILE_ROWS, H + Ri - top)
         columns = min(_TILE_COLUMNS, W + Rj - left)
-        a = np.empty((rows + 2 * ei, columns + 2 * ej), image.dtype)
-        b = np.empty_like(a)
-        line = np.empty(a.shape[1], image.dtype)
+        b = np.empty((rows + 2 * ei, columns + 2 * ej), image.dtype)
+        line = np.empty(b.shape[1], image.dtype)
         spare = np.empty_like(line)
         for s in range(offsets.shape[0]):
             di = offsets[s, 0]
@@ -232,7 +214,7 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
             if used > 0 and skip < rows:
                 _tile_weights(
                     image, top + skip + ri + (ei - ri), left - shift + Rj + ej, rows - skip, used, di, dj, ri, rj,
-                    offset, scale, spatial[s], tokens, a, b, line, spare,
+                    offset, scale, spatial[s], tokens, b, line, spare,
                 )  # fmt: skip
             for i in range(rows):
                 target = weights[top + i, s, left : left + columns]
@@ -316,9 +298,8 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
         left = (tile % across) * _TILE_COLUMNS
         rows = min(_TILE_ROWS, H - top)
         columns = min(_TILE_COLUMNS, W - left)
-        a = np.empty((rows + Ri + 2 * ei, columns + Rj + 2 * ej), image.dtype)
-        b = np.empty_like(a)
-        line = np.empty(a.shape[1], image.dtype)
+        b = np.empty((rows + Ri + 2 * ei, columns + Rj + 2 * ej), image.dtype)
+        line = np.empty(b.shape[1], image.dtype)
         spare = np.empty_like(line)
         part = np.zeros((D, rows, columns), out.dtype)
         for d in range(D):
@@ -334,7 +315,7 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
             back = max(-dj, 0)
             _tile_weights(
                 image, top - di + Ri + ei, left - shift + Rj + ej, rows + di, columns + abs(dj), di, dj, ri, rj,
-                offset, scale, spatial[s], tokens, a, b, line, spare,
+                offset, scale, spatial[s], tokens, b, line, spare,
             )  # fmt: skip
             if isolated:
                 for i in range(rows + di):

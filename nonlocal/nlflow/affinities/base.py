@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, mean_over_nodes, namespace, over_channels, scalar, to_numpy
+from nlflow._array import (
+    Array,
+    constant_like,
+    is_numpy,
+    mean_over_nodes,
+    namespace,
+    over_channels,
+    power_of_two,
+    scalar,
+    to_numpy,
+    underflowing,
+)
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.kernel import Kernel
@@ -58,6 +69,7 @@ def check_rows(highest: Array, start: int = 0) -> None:
     raise InputError(f"affinity: row {start + row} {what}")
 
 
+@underflowing
 class Affinity(ABC):
     """An affinity matrix k_ij on a domain, known through what it does to signals.
 
@@ -129,9 +141,19 @@ class Affinity(ABC):
             raise NumericalError(f"{self.method}: p P is not available for this affinity; use method='dense'")
         xp = namespace(law)
         measure = self.measure("degree", law)
-        inside = measure > 0  # elsewhere the weight underflows, and no walker comes
-        density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * law
-        return over_channels(measure, law) * self._average(density)
+        # Elsewhere a density would be out of range: no walker comes there, and none may have been there.
+        inside = measure > 4 / float(xp.finfo(law.dtype).max)
+        size = power_of_two(scalar(xp.max(xp.abs(law))))
+        share = law / size
+        lost = scalar(xp.sum(over_channels(xp.where(inside, 0 * measure, 1.0), law) * xp.abs(share)))
+        total = scalar(xp.sum(xp.abs(share)))
+        if lost > float(xp.finfo(law.dtype).eps) * total:
+            raise NumericalError(
+                f"law: got {lost / total:.3g} of it at nodes whose degrees underflow beside those of the others, where "
+                "it would be lost; use method='dense', float64 features, or smaller logits"
+            )
+        density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
+        return over_channels(measure, law) * self._average(density) * size
 
     def known_spectrum(self) -> NDArray[np.float64] | None:
         """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
@@ -385,6 +407,7 @@ class Affinity(ABC):
         samples = check_integer("samples", samples, minimum=1)
         if u is None:
             u = self.as_signal(rng.standard_normal(self.domain.shape))
+        u = self.check_signal("u", u)
         average = np.asarray(self.flatten(self.average(u)), dtype=np.float64)
         signal = np.asarray(self.flatten(u), dtype=np.float64)
         middle = middle_of_range(signal)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, is_numpy, namespace, same_kind
+from nlflow._array import Array, is_numpy, namespace, same_kind, underflowing
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.batch import BatchAffinity
 from nlflow.affinities.choice import METHODS as PAIR_METHODS
@@ -32,6 +32,7 @@ _GRID_METHODS = ("auto", "dense", "stencil", "convolution")
 _DIRECT_WEIGHTS = 60
 
 
+@underflowing
 def affinity(
     kernel: Kernel,
     domain: Domain,
@@ -159,6 +160,7 @@ def affinity(
     return _feature_affinity(kernel, domain, features, queries, method, rtol, mask, precision, memory_limit)
 
 
+@underflowing
 def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) -> Affinity:
     """Return the affinity of a given matrix k_ij >= 0, shape (N, N).
 

@@ -116,6 +116,7 @@ class LowRankAffinity(Affinity):
             domain, kernel, symmetric=symmetric, positive_semidefinite=problem.symmetric, dtype=np.dtype(dtype)
         )
         self._problem = None if symmetric else problem  # only K = k + k^T asks for it again
+        self.seed = seed
         self._options: dict[str, Any] = {"rtol": rtol, "max_rank": max_rank, "limit": limit, "seed": seed}
         self._sums, tops = _sums(problem, domain.weights.ravel(), both)
         stored = _STORED[self.dtype.name]

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities.base import Sparse
-from nlflow.affinities.pair_sums import along_tree, places_in, warn_isolated
+from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domain import Domain
 from nlflow.errors import check_memory
@@ -19,6 +19,7 @@ __all__ = ["NeighbourAffinity", "count_neighbours"]
 
 Floats = NDArray[np.float64]
 _PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
+_LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
 _CHUNK = 2**22  # pairs whose weights are computed at a time
 _NEAR = 0.5  # of k(0): neighbours with at least this much of it give a lower bound of the degree at little cost
 
@@ -58,7 +59,7 @@ class NeighbourAffinity(SparseAffinity):
     ) -> None:
         from scipy.spatial import cKDTree
 
-        weights = domain.weights.reshape(-1)
+        weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
         # Along a tree, so that the neighbours of a node are near it in memory too: from a million nodes on, products in
         # a random order take almost three times as long.
         points = np.ascontiguousarray(features, dtype=np.float64)
@@ -73,6 +74,7 @@ class NeighbourAffinity(SparseAffinity):
             radius = kernel.support(cut)
         graph = _graph(kernel, tree, points, weights, radius, memory_limit)
         super().__init__(domain, graph, kernel=kernel, dtype=features.dtype)
+        self._log_unit = 2 * log_unit
         self.radius = radius
         self.positive_semidefinite = kernel.positive_semidefinite
         degrees = self._sums / weights
@@ -88,7 +90,7 @@ class NeighbourAffinity(SparseAffinity):
         from scipy.sparse import csr_array
 
         graph = self._graph.tocoo()
-        w = self.domain.weights.ravel()
+        w = relative_weights(self.domain.weights.ravel(), _LIGHTEST)[0]
         rows, columns = self._order[graph.row], self._order[graph.col]
         return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
 

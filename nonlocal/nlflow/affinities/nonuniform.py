@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities.base import Affinity, middle_of_range
-from nlflow.affinities.pair_sums import warn_isolated
+from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domain import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.kernel import Gaussian, Kernel
@@ -80,7 +80,7 @@ class NonuniformAffinity(Affinity):
             )
         _finufft()
         super().__init__(domain, kernel, symmetric=True, positive_semidefinite=True, dtype=features.dtype)
-        self._weights = domain.weights.reshape(-1)
+        self._weights, self._log_unit = relative_weights(domain.weights.reshape(-1), 0.0)
         self._limit = memory_limit
         self._width = kernel.width
         points = np.asarray(features, dtype=np.float64)
@@ -161,7 +161,8 @@ class NonuniformAffinity(Affinity):
         return np.asarray(average.astype(u.dtype).reshape(u.shape))
 
     def _log_degree(self) -> NDArray[Any]:
-        return np.asarray(np.log(self._degrees).astype(self.dtype or np.float64).reshape(self.domain.shape))
+        logs = np.log(self._degrees) + self._log_unit
+        return np.asarray(logs.astype(self.dtype or np.float64).reshape(self.domain.shape))
 
     @property
     def memory_bytes(self) -> int:

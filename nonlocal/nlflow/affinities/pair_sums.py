@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
-__all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "warn_isolated"]
+__all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "relative_weights", "warn_isolated"]
 
 Floats = NDArray[np.float64]
 
@@ -62,12 +62,8 @@ class PairSums:
             known = ", ".join(k.__name__ for k in _KNOWN)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
-        # Over the largest: sums are multiplied with it in the end.
-        self._unit_weight = float(weights.max())
-        self._weights = weights / self._unit_weight
+        self._weights, self._log_unit = relative_weights(weights, _WEIGHTS["float64"])
         self._lightest = float(self._weights.min())
-        if not self._lightest >= _WEIGHTS["float64"]:
-            raise InputError("weights: got some that are less than 1e-280 of the largest; leave such nodes out")
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
@@ -142,8 +138,8 @@ class PairSums:
         totals : array of shape (M,)
             sum_j w_j k(x_i, y_j) over exp(peaks_i).
         peaks : array of shape (M,)
-            What the logits of each row are relative to for dot products: within 21 of the largest and never far below
-            it, so that nothing over- or underflows. 0 for radial kernels.
+            The logarithm of the largest weight, so that no unit of w over- or underflows. For dot products what the
+            logits of each row are relative to besides: within 21 of the largest and never far below it.
         """
         name = self.precision(values.dtype)
         count, channels = len(self._x) if rows is None else len(rows), values.shape[1]
@@ -157,7 +153,7 @@ class PairSums:
         if name not in self._tables:
             self._tables[name] = self._prepare(name)
         sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees)
-        return sums * self._unit_weight, totals * self._unit_weight, peaks
+        return sums, totals, peaks + self._log_unit
 
     @property
     def memory_bytes(self) -> int:
@@ -314,6 +310,21 @@ def _width(kernel: RadialKernel) -> float:
     if isinstance(kernel, Gaussian | Laplace):
         return kernel.width
     raise InputError(f"kernel: got {type(kernel).__name__}, which has no width")  # pragma: no cover - not in _KNOWN
+
+
+def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:
+    """Return quadrature weights over the largest one, and the logarithm of that.
+
+    Raises
+    ------
+    InputError
+        When some are less than the share `least` of the largest, beside which sums would lose them.
+    """
+    largest = float(weights.max())
+    relative = weights / largest
+    if not relative.min() >= least:
+        raise InputError(f"weights: got some that are less than {least:g} of the largest; leave such nodes out")
+    return relative, math.log(largest)
 
 
 def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None) -> None:

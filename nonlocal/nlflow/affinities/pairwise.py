@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
@@ -73,12 +74,13 @@ class PairwiseAffinity(Affinity):
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         name = self.pairs.precision(u.dtype)
         known = self._degrees.get(name)
-        sums, totals, peaks = self.pairs(self.flatten(u), degrees=known is None, memory_limit=self._limit)
+        size = u.dtype.type(power_of_two(float(np.abs(u).max())))  # small weights times a small signal would be 0
+        sums, totals, peaks = self.pairs(self.flatten(u / size), degrees=known is None, memory_limit=self._limit)
         if known is None:
             self._learn(name, totals, peaks)
         else:
             totals, _ = known  # relative to the same logits, which depend on the features alone
-        return np.asarray((sums / totals[:, None]).astype(u.dtype).reshape(u.shape))
+        return np.asarray(((sums / totals[:, None]).astype(u.dtype) * size).reshape(u.shape))
 
     def _learn(self, precision: str, totals: Floats, peaks: Floats) -> None:
         """Keep the degrees, which come with the sums of any signal."""
@@ -86,7 +88,7 @@ class PairwiseAffinity(Affinity):
             return
         if not self._degrees:
             rounding = float(np.finfo(precision).eps)
-            warn_isolated(totals, self._weights * (1 + rounding), self.kernel)
+            warn_isolated(totals, self._weights / self._weights.max() * (1 + rounding), self.kernel)
         self._degrees[precision] = (totals, peaks)
 
     def logarithm(self, dtype: Any) -> Floats:
@@ -114,8 +116,7 @@ class PairwiseAffinity(Affinity):
             ones = np.ones(self.domain.size)
             self._backward = PairSums(self.kernel, self._keys, self._queries, ones, bias=-self.logarithm(law.dtype))
         sums, _, peaks = self._backward(self.flatten(law), memory_limit=self._limit)
-        with np.errstate(under="ignore"):
-            result = sums * (self._weights * np.exp(peaks))[:, None]
+        result = sums * np.exp(np.log(self._weights) + peaks)[:, None]  # one of the two alone may be out of range
         return np.asarray(result.astype(law.dtype).reshape(law.shape))
 
     def _symmetrised(self) -> Affinity:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, Sparse
 from nlflow.domain import Domain
 from nlflow.kernel import Kernel
@@ -35,22 +36,24 @@ class SparseAffinity(Affinity):
         super().__init__(domain, kernel, symmetric=True, positive_semidefinite=False, dtype=dtype)
         self.reason = "the edges were given"
         self._graph = edges
+        self._log_unit = 0.0  # of the edges
         sums = np.asarray(edges.sum(axis=1, dtype=np.float64)).ravel()
         self._alone = sums == 0
         self._sums = np.where(self._alone, sums[~self._alone].mean() if not self._alone.all() else 1.0, sums)
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
-        flat = self.flatten(u)
+        size = u.dtype.type(power_of_two(float(np.abs(u).max())))  # small edges times a small signal would be 0
+        flat = self.flatten(u / size)
         total = self._product(flat)
         result = np.where(self._alone[:, None], flat, total / self._sums[:, None])
-        return result.astype(u.dtype, copy=False).reshape(u.shape)
+        return np.asarray((result.astype(u.dtype, copy=False) * size).reshape(u.shape))
 
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
         """Return W u for a signal (N, D)."""
         return np.asarray(self._graph @ flat)
 
     def _log_degree(self) -> NDArray[Any]:
-        logs = np.log(self._sums) - np.log(self.domain.weights.reshape(-1))
+        logs = np.log(self._sums) - np.log(self.domain.weights.reshape(-1)) + self._log_unit
         return np.asarray(logs.astype(self.dtype or np.float64, copy=False).reshape(self.domain.shape))
 
     def _edge_bound(self) -> int:

@@ -6,11 +6,10 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from nlflow._array import Array, constant_like, namespace
 from nlflow.affinities.base import Affinity, check_rows, properties
 from nlflow.affinities.mixed import MixedAffinity
+from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domain import Domain
 from nlflow.errors import InputError, check_choice, check_memory
 from nlflow.kernel import Kernel, TopHat
@@ -91,10 +90,9 @@ class TiledAffinity(Affinity):
         self._precision = None if precision is None else check_choice("precision", precision, _PRECISIONS)
         self._limit = memory_limit
         # Over the largest, which stays in the range of float32 whatever the units.
-        weights = domain.item_weights.reshape(-1)
-        largest = float(weights.max())
-        self._shift = float(np.log(largest))
-        own = None if weights.min() == largest else constant_like(weights / largest, keys)
+        least = float(namespace(keys).finfo(keys.dtype).smallest_normal)
+        weights, self._shift = relative_weights(domain.item_weights.reshape(-1), least)
+        own = None if weights.min() == 1 else constant_like(weights, keys)
         self._sums = self._make_sums(own)
         if self._precision in ("bfloat16", "float16") and not self.fused:
             raise InputError(

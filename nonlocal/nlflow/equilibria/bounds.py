@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
@@ -29,6 +30,7 @@ Floats = NDArray[np.float64]
 _DENSE_NODES = 1000
 
 
+@underflowing
 def diversity(flow: Flow, u: Any) -> float:
     """Return how far `u` is from constant: |u - mean(u)|, the mean being what the flow conserves, root mean square.
 
@@ -53,6 +55,7 @@ def diversity(flow: Flow, u: Any) -> float:
     return float(MarkovChain(flow.affinity, laziness=0.5).distance_to_limit(u, 0)[0])
 
 
+@underflowing
 def diversity_bounds(flow: Flow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
 
@@ -123,6 +126,7 @@ def _singular_values(flow: Flow, fidelity: float) -> Floats:
     return np.asarray(np.linalg.svd(basis.T @ a @ basis + fidelity * np.eye(len(mean) - 1), compute_uv=False))
 
 
+@underflowing
 def fidelity_for(flow: Flow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
@@ -169,11 +173,12 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
             f"a NeuTRENO layer with lambda~ = {fidelity:.4g} is unstable (limit {limit:.4g}); use SemiImplicit, which "
             "has the same equilibrium",
             NlflowWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     return fidelity
 
 
+@underflowing
 def neutreno_limit(affinity: Affinity) -> float:
     """Return the fidelity lambda~ up to which the NeuTRENO step u <- Pu + lambda~ (f - u) converges.
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, check_untracked, constant_like, to_numpy
+from nlflow._array import Array, check_untracked, constant_like, power_of_two, to_numpy, underflowing
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -58,6 +58,7 @@ class Equilibrium:
     message: str
 
 
+@underflowing
 def equilibrium(
     flow: Flow,
     start: Any = None,
@@ -83,8 +84,9 @@ def equilibrium(
     method : {'auto', 'direct', 'iterative'}
         Direct: the whole matrix, O(N^2) memory and O(N^3) time, exact to rounding however weakly nodes see each other.
         Iterative: conjugate gradients where P is symmetric, GMRES otherwise, one average an iteration. ``auto`` takes
-        the direct one up to 1000 nodes for a P that is not symmetric and where the fidelity vanishes at some nodes. For
-        a fidelity with matrices, which needs a symmetric P, always conjugate gradients.
+        the direct one up to 1000 nodes for a P that is not symmetric, where the fidelity vanishes at some nodes and
+        where iteration does not succeed. For a fidelity with matrices, which needs a symmetric P, always conjugate
+        gradients.
     rtol : float, optional
         Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
     maxiter : int
@@ -139,7 +141,14 @@ def equilibrium(
         few = False
     if method == "direct" or (method == "auto" and few and (holes or not flow.symmetric)):
         return _direct(flow, rtol, memory_limit)
-    found = _iterate(flow, rtol, maxiter, elsewhere=False)
+    try:
+        found = _iterate(flow, rtol, maxiter, elsewhere=False)
+    except NumericalError:
+        if method != "auto" or not few:
+            raise
+        return _direct(flow, rtol, memory_limit)
+    if not found.success and method == "auto" and few:
+        return _direct(flow, rtol, memory_limit)
     if holes and found.success:
         # Where no fidelity is seen every constant has a small residual: another start finds another one.
         other = _iterate(flow, rtol, maxiter, elsewhere=True)
@@ -192,8 +201,8 @@ def _mean(flow: Flow, u: Array) -> Array:
     return flow.mean(u)
 
 
-def _system(flow: Flow) -> tuple[Floats, Floats, Floats]:
-    """Return (fidelity at each node (N, 1), centred right-hand side (N, D), what was taken out (1, D))."""
+def _system(flow: Flow) -> tuple[Floats, Floats, Floats, float]:
+    """Return (fidelity of nodes (N, 1), centred right-hand side (N, D), what was taken out (1, D), unit of both)."""
     fidelity, observed = flow.fidelity, flow.observed
     if fidelity is None or observed is None:  # not reached: callers have looked
         raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
@@ -206,8 +215,11 @@ def _system(flow: Flow) -> tuple[Floats, Floats, Floats]:
     mass = phi * _measure(flow)
     if not np.any(mass):
         mass = phi
+    # Over powers of two, which are exact, so that products of what is very large or very small stay in range.
+    size, mass = power_of_two(float(np.abs(f).max())), mass / power_of_two(float(mass.max()))
+    f = f / size
     shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
-    return phi, f - shift, shift
+    return phi, f - shift, shift, size
 
 
 def _measure(flow: Flow) -> Floats:
@@ -220,13 +232,11 @@ def _measure(flow: Flow) -> Floats:
         return np.ones((flow.affinity.domain.size, 1))
 
 
-def _finish(
-    flow: Flow, x: Floats, shift: Floats, residual: float, iterations: int, method: str, rtol: float
-) -> Equilibrium:
+def _finish(flow: Flow, solution: Floats, residual: float, iterations: int, method: str, rtol: float) -> Equilibrium:
     observed = flow.observed
     if observed is None:  # not reached: callers have looked
         raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
-    u = constant_like((x + shift).reshape(tuple(observed.shape)), observed)
+    u = constant_like(solution.reshape(tuple(observed.shape)), observed)
     success, advice = verdict(residual, rtol)
     return Equilibrium(u, residual, iterations, method, success, f"residual {residual:.3g} by {method}{advice}")
 
@@ -235,7 +245,8 @@ def _relative(residual: Floats, b: Floats) -> float:
     """Return the largest residual over the channels, in the maximum norm relative to the right-hand side."""
     scale = np.abs(b).max(axis=0)
     inside = scale > 0
-    return float((np.abs(residual).max(axis=0)[inside] / scale[inside]).max()) if np.any(inside) else 0.0
+    with np.errstate(over="ignore"):  # infinitely far off, then
+        return float((np.abs(residual).max(axis=0)[inside] / scale[inside]).max()) if np.any(inside) else 0.0
 
 
 def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
@@ -244,7 +255,7 @@ def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
 
     n = flow.affinity.domain.size
     check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
-    phi, f, shift = _system(flow)
+    phi, f, shift, size = _system(flow)
     rates = MarkovChain(flow.affinity).matrix()
     if flow.metric == "l2":
         rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
@@ -265,11 +276,12 @@ def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
     # No refinement: x has the error of a weighted mean however ill-conditioned the system, and a correction would bring
     # in the rounding of the residual, multiplied by the condition number.
     x = np.asarray(solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True))
-    return _finish(flow, x, shift, _relative(b - phi * x - (leaving * x - rates @ x), b), 0, "direct", rtol)
+    residual = _relative(b - phi * x - (leaving * x - rates @ x), b)
+    return _finish(flow, (x + shift) * size, residual, 0, "direct", rtol)
 
 
 def _gmres(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
-    phi, f, shift = _system(flow)
+    phi, f, shift, size = _system(flow)
     b = phi * f / (1 + phi)
 
     def apply(v: Floats) -> Floats:
@@ -281,4 +293,4 @@ def _gmres(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilib
     found = gmres(apply, b, start, rtol=rtol / 10, maxiter=maxiter, restart=restart)
     x, steps = found.x, found.iterations
     residual = _relative(apply(x) - b, b)
-    return _finish(flow, x, shift, residual, steps, "gmres", rtol)
+    return _finish(flow, (x + shift) * size, residual, steps, "gmres", rtol)

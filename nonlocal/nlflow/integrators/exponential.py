@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, namespace
+from nlflow._array import Array, namespace, underflowing
 from nlflow.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.errors import InputError, check_number
 from nlflow.flow import Flow
@@ -16,6 +16,7 @@ from nlflow.integrators.base import Integrator
 __all__ = ["Exponential"]
 
 
+@underflowing
 class Exponential(Integrator):
     r"""Exact solution of a frozen symmetric flow by Chebyshev expansion of the exponential.
 

@@ -6,7 +6,7 @@ import math
 from abc import abstractmethod
 from typing import Any
 
-from nlflow._array import Array
+from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flow import Flow
 from nlflow.integrators.base import SLACK, Integrator
@@ -35,6 +35,7 @@ class _FixedStep(Integrator):
         return self._step(flow, u, self.dt), t + self.dt
 
 
+@underflowing
 class ExplicitEuler(_FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
@@ -68,6 +69,7 @@ class ExplicitEuler(_FixedStep):
         return u + dt * flow.velocity(u)
 
 
+@underflowing
 class SemiImplicit(_FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
 
@@ -111,6 +113,7 @@ class SemiImplicit(_FixedStep):
         return flow.fidelity.implicit_step(moved, flow.observed, dt)
 
 
+@underflowing
 class AttentionStep(Integrator):
     """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
 
@@ -139,6 +142,7 @@ class AttentionStep(Integrator):
         return flow.average(u), t + 1
 
 
+@underflowing
 class NeutrenoStep(Integrator):
     """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28).
 

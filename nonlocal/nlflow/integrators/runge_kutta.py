@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from nlflow._array import Array, namespace
+from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flow import Flow
 from nlflow.integrators.base import SLACK, Integrator, StepFailureError
@@ -14,6 +14,7 @@ from nlflow.spectrum import euler_limit
 __all__ = ["RungeKutta"]
 
 
+@underflowing
 class RungeKutta(Integrator):
     """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
 

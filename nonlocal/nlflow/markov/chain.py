@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels
+from nlflow._array import Array, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.markov.operator import Floats
 from nlflow.markov.spectral import DENSE_STATES, Equilibrated
@@ -23,6 +23,7 @@ _PATIENCE = 10**6
 _SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
 
 
+@underflowing
 class MarkovChain(Equilibrated):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
@@ -169,7 +170,8 @@ class MarkovChain(Equilibrated):
         """Return the function that measures how far a signal is from the limit of `v`, in `norm_weights`."""
         limit, xp = self.limit(v), namespace(v)
         weights = over_channels(constant_like(self.norm_weights, xp.astype(v, xp.float64)), v)
-        return lambda u: math.sqrt(float(xp.sum(weights * (u - limit) ** 2, dtype=xp.float64)))
+        size = power_of_two(scalar(xp.max(xp.abs(v))))  # squares of very large and very small values have no float
+        return lambda u: size * math.sqrt(float(xp.sum(weights * ((u - limit) / size) ** 2, dtype=xp.float64)))
 
     def steps_to_limit(self, v: Any, rtol: float = 1e-3) -> int:
         """Return the first k at which P^k v is constant up to `rtol`: its distance to pi^T v over that of v.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, to_numpy
+from nlflow._array import Array, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.flow import AttentionFlow
@@ -27,6 +27,7 @@ _GRAPH_STATES = 4096
 _NOISE = 1e-14
 
 
+@underflowing
 class Transitions:
     """What moves a walker: P of an affinity with some laziness, forwards on laws and backwards on signals.
 

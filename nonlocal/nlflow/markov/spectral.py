@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy
+from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.errors import InputError, check_memory
 from nlflow.markov.operator import Floats, Transitions
 from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
@@ -22,6 +22,7 @@ DENSE_STATES = 1000
 _REDUCED_STATES = 4096  # state reduction takes a few seconds
 
 
+@underflowing
 class Equilibrated(Transitions):
     """A chain with what decides its long run: see `nlflow.MarkovChain`."""
 

@@ -10,9 +10,18 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow._samples import as_signal, range_of
 
-__all__ = ["estimate_sigma", "estimate_sigmas"]
+__all__ = [
+    "PART_HALO",
+    "PartWindows",
+    "estimate_sigma",
+    "estimate_sigmas",
+    "sigma_of_parts",
+    "window_sides",
+    "windows_of_part",
+]
 
 # Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
 _SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
@@ -28,7 +37,11 @@ _CLIPPED_MARGIN: Final = 2.0  # in sigma: a window whose mean is farther from th
 _MOST_WINDOWS: Final = 2**18
 _BLOCK: Final = 2**14  # windows that are transformed at a time
 
+#: How many samples around a part its windows look at.
+PART_HALO: Final = max(_SIDES[1]) - 1 + _FILLED[1] // 2
 
+
+@underflowing
 def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input.
 
@@ -109,9 +122,10 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     low = float(present.min())
     scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
     absent = absent | _filled(scaled, absent, dimension)
-    limits = _limits(scaled[~absent])
+    limits = _limits(*_at_ends(scaled[~absent]))
     for side in (side for side in _SIDES[dimension] if side <= min(plane.shape[-dimension:])):
-        windows = _transform(scaled, absent, (side if dimension == 2 else 1, side))
+        shape = (side if dimension == 2 else 1, side)
+        windows = _transform(scaled, absent, shape, _steps(scaled.shape, dimension))
         if len(windows.structure) >= windows.first / 2:
             break  # otherwise smaller windows, down to the smallest
     return _from_windows(windows, limits, _FIRST[dimension]) * span
@@ -119,21 +133,35 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
 
 def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: int) -> NDArray[np.bool_]:
     """Return where areas are constant to the last bit; nowhere when most is like that, as it is without noise."""
-    from scipy.ndimage import maximum_filter, minimum_filter
-
     none = np.zeros_like(absent)
     if not (np.diff(scaled, axis=-1) == 0).any():
         return none
+    filled = _constant(scaled, dimension) & ~absent
+    return filled if _few(int(np.count_nonzero(filled)), int(np.count_nonzero(~absent))) else none
+
+
+def _constant(scaled: NDArray[np.float64], dimension: int) -> NDArray[np.bool_]:
+    """Return where a neighbourhood is constant to the last bit."""
+    from scipy.ndimage import maximum_filter, minimum_filter
+
     side = (_FILLED[2] if dimension == 2 else 1, _FILLED[dimension])
-    filled = (maximum_filter(scaled, side) == minimum_filter(scaled, side)) & ~absent
-    return filled if 2 * np.count_nonzero(filled) < np.count_nonzero(~absent) else none
+    return np.asarray(maximum_filter(scaled, side) == minimum_filter(scaled, side))
 
 
-def _limits(present: NDArray[np.float64]) -> tuple[float, float]:
+def _few(filled: int, present: int) -> bool:
+    """Tell whether so few samples are filled in that the others have noise."""
+    return 2 * filled < present
+
+
+def _limits(size: int, at_low: int, at_high: int) -> tuple[float, float]:
     """Return the values that samples from 0 to 1 were clipped to, minus and plus infinity where they were not."""
-    least = max(_CLIPPED * present.size, 2)
-    low = 0.0 if np.count_nonzero(present == 0) > least else -math.inf
-    return low, 1.0 if np.count_nonzero(present == 1) > least else math.inf
+    least = max(_CLIPPED * size, 2)
+    return 0.0 if at_low > least else -math.inf, 1.0 if at_high > least else math.inf
+
+
+def _at_ends(present: NDArray[np.float64]) -> tuple[int, int, int]:
+    """Return how many samples from 0 to 1 there are, how many are 0, and how many 1."""
+    return present.size, int(np.count_nonzero(present == 0)), int(np.count_nonzero(present == 1))
 
 
 @dataclass(frozen=True)
@@ -152,8 +180,16 @@ class _Windows:
         return math.ceil(self.repeats / (2 * frequencies * _FIRST_ERROR**2))
 
 
-def _transform(scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tuple[int, int]) -> _Windows:
-    """Put overlapping windows through the orthonormal cosine transform; at most about `_MOST_WINDOWS` of them."""
+def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
+    """Return how far apart windows begin, so that there are about `_MOST_WINDOWS` of them at most."""
+    step = math.ceil((math.prod(size) / _MOST_WINDOWS) ** (1 / dimension))
+    return (step if dimension == 2 else 1), step
+
+
+def _transform(
+    scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]
+) -> _Windows:
+    """Put overlapping windows through the orthonormal cosine transform."""
     from scipy.fft import dct
 
     down, along = (dct(np.eye(n), norm="ortho", axis=0).T for n in shape)
@@ -162,8 +198,6 @@ def _transform(scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tu
     frequency = np.add.outer(np.arange(shape[1]), np.arange(shape[0])).ravel()
     is_high = frequency >= math.ceil(_HIGH[dimension] * frequency[-1] - 1e-9)
     is_low = (~is_high & (frequency > 0)).astype(float)
-    step = math.ceil((scaled.size / _MOST_WINDOWS) ** (1 / dimension))
-    steps = (step if dimension == 2 else 1, step)
 
     tops = range(0, scaled.shape[0] - shape[0] + 1, steps[0])
     lines = max(1, _BLOCK // (1 + (scaled.shape[1] - shape[1]) // steps[1]))
@@ -175,12 +209,16 @@ def _transform(scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tu
         both = np.ascontiguousarray(sliding_window_view(half, shape[0], axis=0)[:: steps[0]]) @ down
         values = both.reshape(-1, samples)
         if absent[rows].any():
-            touched = sliding_window_view(absent[rows], shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1))
-            values = values[~touched.ravel()]
+            values = values[~_touched(absent[rows], shape, steps).ravel()]
         high = values[:, is_high].astype(np.float32)
         parts.append((np.square(values) @ is_low, high, values[:, 0] / math.sqrt(samples)))
     structure, high, mean = (np.concatenate(part) for part in zip(*parts, strict=True))
     return _Windows(structure, high, mean, _REPEATS * samples)
+
+
+def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]) -> NDArray[np.bool_]:
+    """Return which windows touch an absent sample."""
+    return np.asarray(sliding_window_view(absent, shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1)))
 
 
 def _from_windows(windows: _Windows, limits: tuple[float, float], share: float) -> float:
@@ -213,3 +251,141 @@ def _while_consistent(windows: _Windows, order: NDArray[np.intp], share: float) 
             break
         count *= 2
     return math.sqrt(seen[-1][0]) if seen else 0.0
+
+
+# ---- an image in parts
+
+
+@dataclass(frozen=True)
+class PartWindows:
+    """What a part of a channel adds to its estimate: the windows that begin in it, on the lattice of the whole.
+
+    Attributes
+    ----------
+    first : pair of int
+        Number of the first window, along the rows and the columns of windows.
+    structure, mean, touched : array of shape (a, b)
+        Of each window the energy at low frequencies, the mean, and whether it touches a sample that was filled in.
+    high : array of shape (a, b, k)
+        Its coefficients at high frequencies.
+    ends : pair of (int, int, int)
+        How many samples there are, how many are the lowest and the highest of the whole: of all, and of those that
+        were not filled in.
+    """
+
+    first: tuple[int, int]
+    structure: NDArray[np.float64]
+    mean: NDArray[np.float64]
+    touched: NDArray[np.bool_]
+    high: NDArray[np.float32]
+    ends: tuple[tuple[int, int, int], tuple[int, int, int]]
+
+
+def window_sides(whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the sides of windows to be tried, one after the other, for an image of this shape without channels."""
+    shape = _axes(whole)
+    return tuple(side for side in _SIDES[len(shape)] if side <= min(shape))
+
+
+def _axes(whole: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape without axes of one sample, which carry no detail."""
+    return tuple(n for n in whole if n > 1) or (1,)
+
+
+def _as_rows(values: tuple[int, ...], whole: tuple[int, ...], default: int) -> tuple[int, int]:
+    """Return one number for each axis as numbers of rows and columns; a 1-D signal is a row."""
+    kept = tuple(v for v, n in zip(values, whole, strict=True) if n > 1) or (default,)
+    return (default, kept[0]) if len(kept) == 1 else (kept[0], kept[1])
+
+
+@underflowing
+def windows_of_part(
+    part: NDArray[Any],
+    corner: tuple[int, ...],
+    inner: tuple[slice, ...],
+    whole: tuple[int, ...],
+    limits: tuple[float, float],
+    side: int,
+) -> PartWindows:
+    """Return what a part adds to the estimate of a channel.
+
+    Parameters
+    ----------
+    part : array
+        The part's samples with `PART_HALO` more around them where the image goes on.
+    corner : tuple of int
+        Where the array begins in the image.
+    inner : tuple of slice
+        The part's own samples in the array.
+    whole : tuple of int
+        Shape of the image.
+    limits : pair of float
+        Lowest and highest sample of the whole.
+    side : int
+        Of the windows.
+    """
+    dimension = len(_axes(whole))
+    low, span = limits[0], limits[1] - limits[0]
+    scaled = (np.reshape(part, _as_rows(part.shape, whole, 1)).astype(np.float64) - low) / span
+    begin = _as_rows(tuple(c + s.start for c, s in zip(corner, inner, strict=True)), whole, 0)
+    around = _as_rows(tuple(s.start for s in inner), whole, 0)
+    own = _as_rows(tuple(s.stop - s.start for s in inner), whole, 1)
+    mine = tuple(slice(b, b + n) for b, n in zip(around, own, strict=True))
+    filled = _constant(scaled, dimension)
+    ends = (_at_ends(scaled[mine].ravel()), _at_ends(scaled[mine][~filled[mine]]))
+    shape, rows = (side if dimension == 2 else 1, side), _as_rows(whole, whole, 1)
+    steps = _steps(rows, dimension)
+    cut, first = [], []
+    for o, n, b, step, length, w in zip(begin, own, around, steps, shape, rows, strict=True):
+        start, end = -(-o // step), min(o + n - 1, w - length) // step
+        first.append(start)
+        cut.append((start * step - o + b, end * step - o + b + length, max(end - start + 1, 0)))
+    counts = (cut[0][2], cut[1][2])
+    if 0 in counts:
+        nothing = np.empty(counts)
+        return PartWindows(
+            (first[0], first[1]), nothing, nothing, nothing > 0, np.empty((*counts, 0), np.float32), ends
+        )
+    lattice = tuple(slice(start, stop) for start, stop, _ in cut)
+    windows = _transform(scaled[lattice], np.zeros_like(filled[lattice]), shape, steps)
+    return PartWindows(
+        (first[0], first[1]), windows.structure.reshape(counts), windows.mean.reshape(counts),
+        _touched(filled[lattice], shape, steps), windows.high.reshape(*counts, -1), ends,
+    )  # fmt: skip
+
+
+@underflowing
+def sigma_of_parts(
+    parts: list[PartWindows], whole: tuple[int, ...], limits: tuple[float, float], side: int
+) -> float | None:
+    """Return the estimate for a channel from all its parts; None where smaller windows should be tried.
+
+    It is that of `estimate_sigmas` but for rounding, as the products of matrices are others.
+    """
+    dimension = len(_axes(whole))
+    rows = _as_rows(whole, whole, 1)
+    steps = _steps(rows, dimension)
+    shape = (side if dimension == 2 else 1, side)
+    counts = tuple((n - length) // step + 1 for n, length, step in zip(rows, shape, steps, strict=True))
+    structure, mean, touched = np.empty(counts), np.empty(counts), np.zeros(counts, bool)
+    high = np.empty((*counts, max(part.high.shape[-1] for part in parts)), np.float32)
+    for part in parts:
+        if part.structure.size:
+            place = tuple(slice(f, f + n) for f, n in zip(part.first, part.structure.shape, strict=True))
+            structure[place], mean[place], touched[place], high[place] = (
+                part.structure,
+                part.mean,
+                part.touched,
+                part.high,
+            )
+    every, unfilled = (
+        [sum(numbers) for numbers in zip(*(part.ends[k] for part in parts), strict=True)] for k in (0, 1)
+    )
+    few = _few(every[0] - unfilled[0], every[0])
+    used = ~touched.ravel() if few else np.ones(touched.size, bool)
+    windows = _Windows(
+        structure.ravel()[used], high.reshape(touched.size, -1)[used], mean.ravel()[used], _REPEATS * math.prod(shape)
+    )
+    if side != window_sides(whole)[-1] and len(windows.structure) < windows.first / 2:
+        return None
+    return _from_windows(windows, _limits(*(unfilled if few else every)), _FIRST[dimension]) * (limits[1] - limits[0])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.errors import InputError, check_array, check_number
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _TAIL: Final = 12.0  # standard deviations within which a law is summed
 _NODES: Final = 64  # of the quadrature over the Gaussian
 
 
+@underflowing
 @dataclass(frozen=True)
 class Poisson:
     """Counts ``z = gain Poisson(x) + N(offset, sigma²)``: pure Poisson noise, or with a camera's read noise.

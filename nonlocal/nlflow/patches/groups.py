@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow._samples import as_signal
 from nlflow.affinities import BlockAffinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory, check_number
@@ -20,6 +21,7 @@ __all__ = ["PatchGroups"]
 _BLOCK = 2**22  # samples of tokens that are put back at once
 
 
+@underflowing
 class PatchGroups:
     """Groups of alike patches of an image or signal.
 
@@ -130,7 +132,7 @@ class PatchGroups:
                 f"members: {members} patches do not lie within search_radius={self.search_radius} of every patch; "
                 f"groups have {fewest}",
                 NlflowWarning,
-                stacklevel=2,
+                stacklevel=3,
             )
         self.patch_shape = (self.patch_size,) * len(self._space) + guide.shape[-1:]
         self._check_tokens(len(references), min(members, fewest), guide.shape[-1])

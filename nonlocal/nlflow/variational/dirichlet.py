@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.variational.graph import Floats, Graph
@@ -23,6 +24,7 @@ from nlflow.variational.graph import Floats, Graph
 __all__ = ["Jp"]
 
 
+@underflowing
 class Jp:
     """Nonlocal p-Dirichlet energy, J_p(u) = 1/(2p) sum_ij w_i w_j K_ij |u_i - u_j|^p with K = k + k^T, 1 <= p <= 2.
 

@@ -7,7 +7,7 @@ from typing import Any, Never
 
 import numpy as np
 
-from nlflow._array import Array
+from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.fidelity import NodeFidelity
 from nlflow.flow import Flow
@@ -22,6 +22,7 @@ _REST = 1e-12  # of the signal's size: all of it is rounding
 _ENOUGH = 1e-6  # residual of the linear problems, where rounding keeps them from their tolerance
 
 
+@underflowing
 class PFlow(Flow):
     """Gradient flow of J_p or E_p, du/dt = -grad, in the L2 metric: edge-preserving diffusion for p < 2.
 
@@ -87,6 +88,7 @@ class PFlow(Flow):
         return f"PFlow({self._functional!r})"
 
 
+@underflowing
 class LaggedDiffusivity(_FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.fidelity import NodeFidelity, as_fidelity
@@ -18,6 +19,7 @@ from nlflow.variational.dirichlet import Jp
 __all__ = ["Ep"]
 
 
+@underflowing
 class Ep(Jp):
     """p-Dirichlet energy with a fidelity term, E_p(u) = J_p(u) + 1/2 sum_i w_i lambda_i |u_i - f_i|^2, 1 <= p <= 2.
 

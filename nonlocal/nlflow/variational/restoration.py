@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import underflowing
 from nlflow._samples import as_signal, finish, range_of
 from nlflow.affinities import Affinity, affinity
 from nlflow.domain import Grid
@@ -31,6 +32,7 @@ _SOLVES = 12
 _NEAR = 0.01  # the residual may miss what is wanted by this; that of an inexact minimiser is not known better
 
 
+@underflowing
 def nonlocal_tv(
     image: Any,
     sigma: float | None = None,
