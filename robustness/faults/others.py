@@ -1,0 +1,167 @@
+"""A second writer, a clock that goes back, and workers that die."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+
+from robustness.contract import Row
+from robustness.faults.processes import Running, prepared, problem_left, run, tell_tale, undisturbed
+from robustness.faults.victims import Study, Victim
+
+__all__ = ["clock_back", "dead_workers", "second_writer"]
+
+_BACK = """
+import runpy, sys, time
+real, start = time.time, time.time()
+# Once at work, every look at the clock is ten minutes earlier than the one before.
+looks = iter(range(10**9))
+time.time = lambda: start - 600.0 * next(looks)
+time.time_ns = lambda: int(time.time() * 1e9)
+sys.argv = sys.argv[1:]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+
+def second_writer(victim: Victim, times: int, folder: Path) -> Row:
+    """Call a victim a second time on the same folder while it is at work.
+
+    The second is to be refused with the reason, and the first to end with the result of an undisturbed run.
+    """
+    began = time.monotonic()
+    expected = undisturbed(victim, folder / "undisturbed")
+    wrong: list[str] = []
+    refused = 0
+    for number in range(times):
+        place = prepared(victim, folder / f"{number}")
+        first = Running(victim.command(place))
+        first.wait_until(lambda place=place: victim.begun(place))
+        first.signal(signal.SIGSTOP)  # it holds the lock for as long as the second needs to see it
+        second = run(victim, place)
+        first.signal(signal.SIGCONT)
+        ended = first.end()
+        trouble = tell_tale(second, (1,)) or tell_tale(ended, (0,))
+        if trouble is None and "another process is writing" not in second.text:
+            trouble = f"the second does not say why it ends: {second.text[-300:]}"
+        if trouble is None and victim.result(place) != expected:
+            trouble = "another result than that of an undisturbed run"
+        if trouble is None:
+            refused += 1
+        else:
+            wrong.append(trouble)
+    shutil.rmtree(folder)
+    outcomes = {"the second is refused, the first ends well": refused}
+    name = f"two processes, one folder: {victim.name}"
+    return Row(name, times, outcomes, 0, len(wrong), time.monotonic() - began, {"wrong": wrong})
+
+
+def clock_back(victim: Victim, folder: Path) -> Row:
+    """Kill a victim, date its files into the future or the past, and let it go on by a clock that runs backwards."""
+    began = time.monotonic()
+    expected = undisturbed(victim, folder / "undisturbed")
+    wrong, lost, good = [], [], 0
+    years = (1980, 2100)
+    for year in years:
+        place = prepared(victim, folder / f"{year}")
+        command = victim.command(place)
+        backwards = [sys.executable, "-c", _BACK, *command[command.index("-m") + 1 :]]
+        running = Running(backwards)
+        running.wait_until(lambda place=place: victim.begun(place))
+        time.sleep(0.2)
+        running.signal(signal.SIGKILL)
+        running.end()
+        then = (year - 1970) * 365.25 * 86400
+        for path in (path for path in place.rglob("*") if path.is_file() and not path.is_symlink()):
+            os.utime(path, (then, then))
+        before = victim.finished(place)
+        ended = Running(backwards).end()
+        trouble = tell_tale(ended, (0,))
+        if trouble is None and victim.result(place) != expected:
+            trouble = "another result than that of an undisturbed run"
+        gone = problem_left(victim, place, before) if trouble is None else None
+        if trouble is not None:
+            wrong.append(f"{year}: {trouble}")
+        if gone is not None:
+            lost.append(f"{year}: {gone}")
+        good += trouble is None and gone is None
+    shutil.rmtree(folder)
+    return Row(f"files of {years[0]} and {years[1]}, clock backwards: {victim.name}", len(years),
+               {"resumed to the same bits": good}, len(lost), len(wrong), time.monotonic() - began,
+               {"wrong": wrong, "lost": lost})  # fmt: skip
+
+
+def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Callable[[], None] = lambda: None) -> Row:
+    """Kill worker processes of a study at random times: of joblib's pool, or of a cluster of Dask.
+
+    The study is to end with the result of an undisturbed run all the same; or, when workers keep dying, with the reason
+    and all cases that were done, from which it then goes on.
+    """
+    began = time.monotonic()
+    more = ("--jobs", "2", *(("--scheduler", "local") if cluster else ()))
+    victim = Study(*more)
+    expected = undisturbed(Study(), folder / "undisturbed")
+    rng = np.random.default_rng((seed, cluster))
+    wrong, lost, killed, number = [], [], 0, 0
+    outcomes = {"ended with the same bits": 0, "ended with the reason, resumed to the same bits": 0}
+    while killed < times:
+        place = prepared(victim, folder / f"{number}")
+        number += 1
+        running = Running(victim.command(place))
+        running.wait_until(lambda place=place: victim.begun(place))
+        hits = 0
+        while killed + hits < times and hits < 3:
+            time.sleep(rng.uniform(0.5, 2.0))
+            workers = _workers(running.process.pid)
+            if running.process.poll() is not None:
+                break
+            if workers:
+                os.kill(int(rng.choice(workers)), signal.SIGKILL)
+                hits += 1
+                tick()
+        ended = running.end()
+        before = victim.finished(place)
+        # Dask writes of lost connections in its own words: what it logs is no failure of the study.
+        trouble = None if ended.code in (0, 1) else tell_tale(ended, (0, 1))
+        if trouble is None and ended.code == 1 and "deaths of worker processes" not in ended.text:
+            trouble = f"it does not say why it ends: {ended.text[-600:]}"
+        if trouble is None and ended.code == 1:
+            trouble = tell_tale(run(Study(), place), (0,))
+        if trouble is None and victim.result(place) != expected:
+            trouble = "another result than that of an undisturbed run"
+        gone = problem_left(victim, place, before) if trouble is None else None
+        if trouble is not None:
+            wrong.append(trouble)
+        if gone is not None:
+            lost.append(gone)
+        if trouble is None:
+            outcomes[list(outcomes)[ended.code]] += hits
+        killed += hits
+    shutil.rmtree(folder)
+    name = f"SIGKILL of a worker at random times, {'Dask cluster' if cluster else 'joblib pool'}: study"
+    return Row(name, killed, outcomes, len(lost), len(wrong), time.monotonic() - began,
+               {"studies": number, "wrong": wrong, "lost": lost})  # fmt: skip
+
+
+def _workers(pid: int) -> list[int]:
+    """Return the processes below another that compute: not resource trackers, nor those that watch over workers."""
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return []
+    found = []
+    for child in children:
+        try:
+            line = " ".join(child.cmdline())
+        except psutil.Error:
+            continue
+        if ("loky" in line or "spawn_main" in line) and "tracker" not in line:
+            found.append(child.pid)
+    return found

@@ -1,0 +1,148 @@
+"""What a reader may do to a hostile input: return, or refuse it by name; nothing else, and nothing to the machine."""
+
+from __future__ import annotations
+
+import os
+import resource
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+__all__ = ["READ", "REFUSED", "BrokenPropertyError", "Guard", "broken", "judge", "place_of", "require"]
+
+READ, REFUSED = "read", "refused by name"
+_SPARE = 512 * 2**20  # bytes by which the peak of memory may grow in one input, with a limit of 128 MiB for an array
+
+# Events of the interpreter (PEP 578) that no reader has a reason for: programs, sockets, pickles.
+_NEVER = (
+    "os.system", "os.exec", "os.posix_spawn", "os.spawn", "os.fork", "os.forkpty", "subprocess.Popen", "pty.spawn",
+    "socket.connect", "socket.bind", "pickle.find_class", "marshal.load", "marshal.loads", "ctypes.dlopen",
+    "webbrowser.open", "shutil.unpack_archive",
+)  # fmt: skip
+# Those that name a file: allowed within the folder alone.
+_FILES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
+          "shutil.rmtree", "shutil.move", "shutil.copyfile")  # fmt: skip
+_TRUSTED = ("numba/core/caching.py", "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
+
+
+class BrokenPropertyError(AssertionError):
+    """A reader returned what it may not return, or did what it may not do."""
+
+
+def require(condition: object, words: str) -> None:
+    """Raise `BrokenPropertyError` unless `condition` holds."""
+    if not condition:
+        raise BrokenPropertyError(words)
+
+
+class Guard:
+    """An audit hook that sees files written outside of a folder, programs started and pickles read.
+
+    Such an event is remembered, and raises: the reader cannot go on, and cannot hide it by catching the error.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.path.realpath(folder)
+        self.seen: list[str] = []
+        self._armed = False
+        sys.addaudithook(self._hear)
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Listen for a while."""
+        self.seen.clear()
+        self._armed = True
+        try:
+            yield
+        finally:
+            self._armed = False
+
+    def _hear(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self._armed:
+            return
+        if event == "open":
+            path, mode, flags = arguments
+            writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
+            writes = writes or (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
+            if writes and not self._inside(path):
+                self._tell(f"{event} {path!r} to write")
+        elif event in _FILES:
+            outside = [entry for entry in arguments if isinstance(entry, str | bytes | os.PathLike)]
+            outside = [entry for entry in outside if not self._inside(entry)]
+            if outside:
+                self._tell(f"{event} {outside[0]!r}")
+        elif event in _NEVER and not self._trusted():
+            self._tell(f"{event} {arguments!r:.200}")
+
+    def _inside(self, path: Any) -> bool:
+        if isinstance(path, int):  # a file that is open already
+            return True
+        text = os.path.realpath(os.fsdecode(path))
+        return text == os.devnull or text == self.folder or text.startswith(self.folder + os.sep)
+
+    def _trusted(self) -> bool:
+        frame = sys._getframe(2)
+        while frame is not None:
+            if any(name in frame.f_code.co_filename.replace("\\", "/") for name in _TRUSTED):
+                return True
+            frame = frame.f_back  # type: ignore[assignment]
+        return False
+
+    def _tell(self, words: str) -> None:
+        self._armed = False  # what follows is a consequence
+        self.seen.append(words)
+        raise BrokenPropertyError(f"a reader did what none may do: {words}")
+
+
+def judge(reader: Callable[[bytes], object], data: bytes, guard: Guard | None = None) -> str:
+    """Give an input to a reader, and return how it ended.
+
+    Raises
+    ------
+    Exception
+        Whatever the reader raised that is no named error, and `BrokenPropertyError` for what it may not do.
+    """
+    from nlflow.errors import NlflowError
+
+    before = _peak()
+    outcome = READ
+    try:
+        if guard is None:
+            reader(data)
+        else:
+            with guard.armed():
+                reader(data)
+    except NlflowError as error:
+        require(str(error).strip(), "a named error without a message")
+        cause = error.__cause__
+        if isinstance(cause, MemoryError) and not isinstance(cause, NlflowError):
+            raise BrokenPropertyError("memory was asked for before the header was looked at") from error
+        outcome = REFUSED
+    if guard is not None and guard.seen:
+        raise BrokenPropertyError(f"a reader did what none may do: {guard.seen[0]}")
+    grown = _peak() - before
+    require(grown <= _SPARE, f"the peak of memory grew by {grown} bytes for an input of {len(data)} bytes")
+    return outcome
+
+
+def _peak() -> int:
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def place_of(error: BaseException) -> str:
+    """Return what tells one failure from another: its kind and where in the package, or the library, it arose."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/nlflow/" in f.filename or "/validation/" in f.filename]
+    last = [frames[-1]] if frames else []
+    words = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in (own[-1:] + last)]
+    kind = type(error).__name__
+    return f"{kind} at {' < '.join(reversed(list(dict.fromkeys(words))))}"
+
+
+def broken(error: BaseException) -> str:
+    """Return the whole trace of a failure as text."""
+    return "".join(traceback.format_exception(error))
