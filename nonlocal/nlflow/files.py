@@ -20,6 +20,7 @@ import numpy as np
 from nlflow._atomic import write_atomic
 from nlflow._formats import DECODERS, ENCODERS, left_out
 from nlflow._formats.media import EXTENSIONS, Array, Kind, Media, as_stored, file_error, upright
+from nlflow._samples import rounded
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 
 __all__ = [
@@ -281,10 +282,7 @@ def _stored(data: Array, dtype: np.dtype[Any], form: str) -> Array:
         return data.astype(dtype)
     if not np.isfinite(data).all():
         raise InputError(f"data: got NaN or infinite values, expected finite ones to store as {dtype}; write .npy")
-    limits = np.iinfo(dtype)
-    # The float next to 2^63 - 1 is 2^63, which would wrap: the largest float that fits is the one below.
-    top = float(limits.max) if float(limits.max) <= limits.max else np.nextafter(float(limits.max), 0)
-    return np.clip(np.rint(data.astype(np.float64)), float(limits.min), top).astype(dtype)
+    return rounded(data, dtype)
 
 
 def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:

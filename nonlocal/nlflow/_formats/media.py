@@ -9,9 +9,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, check_memory, format_bytes
 
-__all__ = ["EXTENSIONS", "Array", "Kind", "Media", "as_stored", "file_error", "upright"]
+__all__ = ["EXTENSIONS", "Array", "Kind", "Media", "as_stored", "check_declared", "file_error", "upright"]
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["image", "signal"]
@@ -19,6 +19,10 @@ Kind: TypeAlias = Literal["image", "signal"]
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+
+# Deflate makes at most 1032 bytes of one, of a mask that is almost empty for instance. A header that asks for far more
+# asks for the memory alone; beneath the floor it may.
+_MOST, _FLOOR = 2000, 2**24
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,34 @@ class Media:
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
     """Return the exception that says what `path` holds, what it should hold and what to do."""
     return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")
+
+
+def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
+    """Refuse a file whose header asks for more memory than there may be, or than its content can stand for.
+
+    To be called before the samples are decoded, so that neither a damaged header nor a decompression bomb takes any.
+
+    Parameters
+    ----------
+    path : Path
+    declared : int
+        Bytes of the samples that the header declares.
+    stored : int
+        Bytes of the file.
+    copies : int
+        How often they are held while the file is read.
+
+    Raises
+    ------
+    MemoryLimitError
+        Beyond the memory limit.
+    FileFormatError
+        For more than 2000 times the size of the file and 16 MiB.
+    """
+    check_memory(f"{path}: what its header declares", copies * declared, "crop it, or use a machine with more memory")
+    if declared > _FLOOR + _MOST * stored:
+        got = f"a header that declares {format_bytes(declared)} of samples in a file of {format_bytes(stored)}"
+        raise file_error(path, got, "samples that the file can hold", "it is damaged or made to fill memory")
 
 
 def upright(data: Array, orientation: int) -> Array:

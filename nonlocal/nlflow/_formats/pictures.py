@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import struct
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
-from nlflow._formats.media import EXTENSIONS, Array, Media, file_error
+from nlflow._formats.media import EXTENSIONS, Array, Media, check_declared, file_error
 
 __all__ = ["JPEG_EXIF_LIMIT", "decode", "encode_jpeg", "encode_png", "from_pillow", "with_alpha"]
 
@@ -45,6 +46,11 @@ def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]
     return data, None, notes
 
 
+def _pixel_bytes(mode: str) -> int:
+    """Return the bytes of a pixel of a mode of Pillow."""
+    return {"I": 4, "F": 4, "P": 4}.get(mode, 2 if mode.startswith("I;16") else len(mode))
+
+
 def decode(path: Path) -> Media:
     """Read a PNG or JPEG file, whichever its content is."""
     from PIL import Image, UnidentifiedImageError
@@ -68,6 +74,8 @@ def decode(path: Path) -> Media:
             notes.append(f"{path}: the first of {frames} pictures is read")
         elif frames > 1:
             raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
+        # Colours are held in four bytes by Pillow, and copied twice on their way into an array.
+        check_declared(path, math.prod(opened.size) * _pixel_bytes(opened.mode), path.stat().st_size, copies=4)
         opened.load()
         data, alpha, more = from_pillow(opened, path)
         extras, orientation = _extras(opened)

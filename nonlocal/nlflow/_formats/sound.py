@@ -6,11 +6,11 @@ import io
 import warnings
 import wave
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
-from nlflow._formats.media import Array, Media
+from nlflow._formats.media import Array, Media, check_declared, file_error
 
 __all__ = ["decode", "encode"]
 
@@ -22,10 +22,10 @@ def decode(path: Path) -> Media:
     """Read the samples of a WAV file as they are stored, and what its chunks say of them."""
     from scipy.io import wavfile
 
+    bits, others = _chunks(path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*EOF prematurely")  # otherwise the missing samples go unnoticed
         rate, data = wavfile.read(path)
-    bits, others = _chunks(path)
     notes, extras = [], {}
     if bits == 24:
         notes.append(f"{path}: 24-bit samples are held as 32-bit ones, that is times 256")
@@ -36,18 +36,34 @@ def decode(path: Path) -> Media:
 
 
 def _chunks(path: Path) -> tuple[int, list[str]]:
-    """Return the bits of a sample, and the names of chunks that hold neither samples nor their format."""
-    bits, others = 0, []
+    """Return the bits of a sample, and the names of chunks that hold neither samples nor their format.
+
+    Raises
+    ------
+    FileFormatError
+        For samples that end behind the file; nothing has been allocated for them then.
+    """
+    bits, others, long, length = 0, [], 0, path.stat().st_size
     with path.open("rb") as stream:
-        stream.seek(12)
+        form = stream.read(12)[:4]
+        order: Literal["little", "big"] = "big" if form == b"RIFX" else "little"
         while len(head := stream.read(8)) == 8:
-            name, size = head[:4], int.from_bytes(head[4:], "little")
-            if name == b"fmt ":
-                bits = int.from_bytes(stream.read(16)[14:], "little")
-                size -= 16
+            name, size = head[:4], int.from_bytes(head[4:], order)
+            if form == b"RF64" and name == b"data":
+                size = long
+            body = stream.tell()
+            if name == b"data":
+                if body + size > length:
+                    got = f"a header that tells of {size} bytes of samples, of which there are {length - body}"
+                    raise file_error(path, got, "a whole WAV file", "copy or export it again")
+                check_declared(path, size, length, copies=3)  # of 24 bits there are two, one of them with 32
+            elif name == b"fmt ":
+                bits = int.from_bytes(stream.read(16)[14:], order)
+            elif form == b"RF64" and name == b"ds64":  # the sizes of files beyond 4 GiB: of all, of the samples
+                long = int.from_bytes(stream.read(16)[8:], order)
             elif name not in _OWN and name.isascii() and name.decode().isprintable():
                 others.append(name.decode().strip())
-            stream.seek(size + size % 2, io.SEEK_CUR)
+            stream.seek(body + size + size % 2)  # counted from its beginning: a chunk may be shorter than its header
     return bits, sorted(set(others))
 
 

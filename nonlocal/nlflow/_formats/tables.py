@@ -11,6 +11,8 @@ from typing import BinaryIO
 import numpy as np
 
 from nlflow._formats.media import Array, Media, file_error
+from nlflow._npy import read_array
+from nlflow.errors import check_memory
 
 __all__ = ["decode_csv", "decode_npy", "encode_csv", "encode_npy"]
 
@@ -22,6 +24,8 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 
+_CELL = 200  # bytes that a cell takes while it is text, lists and all
+
 
 def decode_npy(path: Path) -> Media:
     """Read an array; pickled objects are refused."""
@@ -30,9 +34,9 @@ def decode_npy(path: Path) -> Media:
             raise file_error(path, "content that is no NPY array", "an NPY file", "write it with numpy.save")
         stream.seek(0)
         try:
-            data = np.load(stream, allow_pickle=False)
+            data = read_array(stream, path.stat().st_size, what=str(path))
         except ValueError as error:
-            if "allow_pickle" not in str(error):
+            if "objects" not in str(error):
                 raise
             remedy = "save array.astype(float) instead; pickled objects are never loaded"
             raise file_error(path, "an array of Python objects", "numbers", remedy) from error
@@ -47,8 +51,19 @@ def _is_number(cell: str) -> bool:
     return True
 
 
+def _count_cells(path: Path) -> int:
+    """Return how many cells a table has at most, without holding more than a block of it."""
+    with path.open("rb") as stream:
+        blocks = iter(lambda: stream.read(2**20), b"")
+        return 1 + path.stat().st_size // 32 + sum(block.count(mark) for block in blocks for mark in b",;\t\n\r")
+
+
 def decode_csv(path: Path) -> Media:
     """Read columns of numbers, with their names and a first column of times."""
+    remedy = "split it, or save it as .npy"
+    check_memory(f"{path}: a text of {path.stat().st_size} bytes", 2 * path.stat().st_size, remedy)
+    cells = _count_cells(path)
+    check_memory(f"{path}: a table of {cells} cells", _CELL * cells, remedy)
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:

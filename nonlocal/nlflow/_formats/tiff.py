@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from nlflow._formats.media import Array, Media, as_stored, file_error
+from nlflow._formats.media import Array, Media, as_stored, check_declared, file_error
 from nlflow._formats.pictures import from_pillow, with_alpha
 
 __all__ = ["decode", "encode"]
@@ -21,6 +22,7 @@ _KEPT_TAGS = (269, 270, 271, 272, 285, 306, 315, 316, 33432, 33550, 33922, 34264
 _DESCRIPTION, _ORIENTATION, _XMP = 270, 274, 700
 _BLOCKS = {33723: "IPTC", 34377: "Photoshop", 34665: "EXIF", 34853: "GPS"}
 _LAYOUTS = ('{"shape"', "ImageJ=", "<?xml")  # how descriptions begin that tell programs the layout of the samples
+_MOST_PAGES = 1000
 _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 
@@ -41,10 +43,13 @@ def decode(path: Path) -> Media:
 
     alpha: Array | None = None
     with _silent("tifffile"), tifffile.TiffFile(path) as tif:
+        if len(tif.pages) > _MOST_PAGES:  # a series is looked for among all of them
+            raise file_error(path, f"{len(tif.pages)} pages", "one image", "save the pages one by one")
         page, series = cast("tifffile.TiffPage", tif.pages[0]), tif.series[0]
         if len(tif.series) > 1 or series.axes not in ("YX", "YXS", "SYX"):
             got = f"{len(tif.pages)} page(s), the array of shape {series.shape}"
             raise file_error(path, got, "one image", "save the pages one by one, or .npy with a channel axis")
+        _check_layout(path, page, series)
         plain = int(page.photometric) in (0, 1, 2)  # white is 0, black is 0, RGB
         turn = _orientation(page)
         data = None
@@ -69,6 +74,16 @@ def decode(path: Path) -> Media:
     notes += more
     data = np.ascontiguousarray(data)
     return Media(path, "tiff", "image", data, alpha=alpha, orientation=turn, extras=extras, notes=tuple(notes))
+
+
+def _check_layout(path: Path, page: Any, series: Any) -> None:
+    """Refuse what a header declares and the file cannot hold, before anything is decoded."""
+    samples = max(math.prod(series.shape), math.prod(page.shape))
+    check_declared(path, samples * series.dtype.itemsize, path.stat().st_size, copies=2)
+    parts = math.prod(page.chunked)
+    if not page.is_contiguous and parts > len(page.dataoffsets):
+        got = f"{len(page.dataoffsets)} of the {parts} strips or tiles that its header declares"
+        raise file_error(path, got, "all of them", "copy or export it again")
 
 
 def _orientation(page: Any) -> int:

@@ -1,0 +1,268 @@
+"""Files made to fill memory, to loop or to run code, and a program that measures what reading them takes.
+
+Run as ``python -m tests.hostile FOLDER``: prints one JSON object with the error and the growth of the peak of memory of
+every case.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import struct
+import sys
+import time
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DEEP = b"[" * 100_000 + b"]" * 100_000
+MANY = 200_000_000  # bytes that a bomb unfolds to
+
+
+def png(width: int, height: int, content: bytes) -> bytes:
+    """Return a grey PNG file of 8 bits whose header declares this size."""
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), (b"IDAT", content), (b"IEND", b"")]
+    parts = [struct.pack(">I", len(b)) + n + b + struct.pack(">I", zlib.crc32(n + b)) for n, b in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def npy(descr: str, shape: str, content: bytes = b"") -> bytes:
+    """Return an .npy file of version 1.0 with this header."""
+    header = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".encode()
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + content
+
+
+def wav(form: bytes, size: int, long: int = 0) -> bytes:
+    """Return a sound of 8 bits with 100 samples, of which its header tells of `size` (or `long`, as RF64)."""
+    body = b"ds64" + struct.pack("<IQQQI", 28, 0, long, 0, 0) if form == b"RF64" else b""
+    body += b"fmt " + struct.pack("<IHHIIHH", 16, 1, 1, 8000, 8000, 1, 8)
+    body += b"data" + struct.pack("<I", size) + bytes(100)
+    return form + struct.pack("<I", len(body) + 4) + b"WAVE" + body
+
+
+def tiff(
+    width: int, height: int, content: bytes, *, compression: int = 1, description: bytes = b"", pages: int = 1
+) -> bytes:
+    """Return a grey TIFF file of 8 bits with one strip, and as many further pages as asked for."""
+    tags = [(256, 4, 1, width), (257, 4, 1, height), (258, 3, 1, 8), (259, 3, 1, compression), (262, 3, 1, 1),
+            (277, 3, 1, 1), (278, 4, 1, height)]  # fmt: skip
+    found = b"II*\0" + struct.pack("<I", 8)
+    size = 2 + 12 * (len(tags) + 2 + bool(description)) + 4
+    place = 8 + pages * size
+    every = [*tags, (273, 4, 1, place + len(description)), (279, 4, 1, len(content))]
+    every += [(270, 2, len(description), place)] if description else []
+    for page in range(pages):
+        found += struct.pack("<H", len(every)) + b"".join(struct.pack("<HHII", *tag) for tag in sorted(every))
+        found += struct.pack("<I", 8 + (page + 1) * size if page + 1 < pages else 0)
+    return found + description + content
+
+
+def zipped(members: dict[str, bytes], *, deflate: bool = False) -> bytes:
+    """Return a zip archive."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED if deflate else zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def overlapping(count: int, content: bytes, form: str) -> bytes:
+    """Return a zip archive whose many members, with names made by a format, are the same bytes of the file."""
+    name = form.format(0).encode()
+    crc = zlib.crc32(content)
+    local = struct.pack("<4s5H3I2H", b"PK\3\4", 20, 0, 0, 0, 0, crc, len(content), len(content), len(name), 0) + name
+    central = b""
+    for number in range(count):
+        other = form.format(number).encode()
+        central += struct.pack(
+            "<4s6H3I5H2I", b"PK\1\2", 20, 20, 0, 0, 0, 0, crc, len(content), len(content), len(other), 0, 0, 0, 0, 0, 0
+        ) + other  # fmt: skip
+    start = len(local) + len(content)
+    end = struct.pack("<4s4H2IH", b"PK\5\6", 0, 0, count, count, len(central), start, 0)
+    return local + content + central + end
+
+
+def small_model(folder: Path) -> None:
+    """Write a transformer of one layer to a folder."""
+    import transformers
+
+    config = transformers.BertConfig(
+        hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4, vocab_size=5,
+        max_position_embeddings=6,
+    )  # fmt: skip
+    transformers.BertModel(config).save_pretrained(folder)
+
+
+def within(limit: int, read: Callable[[], object]) -> Callable[[], object]:
+    """Return a reader under a memory limit."""
+
+    def limited() -> object:
+        os.environ["NLFLOW_MEMORY_LIMIT"] = str(limit)
+        try:
+            return read()
+        finally:
+            del os.environ["NLFLOW_MEMORY_LIMIT"]
+
+    return limited
+
+
+def cases(folder: Path) -> dict[str, Callable[[], object]]:
+    """Return what is read in each case; the files are written first."""
+    from nlflow import files
+    from nlflow._terminal import read_tokens
+    from nlflow.attention.loading import load_model
+    from nlflow.companions import read_mask
+    from nlflow.storage import load_archive
+    from nlflow.study import run_study
+    from validation.training.data import read_pictures
+    from validation.training.state import read_tensors
+
+    zeros = zlib.compress(bytes(MANY), 1)
+    rows = zlib.compress(bytes(13000 * 13001), 1)
+    shape = b'{"shape": [1000000, 1000000]}\0'
+    images = {
+        "png of 60000 x 60000": ("png", png(60000, 60000, zlib.compress(bytes(60001)))),
+        "png of 13000 x 13000 zeros": ("png", png(13000, 13000, rows)),
+        "tiff of 100000 x 100000": ("tif", tiff(100000, 100000, bytes(100))),
+        "tiff of 4294967295 x 4294967295": ("tif", tiff(2**32 - 1, 2**32 - 1, bytes(100))),
+        "tiff of zeros, deflated": ("tif", tiff(MANY // 10000, 10000, zeros, compression=8)),
+        "tiff of 5000 pages": ("tif", tiff(4, 4, bytes(16), pages=5000)),
+        "tiff with a shape in words": ("tif", tiff(4, 4, bytes(15), description=shape)),
+        "npy of 10^12 numbers": ("npy", npy("'<f8'", "(1000000000000,)", bytes(80))),
+        "npy beyond 64 bits": ("npy", npy("'<f8'", "(4294967296, 4294967296)", bytes(80))),
+        "npy of long items": ("npy", npy("'|V2000000000'", "(3,)", bytes(80))),
+        "npy of objects": ("npy", npy("'|O'", "(3,)", bytes(80))),
+        "npy nested deeply": ("npy", npy("'<f8'", "(" * 4000 + ")" * 4000)),
+        "npy with minus signs": ("npy", npy("'<f8'", "-" * 9000 + "1")),
+        "npy in gzip": ("npy", gzip.compress(npy("'|u1'", f"({MANY},)", bytes(MANY)), 1)),
+        "csv in gzip": ("csv", gzip.compress(b"1\n" * (MANY // 2), 1)),
+        "wav of 4 GiB": ("wav", wav(b"RIFF", 2**32 - 16)),
+        "wav of 2^62 bytes": ("wav", wav(b"RF64", 2**32 - 1, 2**62)),
+        "wav whose first chunk is cut": ("wav", bytes.fromhex("524636000000000100000045666d7420010000000000 00da3f12")),
+    }
+    found: dict[str, Callable[[], object]] = {}
+    for number, (name, (suffix, content)) in enumerate(images.items()):
+        path = folder / f"{number}.{suffix}"
+        path.write_bytes(content)
+        found[name] = lambda path=path: files.read(path)  # type: ignore[misc]
+        if suffix == "npy":
+            found[f"{name}, as tokens"] = lambda path=path: read_tokens("--tokens", path)  # type: ignore[misc]
+    image = folder / "image.npy"
+    np.save(image, np.zeros((4, 4)))
+    found["mask of 13000 x 13000"] = lambda: read_mask("--mask", folder / "1.png", files.read(image))
+    for name in ("png of 13000 x 13000 zeros", "tiff of zeros, deflated", "mask of 13000 x 13000"):
+        found[name] = within(2**28, found[name])
+
+    sparse = folder / "sparse.csv"  # a long text that takes no place on the disk
+    with sparse.open("wb") as stream:
+        stream.truncate(2**40)
+    found["csv of 2^40 bytes"] = lambda: files.read(sparse)
+    wide = folder / "wide.csv"
+    wide.write_bytes(b"1," * 10**7 + b"1\n")
+
+    # 10^9 columns are a file of 2 GB: this is a hundredth of it, and of the memory.
+    found["csv of 10^7 columns"] = within(10**9, lambda: files.read(wide))
+
+    meta = npy("'|u1'", "(2,)", b"{}")
+    deep = npy("'|u1'", f"({len(DEEP)},)", DEEP)
+    archives = {
+        "archive that tells of 10^12 numbers": zipped(
+            {"__meta__.npy": meta, "u.npy": npy("'<f8'", "(1000000000000,)")}
+        ),
+        "archive of zeros, deflated": zipped({"__meta__.npy": meta, "u.npy": bytes(MANY)}, deflate=True),
+        "archive of overlapping members": overlapping(2000, npy("'|u1'", "(1000000,)", bytes(10**6)), "{:04d}.npy"),
+        "archive of objects": zipped({"__meta__.npy": meta, "u.npy": npy("'|O'", "(1,)", bytes(80))}),
+        "archive nested deeply": zipped({"__meta__.npy": deep}),
+    }
+    for number, (name, content) in enumerate(archives.items()):
+        path = folder / f"{number}.npz"
+        path.write_bytes(content)
+        found[name] = lambda path=path: load_archive(path, "checkpoint")  # type: ignore[misc]
+
+    sets = {
+        "zip of a picture of 13000 x 13000": zipped({"a/1.png": png(13000, 13000, rows)}),
+        "zip of a long picture": zipped({"a/1.png": bytes(MANY)}, deflate=True),
+        "zip of overlapping pictures": overlapping(
+            3000, png(1000, 1000, zlib.compress(bytes(1001000))), "a/{:04d}.png"
+        ),
+    }
+    for number, (name, content) in enumerate(sets.items()):
+        path = folder / f"{number}.zip"
+        path.write_bytes(content)
+        found[name] = lambda path=path: read_pictures(path, progress=False)  # type: ignore[misc]
+
+    long = b'{"a":{"dtype":"U8","shape":[1125899906842624],"data_offsets":[0,1125899906842624]}}'
+    weights = {
+        "tensors with a header of 2^60 bytes": struct.pack("<Q", 2**60) + b"{}",
+        "tensors with a deep header": struct.pack("<Q", len(DEEP)) + DEEP,
+        "tensors of 2^50 bytes": struct.pack("<Q", len(long)) + long,
+    }
+    for number, (name, content) in enumerate(weights.items()):
+        path = folder / f"{number}.safetensors"
+        path.write_bytes(content)
+        found[name] = lambda path=path: read_tensors(path)  # type: ignore[misc]
+        place = folder / f"weights-{number}"
+        small_model(place)
+        (place / "model.safetensors").write_bytes(content)
+        found[f"model of {name}"] = lambda place=place: load_model(place)  # type: ignore[misc]
+
+    plain = folder / "plain"
+    small_model(plain)
+    load_model(plain)  # what is loaded once is loaded now
+    about = json.loads((plain / "config.json").read_text())
+    for name, value in {
+        "vocab_size": 10**9,
+        "num_hidden_layers": 10**7,
+        "num_labels": 10**9,
+        "hidden_size": 10**7,
+    }.items():
+        place = folder / name
+        small_model(place)
+        (place / "config.json").write_text(json.dumps({**about, name: value}))
+        found[f"model with {name} {value}"] = lambda place=place: load_model(place)  # type: ignore[misc]
+    for name in ("config.json", "attention.json"):
+        place = folder / f"deep-{name}"
+        small_model(place)
+        (place / name).write_bytes(DEEP)
+        found[f"model with a deep {name}"] = lambda place=place: load_model(place)  # type: ignore[misc]
+
+    study = folder / "study"
+    study.mkdir()
+    (study / "study.json").write_bytes(DEEP)
+    found["study nested deeply"] = lambda: run_study("mixing", nodes=4, boundary="periodic", out=study)
+    return found
+
+
+def peak() -> int:
+    """Return the peak of the memory of this process in bytes since it was last reset."""
+    text = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in text.splitlines() if line.startswith("VmHWM:"))
+
+
+def main() -> None:
+    """Read every case and print what came of it."""
+    from nlflow.errors import NlflowError
+
+    results: dict[str, Any] = {}
+    for name, read in cases(Path(sys.argv[1])).items():
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        before, begun = peak(), time.monotonic()
+        try:
+            read()
+            kind, words = "read", ""
+        except NlflowError as error:
+            kind, words = type(error).__name__, str(error)
+        except BaseException as error:
+            kind, words = f"unnamed {type(error).__name__}", str(error)
+        results[name] = [kind, words, peak() - before, time.monotonic() - begun]
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
