@@ -352,7 +352,7 @@ def test_noise_that_varies_is_met_at_levels_in_between():
 
 def test_smoothed_patches_carry_the_noise_that_the_kernel_corrects_for():
     noise = np.random.default_rng(0).normal(size=(300, 300, 1))
-    kernel = pixelwise._kernel(noise, None, 3, 5)
+    kernel = pixelwise.kernel_for(0.0, 2, 1, None, 3, 5)
     assert float(pixelwise._smoothed(noise).std()) == pytest.approx(kernel.sigma, rel=0.01)
-    line = pixelwise._kernel(noise[:, :1], None, 3, 5)
+    line = pixelwise.kernel_for(0.0, 1, 1, None, 3, 5)
     assert float(line.sigma) == pytest.approx(math.sqrt(kernel.sigma))

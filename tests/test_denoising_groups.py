@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
-from nlflow.denoising import api
+from nlflow.denoising import api, groupwise
 from nlflow.denoising.groupwise import Groups, estimates, halo
 from nlflow.denoising.presets import Grouping, GroupPreset
 from nlflow.patches.search import reference_positions
@@ -264,7 +264,7 @@ def test_single_precision_is_enough_where_it_is_used(quality: str, ratio: float,
         value = noisy(clean, sigma := float(np.ptp(clean)) / ratio)
         single = denoise(value, sigma, quality=quality)
         with monkeypatch.context() as patch:
-            patch.setattr(api, "_SINGLE", 0)
+            patch.setattr(groupwise, "SINGLE", 0)
             double = denoise(value, sigma, quality=quality)
         assert rms(single, double) < 0.05 * sigma
         assert np.abs(single - double).max() < 0.5 * sigma

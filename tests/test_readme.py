@@ -12,13 +12,14 @@ BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), 
 
 
 def test_readme_has_an_example_of_each_kind():
-    assert len(BLOCKS) == 8
+    assert len(BLOCKS) == 9
 
 
 @pytest.mark.parametrize(
-    "block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers"]
+    "block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers", "long"]
 )
-def test_readme_example_runs(block):
+def test_readme_example_runs(block, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
     exec(compile(block, str(README), "exec"), names)
     if "keeping" in names:
@@ -35,6 +36,12 @@ def test_readme_example_runs(block):
         assert names["attention"].method == "tiled"
         assert names["attention"].fused
         assert all(abs(float(names[name].grad)) > 1e-9 for name in ("width", "strength"))
+    if "Checkpoint" in names:
+        first = names["solution"]
+        assert (tmp_path / "run.npz").is_file()
+        exec(compile(block, str(README), "exec"), names)
+        assert names["solution"].stats["steps"] == first.stats["steps"]
+        assert (names["solution"].u == first.u).all()
     if "fast" in names:
         fast, solution = names["fast"], names["solution"]
         assert fast.measure_error(names["u"]) <= fast.error_estimate <= 1e-6

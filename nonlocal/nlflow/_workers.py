@@ -109,8 +109,10 @@ def _cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
         try:
             if scheduler == LOCAL:
                 count = None if jobs is None or jobs < 0 else jobs
-                # No dashboard: it needs a port, and a run on a cluster node has nobody to look.
-                cluster = distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address=None)
+                # Any free port, and for this machine alone: with None Dask warns where its usual port is taken.
+                cluster = distributed.LocalCluster(
+                    n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0"
+                )
                 address = stack.enter_context(cluster)
             stack.enter_context(distributed.Client(address, timeout="10s"))
         except (OSError, ValueError, TypeError, RuntimeError) as error:

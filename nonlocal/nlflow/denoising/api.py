@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,24 +10,31 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import _numba
+from nlflow._array import root_mean_square, underflowing
 from nlflow._samples import finish
-from nlflow.denoising import pixelwise
+from nlflow.denoising import groupwise, pixelwise
+from nlflow.denoising.groupwise import from_planes, planar, to_planes
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import FILLING_STEPS, filled, filling_levels
-from nlflow.denoising.inputs import Observation, decorrelated, noise_model, observe, place, shape_of
+from nlflow.denoising.inputs import (
+    Observation,
+    check_axis,
+    check_options,
+    decorrelated,
+    noise_model,
+    observe,
+    place,
+    shape_of,
+)
 from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.denoising.tiles import in_tiles
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.errors import check_choice, check_integer, check_number
 
 __all__ = ["QUALITIES", "denoise"]
 
 Array = NDArray[Any]
 QUALITIES = ("fast", *PRESETS)
-# Groups are filtered in single precision unless the range is so many times the noise: covariances hold its square.
-_SINGLE = 90.0
-# Pixels are compared and averaged in single precision below this ratio: weights halve in size, and time with them.
-_SINGLE_PIXELS = 1e4
 
 
 @dataclass
@@ -39,6 +45,7 @@ class _Run:
     told: dict[str, Any] = field(default_factory=dict)
 
 
+@underflowing
 def denoise(
     image: Any,
     sigma: Any = None,
@@ -169,16 +176,16 @@ def denoise(
     check_choice("quality", quality, QUALITIES)
     if stopping is not None:
         check_choice("stopping", stopping, STOPPING)
-    options = _pixelwise_options(quality, width, patch_size, search_radius, fidelity, steps, stopping)
+    options = check_options(quality, width, patch_size, search_radius, fidelity, steps, stopping)
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     seed = check_integer("seed", seed, minimum=0)
     shape = shape_of("image", image)
-    channel_axis = _axis(len(shape), channel_axis)
+    channel_axis = check_axis(len(shape), channel_axis)
     model = noise_model(noise, sigma)
     kept = None if keep is None else place("keep", keep, shape, channel_axis)
     seen, samples, restore = observe(image, sigma, model, channel_axis, mask)
-    level = float(np.sqrt(np.mean(np.square(seen.level))))
+    level = root_mean_square(seen.level)
     told: dict[str, Any] = {"functional": "none", "parameters": {}}
     risk = None
     if seen.idle:
@@ -217,7 +224,7 @@ def denoise(
         sigma_estimated=seen.estimated,
         noise="Gaussian" + (", varying" if seen.variance is not None else "") if model is None else repr(model),
         quality=quality,
-        residual=float(np.sqrt(np.mean(np.square((u - samples)[present], dtype=np.float64)))),
+        residual=root_mean_square((u - samples)[present]),
         risk=risk,
         seconds=time.perf_counter() - begun,
         compile_seconds=_numba.seconds - compiled,
@@ -227,43 +234,11 @@ def denoise(
     return (result, info) if return_info else result
 
 
-def _axis(ndim: int, channel_axis: Any) -> int | None:
-    if channel_axis is None:
-        return None
-    axis = check_integer("channel_axis", channel_axis)
-    if not -ndim <= axis < ndim:
-        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
-    return axis % ndim
-
-
-def _pixelwise_options(
-    quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
-) -> dict[str, Any]:
-    """Check the keywords of the flow of pixels."""
-    options = {"width": width, "patch_size": patch_size, "search_radius": search_radius, "fidelity": fidelity,
-               "steps": steps}  # fmt: skip
-    for name, value in options.items():
-        if value is not None and quality != "fast":
-            raise InputError(
-                f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
-            )
-    if steps is not None and stopping is not None:
-        raise InputError(f"steps: got {steps} together with stopping={stopping!r}; leave one of them out")
-    checks: dict[str, Callable[[str, Any], Any]] = {
-        "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
-        "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
-        "search_radius": lambda n, v: check_integer(n, v, minimum=1),
-        "fidelity": lambda n, v: check_number(n, v, minimum=0),
-        "steps": lambda n, v: check_integer(n, v, minimum=1),
-    }
-    return {name: None if value is None else checks[name](name, value) for name, value in options.items()}
-
-
 def _fast(
     f: Array, seen: Observation, options: dict[str, Any], unit: float, every: bool, bar: bool, limit: float | None
 ) -> _Run:
     dtype = f.dtype
-    if float(np.ptp(f)) < _SINGLE_PIXELS:
+    if float(np.ptp(f)) < pixelwise.SINGLE:
         f = f.astype(np.float32)
     given = {**options, "missing": seen.missing, "keep_path": every, "progress": bar, "memory_limit": limit}
     if given["width"] is not None:
@@ -271,15 +246,8 @@ def _fast(
     outcome = pixelwise.run(f, **given) if seen.variance is None else pixelwise.run_map(f, seen.variance, **given)
     kernel = outcome.kernel
     told = {
-        "functional": "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1",
-        "parameters": {
-            "width": kernel.width * unit,
-            "patch_size": kernel.patch_size,
-            "search_radius": kernel.search_radius,
-            "spatial_width": kernel.spatial_width or 0.0,
-            "smoothing": pixelwise.SMOOTHING,
-            "fidelity_mean": outcome.fidelity_mean,
-        },
+        "functional": pixelwise.FUNCTIONAL,
+        "parameters": {**pixelwise.parameters(kernel, unit), "fidelity_mean": outcome.fidelity_mean},
         "steps": int(outcome.solution.stats["steps"]),
         "stopped_by": outcome.solution.message,
         "method": f"{outcome.operator.method}: {outcome.operator.reason}",
@@ -292,20 +260,15 @@ def _on_groups(f: Array, seen: Observation, quality: str, every: bool, bar: bool
     from tqdm import tqdm
 
     preset = PRESETS[quality]
-    spatial, dtype = f.shape[:-1], f.dtype
+    spatial = f.shape[:-1]
     weakest = 1.0 if seen.variance is None else float(np.sqrt(seen.variance.min()))
-    precision = np.float32 if float(np.ptp(f)) < _SINGLE * weakest else np.float64
+    precision = np.float32 if float(np.ptp(f)) < groupwise.SINGLE * weakest else np.float64
     colours = decorrelated(f)
-    grid = (1, *spatial)[-2:]
-
-    def planar(values: Array) -> Array:
-        return np.ascontiguousarray(np.moveaxis(values.reshape(*grid, -1), -1, 0).astype(precision))
-
-    planes = planar(f @ colours.T.astype(dtype))
+    planes = to_planes(f, colours, precision)
     variance = np.ones((len(planes), 1, 1), precision)
     if seen.variance is not None:
-        variance = np.ascontiguousarray(np.broadcast_to(planar(seen.variance[..., None]), planes.shape))
-    missing = None if seen.missing is None else seen.missing.reshape(grid)
+        variance = np.ascontiguousarray(np.broadcast_to(planar(seen.variance[..., None], precision), planes.shape))
+    missing = None if seen.missing is None else seen.missing.reshape(planes.shape[1:])
     levels = [1.0] if seen.missing is None else filling_levels(f[~seen.missing])
     dimension = sum(n > 1 for n in spatial)
     bar_format = "{l_bar}{bar}| {elapsed}<{remaining}"
@@ -320,28 +283,13 @@ def _on_groups(f: Array, seen: Observation, quality: str, every: bool, bar: bool
             )  # fmt: skip
             if not last and missing is not None:
                 planes = np.where(missing, path[-1] * precision(level), planes)
-    first, later = groupings
     told = {
-        "functional": (
-            "E of groups of alike patches, fidelity matrix C/s^2 of each group; relaxed semi-implicit steps with an "
-            "evolving kernel"
-        ),
-        "parameters": {
-            "patch_size": later.patch,
-            "neighbours": later.neighbours,
-            "search_radius": later.radius,
-            "stride": later.stride,
-            "first_patch_size": first.patch,
-            "first_neighbours": first.neighbours,
-        },
+        "functional": groupwise.FUNCTIONAL,
+        "parameters": groupwise.parameters(groupings),
         "steps": preset.steps + 1 + (len(levels) - 1) * (FILLING_STEPS + 1),
         "stopped_by": "all steps of the preset were taken",
-        "method": "groups: nearest patches in a window, one Wiener filter for each group",
+        "method": groupwise.METHOD,
         "tiles": tiles,
         "memory_bytes": memory,
     }
-
-    def back(u: Array) -> Array:
-        return np.asarray((np.moveaxis(u, 0, -1) @ colours.astype(precision)).astype(dtype).reshape(f.shape))
-
-    return _Run([back(u) for u in path], told)
+    return _Run([from_planes(u, colours, f) for u in path], told)

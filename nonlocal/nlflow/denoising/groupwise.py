@@ -12,9 +12,28 @@ from threadpoolctl import threadpool_limits
 from nlflow.denoising.presets import Grouping, GroupPreset
 from nlflow.patches.search import reference_positions
 
-__all__ = ["Groups", "estimates", "halo"]
+__all__ = [
+    "FUNCTIONAL",
+    "METHOD",
+    "SINGLE",
+    "Groups",
+    "estimates",
+    "from_planes",
+    "halo",
+    "margin",
+    "parameters",
+    "planar",
+    "to_planes",
+]
 
 Array = NDArray[Any]
+#: Groups are filtered in single precision where the range is below so many times the noise; covariances hold squares.
+SINGLE = 90.0
+FUNCTIONAL = (
+    "E of groups of alike patches, fidelity matrix C/s^2 of each group; relaxed semi-implicit steps with an "
+    "evolving kernel"
+)
+METHOD = "groups: nearest patches in a window, one Wiener filter for each group"
 # Jobs whose windows are held at a time; enough to keep threads busy.
 _JOBS = 64
 # References in a run; `_numba.groups.RUN`, which is not loaded before it is needed.
@@ -24,6 +43,42 @@ _RUN = 64
 def halo(grouping: Grouping) -> int:
     """Return how far a sample of a step's result looks: to its groups' references, and on to their other members."""
     return 2 * (grouping.radius + grouping.patch - 1)
+
+
+def margin(groupings: tuple[Grouping, Grouping], steps: int) -> int:
+    """Return how far a sample of the last estimate looks, in samples along an axis."""
+    first, later = groupings
+    return halo(first) + steps * halo(later)
+
+
+def parameters(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
+    """Return the parameters of the flow of groups."""
+    first, later = groupings
+    return {
+        "patch_size": later.patch,
+        "neighbours": later.neighbours,
+        "search_radius": later.radius,
+        "stride": later.stride,
+        "first_patch_size": first.patch,
+        "first_neighbours": first.neighbours,
+    }
+
+
+def planar(values: Array, precision: Any) -> Array:
+    """Return samples (..., C) as planes (C, H, W); a signal is an image of one row."""
+    grid = (1, *values.shape[:-1])[-2:]
+    return np.ascontiguousarray(np.moveaxis(values.reshape(*grid, -1), -1, 0).astype(precision))
+
+
+def to_planes(f: Array, colours: Array, precision: Any) -> Array:
+    """Return the new channels (C, H, W) of samples (..., C); `colours` has them as rows."""
+    return planar(f @ colours.T.astype(f.dtype), precision)
+
+
+def from_planes(planes: Array, colours: Array, like: Array) -> Array:
+    """Return samples of the shape and dtype of `like` from new channels."""
+    mixed = np.moveaxis(planes, 0, -1) @ colours.astype(planes.dtype)
+    return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
 class Groups:
@@ -141,9 +196,12 @@ def estimates(
             found = reference_positions(size - patch, min(grouping.stride, patch)).astype(np.int64) - start
             inside = np.flatnonzero((found >= 0) & (found <= n - patch))
             begin = int(inside[0])
-            if axis == 1:  # runs of references begin where those of the larger image do
-                begin = -(-begin // _RUN) * _RUN
-            corners.append(found[begin : inside[-1] + 1])
+            here = found[begin : inside[-1] + 1]
+            if axis == 1:
+                # Runs of references begin where those of the larger image do. The first stands in for those of its run
+                # that lie outside: what they would add to lies near the cut, where nobody looks.
+                here = np.concatenate([np.full(begin % _RUN, here[0]), here])
+            corners.append(here)
         return Groups(guide, grouping, *corners)
 
     def step(found: Groups, state: Array, pilot: Array, **options: Any) -> tuple[Array, Array]:

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._samples import as_signal, range_of
-from nlflow.errors import InputError, check_array, check_number
+from nlflow._samples import as_signal, exact_means, range_of
+from nlflow.errors import InputError, check_array, check_integer, check_number
 from nlflow.noise import Poisson
 from nlflow.noise.estimation import estimate_sigmas
 
-__all__ = ["Observation", "decorrelated", "noise_model", "observe", "place", "shape_of"]
+__all__ = [
+    "Observation",
+    "check_axis",
+    "check_options",
+    "decorrelated",
+    "idle_for",
+    "in_units",
+    "noise_model",
+    "observe",
+    "opponent_colours",
+    "place",
+    "principal_axes",
+    "scale_for",
+    "shape_of",
+]
 
 Array = NDArray[Any]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
@@ -75,6 +90,39 @@ def noise_model(noise: Any, sigma: Any) -> Poisson | None:
     return None
 
 
+def check_axis(ndim: int, channel_axis: Any) -> int | None:
+    """Return the axis of the channels counted from 0, or raise `InputError`."""
+    if channel_axis is None:
+        return None
+    axis = check_integer("channel_axis", channel_axis)
+    if not -ndim <= axis < ndim:
+        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
+    return axis % ndim
+
+
+def check_options(
+    quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
+) -> dict[str, Any]:
+    """Check the keywords of the flow of pixels."""
+    options = {"width": width, "patch_size": patch_size, "search_radius": search_radius, "fidelity": fidelity,
+               "steps": steps}  # fmt: skip
+    for name, value in options.items():
+        if value is not None and quality != "fast":
+            raise InputError(
+                f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
+            )
+    if steps is not None and stopping is not None:
+        raise InputError(f"steps: got {steps} together with stopping={stopping!r}; leave one of them out")
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
+        "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
+        "search_radius": lambda n, v: check_integer(n, v, minimum=1),
+        "fidelity": lambda n, v: check_number(n, v, minimum=0),
+        "steps": lambda n, v: check_integer(n, v, minimum=1),
+    }
+    return {name: None if value is None else checks[name](name, value) for name, value in options.items()}
+
+
 def spatial_shape(shape: tuple[int, ...], channel_axis: int | None) -> tuple[int, ...]:
     """Return the shape of an image without its channels."""
     return shape if channel_axis is None else tuple(np.delete(shape, channel_axis).tolist())
@@ -123,24 +171,40 @@ def observe(
     present = present.reshape(-1, signal.shape[-1])
     span = float(max(range_of(present[:, c]) for c in range(signal.shape[-1])))
     strongest = float(levels.max())
-    idle = ""
-    if span == 0:
-        idle = "the input is constant"
-    elif strongest == 0 or strongest * _NOISELESS < span:
-        idle = f"there is no noise to remove (sigma={strongest:g})"
+    idle = idle_for(span, strongest)
     if missing is not None and idle and span > 0:
         if math.isinf(span):
             raise InputError("image: got a range that overflows, with samples missing; divide it by a number first")
         idle, exact = "", np.ones(levels.shape, bool)
         levels = np.full_like(levels, float(present.std(dtype=np.float64)) * _FILLING)
-    offset = np.zeros(len(levels)) if idle else present.mean(axis=0, dtype=np.float64)
-    scale = np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * math.sqrt(_LEAST_VARIANCE))
-    # In double precision, since an offset or a scale may be no number of the samples' precision.
-    f = np.zeros_like(signal) if idle else ((signal - offset) / scale).astype(signal.dtype)
+    offset = np.zeros(len(levels)) if idle else exact_means(present)
+    scale = scale_for(levels)
+    f = np.zeros_like(signal) if idle else in_units(signal, offset, scale)
     if missing is not None:
         f[missing] = 0
     seen = Observation(f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact)
     return seen, samples, restore
+
+
+def idle_for(span: float, strongest: float) -> str:
+    """Return why there is nothing to do about samples of a range and a strongest noise; empty when there is."""
+    if span == 0:
+        return "the input is constant"
+    if strongest == 0 or strongest * _NOISELESS < span:
+        return f"there is no noise to remove (sigma={strongest:g})"
+    return ""
+
+
+def scale_for(levels: Array) -> Array:
+    """Return what channels of this noise are divided by; those without noise count as ones with little."""
+    strongest = float(levels.max())
+    return np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * math.sqrt(_LEAST_VARIANCE))
+
+
+def in_units(signal: Array, offset: Array, scale: Array) -> Array:
+    """Return samples (..., C) about 0 in units of their noise."""
+    # In double precision, since an offset or a scale may be no number of the samples' precision.
+    return np.asarray(((signal - offset) / scale).astype(signal.dtype))
 
 
 def _without_missing(image: Any, mask: Any, channel_axis: int | None) -> tuple[Array, NDArray[np.bool_]]:
@@ -195,6 +259,12 @@ def _levels(
     return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE), levels == 0
 
 
+def opponent_colours() -> Array:
+    """Return luminance, red - blue and green - magenta as orthonormal rows."""
+    rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
+    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+
+
 def decorrelated(f: Array) -> Array:
     """Return an orthonormal transform (C, C) of channels that are alike: rows are the new channels.
 
@@ -203,7 +273,11 @@ def decorrelated(f: Array) -> Array:
     """
     channels = f.shape[-1]
     if channels == 3:
-        rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
-        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        return opponent_colours()
     flat = f.reshape(-1, channels).astype(np.float64)
-    return np.asarray(np.linalg.eigh(flat.T @ flat)[1].T[::-1])
+    return principal_axes(flat.T @ flat)
+
+
+def principal_axes(moments: Array) -> Array:
+    """Return the principal axes of second moments (C, C) as rows, the strongest first."""
+    return np.asarray(np.linalg.eigh(moments)[1].T[::-1])

@@ -22,18 +22,34 @@ from nlflow.kernel import Patch
 from nlflow.result import Solution, Status
 from nlflow.solver import solve
 
-__all__ = ["SMOOTHING", "Outcome", "run", "run_map"]
+__all__ = [
+    "FUNCTIONAL",
+    "MOST_STEPS",
+    "SINGLE",
+    "SMOOTHING",
+    "Outcome",
+    "enough",
+    "kernel_for",
+    "parameters",
+    "reach",
+    "run",
+    "run_map",
+]
 
 Array = NDArray[Any]
 
 # Chosen on BSD68 and Kodak photographs (images) and on synthetic test signals (1-D) with `benchmarks/tune_denoise.py`.
-_MOST_STEPS = 10
+MOST_STEPS = 10
 _ENOUGH_RESIDUAL = 0.4  # of sigma; one step at the widths below removes more, unless hardly any patches are alike
 _VARIANCE_MARGIN = 1.4  # patches that happen to be alike overestimate the variance beyond the noise
 SMOOTHING = 0.55  # nodes; patches are compared after a Gaussian of this width, which takes more noise than signal
 _WIDTH = 1.9  # of the noise left in the patches, over the fourth root of the samples in a patch
 _LEVEL_STEP = math.log(1.5)  # of the noise, where it varies
 _SPATIAL = 0.6  # of the search radius: near patches are likelier alike
+#: Pixels are compared and averaged in single precision where the range is below so many times the noise: weights halve
+#: in size, and time with them.
+SINGLE = 1e4
+FUNCTIONAL = "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1"
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
 
@@ -62,11 +78,17 @@ def run(
     steps: int | None = None,
     keep_path: bool = False,
     progress: bool = False,
+    store: bool = True,
     memory_limit: float | None = None,
 ) -> Outcome:
-    """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen."""
-    kernel = _kernel(f, width, patch_size, search_radius)
-    operator = _affinity(kernel, Grid(f.shape[:-1], boundary="reflect"), _smoothed(f), memory_limit)
+    """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
+
+    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same.
+    """
+    dimension = sum(n > 1 for n in f.shape[:-1])
+    ratio = noisiness(f) if patch_size is None else 0.0  # needed for the patches alone
+    kernel = kernel_for(ratio, dimension, f.shape[-1], width, patch_size, search_radius)
+    operator = _affinity(kernel, Grid(f.shape[:-1], boundary="reflect"), _smoothed(f), store, memory_limit)
     strength: Any = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
     if missing is not None:
         strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
@@ -78,7 +100,7 @@ def run(
     elif steps is None:
         rules.append(Discrepancy(f, 1.0, _ENOUGH_RESIDUAL))
     solution = solve(
-        flow, f, t=float(steps or _MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
+        flow, f, t=float(steps or MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
         energies=False,
     )  # fmt: skip
     if solution.status is Status.INTERRUPTED:
@@ -108,15 +130,29 @@ def run_map(f: Array, variance: Array, **options: Any) -> Outcome:
     return replace(results[-1][0], path=path)
 
 
-def _kernel(f: NDArray[Any], width: float | None, patch_size: int | None, search_radius: int | None) -> Patch:
-    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`."""
+def kernel_for(
+    ratio: float,
+    dimension: int,
+    channels: int,
+    width: float | None,
+    patch_size: int | None,
+    search_radius: int | None,
+) -> Patch:
+    """Choose the patch kernel for a signal in units of its noise, to compare patches of `_smoothed`.
+
+    Parameters
+    ----------
+    ratio : float
+        Noise over signal (`nlflow.denoising.presets.noisiness`); looked at when `patch_size` is None.
+    dimension, channels : int
+        Axes of more than one sample; channels.
+    width, patch_size, search_radius
+        What the caller wants, None for what is chosen.
+    """
     from scipy.ndimage import gaussian_filter
 
-    dimension = sum(n > 1 for n in f.shape[:-1])
-    channels = f.shape[-1]
     if patch_size is None:
         # The more noise over signal, the more samples it takes to tell patches apart; channels are samples too.
-        ratio = noisiness(f)
         patch_size = 3 + 2 * sum(ratio > limit for limit in _MORE_PIXELS) if dimension == 2 else 15
     if search_radius is None:
         search_radius = 8 if dimension == 2 else 60
@@ -139,8 +175,10 @@ def _smoothed(f: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(gaussian_filter(f, (SMOOTHING,) * (f.ndim - 1) + (0,), mode="reflect"))
 
 
-def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], memory_limit: float | None) -> Affinity:
+def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_limit: float | None) -> Affinity:
     """Store the weights when they fit, otherwise compute them anew at each average."""
+    if not store:
+        return affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
     try:
         return affinity(kernel, grid, f, memory_limit=memory_limit)
     except MemoryLimitError:
@@ -156,11 +194,39 @@ def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDA
 
     With it a semi-implicit step is the scalar form of the local Wiener filter, Pf + C / (C + sigma^2) (f - Pf).
     """
-    from scipy.ndimage import uniform_filter
+    from scipy.ndimage import correlate1d
 
     power = np.sum(f * f, axis=-1, keepdims=True)
     moments = operator.average(np.concatenate([f, power], axis=-1))
     mean = moments[..., :-1]
     variance = (moments[..., -1] - np.sum(mean * mean, axis=-1)) / f.shape[-1]
-    smooth = uniform_filter(variance, size=patch_size, mode="reflect")
-    return np.maximum(smooth - _VARIANCE_MARGIN, 0).astype(f.dtype)
+    # Summed anew for each node: the running sums of a uniform filter depend on where the line begins.
+    for axis in range(variance.ndim):
+        variance = correlate1d(variance, np.full(patch_size, 1 / patch_size), axis, mode="reflect")
+    return np.asarray(np.maximum(variance - _VARIANCE_MARGIN, 0).astype(f.dtype))
+
+
+def parameters(kernel: Patch, unit: float) -> dict[str, Any]:
+    """Return the parameters of a flow under this kernel, its width in the units of the input."""
+    return {
+        "width": kernel.width * unit,
+        "patch_size": kernel.patch_size,
+        "search_radius": kernel.search_radius,
+        "spatial_width": kernel.spatial_width or 0.0,
+        "smoothing": SMOOTHING,
+    }
+
+
+def reach(kernel: Patch, steps: int) -> int:
+    """Return how far a node of the result looks after so many steps, in nodes along an axis.
+
+    Each step looks as far as the search radius. The weights of the first look further by the patches, by those that
+    they are averaged over and by the smoothing; the local fidelity by one patch more.
+    """
+    smoothing = int(4 * SMOOTHING + 0.5)  # where SciPy cuts the Gaussian off
+    return steps * kernel.search_radius + 3 * (kernel.patch_size // 2) + smoothing
+
+
+def enough(squares: float, count: int) -> bool:
+    """Tell whether a residual, by its sum of squares over so many numbers, ends a flow that may stop by itself."""
+    return math.sqrt(squares / count) >= _ENOUGH_RESIDUAL

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PRESETS", "GroupPreset", "Grouping", "noisiness"]
+__all__ = ["PRESETS", "GroupPreset", "Grouping", "noisiness", "ratio_of"]
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,12 @@ class GroupPreset:
 
 def noisiness(f: NDArray[np.floating]) -> float:
     """Return the noise over the signal, a channel, for a signal (..., C) in units of its noise."""
-    variance = max(float(np.var(f, dtype=np.float64)) - 1.0, 0.01)
-    return 1 / math.sqrt(variance) / int(f.shape[-1])
+    return ratio_of(float(np.var(f, dtype=np.float64)), int(f.shape[-1]))
+
+
+def ratio_of(variance: float, channels: int) -> float:
+    """Return the noise over the signal, a channel, of samples of this variance in units of their noise."""
+    return 1 / math.sqrt(max(variance - 1.0, 0.01)) / channels
 
 
 _SIGNAL_FIRST = Grouping(16, 60, 150, 2)

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._numba import groups as loops
-from nlflow.denoising.groupwise import estimates, halo
+from nlflow.denoising.groupwise import estimates, margin
 from nlflow.denoising.presets import Grouping, GroupPreset
 from nlflow.errors import MemoryLimitError, format_bytes, memory_limit
 
@@ -61,15 +61,11 @@ def in_tiles(
     shape = planes.shape
     axis = 1 if shape[1] > 1 else 2
     length = shape[axis]
-    first, later = groupings
-    searches = [first] + [later] * preset.steps
-    margin = sum(halo(g) for g in searches)
-    if axis == 2:  # strips begin at whole runs of references
-        margin += loops.RUN * max(first.stride, later.stride) * len(searches)
+    around = margin(groupings, preset.steps)
     steps = preset.steps if keep_path else 0
 
     def needed(core: int) -> int:
-        size = min(core + 2 * margin, length)
+        size = min(core + 2 * around, length)
         return bytes_needed(
             (shape[0], size, shape[2]) if axis == 1 else (shape[0], 1, size), groupings, preset.steps, planes.itemsize
         )
@@ -91,7 +87,7 @@ def in_tiles(
     count = -(-length // core)
     for start in range(0, length, core):
         stop = min(start + core, length)
-        low, high = max(start - margin, 0), min(stop + margin, length)
+        low, high = max(start - around, 0), min(stop + around, length)
         part = (slice(None), slice(low, high)) if axis == 1 else (slice(None), slice(None), slice(low, high))
         inner = slice(start - low, stop - low)
         found = estimates(

@@ -1,0 +1,183 @@
+"""Parts of an image that is too large for one memory, each denoised as it is in the whole.
+
+What the whole image decides (its mean, its range, how noisy it is, when the flow stops) is told once, in a `Frame`;
+what remains of `denoise` looks no farther than a halo, and the order of all its sums is that of the whole image.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import underflowing
+from nlflow._numba.loading import one_thread
+from nlflow._samples import as_signal
+from nlflow.denoising import groupwise, pixelwise
+from nlflow.denoising.inputs import in_units
+from nlflow.denoising.presets import PRESETS, Grouping
+from nlflow.denoising.tiles import bytes_needed
+from nlflow.errors import check_memory
+from nlflow.kernel import Patch
+from nlflow.noise import Poisson
+
+__all__ = ["Frame", "bytes_for", "denoise_part", "residual_squares"]
+
+Array = NDArray[Any]
+# Bytes a sample and channel of a part in the flow of pixels, in double precision; half of them in single precision.
+_PIXEL_BYTES = 100
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a part has to know of the whole.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the whole image without its channels.
+    channel_axis : int or None
+    model : Poisson or None
+        Noise of counts.
+    offset, scale : array of shape (C,)
+        What is subtracted, and the noise that is divided by.
+    exact : bool array of shape (C,)
+        Channels that are free of noise and kept.
+    precision : dtype
+        Of the flow.
+    kernel : Patch or None
+        Of the flow of pixels, in units of the noise.
+    steps : int
+        Of the flow of pixels.
+    fidelity : float or None
+        A constant for the flow of pixels.
+    quality : str
+    groupings : pair of Grouping, or None
+        Of the flow of groups.
+    colours : array of shape (C, C)
+        The channels of the flow of groups, as rows.
+    idle : str
+        Why nothing is done; empty when something is.
+    """
+
+    shape: tuple[int, ...]
+    channel_axis: int | None
+    model: Poisson | None
+    offset: Array
+    scale: Array
+    exact: NDArray[np.bool_]
+    precision: np.dtype[Any]
+    kernel: Patch | None
+    steps: int
+    fidelity: float | None
+    quality: str
+    groupings: tuple[Grouping, Grouping] | None
+    colours: Array
+    idle: str
+
+    @property
+    def halo(self) -> int:
+        """How far a sample of the result looks, along each axis of more than one sample."""
+        if self.idle:
+            return 0
+        if self.groupings is not None:
+            return groupwise.margin(self.groupings, PRESETS[self.quality].steps)
+        assert self.kernel is not None
+        return pixelwise.reach(self.kernel, self.steps)
+
+
+def bytes_for(frame: Frame, shape: tuple[int, ...]) -> int:
+    """Return the working memory for a part of this shape, without its channels."""
+    rows, columns = (1, *shape)[-2:]
+    channels = len(frame.scale)
+    if frame.groupings is None:
+        return _PIXEL_BYTES * channels * rows * columns
+    planes = (channels, rows, columns)
+    return bytes_needed(planes, frame.groupings, PRESETS[frame.quality].steps, frame.precision.itemsize)
+
+
+@underflowing
+def denoise_part(
+    part: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
+) -> Array:
+    """Return the estimate for a part of an image, in the units of the input.
+
+    Parameters
+    ----------
+    part : array
+        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included.
+    corner : tuple of int
+        Where the array begins in the image, without channels.
+    inner : tuple of slice
+        The block in the array, without channels.
+    frame : Frame
+    memory_limit : float, optional
+        Bytes; half of the physical memory by default.
+
+    Returns
+    -------
+    array
+        Of the block's shape; float32 for integers of up to 16 bits, float16 and float32, otherwise float64.
+
+    Raises
+    ------
+    InputError
+        As `nlflow.denoise`.
+    MemoryLimitError
+        When the part does not fit the limit.
+
+    Notes
+    -----
+    One part takes one thread, as it is one of many. Weights of the flow of pixels are computed anew at each average:
+    that takes no memory, and has the bits of weights that are stored.
+    """
+    samples, restore = as_signal(part, frame.channel_axis)
+    if frame.idle:
+        return np.array(restore(samples[inner]))
+    f, u = _estimate(samples, corner, frame, memory_limit)
+    estimate = (u[inner] * frame.scale + frame.offset).astype(f.dtype)
+    if frame.model is not None:
+        estimate = np.asarray(frame.model.unstabilise(estimate)).astype(samples.dtype)
+    return np.array(restore(np.where(frame.exact, samples[inner], estimate)))
+
+
+@underflowing
+def residual_squares(
+    part: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
+) -> float:
+    """Return the sum of squares of input minus result over a block, in units of the noise; see `denoise_part`."""
+    samples, _ = as_signal(part, frame.channel_axis)
+    f, u = _estimate(samples, corner, frame, memory_limit)
+    return float(np.sum(np.square(u[inner] - f[inner]), dtype=np.float64))
+
+
+def _estimate(samples: Array, corner: tuple[int, ...], frame: Frame, memory_limit: float | None) -> tuple[Array, Array]:
+    """Return samples (..., C) and their estimate in units of the noise."""
+    spatial = samples.shape[:-1]
+    check_memory(f"a block of {' x '.join(map(str, spatial))} samples with its halo", bytes_for(frame, spatial),
+                 "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
+    signal = samples if frame.model is None else frame.model.stabilise(samples)
+    f = in_units(signal, frame.offset, frame.scale)
+    with one_thread():
+        return f, _pixels(frame, f) if frame.groupings is None else _groups(frame, f, frame.groupings, corner)
+
+
+def _pixels(frame: Frame, f: Array) -> Array:
+    kernel = frame.kernel
+    assert kernel is not None
+    outcome = pixelwise.run(
+        f.astype(frame.precision, copy=False), width=kernel.width, patch_size=kernel.patch_size,
+        search_radius=kernel.search_radius, fidelity=frame.fidelity, steps=frame.steps, store=False,
+    )  # fmt: skip
+    return outcome.path[-1].astype(f.dtype, copy=False)
+
+
+def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, Grouping], corner: tuple[int, ...]) -> Array:
+    planes = groupwise.to_planes(f, frame.colours, frame.precision)
+    variance = np.ones((len(planes), 1, 1), frame.precision)
+    origin = corner if len(corner) == 2 else (0, corner[0])
+    whole = (frame.shape[0], frame.shape[1]) if len(corner) == 2 else (1, frame.shape[0])
+    path = groupwise.estimates(planes, PRESETS[frame.quality], groupings, variance, origin=origin, whole=whole)
+    return groupwise.from_planes(path[-1], frame.colours, f)

@@ -1,0 +1,509 @@
+"""Denoising in blocks: the bits of the whole image, whatever the blocks, the workers and what befalls them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+import tifffile
+import zarr
+from distributed import Client, LocalCluster
+
+from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
+from nlflow._numba import loading
+from nlflow._samples import exact_means, exact_sums, mean_of_sums
+from nlflow.denoising.presets import PRESETS
+from nlflow.errors import WorkerError
+from nlflow.noise import estimate_sigma
+from nlflow.scaleout import denoise_array, denoise_store, open_image
+from nlflow.scaleout import store as storing
+from nlflow.scaleout.survey import Blocks, estimated, statistics
+from tests.commands import fails, run
+from tests.pictures import SMALL, Floats, noisy, waves
+
+GREY = noisy(120 + 60 * waves(150, 137), 20.0)
+BYTES = np.clip(np.rint(GREY), 0, 255).astype(np.uint8)
+COLOUR = np.stack([GREY, GREY[::-1], GREY[:, ::-1]], axis=-1)
+COUNTS = np.random.default_rng(1).poisson(6 + 4 * waves(150, 137)).astype(np.uint16)
+SIGNAL = noisy(5 * np.sin(np.arange(3000) / 40), 1.0)
+FIVE = noisy(np.stack([(c + 1) * 30 * waves(150, 137) for c in range(5)]), 20.0, seed=4)
+
+
+@pytest.fixture(autouse=True)
+def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Blocks of this process, one after the other, with groups that are quickly found."""
+    monkeypatch.setitem(PRESETS, "balanced", SMALL)
+    with dask.config.set(scheduler="synchronous"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[LocalCluster]:
+    """Two workers, processes of their own."""
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as found:
+        yield found
+
+
+def in_memory(image: Floats, *given: Any, **options: Any) -> Floats:
+    """Return the result of the whole image in the dtype of the input."""
+    result = denoise(image, *given, preserve_range=True, **options)
+    if image.dtype.kind == "f":
+        return result.astype(image.dtype)
+    limits = np.iinfo(image.dtype)
+    return np.clip(np.rint(result), limits.min, limits.max).astype(image.dtype)
+
+
+# ---- the same bits
+
+CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
+    "double": (GREY, (64, 50), 20.0, {}),
+    "single": (GREY.astype(np.float32), (70, 137), 20.0, {}),
+    "half": (GREY.astype(np.float16), (75, 60), 20.0, {}),
+    "bytes, sigma estimated": (BYTES, (60, 71), None, {}),
+    "wide integers": ((GREY * 1e6).astype(np.int64), (64, 50), 2e7, {}),
+    "colour": (COLOUR.astype(np.float32), (75, 60, 2), 20.0, {"channel_axis": -1}),
+    "one sigma a channel": (
+        np.moveaxis(COLOUR, -1, 0),
+        (1, 75, 60),
+        [20.0, 0.0, 10.0],
+        {"channel_axis": 0, "steps": 2},
+    ),
+    "five channels": (FIVE, (5, 75, 70), 20.0, {"channel_axis": 0}),
+    "counts": (COUNTS, (50, 137), None, {"noise": "poisson"}),
+    "signal": (SIGNAL, (700,), 1.0, {}),
+    "constant": (np.full((90, 80), 7, np.uint8), (40, 40), 20.0, {}),
+    "no noise": (BYTES, (64, 50), 0.0, {}),
+}
+
+
+@pytest.mark.parametrize("quality", ["fast", "balanced"])
+@pytest.mark.parametrize("case", CASES)
+def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
+    image, chunks, sigma, options = CASES[case]
+    options = {"quality": quality, **options}
+    if quality != "fast":  # its own choice of steps would be a flow of ten
+        options.pop("steps", None)
+    result, info = denoise_array(da.from_array(image, chunks=chunks), sigma, return_info=True, **options)
+    _, told = denoise(image, sigma, return_info=True, **options)
+    assert (result.dtype, result.shape) == (image.dtype, image.shape)
+    np.testing.assert_array_equal(result.compute(), in_memory(image, sigma, **options))
+    assert info.tiles > 1
+    for name in ("sigma", "sigma_estimated", "steps", "noise", "quality", "functional"):
+        assert getattr(info, name) == getattr(told, name), name
+    assert info.parameters.items() <= told.parameters.items()
+    assert math.isnan(info.residual)
+
+
+@pytest.mark.parametrize("chunks", [(37, 41), ((31, 60, 59), (137,)), ((20, 130), (100, 37))])
+def test_any_blocks_will_do(chunks: Any):
+    result = denoise_array(da.from_array(BYTES, chunks=chunks), 20.0, quality="fast", steps=1)
+    np.testing.assert_array_equal(result.compute(), in_memory(BYTES, 20.0, quality="fast", steps=1))
+
+
+def test_blocks_smaller_than_the_halo_are_joined():
+    with pytest.warns(NlflowWarning, match="blocks of 5 samples are smaller than the halo of 16 and are joined"):
+        result = denoise_array(da.from_array(BYTES, chunks=(9, 5)), 20.0, quality="fast")
+    assert min(min(sizes) for sizes in result.chunks) >= 16
+    np.testing.assert_array_equal(result.compute(), in_memory(BYTES, 20.0, quality="fast"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"steps": 3},
+        {"width": 2.0},
+        {"fidelity": 1.2},  # the residual of the first step is not enough yet
+        {"patch_size": 5, "search_radius": 3, "fidelity": 0.3},
+        {"patch_size": 7, "search_radius": 2, "width": 4.0},
+    ],
+)
+def test_the_whole_image_decides_how_many_steps_are_taken(options: dict[str, Any]):
+    image = da.from_array(GREY, chunks=(100, 90))
+    result, info = denoise_array(image, 20.0, quality="fast", return_info=True, **options)
+    _, told = denoise(GREY, 20.0, quality="fast", return_info=True, **options)
+    assert info.steps == told.steps
+    np.testing.assert_array_equal(result.compute(), denoise(GREY, 20.0, quality="fast", **options))
+
+
+def test_the_halo_is_as_wide_as_it_must_be(monkeypatch: pytest.MonkeyPatch):
+    """A halo that is three samples narrower leaves seams, so the tests above would see them."""
+    from nlflow.denoising import pixelwise
+
+    reach = pixelwise.reach
+    monkeypatch.setattr(pixelwise, "reach", lambda kernel, steps: reach(kernel, steps) - 3)
+    result = denoise_array(da.from_array(GREY, chunks=(64, 50)), 20.0, quality="fast", steps=1)
+    assert (result.compute() != denoise(GREY, 20.0, quality="fast", steps=1)).any()
+
+
+def test_nothing_is_denoised_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
+    from nlflow.denoising import parts
+
+    calls: list[int] = []
+    estimate = parts._estimate
+    monkeypatch.setattr(parts, "_estimate", lambda *words: calls.append(1) or estimate(*words))
+    image = da.from_array(BYTES, chunks=(50, 50))
+    result = denoise_array(image, 20.0, quality="fast", steps=1)
+    assert not calls
+    result[:10, :10].compute()
+    assert len(calls) == 1
+    calls.clear()
+    denoise_array(image, 20.0, quality="fast")  # looks after how many steps the flow stops
+    assert 0 < len(calls) <= 9
+
+
+@pytest.mark.parametrize("shape", [(150, 137), (3000,), (1, 700), (10, 9)])
+@pytest.mark.parametrize("kind", ["plain", "clipped", "filled in"])
+def test_the_estimate_of_the_noise_is_that_of_the_whole(kind: str, shape: tuple[int, ...]):
+    image = np.random.default_rng(2).normal(100, 20, shape)
+    if kind == "clipped":
+        image = np.clip(np.rint(2 * image), 0, 255)
+    if kind == "filled in":
+        image[tuple(slice(0, n // 3 + 1) for n in shape)] = 5
+    blocks = Blocks(da.from_array(image, chunks=tuple(-(-n // 3) for n in shape)), None)
+    assert estimated(blocks, statistics(blocks, None)) == pytest.approx(estimate_sigma(image), rel=1e-12)
+
+
+# ---- what makes the bits the same
+
+
+def test_sums_are_exact_in_any_order(rng: np.random.Generator):
+    values = rng.normal(size=(5000, 2)) * 10.0 ** rng.integers(-300, 300, (5000, 2))
+    values[:3] = [[1e308, 5e-324], [1e308, -5e-324], [-1e308, 0]]
+    expected = [sum(map(Fraction, values[:, c].tolist())) for c in range(2)]
+    sums = exact_sums(values)
+    assert [Fraction(total, 2**1126) for total in sums] == expected
+    parts = [exact_sums(part) for part in np.split(rng.permutation(values), [7, 4000])]
+    assert [sum(column) for column in zip(*parts, strict=True)] == sums
+    assert mean_of_sums(sums, 5000).tolist() == [float(total / 5000) for total in expected]
+    assert exact_means(BYTES[..., None]).item() == BYTES.mean(dtype=np.float64)
+
+
+@pytest.mark.parametrize("patch_size", [1, 3, 5, 7, 9])
+@pytest.mark.parametrize("tokens", ["patch", "pixel"])
+def test_weights_have_the_same_bits_stored_or_not_and_in_parts(patch_size: int, tokens: Any, rng: np.random.Generator):
+    u = rng.normal(size=(90, 70)).astype(np.float32)
+    kernel = Patch(1.0, patch_size=patch_size, search_radius=3, tokens=tokens)
+    stored = affinity(kernel, Grid(u.shape), u).average(u)
+    np.testing.assert_array_equal(affinity(kernel, Grid(u.shape), u, store=False).average(u), stored)
+    around = 3 + 2 * (patch_size // 2)
+    part = u[41 - around : 60 + around, 33 - around : 50 + around]
+    for store in (True, False):
+        found = affinity(kernel, Grid(part.shape), part, store=store).average(part)
+        np.testing.assert_array_equal(found[around:-around, around:-around], stored[41:60, 33:50])
+
+
+@pytest.mark.parametrize("layer", ["default", "workqueue"])
+def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPatch):
+    """Numba's own pool must not be entered twice; with it, blocks wait for each other."""
+    monkeypatch.setattr("numba.config.THREADING_LAYER", layer)
+    loading._thread_safe.cache_clear()
+    try:
+        with loading.one_thread():
+            assert loading._LOCK.locked() == (not loading._thread_safe())
+        if layer == "workqueue":
+            assert not loading._thread_safe()
+    finally:
+        loading._thread_safe.cache_clear()
+    with dask.config.set(scheduler="threads", num_workers=4):
+        result = denoise_array(da.from_array(GREY, chunks=(50, 50)), 20.0, quality="fast", steps=1).compute()
+    np.testing.assert_array_equal(result, denoise(GREY, 20.0, quality="fast", steps=1))
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("image", "options", "message"),
+    [
+        (GREY, {}, "image: got ndarray, expected a dask.array.Array; use nlflow.denoise"),
+        (da.from_array(GREY > 3), {}, "image: got dtype bool, expected integers or floats"),
+        (da.from_array(GREY + 0j), {}, "image: got dtype complex128"),
+        (da.from_array(COLOUR), {}, "is the last axis colour"),
+        (da.zeros((0, 4)), {}, "image: got an empty array"),
+        (da.from_array(GREY)[da.from_array(GREY[:, 0]) > 100], {}, "image: got chunks of unknown sizes"),
+        (da.from_array(GREY), {"sigma": -1}, "sigma: got -1, expected"),
+        (da.from_array(GREY), {"sigma": GREY}, "noise that varies in space is left to nlflow.denoise"),
+        (da.from_array(COLOUR), {"sigma": [1, 2, -3], "channel_axis": 2}, "sigma: got -3"),
+        (da.from_array(GREY), {"quality": "good"}, "quality: got 'good'"),
+        (da.from_array(GREY), {"steps": 3}, "steps: only quality='fast' has it"),
+        (da.from_array(GREY), {"channel_axis": 5}, "channel_axis: got 5"),
+        (da.from_array(GREY), {"noise": "poisson", "sigma": 3.0}, "sigma: got a value with noise='poisson'"),
+        (da.from_array(GREY), {"max_memory": 0}, "max_memory: got 0"),
+    ],
+)
+def test_bad_arguments_are_named(image: Any, options: dict[str, Any], message: str):
+    with pytest.raises(InputError, match=message.replace("(", r"\(").replace("[", r"\[")):
+        denoise_array(image, **options)
+
+
+def test_a_block_that_does_not_fit_is_refused_before_it_is_computed():
+    with pytest.raises(
+        MemoryLimitError, match=r"largest block, of 150 x 137 samples with a halo of 16,.*smaller chunks"
+    ):
+        denoise_array(da.from_array(GREY), 20.0, quality="fast", max_memory=1e5, steps=1)
+
+
+def test_without_dask(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "dask.array", None)
+    with pytest.raises(InputError, match=r"pip install 'nlflow\[distributed\]'"):
+        denoise_array(None)
+
+
+# ---- workers
+
+
+def test_errors_of_workers_are_those_of_the_package(cluster: LocalCluster):
+    broken = GREY.copy()
+    broken[120, 100] = np.nan
+    with Client(cluster):
+        with pytest.raises(InputError, match=r"image: got 1 NaN .* \(in the block that begins at \(100, 100\)\)"):
+            denoise_array(da.from_array(broken, chunks=(50, 50)), 20.0, quality="fast")
+        with pytest.raises(InputError, match="below offset=0"):
+            denoise_array(da.from_array(GREY - 200, chunks=(50, 50)), noise="poisson", quality="fast")
+
+
+def test_a_killed_worker_changes_nothing(cluster: LocalCluster, tmp_path: Path):
+    image = np.tile(BYTES, (3, 3))
+    source = write(tmp_path / "in.zarr", image, 90)
+    killed: list[int] = []
+    with Client(cluster) as client:
+        workers = list(client.run(os.getpid).values())
+        assert os.getpid() not in workers
+
+        def kill(done: int, count: int) -> None:
+            if 3 <= done < count // 2 and not killed:
+                os.kill(workers[0], signal.SIGKILL)
+                killed.append(done)
+
+        info, counts = denoise_store(
+            source, tmp_path / "out.zarr", 20.0, quality="fast", steps=1, block=90,
+            scheduler=client.scheduler.address,
+            progress=kill,
+        )  # fmt: skip
+    assert killed
+    assert counts["blocks"] == info.tiles == 5 * 5
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), in_memory(image, 20.0, quality="fast", steps=1))
+
+
+def test_a_block_that_kills_every_worker_is_an_error(cluster: LocalCluster, tmp_path: Path, monkeypatch: Any):
+    source = write(tmp_path / "in.zarr", BYTES, 50)
+    target = tmp_path / "out.zarr"
+    with Client(cluster) as client, monkeypatch.context() as patch:
+        patch.setattr(storing, "_written", _fatal)
+        client.run_on_scheduler(_less_patient)
+        with pytest.raises(WorkerError, match="several deaths of workers on one block"):
+            denoise_store(source, target, 20.0, quality="fast", block=50, scheduler=client.scheduler.address)
+    assert not target.exists()
+    assert storing.partial_name(target).is_dir()
+
+
+def _less_patient(dask_scheduler: Any) -> None:
+    dask_scheduler.allowed_failures = 0
+
+
+def _fatal(*words: Any) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return ""
+
+
+# ---- from disk to disk
+
+
+def write(path: Path, image: Floats, chunk: int, **words: Any) -> Path:
+    array: Any = zarr.create_array(path, shape=image.shape, chunks=(chunk,) * image.ndim, dtype=image.dtype, **words)
+    array[:] = image
+    return path
+
+
+def read(path: Path) -> Any:
+    array: Any = zarr.open(path, mode="r")
+    return np.asarray(array[:])
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that are threads of this process."""
+    from contextlib import contextmanager
+
+    @contextmanager
+    def threads(scheduler: str, jobs: int | None) -> Iterator[None]:
+        with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address="127.0.0.1:0"):
+            yield
+
+    monkeypatch.setattr(storing._workers, "_cluster", threads)
+
+
+@pytest.mark.parametrize(
+    "form", ["zarr", "zarr of version 2", "tiff", "tiff in tiles", "tiff in colour", "planes apart"]
+)
+@pytest.mark.usefixtures("local")
+def test_files_of_every_kind(form: str, tmp_path: Path):
+    image, options, axis = BYTES, {}, None
+    source = tmp_path / ("in.zarr" if form.startswith("zarr") else "in.tif")
+    if form.startswith("zarr"):
+        write(source, image, 40, zarr_format=2 if "2" in form else 3)
+    elif form == "tiff":
+        tifffile.imwrite(source, image, rowsperstrip=16)
+    elif form == "tiff in tiles":
+        tifffile.imwrite(source, image, tile=(64, 64), compression="zlib")
+    else:
+        image, axis = np.clip(np.rint(COLOUR), 0, 255).astype(np.uint8), -1
+        if form == "planes apart":
+            image, axis = np.ascontiguousarray(np.moveaxis(image, -1, 0)), 0
+        options = {"planarconfig": "separate" if axis == 0 else "contig"}
+        tifffile.imwrite(source, image, photometric="rgb", tile=(64, 64), **options)
+    info, counts = denoise_store(source, tmp_path / "out.zarr", 20.0, quality="fast", steps=1, block=60)
+    expected = in_memory(image, 20.0, quality="fast", steps=1, channel_axis=axis)
+    np.testing.assert_array_equal(read(tmp_path / "out.zarr"), expected)
+    assert info.tiles > 1
+    assert (counts["kept"], counts["bytes"]) == (0, image.nbytes)
+    assert (
+        sorted(path.name for path in tmp_path.iterdir() if not path.name.startswith("."))
+        == [source.name, "out.zarr"][:: 1 if source.name < "out.zarr" else -1]
+    )
+
+
+@pytest.mark.usefixtures("local")
+def test_an_ended_run_goes_on(tmp_path: Path):
+    source, target = write(tmp_path / "in.zarr", BYTES, 50), tmp_path / "out.zarr"
+    partial = storing.partial_name(target)
+    options: dict[str, Any] = {"quality": "fast", "steps": 1, "block": 50}
+
+    def stop(done: int, count: int) -> None:
+        if done == 4:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        denoise_store(source, target, 20.0, progress=stop, **options)
+    assert not target.exists()
+    with pytest.raises(InputError, match=r"an unfinished run left out\.zarr\.partial"):
+        denoise_store(source, target, 20.0, **options)
+    with pytest.raises(FileFormatError, match="blocks of another image, other options or another version"):
+        denoise_store(source, target, 21.0, existing="resume", **options)
+    record = json.loads((partial / ".nlflow-blocks.json").read_text())
+    done = sorted(record["content"]["done"])
+    assert len(done) == 4
+    # One of the four is damaged since, as after a loss of power: it is computed again.
+    (partial / "c" / done[0]).write_bytes(b"")
+    info, counts = denoise_store(source, target, 20.0, existing="resume", **options)
+    assert (counts["blocks"], counts["kept"]) == (info.tiles, 3)
+    np.testing.assert_array_equal(read(target), in_memory(BYTES, 20.0, quality="fast", steps=1))
+    assert not partial.exists()
+    with pytest.raises(InputError, match="already there"):
+        denoise_store(source, target, 20.0, **options)
+    denoise_store(source, target, 10.0, existing="overwrite", **options)
+    np.testing.assert_array_equal(read(target), in_memory(BYTES, 10.0, quality="fast", steps=1))
+
+
+@pytest.mark.usefixtures("local")
+def test_a_resumed_run_knows_its_image(tmp_path: Path):
+    """Two samples of one block change places with two of another: the whole has the same sums, the blocks have not."""
+    source, target = write(tmp_path / "in.zarr", BYTES, 50), tmp_path / "out.zarr"
+
+    def stop(done: int, count: int) -> None:
+        if done:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"quality": "fast", "steps": 1, "block": 50}
+    with pytest.raises(KeyboardInterrupt):
+        denoise_store(source, target, 20.0, progress=stop, **options)
+    array: Any = zarr.open(source, mode="r+")
+    array[3, 3], array[140, 130] = BYTES[140, 130], BYTES[3, 3]
+    assert BYTES[3, 3] != BYTES[140, 130]
+    with pytest.raises(FileFormatError, match="blocks of another image"):
+        denoise_store(source, target, 20.0, existing="resume", **options)
+
+
+def test_files_that_are_refused(tmp_path: Path):
+    with pytest.raises(FileFormatError, match="no such file"):
+        open_image(tmp_path / "none.zarr")
+    (tmp_path / "empty.zarr").mkdir()
+    (tmp_path / "bad.zarr").mkdir()
+    (tmp_path / "bad.zarr" / "zarr.json").write_text("{")
+    (tmp_path / "bad.tif").write_bytes(b"II*\0nothing")
+    for name in ("empty.zarr", "bad.zarr", "bad.tif"):
+        with pytest.raises(FileFormatError, match=f"{name}: got no"):
+            open_image(tmp_path / name)
+    group: Any = zarr.create_group(tmp_path / "group.zarr")
+    group.create_array("scale0", shape=(4, 4), dtype="u1")
+    with pytest.raises(FileFormatError, match=r"a zarr group \(arrays in it: scale0"):
+        open_image(tmp_path / "group.zarr")
+    assert open_image(tmp_path / "group.zarr" / "scale0")[0].shape == (4, 4)
+    tifffile.imwrite(tmp_path / "pages.tif", np.zeros((3, 20, 30), np.uint8), photometric="minisblack")
+    tifffile.imwrite(tmp_path / "white.tif", BYTES, photometric="miniswhite")
+    for name in ("pages.tif", "white.tif"):
+        with pytest.raises(FileFormatError, match="expected one grey or RGB image"):
+            open_image(tmp_path / name)
+    np.save(tmp_path / "in.npy", BYTES)
+    with pytest.raises(FileFormatError, match="a file of another format"):
+        open_image(tmp_path / "in.npy")
+    write(tmp_path / "four.zarr", np.zeros((2, 2, 2, 2)), 2)
+    with pytest.raises(FileFormatError, match="expected one to three axes"):
+        open_image(tmp_path / "four.zarr")
+    write(tmp_path / "complex.zarr", np.zeros((2, 2), complex), 2)
+    with pytest.raises(FileFormatError, match="got values of complex128"):
+        open_image(tmp_path / "complex.zarr")
+
+
+@pytest.mark.parametrize("place", [{"filters": [{"id": "pickle"}]}, {"compressor": {"id": "pickle"}}])
+@pytest.mark.parametrize("dtype", ["|u1", "|O"])
+def test_what_is_pickled_in_a_block_is_not_run(place: dict[str, Any], dtype: str, tmp_path: Path):
+    """With the codec of numcodecs that unpickles: zarr refuses it for numbers, and objects are no image."""
+    source = hostile(tmp_path, {**place, "dtype": dtype, "fill_value": 0})
+    with pytest.raises(FileFormatError, match=r"in\.zarr: got"):
+        open_image(source)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_codecs_that_are_not_known_are_refused(tmp_path: Path):
+    with pytest.raises(FileFormatError, match=r"got the codec\(s\) base64, expected those that only turn bytes"):
+        open_image(hostile(tmp_path, {"filters": [{"id": "base64"}]}))
+
+
+def hostile(folder: Path, about: dict[str, Any]) -> Path:
+    source = write(folder / "in.zarr", np.zeros((20, 20), np.uint8), 20, zarr_format=2, compressors=None, filters=None)
+    told = json.loads((source / ".zarray").read_text())
+    (source / ".zarray").write_text(json.dumps({**told, **about}))
+    (source / "0.0").write_bytes(pickle.dumps(_Hostile(folder / "ran")))
+    return source
+
+
+class _Hostile:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.usefixtures("local")
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    write(Path("in.zarr"), BYTES, 50)
+    given = ("denoise", "in.zarr", "out.zarr", "--sigma", "20", "--quality", "fast", "--block", "50")
+    report = json.loads(run(*given, "--json").stdout)
+    assert (report["blocks"], report["kept"], report["sigma_given"]) == (9, 0, 20.0)
+    np.testing.assert_array_equal(read(Path("out.zarr")), in_memory(BYTES, 20.0, quality="fast"))
+    assert "already there" in fails(*given)
+    shown = run(*given, "--existing", "overwrite").stdout
+    assert "20 (given)" in shown
+    assert run(*given, "--existing", "overwrite", "--quiet").stdout == ""
+    for words, message in (
+        (("--mask", "nan"), "--mask"),
+        (("--existing", "skip"), "got skip"),
+        (("--stopping", "sure"), "--stopping"),
+    ):
+        assert message in run(*given, *words, code=2).stderr
+    assert "for an OUT that ends in .zarr" in run("denoise", "in.npy", "out.npy", "--scheduler", "local", code=2).stderr
