@@ -118,7 +118,7 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Calla
         running.wait_until(lambda place=place: victim.begun(place))
         hits = 0
         while killed + hits < times and hits < 3:
-            time.sleep(rng.uniform(0.5, 2.0))
+            time.sleep(rng.uniform(0.1, 1.5))
             workers = _workers(running.process.pid)
             if running.process.poll() is not None:
                 break
@@ -162,6 +162,6 @@ def _workers(pid: int) -> list[int]:
             line = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if ("loky" in line or "spawn_main" in line) and "tracker" not in line:
+        if ("loky" in line or "spawn_main" in line) and "resource_tracker" not in line:
             found.append(child.pid)
     return found

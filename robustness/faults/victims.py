@@ -90,8 +90,8 @@ class Study(Victim):
     """A study from the command line; what is done are its cases."""
 
     name = "study"
-    options = ("--nodes", "24,26,28,30,32,34", "--integrator", "euler,semi-implicit", "--fidelity", "0.5",
-               "--dt", "0.4,0.2,0.1,0.05,0.025,0.0125", "--boundary", "reflect")  # fmt: skip
+    options = ("--nodes", "10,11,12,13,14,15", "--integrator", "euler,semi-implicit", "--fidelity", "0.5",
+               "--dt", "0.4,0.2,0.1,0.05", "--boundary", "reflect", "--metric", "degree")  # fmt: skip
 
     def __init__(self, *more: str) -> None:
         self.more = more
