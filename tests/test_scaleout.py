@@ -342,7 +342,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
         with Client(processes=False, n_workers=1, threads_per_worker=2, dashboard_address="127.0.0.1:0"):
             yield
 
-    monkeypatch.setattr(storing._workers, "_cluster", threads)
+    monkeypatch.setattr(storing._workers, "cluster", threads)
 
 
 @pytest.mark.parametrize(

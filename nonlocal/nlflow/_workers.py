@@ -12,7 +12,7 @@ import joblib
 
 from nlflow.errors import InputError, NlflowWarning, WorkerError
 
-__all__ = ["LOCAL", "completed"]
+__all__ = ["LOCAL", "cluster", "completed"]
 
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
@@ -54,7 +54,8 @@ def completed(
     with ExitStack() as stack:
         died = _lost_errors(scheduler)
         if scheduler is not None and calls:
-            stack.enter_context(_cluster(scheduler, jobs))
+            stack.enter_context(cluster(scheduler, jobs))
+            stack.enter_context(joblib.parallel_config("dask", wait_for_workers_timeout=30))
         while waiting:
             parallel = joblib.Parallel(n_jobs=-1 if scheduler is not None else jobs, return_as="generator_unordered")
             work = [joblib.delayed(_numbered)(number, *call) for number, call in waiting.items()]
@@ -101,27 +102,54 @@ def _lost_errors(scheduler: str | None) -> tuple[type[BaseException], ...]:
 
 
 @contextmanager
-def _cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
-    """Let joblib hand its calls to a cluster."""
+def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
+    """Make a cluster of Dask the one that runs what Dask is given, as long as the context lasts.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address, or ``'local'`` for one of `jobs` processes on this machine, which ends with the context.
+    jobs : int, optional
+        None or a negative number for as many as there are cores.
+
+    Raises
+    ------
+    InputError
+        If it does not answer.
+    WorkerError
+        If the processes of a local one die before they have begun, again and again.
+    """
     distributed: Any = importlib.import_module("distributed")  # its constructors have no types
     with ExitStack() as stack:
         address: Any = scheduler
+        if scheduler == LOCAL:
+            address = stack.enter_context(_begun(distributed, None if jobs is None or jobs < 0 else jobs))
         try:
-            if scheduler == LOCAL:
-                count = None if jobs is None or jobs < 0 else jobs
-                # Any free port, and for this machine alone: with None Dask warns where its usual port is taken.
-                cluster = distributed.LocalCluster(
-                    n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0"
-                )
-                address = stack.enter_context(cluster)
             stack.enter_context(distributed.Client(address, timeout="10s"))
-        except (OSError, ValueError, TypeError, RuntimeError) as error:
+        except (OSError, ValueError, TypeError) as error:
             raise InputError(
                 f"scheduler: got {scheduler!r}, which does not answer ({_brief(error)}), expected 'local' or the "
                 "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786"
             ) from error
-        stack.enter_context(joblib.parallel_config("dask", wait_for_workers_timeout=30))
         yield
+
+
+def _begun(distributed: Any, count: int | None) -> Any:
+    """Return a local cluster, tried again where a worker dies before it has begun, which takes all of it along."""
+    for left in reversed(range(_PATIENCE)):
+        try:
+            # Any free port, and for this machine alone: with None Dask warns where its usual port is taken.
+            return distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+        except RuntimeError as error:
+            if not left:
+                raise WorkerError(
+                    f"scheduler: got {_PATIENCE} deaths of worker processes while they began ({_brief(error)}), "
+                    "expected processes that live; they may lack memory: give fewer jobs. What was done before is kept"
+                ) from error
+            warnings.warn(
+                "a worker process has died while it began; the cluster is begun anew", NlflowWarning, stacklevel=6
+            )
+    raise AssertionError("the last attempt returns or raises")
 
 
 def _brief(error: BaseException) -> str:

@@ -98,7 +98,7 @@ def denoise_store(
     quality = options.get("quality", "balanced")
     side = (1024 if quality == "fast" else 2048) if block is None else block
     # A name that is no folder, before and after.
-    with locked(target.with_name(f"{target.name}.writing"), "OUT"), _workers._cluster(scheduler, workers):
+    with locked(target.with_name(f"{target.name}.writing"), "OUT"), _workers.cluster(scheduler, workers):
         image, axis = open_image(source, channel_axis=channel_axis, block=side)
         result, info, fingerprint = denoised(image, sigma, channel_axis=axis, **options)
         result = _regular(result)
