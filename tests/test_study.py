@@ -412,7 +412,8 @@ def test_result_files(tmp_path: Path) -> None:
     assert found["rows"] == result.rows
     assert found["fits"][0]["slope"] == result.fits[0].slope
     assert found["options"]["nodes"] == [12]
-    assert set(found["provenance"]) == {"versions", "platform", "cases"}
+    assert set(found["provenance"]) == {"versions", "platform", "git", "threads", "device", "seed", "cases"}
+    assert (found["provenance"]["seed"], found["provenance"]["device"]) == (0, "cpu")
     assert (folder / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 

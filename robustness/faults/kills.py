@@ -72,9 +72,11 @@ def killed(
             before = victim.finished(place) if victim.begun(place) else {}
             running = Running(victim.command(place))
             running.wait_until(lambda place=place: victim.begun(place))
-            time.sleep(rng.uniform(0, length))
-            hit = running.signal(number)
+            start = time.monotonic()
+            hit = not running.ended_within(rng.uniform(0, length)) and running.signal(number)
             ended = running.end()
+            if not hit:  # it was faster than the undisturbed run, or had less left to do
+                length = max(0.05, min(length, time.monotonic() - start))
             allowed = {signal.SIGKILL: (-9,), signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}[number]
             trouble = tell_tale(ended, (*allowed, 0) if hit else (0,))
             if trouble is not None:

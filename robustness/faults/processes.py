@@ -46,6 +46,14 @@ class Running:
             time.sleep(0.002)
         return bool(condition())
 
+    def ended_within(self, seconds: float) -> bool:
+        """Wait so long for the end, and return whether it came."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def signal(self, number: int) -> bool:
         """Send a signal; return whether the process was still there to get it."""
         if self.process.poll() is not None:
