@@ -28,7 +28,7 @@ DTYPES = (np.float16, np.float32, np.float64)
 WITHOUT_NUMBERS = {
     *("Affinity", "Callback", "Checkpoint", "DenoiseInfo", "Equilibrium", "Solution", "Status", "StudyResult"),
     *("CertifiedMinimizer", "FileFormatError", "InputError", "MemoryLimitError", "NlflowError", "NlflowWarning"),
-    *("NumericalError", "StabilityError"),
+    *("NumericalError", "StabilityError", "WorkerError"),
 }
 ATTENTION_WITHOUT_NUMBERS = {
     *("Adapter", "Block", "Discretisation", "Extrapolation", "Head", "Layer", "LayerTrace", "Taken"),

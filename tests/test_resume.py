@@ -381,3 +381,70 @@ def test_checkpoints_of_another_problem_are_refused(
     run(written, resume=path)
     with pytest.raises(FileFormatError, match=r"belongs to another problem.*resume with the arguments that it was"):
         run({**written, **read}, resume=path)
+
+
+# --- which checkpoint, and what may be replaced ----------------------------------------------------------------------
+
+
+def run(path: Path, *more: Tracker, **options: Any) -> nl.Solution:
+    trackers = [*more, nl.Checkpoint(path, seconds=0)]
+    return nl.solve(frozen(), t=2.0, integrator=nl.SemiImplicit(0.25), trackers=trackers, **options)
+
+
+def test_resume_true_takes_the_checkpoint_of_the_tracker_if_there_is_one(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    whole = run(tmp_path / "other")
+    first = run(path, stop_after(3, "Ctrl-C"), resume=True)
+    assert first.status == nl.Status.INTERRUPTED
+    resumed = run(path, resume=True)
+    same_solution(resumed, whole)
+    assert run(path, resume=True).stats["applications"] == 0
+    with pytest.raises(nl.InputError, match="resume: got True without a Checkpoint among the trackers"):
+        nl.solve(frozen(), t=2.0, resume=True)
+    with pytest.raises(nl.InputError, match="resume: got 5, expected the path of a checkpoint, or True"):
+        nl.solve(frozen(), t=2.0, resume=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["cut", "emptied", "gone"])
+def test_the_checkpoint_before_is_used_where_the_newest_is_damaged(damage: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    whole = run(tmp_path / "other")
+    run(path, stop_after(5, "Ctrl-C"))
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(path.read_bytes()[:200] if damage == "cut" else b"")
+    with pytest.warns(NlflowWarning, match="the one before, is used"):
+        resumed = run(path, resume=True)
+    same_solution(resumed, whole)
+
+
+def test_nothing_but_a_checkpoint_of_the_problem_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "holiday.jpg"
+    path.write_bytes(b"a picture")
+    with pytest.raises(nl.InputError, match=r"path: got .*holiday.jpg, which would be lost"):
+        run(path)
+    assert path.read_bytes() == b"a picture"
+    checkpoint = tmp_path / "checkpoint"
+    nl.solve(frozen(0.2), t=2.0, integrator=nl.SemiImplicit(0.25), trackers=[nl.Checkpoint(checkpoint)])
+    before = checkpoint.read_bytes()
+    with pytest.raises(nl.InputError, match=r"which would be lost .*belongs to another problem"):
+        run(checkpoint)
+    assert checkpoint.read_bytes() == before
+    run(tmp_path / "own")
+    run(tmp_path / "own")  # of this problem: begun afresh
+
+
+def test_two_integrations_do_not_write_to_one_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    refused: list[str] = []
+
+    def second(t: float, u: Floats, flow: Flow) -> None:
+        if t == 1.0:
+            with pytest.raises(nl.InputError) as error:
+                run(path)
+            refused.append(str(error.value))
+
+    run(path, nl.Callback(second))
+    assert "in which another process is writing" in refused[0]
+    run(path)  # the lock is gone with the first

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from nlflow import equilibria
 from nlflow.affinities import Affinity
 from nlflow.cli import app
-from nlflow.errors import InputError
+from nlflow.errors import InputError, NlflowWarning
 from nlflow.fidelity import NodeFidelity
 from nlflow.functional import E
 from nlflow.integrators import NeutrenoStep
@@ -224,7 +224,7 @@ def test_a_claim_that_raises_is_an_error_and_the_others_go_on(
     page = (tmp_path / "report.html").read_text()
     assert "A statement with &lt;signs&gt; &amp; such" in page
     assert "A &lt;caption&gt;" in page
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".nlflow", "claims", "report.html", "results.json"]
 
 
 def test_an_interrupted_run_keeps_what_it_has_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,3 +297,51 @@ def test_largest_and_smallest_do_not_lose_a_nan() -> None:
     for values in ((math.nan, 1.0), (1.0, math.nan)):
         assert math.isnan(largest(*values))
         assert math.isnan(smallest(*values))
+
+
+def test_a_run_goes_on_where_another_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    def claim(name: str, error: bool = False) -> Claim:
+        def run(context: Context) -> Outcome:
+            calls.append(name)
+            if error:
+                raise RuntimeError("nothing goes")
+            return Outcome([Check("what", 0.1, 1.0)], {}, {"n": 3, "x": math.inf})
+
+        return Claim(name, "A title", "A statement", "eq. 1", run)
+
+    claims = [claim("first"), claim("second", error=True), claim("third")]
+    monkeypatch.setattr(runner, "all_claims", lambda: claims)
+    whole = runner.run_claims(out=tmp_path, quick=True, progress=False, tell=lambda line: None)
+    before = json.loads((tmp_path / "results.json").read_text())["claims"]
+    calls.clear()
+    again = runner.run_claims(out=tmp_path, quick=True, resume=True, progress=False, tell=lambda line: None)
+    assert calls == ["second"]  # what ended in an error has found nothing
+    assert [again[0].line, again[2].line] == [whole[0].line, whole[2].line]
+    after = json.loads((tmp_path / "results.json").read_text())["claims"]
+    assert [after[0], after[2]] == [before[0], before[2]]
+    calls.clear()
+    path = tmp_path / "claims" / "third.json"
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.warns(NlflowWarning, match="third.json: got a damaged file.*the claim is run again"):
+        runner.run_claims(out=tmp_path, quick=True, resume=True, progress=False, tell=lambda line: None)
+    assert calls == ["second", "third"]
+    calls.clear()
+    runner.run_claims(out=tmp_path, quick=False, resume=True, progress=False, tell=lambda line: None)
+    assert calls == ["first", "second", "third"]  # smaller experiments say nothing of whole ones
+
+
+def test_claims_run_side_by_side(tmp_path: Path) -> None:
+    names = ["frechet-derivative", "killed-walk"]
+    lines: list[str] = []
+    found = runner.run_claims(names, quick=True, out=tmp_path, jobs=2, progress=False, tell=lines.append)
+    assert [finding.claim.name for finding in found] == [claim.name for claim in runner.select(names)]
+    assert all(finding.status == "pass" for finding in found)
+    assert sorted(line.split()[1] for line in lines) == names
+    alone = runner.run_claims(names, quick=True, progress=False, tell=lambda line: None)
+    for one, other in zip(found, alone, strict=True):
+        assert one.outcome is not None
+        assert other.outcome is not None
+        assert [check.relation for check in one.outcome.checks] == [check.relation for check in other.outcome.checks]
+        assert list(one.figures) == list(other.figures)

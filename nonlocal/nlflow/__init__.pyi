@@ -19,6 +19,7 @@ from .errors import NlflowError as NlflowError
 from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
+from .errors import WorkerError as WorkerError
 from .events import Callback as Callback
 from .events import Checkpoint as Checkpoint
 from .events import Discrepancy as Discrepancy
@@ -104,6 +105,7 @@ __all__ = [
     "Status",
     "StudyResult",
     "TopHat",
+    "WorkerError",
     "affinity",
     "denoise",
     "diversity",
