@@ -21,15 +21,14 @@ import pytest
 import nlflow as nl
 from nlflow._atomic import temporary_name
 from nlflow._machine import environment
+from nlflow.checkpoints import Checkpoints, previous
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
 from nlflow.flow import Flow
 from nlflow.storage import (
     FORMAT,
-    Checkpoints,
     load_archive,
     load_record,
     locked,
-    previous,
     save_archive,
     save_record,
 )

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, root_mean_square
+from nlflow.checkpoints import Checkpoints, Fits
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -29,7 +30,7 @@ from nlflow.errors import (
     check_number,
 )
 from nlflow.flow import Flow
-from nlflow.storage import Checkpoints, Fits, locked
+from nlflow.storage import locked
 
 __all__ = [
     "Callback",
@@ -227,7 +228,7 @@ class Checkpoint(Tracker):
         write : callable
             Gets what to write to.
         fits : callable
-            Tells whether a checkpoint is of the same problem; see `nlflow.storage.Checkpoints.load`.
+            Tells whether a checkpoint is of the same problem; see `nlflow.checkpoints.Checkpoints.load`.
 
         Raises
         ------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import math
 import os
 import time
 import warnings
@@ -19,6 +17,7 @@ from numpy.typing import NDArray
 from nlflow import _numba
 from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
 from nlflow._machine import provenance
+from nlflow.checkpoints import Checkpoints
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -29,15 +28,14 @@ from nlflow.errors import (
     check_number,
 )
 from nlflow.events import Checkpoint, Progress, Tracker
+from nlflow.fingerprints import fingerprint, incomplete, probe
 from nlflow.flow import Flow
-from nlflow.functional import E
 from nlflow.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.result import Solution, Status
-from nlflow.storage import Arrays, Checkpoints, Meta
+from nlflow.storage import Arrays, Meta
 
 __all__ = ["solve"]
 
-_REMEMBERED = ("h", "error", "error_bound", "rejected")  # by the package's own integrators, from step to step
 _ANOTHER = (
     "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
     "arguments that it was written with, or start afresh"
@@ -305,12 +303,12 @@ class _Loop:
     @cached_property
     def fingerprint(self) -> str:
         """Identify the problem that the loop was started on; only checkpoints need it."""
-        return _fingerprint(*self._start, self.times, self.integrator)
+        return fingerprint(*self._start, self.times, self.integrator)
 
     @cached_property
     def probe(self) -> NDArray[np.float64]:
         """What the kernel does to a fixed signal; only checkpoints need it."""
-        return _probe(*self._start)
+        return probe(*self._start)
 
     def save(self, states: Checkpoints) -> None:
         """Write the state of the loop as a checkpoint."""
@@ -370,7 +368,7 @@ class _Loop:
         if fingerprint != self.fingerprint or not bool(same):
             return _ANOTHER
         nodes = self.flow.affinity.whole_shape
-        return _incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
+        return incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
 
     def _restore(self, states: Checkpoints) -> None:
         path = states.path
@@ -406,68 +404,6 @@ class _Loop:
                     NlflowWarning,
                     stacklevel=5,
                 )
-
-
-def _incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
-    """Return what of a checkpoint is no state of a signal of this shape, None if all is; anybody can sum a checksum."""
-    columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
-    count = 0 if columns[0] is None else columns[0].size
-    expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}
-    if all(column is None for column in columns):
-        expected = {"u": shape}
-    if "kernel_signal" in arrays:
-        expected["kernel_signal"] = shape
-    for name, wanted in expected.items():
-        found = arrays.get(name)
-        if found is None or found.dtype.kind != "f" or found.shape != wanted:
-            return f"the checkpoint has no {name} of shape {wanted}"
-    if not all(np.isfinite(arrays[name]).all() for name in expected if name != "energies"):
-        return "the checkpoint has NaN or infinite values"
-    memory = meta.get("memory")
-    if not isinstance(memory, dict):
-        return "the checkpoint has no memory of the integrator"
-    numbers = {name: meta.get(name) for name in ("t", "steps")}
-    own = {name: memory[name] for name in _REMEMBERED if name in memory}
-    for name, number in {**numbers, **own}.items():
-        if isinstance(number, bool) or not isinstance(number, int | float) or not 0 <= number < math.inf:
-            return f"the checkpoint has no number {name} >= 0"
-    if float(meta["t"]) > end or not isinstance(meta["steps"], int):
-        return "the checkpoint has no time and step within this flow"
-    return None
-
-
-def _fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
-    """Identify what a problem was given, bit by bit; `_probe` stands for its kernel."""
-    digest = hashlib.sha256()
-    functional = flow.functional
-    given = functional if isinstance(functional, E) else None
-    # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes in another way.
-    fidelity = given.fidelity if given is not None else None if flow.fidelity is None else flow.fidelity.values
-    measure = "" if given is None else given.measure
-    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), measure):
-        digest.update(text.encode())
-    pieces = [u]
-    if flow.observed is not None:
-        pieces.append(flow.observed)
-    if fidelity is not None:
-        pieces.append(fidelity)
-    for piece in (times, *pieces):
-        alone = isinstance(piece, float) or piece is times
-        array = np.asarray(piece) if alone else flow.affinity.whole(piece)
-        digest.update(str((array.dtype, array.shape)).encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
-
-
-def _probe(flow: Flow, like: Array) -> NDArray[np.float64]:
-    """Return log d and P of one fixed signal, which stand for the kernel: hardly any other has both.
-
-    To be compared up to rounding, which may differ between machines and numbers of threads.
-    """
-    affinity = flow.affinity
-    signal = affinity.own(np.random.default_rng(0).standard_normal(affinity.whole_shape), like)
-    pair = (affinity.log_degree, affinity._average(signal))
-    return np.stack([np.asarray(affinity.whole(values), dtype=np.float64) for values in pair])
 
 
 def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.checkpoints import previous
 from nlflow.errors import FileFormatError
 from nlflow.result import Solution
-from nlflow.storage import load_archive, load_record, previous
+from nlflow.storage import load_archive, load_record
 from robustness.faults import flow
 
 __all__ = ["FLOWS", "Flow", "FolderRun", "Study", "Victim", "victims"]
