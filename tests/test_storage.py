@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import json
 import math
 import os
 import pickle
+import stat
 import subprocess
 import sys
 import tracemalloc
@@ -268,6 +270,24 @@ def test_bombs_and_absurd_sizes_are_refused_before_they_are_read(
         load_archive(path, "mine")
 
 
+def test_members_that_lie_on_top_of_each_other_are_refused(tmp_path: Path) -> None:
+    """The same bytes under many names: an archive of a megabyte would be read as a thousand of them."""
+    path = tmp_path / "archive"
+    member = io.BytesIO()
+    np.save(member, np.zeros(1000))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("a.npy", member.getvalue())
+        first = archive.infolist()[0]
+        for number in range(50):
+            other = copy.copy(first)
+            other.filename = f"b{number}.npy"
+            archive.filelist.append(other)
+            archive.NameToInfo[other.filename] = other
+        archive._didModify = True  # type: ignore[attr-defined]  # so that the table at the end is written with all names
+    with pytest.raises(FileFormatError, match="lie on top of each other"):
+        load_archive(path, "mine")
+
+
 def test_deep_descriptions_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "archive"
     deep = b"[" * 100_000 + b"]" * 100_000
@@ -358,6 +378,23 @@ def test_a_damaged_one_does_not_push_out_the_good_one_before_it(tmp_path: Path) 
     states.save(*state(2))
     assert load_archive(path, "mine")[1]["number"] == 2
     assert load_archive(previous(path), "mine")[1]["number"] == 0
+
+
+def test_what_this_process_wrote_is_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a checkpoint would cost as much again as it does."""
+    states = Checkpoints(tmp_path / "checkpoint", "mine")
+    states.save(*state(0))
+    monkeypatch.setattr("nlflow.checkpoints.load_archive", lambda *_: pytest.fail("read"))
+    states.save(*state(1))
+    states.check_replaceable("path", fits)
+
+
+def test_the_folder_is_flushed_after_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flushed: list[bool] = []
+    original = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (flushed.append(stat.S_ISDIR(os.fstat(fd).st_mode)), original(fd)))
+    save_archive(tmp_path / "archive", {"u": U}, {"kind": "mine"})
+    assert flushed == [False, True]
 
 
 @pytest.mark.parametrize("where", ["link", "replace", "savez", "fsync"])
