@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from nlflow.checkpoints import Checkpoints
 from nlflow.errors import InputError, NlflowError
 from nlflow.events import Progress, Tracker
 from tests.problems import Floats, problem
@@ -257,3 +258,27 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_integration
     with pytest.raises((NlflowError, OSError), match=r"got .*expected"):
         nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Checkpoint(target)])
     assert p.flow.applications == 0
+
+
+def test_checkpoints_take_at_most_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock of its own: a step takes a second, writing takes three."""
+    now, written = [0.0], []
+    monkeypatch.setattr("nlflow.events.time.monotonic", lambda: now[0])
+    original = Checkpoints.save
+
+    def save(self: Checkpoints, arrays: Any, meta: Any) -> None:
+        original(self, arrays, meta)
+        written.append(now[0])
+        now[0] += 3.0
+
+    monkeypatch.setattr(Checkpoints, "save", save)
+
+    def tick(*_: Any) -> None:
+        now[0] += 1.0
+
+    p = problem()
+    trackers = [nl.Callback(tick), nl.Checkpoint(tmp_path / "checkpoint", seconds=30)]
+    nl.solve(p.flow, p.start, t=500.0, integrator=nl.SemiImplicit(1.0), trackers=trackers)
+    assert written[0] == 30.0
+    assert np.diff(written)[:-1].tolist() == [3 + 150] * (len(written) - 2)  # the last one is that of the end
+    assert 3 * (len(written) - 1) <= 0.02 * now[0] + 3

@@ -181,6 +181,9 @@ class Progress(Tracker):
             self._bar.close()
 
 
+_SHARE = 0.02  # of the time of a run, at most, goes into checkpoints
+
+
 class Checkpoint(Tracker):
     """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
 
@@ -192,7 +195,8 @@ class Checkpoint(Tracker):
     path : path
         Replaced atomically each time; nothing but checkpoints of the same problem is replaced.
     seconds : float
-        At least this much time between two checkpoints; 0 for one at every look. One is written at the end too.
+        At least this much time between two checkpoints, and more where writing them would take over 2 % of the run; 0
+        for one at every look. One is written at the end too.
     every : int
         Look after this many steps.
     """
@@ -207,6 +211,7 @@ class Checkpoint(Tracker):
         self.seconds = check_number("seconds", seconds, minimum=0)
         self.states = Checkpoints(self.path, "checkpoint")
         self._last = time.monotonic()
+        self._cost = 0.0
         self._write: Callable[[Checkpoints], None] | None = None
         self._lock = ExitStack()
 
@@ -251,7 +256,7 @@ class Checkpoint(Tracker):
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Write a checkpoint when it is time."""
-        if flow.affinity.agreed(time.monotonic() - self._last >= self.seconds):  # clocks differ between processes
+        if flow.affinity.agreed(time.monotonic() - self._last >= self._pause):  # clocks differ between processes
             self._save()
         return None
 
@@ -262,14 +267,20 @@ class Checkpoint(Tracker):
         finally:
             self._lock.close()
 
+    @property
+    def _pause(self) -> float:
+        return max(self.seconds, self._cost / _SHARE) if self.seconds else 0.0
+
     def _save(self) -> None:
         if self._write is None:
             return
+        start = time.monotonic()
         try:
             self._write(self.states)
         except FileFormatError as error:  # a full disk is no reason to lose the run; the last checkpoint stands
             warnings.warn(f"checkpoint not written: {error}", NlflowWarning, stacklevel=2)
         self._last = time.monotonic()
+        self._cost = self._last - start
 
 
 class Stationary(Tracker):
