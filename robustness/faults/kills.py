@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from robustness.contract import Row
-from robustness.faults.processes import Running, prepared, problem_left, run, tell_tale
+from robustness.faults.processes import Ended, Running, prepared, problem_left, run, tell_tale
 from robustness.faults.victims import Victim
 
 __all__ = ["killed"]
@@ -67,6 +67,8 @@ def killed(
     while struck < times:
         place = prepared(victim, folder / f"{chain}")
         chain += 1
+        if chain > 20 + 10 * times:
+            raise RuntimeError(f"{victim.name}: {number.name} has no effect: {struck} of {chain} calls were struck")
         hits, bad = 0, False
         while struck + hits < times:
             before = victim.finished(place) if victim.begun(place) else {}
@@ -77,6 +79,8 @@ def killed(
             ended = running.end()
             if not hit:  # it was faster than the undisturbed run, or had less left to do
                 length = max(0.05, min(length, time.monotonic() - start))
+            if number is signal.SIGINT and ended.text.rstrip().endswith("KeyboardInterrupt"):
+                ended = Ended(-2, "")  # while Python was still importing, which is nobody's to answer
             allowed = {signal.SIGKILL: (-9,), signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15)}[number]
             trouble = tell_tale(ended, (*allowed, 0) if hit else (0,))
             if trouble is not None:

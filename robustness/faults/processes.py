@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -28,6 +29,11 @@ class Ended:
     text: str
 
 
+def _listen() -> None:
+    """Let Ctrl-C reach the program: what a shell starts in the background inherits that it is ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 class Running:
     """A process of a victim; what it says goes to a file, so that it never waits for a reader."""
 
@@ -35,7 +41,9 @@ class Running:
         paths = [str(ROOT / "nonlocal"), str(ROOT)]
         known = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})}
         self._said = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115  # closed when the process has ended
-        self.process = subprocess.Popen(command, stdout=self._said, stderr=subprocess.STDOUT, env=known, cwd=ROOT)
+        self.process = subprocess.Popen(
+            command, stdout=self._said, stderr=subprocess.STDOUT, env=known, cwd=ROOT, preexec_fn=_listen
+        )
 
     def wait_until(self, condition: Any) -> bool:
         """Wait for a condition, and return whether it came before the end of the process."""
