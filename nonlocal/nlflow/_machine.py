@@ -67,8 +67,9 @@ def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
     """
     threads = {}
     for name in ("numba", "torch"):  # those that are not loaded had no part in it
-        if sys.modules.get(name) is not None:
-            threads[name] = int(sys.modules[name].get_num_threads())
+        count = getattr(sys.modules.get(name), "get_num_threads", None)
+        if count is not None:
+            threads[name] = int(count())
     return {**environment(), "git": git_state(), "threads": threads, "device": device, "seed": seed}
 
 
