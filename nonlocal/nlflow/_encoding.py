@@ -52,6 +52,6 @@ def tagged(value: Any) -> Any:
     return value
 
 
-def digest(text: str | bytes) -> str:
+def digest(text: str | bytes | memoryview) -> str:
     """Return the SHA-256 of `text` in hexadecimal."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()

@@ -13,7 +13,17 @@ from typing import Any
 
 import typer
 
-__all__ = ["echo", "mendable", "plain", "print_json", "print_table", "read_tokens", "stopping", "terminable"]
+__all__ = [
+    "echo",
+    "handling",
+    "mendable",
+    "plain",
+    "print_json",
+    "print_table",
+    "read_tokens",
+    "stopping",
+    "terminable",
+]
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -81,6 +91,20 @@ def read_tokens(option: str, path: Path | None) -> Any:
 
 
 @contextmanager
+def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handler` answer a signal as long as the context lasts; in the main thread, where alone signals arrive."""
+    try:
+        before = signal.signal(number, handler)
+    except ValueError:  # another thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
 def terminable() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
 
@@ -94,15 +118,8 @@ def terminable() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
 
-    try:
-        before = signal.signal(signal.SIGTERM, end)
-    except ValueError:  # not the main thread: signals do not arrive here
-        yield lambda: False
-        return
-    try:
+    with handling(signal.SIGTERM, end):
         yield lambda: came
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -122,13 +139,6 @@ def stopping() -> Iterator[Callable[[], None]]:
         if stopped:
             raise KeyboardInterrupt
 
-    try:
-        before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread: signals do not arrive here
+    with handling(signal.SIGINT, remember):
         yield look
-        return
-    try:
-        yield look
-    finally:
-        signal.signal(signal.SIGINT, before)
     look()

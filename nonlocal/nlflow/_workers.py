@@ -91,14 +91,17 @@ def _lost_errors(scheduler: str | None) -> tuple[type[BaseException], ...]:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
         return (TerminatedWorkerError,)
+    return (_distributed(scheduler).KilledWorker,)
+
+
+def _distributed(scheduler: str) -> Any:  # its constructors have no types
     try:
-        from distributed import KilledWorker
+        return importlib.import_module("distributed")
     except ImportError as error:
         raise InputError(
             f"scheduler: got {scheduler!r} without Dask ({error}), expected it installed: pip install "
             "'nlflow[distributed]'"
         ) from error
-    return (KilledWorker,)
 
 
 @contextmanager
@@ -115,11 +118,11 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
     Raises
     ------
     InputError
-        If it does not answer.
+        If it does not answer, or without Dask.
     WorkerError
         If the processes of a local one die before they have begun, again and again.
     """
-    distributed: Any = importlib.import_module("distributed")  # its constructors have no types
+    distributed = _distributed(scheduler)
     with ExitStack() as stack:
         address: Any = scheduler
         if scheduler == LOCAL:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from nlflow._atomic import make_folder
-from nlflow._encoding import digest, encode
+from nlflow._encoding import digest
 from nlflow._machine import version
 from nlflow._terminal import plain
 from nlflow.batches import Job
@@ -38,14 +38,16 @@ class Ledger:
     def __init__(self, folder: Path, options: Mapping[str, Any]) -> None:
         self.folder = make_folder(folder / ".nlflow")
         self.options = {**plain(options), "nlflow": version()}
+        self._begun: dict[str, Any] = {}
 
     def begin(self, job: Job) -> None:
         """Note that the outputs of a job are about to be written."""
-        save_record(self._path(job), _KIND, {**self._made_of(job), "outputs": None})
+        self._begun = self._made_of(job)
+        save_record(self._path(job), _KIND, {**self._begun, "outputs": None})
 
     def finish(self, job: Job) -> None:
-        """Note that they are complete."""
-        save_record(self._path(job), _KIND, {**self._made_of(job), "outputs": self._outputs(job)})
+        """Note that the outputs of the job that was begun last are complete."""
+        save_record(self._path(job), _KIND, {**self._begun, "outputs": self._outputs(job)})
 
     def settled(self, job: Job) -> bool:
         """Return whether there is nothing left to do for a job.
@@ -74,9 +76,7 @@ class Ledger:
                 f"OUT: got {there[0]}, which was changed since it was written, expected it as it was; rename it, or "
                 "give --existing overwrite or --existing skip"
             )
-        return len(there) == len(outputs) and encode({**found, "outputs": None}) == encode(
-            {**self._made_of(job), "outputs": None}
-        )
+        return len(there) == len(outputs) and found == {**self._made_of(job), "outputs": outputs}
 
     def _path(self, job: Job) -> Path:
         name = job.target.name

@@ -8,12 +8,12 @@ import stat
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from robustness.contract import Row
-from robustness.faults.processes import prepared, problem_left, run, tell_tale, undisturbed
+from robustness.faults.processes import differs, prepared, problem_left, run, tell_tale, undisturbed
 from robustness.faults.victims import Flow, Victim
 
 __all__ = ["full_disk", "mountable", "read_only", "sizes_for"]
@@ -46,7 +46,7 @@ def mountable(folder: Path) -> bool:
         return False
 
 
-def full_disk(victim: Victim, sizes: list[int], folder: Path, tick: Callable[[], None] = lambda: None) -> Row:
+def full_disk(victim: Victim, sizes: list[int], folder: Path) -> Row:
     """Let a victim run on disks that are too small, then make room and let it go on.
 
     A flow is to warn and to go on without a checkpoint as far as the solution, which it cannot write; others are to end
@@ -58,7 +58,6 @@ def full_disk(victim: Victim, sizes: list[int], folder: Path, tick: Callable[[],
     sizes : list of int
         In bytes; each is tried.
     folder : Path
-    tick : callable
     """
     began = time.monotonic()
     expected = undisturbed(victim, folder / "undisturbed")
@@ -80,8 +79,7 @@ def full_disk(victim: Victim, sizes: list[int], folder: Path, tick: Callable[[],
             _remount(place, f"size={2**28}")
             more = run(victim, place)
             trouble = trouble or tell_tale(more, (0,))
-            if trouble is None and victim.result(place) != expected:
-                trouble = "another result than that of an undisturbed run"
+            trouble = trouble or differs(victim, place, expected)
             gone = problem_left(victim, place, done) if trouble is None else None
         if trouble is not None:
             wrong.append(f"{size} bytes: {trouble}")
@@ -89,7 +87,6 @@ def full_disk(victim: Victim, sizes: list[int], folder: Path, tick: Callable[[],
             lost.append(f"{size} bytes: {gone}")
         said = "ended with the reason" if ended.code == 1 else "had room enough"
         outcomes[f"{said}, went on to the same bits" if trouble is None else "not gone on"] += 1
-        tick()
     shutil.rmtree(folder)
     details = {"sizes": sizes, "wrong": wrong, "lost": lost}
     name = f"full disk (tmpfs): {victim.name}"
@@ -112,8 +109,8 @@ def read_only(victim: Victim, folder: Path) -> Row:
             ended = run(victim, place)
         tried += 1
         trouble = tell_tale(ended, (0, 1) if kind == "done" else (1,))
-        if trouble is None and kind == "done" and victim.result(place) != expected:
-            trouble = "what was done has changed"
+        if trouble is None and kind == "done":
+            trouble = differs(victim, place, expected)
         if trouble is not None:
             wrong.append(f"{kind}: {trouble}")
     shutil.rmtree(folder)

@@ -6,13 +6,12 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 from robustness.contract import Row
-from robustness.faults.processes import Ended, Running, prepared, problem_left, run, tell_tale
+from robustness.faults.processes import Ended, Running, differs, prepared, problem_left, run, tell_tale
 from robustness.faults.victims import Victim
 
 __all__ = ["killed"]
@@ -26,7 +25,6 @@ def killed(
     times: int,
     folder: Path,
     seed: int,
-    tick: Callable[[], None] = lambda: None,
 ) -> Row:
     """Send a signal to a victim at random times, and let it go on each time, until so many have struck.
 
@@ -41,8 +39,6 @@ def killed(
         For its files; made and removed.
     seed : int
         Of the times.
-    tick : callable
-        Called after each.
 
     Returns
     -------
@@ -94,11 +90,9 @@ def killed(
             if not hit or ended.code == 0:
                 break
             hits += 1
-            tick()
         ended = run(victim, place)
         trouble = tell_tale(ended, (0,))
-        if trouble is None and not _same(victim, place, expected):
-            trouble = "another result than that of an undisturbed run"
+        trouble = trouble or differs(victim, place, expected)
         if trouble is not None and not bad:
             wrong.append(trouble)
         outcomes[SAME if trouble is None and not bad else "not resumed"] += hits
@@ -108,10 +102,3 @@ def killed(
     details = {"undisturbed, seconds at work": round(length, 3), "chains of calls": chain, "wrong": wrong, "lost": lost}
     name = f"{number.name} at random times: {victim.name}"
     return Row(name, struck, dict(outcomes), len(lost), len(wrong), time.monotonic() - began, details)
-
-
-def _same(victim: Victim, place: Path, expected: object) -> bool:
-    try:
-        return bool(victim.result(place) == expected)
-    except (OSError, ValueError, KeyError):
-        return False

@@ -7,14 +7,13 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import psutil
 
 from robustness.contract import Row
-from robustness.faults.processes import Running, prepared, problem_left, run, tell_tale, undisturbed
+from robustness.faults.processes import Running, differs, prepared, problem_left, run, tell_tale, undisturbed
 from robustness.faults.victims import Study, Victim
 
 __all__ = ["clock_back", "dead_workers", "second_writer"]
@@ -51,8 +50,7 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
         trouble = tell_tale(second, (1,)) or tell_tale(ended, (0,))
         if trouble is None and "another process is writing" not in second.text:
             trouble = f"the second does not say why it ends: {second.text[-300:]}"
-        if trouble is None and victim.result(place) != expected:
-            trouble = "another result than that of an undisturbed run"
+        trouble = trouble or differs(victim, place, expected)
         if trouble is None:
             refused += 1
         else:
@@ -84,8 +82,7 @@ def clock_back(victim: Victim, folder: Path) -> Row:
         before = victim.finished(place)
         ended = Running(backwards).end()
         trouble = tell_tale(ended, (0,))
-        if trouble is None and victim.result(place) != expected:
-            trouble = "another result than that of an undisturbed run"
+        trouble = trouble or differs(victim, place, expected)
         gone = problem_left(victim, place, before) if trouble is None else None
         if trouble is not None:
             wrong.append(f"{year}: {trouble}")
@@ -98,7 +95,7 @@ def clock_back(victim: Victim, folder: Path) -> Row:
                {"wrong": wrong, "lost": lost})  # fmt: skip
 
 
-def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Callable[[], None] = lambda: None) -> Row:
+def dead_workers(cluster: bool, times: int, folder: Path, seed: int) -> Row:
     """Kill worker processes of a study at random times: of joblib's pool, or of a cluster of Dask.
 
     The study is to end with the result of an undisturbed run all the same; or, when workers keep dying, with the reason
@@ -114,6 +111,8 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Calla
     while killed < times:
         place = prepared(victim, folder / f"{number}")
         number += 1
+        if number > 20 + 10 * times:
+            raise RuntimeError(f"no workers are found: {killed} were killed in {number} studies")
         running = Running(victim.command(place))
         running.wait_until(lambda place=place: victim.begun(place))
         hits = 0
@@ -125,7 +124,6 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Calla
             if workers:
                 os.kill(int(rng.choice(workers)), signal.SIGKILL)
                 hits += 1
-                tick()
         ended = running.end()
         before = victim.finished(place)
         # Dask writes of lost connections in its own words: what it logs is no failure of the study.
@@ -134,8 +132,7 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int, tick: Calla
             trouble = f"it does not say why it ends: {ended.text[-600:]}"
         if trouble is None and ended.code == 1:
             trouble = tell_tale(run(Study(), place), (0,))
-        if trouble is None and victim.result(place) != expected:
-            trouble = "another result than that of an undisturbed run"
+        trouble = trouble or differs(victim, place, expected)
         gone = problem_left(victim, place, before) if trouble is None else None
         if trouble is not None:
             wrong.append(trouble)

@@ -15,7 +15,7 @@ from typing import Any
 from nlflow.errors import NlflowError
 from robustness.faults.victims import Victim
 
-__all__ = ["ROOT", "Ended", "Running", "prepared", "problem_left", "run", "tell_tale", "undisturbed"]
+__all__ = ["ROOT", "Ended", "Running", "differs", "prepared", "problem_left", "run", "tell_tale", "undisturbed"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 600.0  # seconds after which a process hangs
@@ -112,6 +112,15 @@ def tell_tale(ended: Ended, codes: tuple[int, ...]) -> str | None:
     if ended.code not in codes:
         return f"exit status {ended.code}, expected one of {codes}: {ended.text[-600:]}"
     return None
+
+
+def differs(victim: Victim, folder: Path, expected: object) -> str | None:
+    """Return how a result is not that of an undisturbed run; None if it is."""
+    try:
+        found = victim.result(folder)
+    except (OSError, ValueError, KeyError) as error:
+        return f"no result that can be read: {error}"
+    return None if found == expected else "another result than that of an undisturbed run"
 
 
 def problem_left(victim: Victim, folder: Path, before: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from tqdm import tqdm
 
 from nlflow._atomic import make_folder
-from nlflow._terminal import plain
+from nlflow._terminal import handling, plain
 from nlflow.errors import FileFormatError, InputError
 from nlflow.storage import load_record, locked, save_record
 from validation.training.state import finite, load_state, save_state, states, write_tensors
@@ -154,15 +154,8 @@ def _asked_to_stop() -> Iterator[Callable[[], bool]]:
             signal.default_int_handler(number, frame)
         asked = True
 
-    try:
-        before = signal.signal(signal.SIGINT, remember)
-    except ValueError:  # not the main thread: signals do not arrive here
-        yield lambda: False
-        return
-    try:
+    with handling(signal.SIGINT, remember):
         yield lambda: asked
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _optimizer(model: nn.Module, plan: Plan) -> tuple[Any, Any]:

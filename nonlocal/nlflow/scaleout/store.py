@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import shutil
@@ -178,7 +177,7 @@ def _slices(result: Any, name: str) -> tuple[slice, ...]:
 
 
 def _digest(block: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(block).data).hexdigest()
+    return digest(np.ascontiguousarray(block).data)
 
 
 def _digest_of(path: str, place: tuple[slice, ...]) -> str:
