@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
-from robustness.contract import Row
-from robustness.report import line, write
+from robustness.contract import Row, rows_of
+from robustness.report import Entry, line, read, write
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,32 +27,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--jobs", type=int, default=2, help="readers that are fuzzed at a time (%(default)s)")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("robustness-output"), help="folder for the table (%(default)s)")
+    add("--resume", action="store_true", help="keep the rows of the table in --out that were tried as often before; "
+        "each says of which source it is")  # fmt: skip
     args = parser.parse_args(arguments)
-    if args.kills < 1 or args.minutes <= 0:
-        parser.error("--kills and --minutes: expected numbers > 0")
-    rows: list[Row] = []
-    settings = {"kills": args.kills, "minutes of fuzzing a reader": args.minutes, "seed": args.seed}
-    if args.only == "faults":
-        del settings["minutes of fuzzing a reader"]
-    if args.only == "fuzz":
-        del settings["kills"]
-
-    def tell(row: Row) -> None:
-        rows.append(row)
-        tqdm.write(line(row))
-        write(args.out, rows, settings)  # what is known so far
-
-    if args.only != "fuzz":
-        from robustness.faults.campaign import campaign
-
-        campaign(args.kills, args.seed, tell)
-    if args.only != "faults":
-        from robustness.fuzz.campaign import campaign as fuzz
-
-        for row in fuzz(args.minutes, args.out / "fuzz", tqdm.write, jobs=args.jobs, seed=args.seed):
-            tell(row)
+    if args.kills < 1 or args.minutes <= 0 or args.jobs < 1:
+        parser.error("--kills, --minutes and --jobs: expected numbers > 0")
+    entries = read(args.out) if args.resume else []
+    with tempfile.TemporaryDirectory(prefix="nlflow-robustness-") as name:
+        for key, row in _found(args, Path(name), {entry.key for entry in entries}):
+            entries.append(Entry.of(key, row))
+            tqdm.write(line(row))
+            write(args.out, entries)  # what is known so far
     print(f"table: {args.out / 'robustness.md'}")
-    return 0 if all(row.good for row in rows) else 1
+    return 0 if all(entry.row.good for entry in entries) else 1
+
+
+def _found(args: argparse.Namespace, folder: Path, known: set[str]) -> Iterator[tuple[str, Row]]:
+    """Yield what is not known yet, as soon as it is found."""
+    if args.only != "fuzz":  # one at a time, since kills come at times of chance in a run whose length was measured
+        from robustness.faults.campaign import trials
+
+        for trial in trials(args.kills, args.seed, folder):
+            if trial.key not in known:
+                yield trial.key, trial.run()
+    if args.only != "faults":
+        from robustness.fuzz.campaign import trials as readers
+
+        left = [trial for trial in readers(args.minutes, args.out / "fuzz", seed=args.seed) if trial.key not in known]
+        for trial, row in rows_of(left, args.jobs):
+            yield trial.key, row
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""What a campaign tells: one row for each fault, how often it was tried and what came of it."""
+"""What a campaign does and tells: trials, each with one row of how often a fault was tried and what came of it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
+
+__all__ = ["Row", "Trial", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -40,3 +43,31 @@ class Row:
     def good(self) -> bool:
         """Whether nothing was lost and nothing wrong, and it was tried at all."""
         return self.tried > 0 and self.lost == 0 and self.wrong == 0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One row that is still to be found.
+
+    Attributes
+    ----------
+    key : str
+        Tells it apart from all others, with how often and with which seed it is tried.
+    run : callable
+        Returns the row.
+    """
+
+    key: str
+    run: Callable[[], Row]
+
+
+def rows_of(trials: Iterable[Trial], jobs: int = 1) -> Iterator[tuple[Trial, Row]]:
+    """Run trials, so many at a time, and yield each with its row as soon as it is known."""
+    with ThreadPoolExecutor(jobs) as pool:
+        calls = {pool.submit(trial.run): trial for trial in trials}
+        try:
+            for call in as_completed(calls):
+                yield calls[call], call.result()
+        finally:
+            for call in calls:
+                call.cancel()

@@ -2,67 +2,92 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from nlflow._atomic import make_folder, write_atomic
-from nlflow._machine import environment
+from nlflow._machine import environment, git_state
 from nlflow._terminal import plain
+from nlflow.storage import load_record, save_record
 from robustness.contract import Row
 
-__all__ = ["line", "write"]
+__all__ = ["Entry", "line", "read", "write"]
+
+_KIND = "table of faults"
 
 
 def line(row: Row) -> str:
     """Return a row as text."""
-    outcomes = ", ".join(f"{count} {what}" for what, count in row.outcomes.items() if count)
     verdict = "good" if row.good else "BAD"
-    return f"{verdict:<5}{row.fault}: {row.tried} times: {outcomes}; lost {row.lost}, wrong {row.wrong}"
+    return f"{verdict:<5}{row.fault}: {row.tried} times: {_outcomes(row, ', ')}; lost {row.lost}, wrong {row.wrong}"
 
 
-def write(folder: Path, rows: Sequence[Row], settings: dict[str, Any]) -> None:
+@dataclass(frozen=True)
+class Entry:
+    """A row with what has to be known to believe it: which trial, when, where and of which source."""
+
+    key: str
+    row: Row
+    date: str
+    source: str
+    machine: str
+
+    @classmethod
+    def of(cls, key: str, row: Row) -> Entry:
+        """Return a row that was found now and here."""
+        state = git_state()
+        source = "unknown" if state is None else state["commit"][:10] + (" and changes" if state["changed"] else "")
+        machine = f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores"
+        return cls(key, row, datetime.now(UTC).date().isoformat(), source, machine)
+
+
+def read(folder: Path) -> list[Entry]:
+    """Return the entries of a table that was written before; none if there is none."""
+    path = folder / "robustness.json"
+    if not path.exists():
+        return []
+    entries = load_record(path, _KIND)["entries"]
+    return [Entry(**{**entry, "row": Row(**entry["row"])}) for entry in entries]
+
+
+def write(folder: Path, entries: Sequence[Entry]) -> None:
     """Write ``robustness.json`` and ``robustness.md``."""
     make_folder(folder)
-    about = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "machine": f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores",
-        "settings": settings,
-        "environment": environment(),
-    }
-    entries = [
-        {
-            "fault": row.fault, "tried": row.tried, "outcomes": dict(row.outcomes), "lost": row.lost,
-            "wrong": row.wrong, "seconds": round(row.seconds, 1), "details": row.details,
-        }
-        for row in rows
-    ]  # fmt: skip
-    text = json.dumps(plain({**about, "rows": entries}), indent=1, allow_nan=False)
-    page = table(rows, about)
-    write_atomic(folder / "robustness.json", lambda file: file.write(text.encode()))
+    save_record(folder / "robustness.json", _KIND,
+                {"environment": environment(), "entries": [plain(asdict(entry)) for entry in entries]})  # fmt: skip
+    page = table(entries)
     write_atomic(folder / "robustness.md", lambda file: file.write(page.encode()))
 
 
-def table(rows: Sequence[Row], about: dict[str, Any]) -> str:
+def table(entries: Sequence[Entry]) -> str:
     """Return the table in Markdown."""
-    given = ", ".join(f"{name} {value}" for name, value in about["settings"].items())
+    dates = sorted({entry.date for entry in entries})
+    when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
+    where = "; ".join(sorted({entry.machine for entry in entries}))
     lines = [
         "# Faults and hostile files",
         "",
-        f"{about['date']}, {about['machine']}; {given}. `make robustness` writes this table.",
+        f"Written by `make robustness`. {when}; {where}.",
         "",
-        "| fault | tried | outcome | lost | wrong | seconds |",
-        "|---|---:|---|---:|---:|---:|",
+        "| fault | tried | outcome | lost | wrong | seconds | source |",
+        "|---|---:|---|---:|---:|---:|---|",
     ]
-    for row in rows:
-        outcomes = "; ".join(f"{count} {what}" for what, count in row.outcomes.items() if count)
-        lines.append(f"| {row.fault} | {row.tried} | {outcomes} | {row.lost} | {row.wrong} | {row.seconds:.0f} |")
-    good = sum(row.good for row in rows)
-    return "\n".join([*lines, "", f"{good} of {len(rows)} rows without loss or wrong result.", ""])
+    for entry in entries:
+        row = entry.row
+        lines.append(
+            f"| {row.fault} | {row.tried} | {_outcomes(row, '; ')} | {row.lost} | {row.wrong} | {row.seconds:.0f} | "
+            f"{entry.source} |"
+        )
+    good = sum(entry.row.good for entry in entries)
+    return "\n".join([*lines, "", f"{good} of {len(entries)} rows without loss or wrong result.", ""])
+
+
+def _outcomes(row: Row, between: str) -> str:
+    return between.join(f"{count} {what}" for what, count in row.outcomes.items() if count)
 
 
 def _processor() -> str:

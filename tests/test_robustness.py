@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import signal
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from robustness.__main__ import main
-from robustness.contract import Row
+from robustness.contract import Row, Trial, rows_of
 from robustness.faults import kills
 from robustness.faults.disks import full_disk, mountable, read_only
 from robustness.faults.kills import SAME, killed
 from robustness.faults.others import clock_back, dead_workers, second_writer
 from robustness.faults.processes import Running, problem_left, undisturbed
-from robustness.faults.victims import FLOWS, FolderRun, Study, Victim
+from robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
+from robustness.report import read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts and /proc of Linux")
 
@@ -93,21 +93,57 @@ def test_dead_workers_of_a_pool(tmp_path: Path) -> None:
 
 
 def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [Row("a fault", 3, {"well": 2, "badly": 1}, 0, 1, 0.1), Row("another", 1, {"well": 1}, 0, 0, 0.1)]
+    rows = {"a fault": Row("a fault", 3, {"well": 2, "badly": 1}, 0, 1, 0.1),
+            "another": Row("another", 1, {"well": 1}, 0, 0, 0.1)}  # fmt: skip
+    ran: list[str] = []
 
-    def campaign(count: int, seed: int, tell: Any) -> None:
-        assert (count, seed) == (5, 2)
-        for row in rows:
-            tell(row)
+    def trials(kills: int, seed: int, folder: Path) -> list[Trial]:
+        assert folder.is_dir()
 
-    monkeypatch.setattr("robustness.faults.campaign.campaign", campaign)
-    assert main(["--only", "faults", "--kills", "5", "--seed", "2", "--out", str(tmp_path)]) == 1
+        def run(name: str) -> Row:
+            ran.append(name)
+            if name not in rows:
+                raise KeyboardInterrupt
+            return rows[name]
+
+        return [Trial(f"{name}, {kills} times, seed {seed}", partial(run, name)) for name in ("a fault", "another")]
+
+    monkeypatch.setattr("robustness.faults.campaign.trials", trials)
+    call = ["--only", "faults", "--seed", "2", "--out", str(tmp_path), "--kills"]
+    assert main([*call, "5"]) == 1
     page = (tmp_path / "robustness.md").read_text()
     assert "| a fault | 3 | 2 well; 1 badly | 0 | 1 | 0 |" in page
     assert "1 of 2 rows without loss or wrong result." in page
-    found = json.loads((tmp_path / "robustness.json").read_text())
-    assert [row["wrong"] for row in found["rows"]] == [1, 0]
-    assert found["settings"] == {"kills": 5, "seed": 2}
+    assert [(entry.key, entry.row) for entry in read(tmp_path)] == [
+        (f"{name}, 5 times, seed 2", row) for name, row in rows.items()
+    ]
     assert "BAD  a fault" in capsys.readouterr().out
-    del rows[0]
-    assert main(["--only", "faults", "--kills", "5", "--seed", "2", "--out", str(tmp_path)]) == 0
+    # What was tried as often is kept; other settings are others.
+    ran.clear()
+    rows["a fault"] = Row("a fault", 3, {"well": 3}, 0, 0, 0.1)
+    assert main([*call, "5", "--resume"]) == 1
+    assert ran == []
+    assert main([*call, "6"]) == 0
+    assert ran == ["a fault", "another"]
+    # What was known when it was interrupted is there.
+    cut = rows.pop("another")
+    with pytest.raises(KeyboardInterrupt):
+        main([*call, "7"])
+    rows["another"] = cut
+    ran.clear()
+    assert main([*call, "7", "--resume"]) == 0
+    assert ran == ["another"]
+    assert "2 of 2 rows" in (tmp_path / "robustness.md").read_text()
+
+
+def test_trials_side_by_side() -> None:
+    trials = [Trial(str(number), partial(Row, str(number), 1, {}, 0, 0, 0.0)) for number in range(5)]
+    assert {trial.key: row.fault for trial, row in rows_of(trials, 3)} == {
+        str(number): str(number) for number in range(5)
+    }
+
+
+@pytest.mark.parametrize("victim", [Training(), Claims()], ids=lambda victim: victim.name)
+def test_trainings_and_claims_go_on(victim: Victim, tmp_path: Path) -> None:
+    row = killed(victim, signal.SIGTERM, 1, tmp_path / "work", 7)
+    assert row.good, row.details

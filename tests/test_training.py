@@ -378,7 +378,29 @@ def test_ctrl_c_waits_for_the_step(data: Path, tmp_path: Path, monkeypatch: pyte
     assert states(tmp_path / "cut" / STATE).load(lambda *_: None)[1]["run"]["step"] == 2
     resumed = train(make("text", data, **options), "softmax", 0, tmp_path / "cut", resume=True, progress=False)
     assert resumed["epochs"] == whole["epochs"]
-    assert same(weights(tmp_path / "cut"), weights(tmp_path / "whole"))
+    assert (tmp_path / "cut" / WEIGHTS).read_bytes() == (tmp_path / "whole" / WEIGHTS).read_bytes()
+
+
+def test_sigterm_keeps_what_there_is(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = Text.loss
+
+    def ended(self: Any, model: Any, seed: int, step: int) -> Any:
+        if step == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return plain(self, model, seed, step)
+
+    call = ["--data", str(data), "--out", str(tmp_path), "--size", "tiny", "--steps", "3", "--variants", "softmax",
+            "--seeds", "0", "--quiet"]  # fmt: skip
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(Text, "loss", ended)
+    assert train_text.main(call) == 143
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert "terminated; go on with --resume" in capsys.readouterr().err
+    assert states(tmp_path / "softmax-seed0" / STATE).load(lambda *_: None)[1]["run"]["step"] == 2
+    monkeypatch.setattr(Text, "loss", plain)
+    assert train_text.main([*call, "--resume"]) == 0
 
 
 def test_a_training_that_diverges_is_said_to(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,55 +3,60 @@
 from __future__ import annotations
 
 import signal
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from robustness.contract import Row
+from robustness.contract import Row, Trial
 from robustness.faults.disks import full_disk, mountable, read_only, sizes_for
 from robustness.faults.kills import killed
 from robustness.faults.others import clock_back, dead_workers, second_writer
-from robustness.faults.victims import FLOWS, FolderRun, Study
+from robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
 
-__all__ = ["campaign"]
+__all__ = ["trials"]
 
 
-def campaign(kills: int, seed: int, tell: Callable[[Row], None] = lambda row: None) -> list[Row]:
-    """Return what came of all faults.
+def trials(kills: int, seed: int, folder: Path) -> Iterator[Trial]:
+    """Yield all faults.
 
     Parameters
     ----------
     kills : int
-        By SIGKILL, over all programs; a tenth as many by SIGINT and by SIGTERM, and of worker processes.
+        By SIGKILL, over flows, studies and folders; a tenth as many of trainings, of validation and of worker
+        processes, and a thirtieth by SIGINT and by SIGTERM for each program.
     seed : int
-    tell : callable
-        Gets each row as soon as it is known.
+    folder : Path
+        For their files, which are removed.
     """
-    rows = []
-    with tempfile.TemporaryDirectory(prefix="nlflow-robustness-") as name:
-        for row in _rows(Path(name), kills, seed):
-            rows.append(row)
-            tell(row)
-    return rows
-
-
-def _rows(folder: Path, kills: int, seed: int) -> Iterator[Row]:
-    everything = (*FLOWS, Study(), FolderRun())
-    representative = (FLOWS[1], Study(), FolderRun())
+    study, images, training, claims = Study(), FolderRun(), Training(), Claims()
+    representative = (FLOWS[1], study, images)
+    few, some = max(1, kills // 30), max(1, kills // 10)
     # Flows and folders are quick to begin with, studies are not.
-    shares = {FLOWS[0]: 0.2, FLOWS[1]: 0.25, FLOWS[2]: 0.1, everything[3]: 0.2, everything[4]: 0.25}
-    for victim, share in shares.items():
-        yield killed(victim, signal.SIGKILL, max(1, round(share * kills)), folder / "kill", seed)
-    few = max(1, kills // 30)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        for victim in representative:
-            yield killed(victim, number, few, folder / "signal", seed)
-    if mountable(folder):
-        for victim in representative:
-            yield full_disk(victim, sizes_for(victim), folder / "full")
+    shares = {FLOWS[0]: 0.2, FLOWS[1]: 0.25, FLOWS[2]: 0.1, study: 0.2, images: 0.25}
+    struck = [(signal.SIGKILL, victim, max(1, round(share * kills))) for victim, share in shares.items()]
+    struck += [(signal.SIGKILL, victim, some) for victim in (training, claims)]
+    struck += [(number, victim, few) for number in (signal.SIGINT, signal.SIGTERM)
+               for victim in (*representative, training, claims)]  # fmt: skip
+    for number, victim, times in struck:
+        yield Trial(
+            f"{number.name}, {victim.name}, {times} times, seed {seed}",
+            partial(killed, victim, number, times, folder / "kill", seed),
+        )
     for victim in representative:
-        yield read_only(victim, folder / "read-only")
-        yield second_writer(victim, min(3, few), folder / "second")
-        yield clock_back(victim, folder / "clock")
+        if mountable(folder):
+            yield Trial(f"full disk, {victim.name}", partial(_full_disk, victim, folder / "full"))
+        yield Trial(f"read-only folder, {victim.name}", partial(read_only, victim, folder / "read-only"))
+        times = min(3, few)
+        yield Trial(
+            f"second writer, {victim.name}, {times} times", partial(second_writer, victim, times, folder / "second")
+        )
+        yield Trial(f"clock, {victim.name}", partial(clock_back, victim, folder / "clock"))
     for cluster in (False, True):
-        yield dead_workers(cluster, max(1, kills // 10), folder / "workers", seed)
+        yield Trial(
+            f"workers of {'Dask' if cluster else 'joblib'}, {some} times, seed {seed}",
+            partial(dead_workers, cluster, some, folder / "workers", seed),
+        )
+
+
+def _full_disk(victim: Victim, folder: Path) -> Row:
+    return full_disk(victim, sizes_for(victim), folder)

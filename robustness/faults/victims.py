@@ -16,7 +16,7 @@ from nlflow.result import Solution
 from nlflow.storage import load_archive, load_record
 from robustness.faults import flow
 
-__all__ = ["FLOWS", "Flow", "FolderRun", "Study", "Victim", "victims"]
+__all__ = ["FLOWS", "Claims", "Flow", "FolderRun", "Study", "Training", "Victim"]
 
 CLI = [sys.executable, "-m", "nlflow.cli"]
 
@@ -154,9 +154,56 @@ class FolderRun(Victim):
         return done
 
 
+class Training(Victim):
+    """The training of a small network, with a state after every step."""
+
+    name = "training"
+
+    def command(self, folder: Path) -> list[str]:
+        return [sys.executable, "-m", "robustness.faults.training", str(folder)]
+
+    def begun(self, folder: Path) -> bool:
+        return (folder / "out" / "state.npz").exists() or (folder / "out" / "weights.safetensors").exists()
+
+    def result(self, folder: Path) -> Any:
+        record = load_record(folder / "out" / "record.json", "record of a training")
+        return record["epochs"], record["finished"], (folder / "out" / "weights.safetensors").read_bytes()
+
+    def finished(self, folder: Path) -> dict[str, Any]:
+        out = folder / "out"
+        for place in (out / "state.npz", previous(out / "state.npz")):
+            if place.exists():
+                return {"steps": load_archive(place, "state of a training")[1]["run"]["step"]}
+        if (out / "record.json").exists():
+            return {"steps": load_record(out / "record.json", "record of a training")["step"]}
+        return {}
+
+
+class Claims(Victim):
+    """Claims of the theory as programs; what is done are those that have been found."""
+
+    name = "validation"
+    claims = ("frechet-derivative", "limit-of-averages", "proposition-1", "law-of-the-walk", "energy-balance",
+              "constant-limits")  # fmt: skip
+
+    def command(self, folder: Path) -> list[str]:
+        return [*CLI, "validate", *self.claims, "--quick", "--resume", "--out", str(folder / "out"), "--quiet"]
+
+    def begun(self, folder: Path) -> bool:
+        return (folder / "out" / "claims").exists()
+
+    def result(self, folder: Path) -> Any:
+        found = json.loads((folder / "out" / "results.json").read_text())
+        report = (folder / "out" / "report.html").exists()
+        untimed = [{name: value for name, value in claim.items() if name != "seconds"} for claim in found["claims"]]
+        return found["passed"], found["complete"], report, untimed
+
+    def finished(self, folder: Path) -> dict[str, Any]:
+        done = {}
+        for path in sorted((folder / "out" / "claims").glob("*.json")):
+            load_record(path, "finding of a claim")
+            done[path.name] = path.stat().st_ino
+        return done
+
+
 FLOWS = tuple(Flow(kind) for kind in flow.KINDS)
-
-
-def victims() -> tuple[Victim, ...]:
-    """Return all."""
-    return *FLOWS, Study(), FolderRun()

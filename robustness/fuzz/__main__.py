@@ -9,9 +9,11 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from robustness.fuzz.campaign import campaign
+from robustness.contract import rows_of
+from robustness.fuzz.campaign import trials
 from robustness.fuzz.engine import WITHOUT
 from robustness.fuzz.targets import TARGETS
+from robustness.report import line
 
 
 def main() -> int:
@@ -33,15 +35,15 @@ def main() -> int:
     if importlib.util.find_spec("atheris") is None:
         print(WITHOUT, file=sys.stderr)
     names = given.target or ()
-    rows = campaign(given.minutes, given.out, lambda line: print(line, flush=True),
-                    names=names, jobs=given.jobs, seed=given.seed)  # fmt: skip
+    rows = []
+    for _, row in rows_of(trials(given.minutes, given.out, names=names, seed=given.seed), given.jobs):
+        print(line(row), flush=True)
+        rows.append(row)
     given.out.mkdir(parents=True, exist_ok=True)
     (given.out / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
     for row in rows:
-        outcomes = ", ".join(f"{count} {words}" for words, count in row.outcomes.items())
-        print(f"{row.fault}: {row.tried} tried, {outcomes}; {row.wrong} wrong")
         for name, words in row.details["findings"].items():
-            print(f"    {name}: {words}")
+            print(f"{row.details['reader']}: {name}: {words}")
     return 0 if all(row.good for row in rows) else 1
 
 

@@ -8,63 +8,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from robustness.contract import Row
+from robustness.contract import Row, Trial
 from robustness.fuzz.engine import PATIENCE, WITHOUT, Counts
 from robustness.fuzz.targets import TARGETS
 from robustness.fuzz.watch import READ, REFUSED
 
-__all__ = ["campaign", "run_target"]
+__all__ = ["run_target", "trials"]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FEWEST = 3.0  # seconds that are worth a start
 
 
-def campaign(
-    minutes_per_reader: float,
-    out: Path,
-    progress: Callable[[str], None] | None = None,
-    *,
-    names: Sequence[str] = (),
-    jobs: int = 2,
-    seed: int = 0,
-) -> list[Row]:
-    """Fuzz every reader of the package.
+def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 0) -> list[Trial]:
+    """Return the readers of the package, each to be fuzzed for so long.
 
     Parameters
     ----------
-    minutes_per_reader : float
+    minutes : float
         Wall time of each, its start included.
     out : Path
         Gets a folder for each reader: what failed, with its trace; the corpus; counts; what the fuzzer said.
-    progress : callable, optional
-        Gets a line of text for each reader that is done.
     names : sequence of str
         Of the readers; all by default.
-    jobs : int
-        Readers at a time.
     seed : int
         Of the mutations. With atheris the search depends on the speed of the machine as well.
 
     Returns
     -------
-    list of Row
-        One for each reader: ``tried`` inputs, how many were read and how many were refused by name, and ``wrong``:
-        other exceptions, what a reader may not do, crashes, timeouts, memory.
+    list of Trial
+        Their rows: ``tried`` inputs, how many were read and how many were refused by name, and ``wrong``: other
+        exceptions, what a reader may not do, crashes, timeouts, memory.
     """
-    tell = progress or (lambda line: None)
-    chosen = list(names or TARGETS)
-
-    def run(name: str) -> Row:
-        row = run_target(name, minutes_per_reader, out / name, seed)
-        tell(f"{name}: {row.tried} inputs in {row.seconds:.0f} s, {row.wrong} wrong")
-        return row
-
-    with ThreadPoolExecutor(jobs) as pool:
-        return list(pool.map(run, chosen))
+    return [
+        Trial(f"fuzz, {name}, {minutes:g} minutes, seed {seed}", partial(run_target, name, minutes, out / name, seed))
+        for name in names or TARGETS
+    ]
 
 
 def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: bool = True) -> Row:
@@ -73,7 +55,7 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
     Returns
     -------
     Row
-        See `campaign`.
+        See `trials`.
     """
     out.mkdir(parents=True, exist_ok=True)
     for pattern in ("counts", "current", "log-*.txt", "wrong-*", "died-*", "crash-*", "oom-*"):

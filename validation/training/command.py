@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nlflow._atomic import make_folder
-from nlflow._terminal import echo, mendable
+from nlflow._terminal import echo, mendable, terminable
 from nlflow.errors import InputError
 from validation.training.export import export
 from validation.training.loop import train
@@ -61,7 +61,7 @@ def run(
     *,
     data: str | None = None,
 ) -> int:
-    """Train all variants with all seeds, and return the exit status.
+    """Train all variants with all seeds, and return the exit status: 130 after Ctrl-C and 143 after SIGTERM.
 
     Parameters
     ----------
@@ -75,17 +75,18 @@ def run(
     """
     parser = _parser(program, description, data)
     args = parser.parse_args(arguments)
-    try:
-        _run(args, make)
-    except KeyboardInterrupt:
-        echo(f"{program}: interrupted; go on with --resume", err=True)
-        return 130
-    except Exception as error:
-        message = mendable(error)
-        if message is None:
-            raise
-        echo(f"{program}: error: {message}", err=True)
-        return 1
+    with terminable() as terminated:
+        try:
+            _run(args, make)
+        except KeyboardInterrupt:
+            echo(f"{program}: {'terminated' if terminated() else 'interrupted'}; go on with --resume", err=True)
+            return 143 if terminated() else 130  # 128 and the signal, as shells have it
+        except Exception as error:
+            message = mendable(error)
+            if message is None:
+                raise
+            echo(f"{program}: error: {message}", err=True)
+            return 1
     return 0
 
 

@@ -41,6 +41,7 @@ def train(
     resume: bool = False,
     until: int | None = None,
     half: bool = False,
+    every: float = _EVERY,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train one variant with one seed, and return its record.
@@ -62,6 +63,8 @@ def train(
         Stop after this step, with a state, as Ctrl-C does (which then raises `KeyboardInterrupt`).
     half : bool
         Matrix products in bfloat16 on a GPU.
+    every : float
+        Seconds between two states.
     progress : bool
         Progress bar on stderr.
 
@@ -73,11 +76,19 @@ def train(
         For files that cannot be read or written.
     """
     with locked(make_folder(folder), "--out"):
-        return _train(task, name, seed, folder, resume, until, half, progress)
+        return _train(task, name, seed, folder, resume, until, half, every, progress)
 
 
 def _train(
-    task: Task, name: str, seed: int, folder: Path, resume: bool, until: int | None, half: bool, progress: bool
+    task: Task,
+    name: str,
+    seed: int,
+    folder: Path,
+    resume: bool,
+    until: int | None,
+    half: bool,
+    every: float,
+    progress: bool,
 ) -> dict[str, Any]:
     about = {**task.settings(), "variant": name, "fidelity": task.fidelity if variant(name).term else 0.0, "seed": seed}
     about["bfloat16"] = half and task.device.type == "cuda"
@@ -127,7 +138,7 @@ def _train(
                 if finished:
                     break
                 write_record(folder, about, {**run, "seconds": spent + time.monotonic() - started}, finished)
-            if time.monotonic() - saved > _EVERY:
+            if time.monotonic() - saved > every:
                 keep()
                 saved = time.monotonic()
         run["seconds"] = spent + time.monotonic() - started

@@ -17,14 +17,16 @@ from nlflow.errors import FileFormatError
 
 __all__ = ["finite", "load_state", "read_tensors", "save_state", "states", "write_tensors"]
 
-_FORMAT = "1"
+_FORMAT = 2
+_ABOUT = "nlflow"
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
     """Write tensors with a description in JSON, atomically."""
     # Copies, since tensors of a file may not share memory, as tied weights do.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = save(plain, {"format": _FORMAT, "meta": json.dumps(meta)})
+    # One entry: several are written in an order of chance, and the same weights are to have the same bytes.
+    data = save(plain, {_ABOUT: json.dumps({"format": _FORMAT, "meta": meta})})
     write_atomic(path, lambda file: file.write(data))
 
 
@@ -38,14 +40,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safe_open(path, framework="pt") as file:
-            about = file.metadata() or {}
+            about = json.loads((file.metadata() or {}).get(_ABOUT, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
-        meta = json.loads(about.get("meta", "null"))
     except (OSError, SafetensorError, ValueError, RecursionError) as error:
         raise FileFormatError(f"{path}: got no whole file of tensors ({error}); remove it to start afresh") from error
-    if about.get("format") != _FORMAT or not isinstance(meta, dict):
+    if not isinstance(about, dict) or about.get("format") != _FORMAT or not isinstance(about.get("meta"), dict):
         raise FileFormatError(f"{path}: got a file of another program, expected the state of a training; remove it")
-    return tensors, meta
+    return tensors, about["meta"]
 
 
 def states(path: Path) -> Checkpoints:
