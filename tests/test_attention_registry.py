@@ -277,6 +277,18 @@ def test_adapters_find_blocks() -> None:
         blocks("bert")  # type: ignore[arg-type]
 
 
+def test_a_model_may_be_a_list_of_layers() -> None:
+    class Layer(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = torch.nn.Identity()
+
+    model = torch.nn.Sequential(Layer(), Layer())
+    found = blocks(model, Adapter("*.attention"))
+    assert [block.layer for block in found] == list(model)
+    assert [block.container for block in found] == ["", ""]
+
+
 class Own(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -155,7 +155,7 @@ def test_ctrl_c_within_an_integration_is_no_measurement(tmp_path: Path) -> None:
     """The solver returns what it has reached; a study must not take that for an error at the end."""
 
     class Stopped(ExplicitEuler):
-        def _step(self, flow: Any, u: Any, dt: float) -> Any:
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -165,7 +165,7 @@ def test_ctrl_c_within_an_integration_is_no_measurement(tmp_path: Path) -> None:
 
 def test_a_failed_integration_is_no_measurement() -> None:
     class Diverging(ExplicitEuler):
-        def _step(self, flow: Any, u: Any, dt: float) -> Any:
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
             return np.full_like(u, np.inf)
 
     with pytest.raises(NumericalError, match="the integration by Diverging"):

@@ -20,13 +20,12 @@ from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.functional import E, J
-from nlflow.integrators import AttentionStep, ExplicitEuler, Integrator, NeutrenoStep, SemiImplicit
+from nlflow.integrators import FixedStep, Integrator
 from nlflow.krylov import Solved, conjugate_gradients, default_rtol, verdict
 
 __all__ = ["equilibrium", "minimizer", "run", "value"]
 
 _BLOCK = 1024  # terms of a sum that one thread adds up
-_FIXED = (AttentionStep, ExplicitEuler, NeutrenoStep, SemiImplicit)
 
 
 def value(functional: J, u: Tensor) -> Tensor:
@@ -88,8 +87,8 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     flow : GradientFlow or AttentionFlow
         Of an affinity of torch features; an evolving one has its kernel taken from the signal each ``every`` steps.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
-    integrator : ExplicitEuler, SemiImplicit, AttentionStep or NeutrenoStep
-        One whose steps have a length of their own.
+    integrator : FixedStep
+        Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
     steps : int
 
     Raises
@@ -101,7 +100,7 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """
     u = _tensor("u", flow.affinity.check_signal("u", u))
     steps = check_integer("steps", steps, minimum=0)
-    if not isinstance(integrator, _FIXED):
+    if not isinstance(integrator, FixedStep):
         raise InputError(
             f"integrator: got {integrator!r}, expected one whose steps have a length of their own, such as "
             "ExplicitEuler(dt), SemiImplicit(dt) or AttentionStep()"

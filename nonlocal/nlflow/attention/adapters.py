@@ -172,10 +172,10 @@ def _block(adapter: Adapter, name: str, module: nn.Module, named: dict[str, nn.M
     # The innermost list above a block is that of the layers of its stack, and who holds the list runs them.
     parts = name.split(".")
     container, layer = "", module
-    for depth in range(len(parts) - 1, 0, -1):
+    for depth in range(len(parts) - 1, -1, -1):
         if isinstance(named[".".join(parts[:depth])], nn.ModuleList | nn.Sequential):
             layer = named[".".join(parts[: depth + 1])]
-            container = ".".join(parts[: depth - 1])
+            container = ".".join(parts[: max(depth - 1, 0)])  # the list itself where it is the model
             break
     return Block(
         name=name,

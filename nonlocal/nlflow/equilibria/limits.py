@@ -17,7 +17,6 @@ from nlflow.errors import (
     check_memory,
     check_number,
 )
-from nlflow.fidelity import MatrixFidelity
 from nlflow.flow import Flow
 from nlflow.functional import E
 from nlflow.krylov import default_rtol, gmres, verdict
@@ -136,7 +135,7 @@ def equilibrium(
     low, high = flow.fidelity.bounds()
     holes = low <= 1e-8 * high
     few = flow.affinity.domain.size <= _DENSE_NODES
-    if isinstance(flow.fidelity, MatrixFidelity):
+    if flow.fidelity.width > 1:
         _check_iterative(flow, method)
         few = False
     if method == "direct" or (method == "auto" and few and (holes or not flow.symmetric)):

@@ -15,6 +15,9 @@ __all__ = ["Fidelity", "NodeFidelity", "check_exponent"]
 class Fidelity(ABC):
     """Contract of a fidelity operator Lambda: at each node symmetric and positive semidefinite.
 
+    Signals that it gets may hold several vectors of `width` channels side by side in their last axis, as those of
+    `Exponential` do, which integrates u and f at once.
+
     Attributes
     ----------
     values : float or array

@@ -32,6 +32,13 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
         return given
     if isinstance(given, NodeFidelity):
         given = given.values
+    elif isinstance(given, Fidelity):  # of somebody's own
+        channels = 1 if observed.ndim == len(shape) else int(observed.shape[-1])
+        if channels % given.width:
+            raise InputError(
+                f"fidelity: got one of {given.width} channels, expected one for the {channels} of the signal"
+            )
+        return given
     if isinstance(given, list | tuple):
         given = np.asarray(check_array("fidelity", given))
     if getattr(given, "requires_grad", False) and tuple(given.shape) == ():

@@ -12,17 +12,25 @@ from nlflow.flow import Flow
 from nlflow.integrators.base import SLACK, Integrator
 from nlflow.spectrum import euler_limit, largest_eigenvalue
 
-__all__ = ["AttentionStep", "ExplicitEuler", "NeutrenoStep", "SemiImplicit"]
+__all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiImplicit"]
 
 
-class _FixedStep(Integrator):
-    """Steps of one length, the last before a target shortened to meet it."""
+class FixedStep(Integrator):
+    """Integrator with steps of one length, the last before a target shortened to meet it.
+
+    A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit.
+
+    Parameters
+    ----------
+    dt : float
+        > 0.
+    """
 
     def __init__(self, dt: float) -> None:
         self.dt = check_number("dt", dt, minimum=0, strict=True)
 
     @abstractmethod
-    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step of length dt."""
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
@@ -31,12 +39,12 @@ class _FixedStep(Integrator):
         remaining = target - t
         # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
         if remaining <= self.dt * (1 + 1e-9):
-            return self._step(flow, u, remaining), target
-        return self._step(flow, u, self.dt), t + self.dt
+            return self.step(flow, u, remaining), target
+        return self.step(flow, u, self.dt), t + self.dt
 
 
 @underflowing
-class ExplicitEuler(_FixedStep):
+class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
     In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels.
@@ -65,12 +73,13 @@ class ExplicitEuler(_FixedStep):
                 "or use Exponential() or RungeKutta()"
             )
 
-    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return u + dt du/dt."""
         return u + dt * flow.velocity(u)
 
 
 @underflowing
-class SemiImplicit(_FixedStep):
+class SemiImplicit(FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
 
     With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
@@ -106,7 +115,8 @@ class SemiImplicit(_FixedStep):
                 "reduce dt (dt=1 is always stable in the degree metric)"
             )
 
-    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Move explicitly by the diffusion, and implicitly by the fidelity."""
         moved = u - dt * flow.diffusion(u)
         if flow.fidelity is None or flow.observed is None:
             return moved

@@ -11,8 +11,8 @@ from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.fidelity import NodeFidelity
 from nlflow.flow import Flow
+from nlflow.integrators import FixedStep
 from nlflow.integrators.base import StepFailureError
-from nlflow.integrators.fixed import _FixedStep
 from nlflow.variational.dirichlet import Jp
 from nlflow.variational.lagged import quadratic_step
 
@@ -89,7 +89,7 @@ class PFlow(Flow):
 
 
 @underflowing
-class LaggedDiffusivity(_FixedStep):
+class LaggedDiffusivity(FixedStep):
     """Implicit steps with the diffusivity of the step before, (1 + dt (L(u) + lambda)) v = u + dt lambda f; order 1.
 
     L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), which touches J_p from above at u. So
@@ -124,7 +124,8 @@ class LaggedDiffusivity(_FixedStep):
                 "SemiImplicit()"
             )
 
-    def _step(self, flow: Flow, u: Array, dt: float) -> Array:
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Minimise the quadratic functional that touches J_p at u."""
         self.check(flow)
         jp: Any = flow.functional
         flow.applications += 1
