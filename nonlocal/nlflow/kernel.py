@@ -181,7 +181,7 @@ class TopHat(RadialKernel):
 @underflowing
 @dataclass(frozen=True, eq=False)
 class DotProduct(Kernel):
-    """Exponential dot product, ``k = exp(scale q(x) . k(y))``: the kernel of softmax attention.
+    """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
     With queries equal to keys it is symmetric and positive definite (Theorem 1 of arXiv 2312.00751 has K of this form,
     so k = K/2); otherwise it is not symmetric: functionals use k + k^T, Markov chains and attention steps use it as it

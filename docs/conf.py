@@ -1,0 +1,123 @@
+"""How the documentation is built: ``make docs``."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
+
+from nlflow._machine import version  # noqa: E402  # the paths come first
+
+project = "nlflow"
+author = "the authors of nlflow"
+copyright = author
+version = release = version()  # type: ignore[misc,assignment]  # Sphinx's name for the text
+
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.mathjax",
+    "sphinx-mathjax-offline",  # pages are read without a network
+    "numpydoc",
+    "myst_parser",
+    "sphinx_copybutton",
+    "sphinx_design",
+    "sphinx_gallery.gen_gallery",
+    "docstrings",
+    "equations",
+    "measured",
+]
+exclude_patterns = ["_build", "examples"]
+# The gallery's pages are written anew by each build.
+suppress_warnings = ["config.cache"]
+
+# ---- text
+default_role = "autolink"  # what docstrings put in backquotes is linked where there is such a name
+myst_enable_extensions = ["amsmath", "dollarmath", "deflist", "colon_fence", "substitution"]
+myst_heading_anchors = 3
+math_eqref_format = "({number})"
+math_number_all = False
+copybutton_prompt_text = r">>> |\.\.\. |\$ "
+copybutton_prompt_is_regexp = True
+
+# ---- reference
+autosummary_generate = True
+autodoc_typehints = "none"  # types stand in the docstrings, in the words of the field
+autodoc_member_order = "bysource"
+numpydoc_show_class_members = False  # the template of a class lists its methods
+numpydoc_xref_param_type = False
+templates_path = ["_templates"]
+
+# ---- gallery
+sphinx_gallery_conf = {
+    "examples_dirs": ["examples"],
+    "gallery_dirs": ["gallery"],
+    "filename_pattern": r"/plot_",
+    "within_subsection_order": "FileNameSortKey",
+    "matplotlib_animations": (True, "jshtml"),
+    "image_srcset": ["2x"],
+    "remove_config_comments": True,
+    "show_memory": False,
+    "show_signature": False,
+    "abort_on_example_error": True,
+    "write_computation_times": False,
+    "reference_url": {"nlflow": None},
+    "doc_module": ("nlflow",),
+    "backreferences_dir": "reference/used_in",
+    "download_all_examples": False,
+    "nested_sections": True,
+}
+
+# ---- pages
+html_theme = "pydata_sphinx_theme"
+html_title = "nlflow"
+html_static_path = ["_static"]
+html_css_files = ["nlflow.css"]
+html_show_sourcelink = False
+html_theme_options = {
+    "show_toc_level": 2,
+    "navigation_with_keys": True,
+    "header_links_before_dropdown": 7,
+    "secondary_sidebar_items": ["page-toc"],
+    "footer_start": ["copyright"],
+    "footer_end": ["theme-version"],
+    "pygments_light_style": "a11y-high-contrast-light",
+    "pygments_dark_style": "a11y-high-contrast-dark",
+}
+# Pages without pages below them.
+ALONE = ("start", "parameters", "explorer", "scale", "mathematics", "performance", "comparison", "changelog")
+html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing")}
+
+
+# ---- files of the repository that are pages as well
+
+ROOT_PAGES = {name.lower(): name for name in ("ARCHITECTURE", "CHANGELOG", "CONTRIBUTING")}
+
+
+def _from_root(app: Any, docname: str, source: list[str]) -> None:
+    """Put the text of a file of the root in the place of its stub; links among these files lead to their pages."""
+    if docname in ROOT_PAGES:
+        text = (HERE.parent / f"{ROOT_PAGES[docname]}.md").read_text(encoding="utf-8")
+        for page, name in ROOT_PAGES.items():
+            text = text.replace(f"({name}.md)", f"({page}.md)")
+        source[0] = text
+        app.env.note_dependency(str(HERE.parent / f"{ROOT_PAGES[docname]}.md"))
+
+
+FONT = re.compile(r'<link rel="stylesheet"\s+href="https://[^"]*font-awesome[^"]*">')
+
+
+def _local_icons(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
+    """Films ask a network for icons that the theme brings along."""
+    if "body" in context:
+        context["body"] = FONT.sub("", context["body"])
+
+
+def setup(app: Any) -> None:
+    """Register with Sphinx."""
+    app.connect("source-read", _from_root)
+    app.connect("html-page-context", _local_icons)

@@ -1,0 +1,114 @@
+"""The pages: what they show runs, what they name is there, and they build without a warning."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+EQUATIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "equations.toml").read_text(encoding="utf-8"))
+
+
+def found(name: str) -> Any:
+    """Return what a dotted name stands for."""
+    parts = name.split(".")
+    for count in range(len(parts), 0, -1):
+        try:
+            value = importlib.import_module(".".join(parts[:count]))
+        except ImportError:
+            continue
+        for attribute in parts[count:]:
+            value = getattr(value, attribute)
+        return value
+    raise AssertionError(f"{name} cannot be imported")
+
+
+def listed() -> set[str]:
+    """Return all names in the reference."""
+    names, module = set(), ""
+    for line in (DOCS / "reference" / "index.rst").read_text(encoding="utf-8").splitlines():
+        if line.startswith(".. currentmodule::"):
+            module = line.split()[-1]
+        elif re.fullmatch(r"   [A-Za-z_.]+", line):
+            names.add(f"{module}.{line.strip()}")
+    return names
+
+
+@pytest.mark.parametrize("label", EQUATIONS)
+def test_equations_name_what_computes_them(label: str) -> None:
+    equation = EQUATIONS[label]
+    assert equation["latex"].strip()
+    assert equation["source"]
+    assert equation["computed_by"]
+    for name in equation["computed_by"]:
+        assert found(name).__doc__
+        # Its page is there to link to: its own, or that of the class that it belongs to.
+        assert name in listed() or name.rpartition(".")[0] in listed()
+
+
+def test_every_equation_is_shown_once() -> None:
+    shown = re.findall(r"^\.\. equation:: (\S+)$", (DOCS / "mathematics.rst").read_text(encoding="utf-8"), flags=re.M)
+    assert sorted(shown) == sorted(EQUATIONS)
+
+
+@pytest.mark.parametrize(
+    "module", ["nlflow", "nlflow.attention", "nlflow.autograd", "nlflow.scaleout", "nlflow.integrators"]
+)
+def test_the_reference_has_every_public_name(module: str) -> None:
+    names = {name.rsplit(".", 1)[-1] for name in listed()}
+    hidden = {"StepFailureError"}  # never leaves `solve`
+    assert sorted(set(importlib.import_module(module).__all__) - names - hidden) == []
+
+
+@pytest.mark.parametrize("name", sorted(listed()))
+def test_what_the_reference_lists_is_documented(name: str) -> None:
+    assert found(name).__doc__
+
+
+def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), flags=re.S)
+    assert len(blocks) == 5
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, "start.md", "exec"), names)
+    said = capsys.readouterr().out.splitlines()
+    errors = [re.fullmatch(r"error ([\d.]+) before, ([\d.]+) after", line) for line in said]
+    pairs = [tuple(map(float, found.groups())) for found in errors if found is not None]
+    assert len(pairs) == 2
+    assert all(after < 0.5 * before for before, after in pairs)
+    assert names["smoothing"].distance_to_constant(names["forgotten"]) < 1e-8
+    share = names["keeping"].distance_to_constant(names["kept"]) / names["keeping"].distance_to_constant(names["f"])
+    low, high = names["diversity_bounds"](names["keeping"])
+    assert low <= share <= high
+    cosines = [names[which].rows()[-1]["cosine"] for which in ("plain", "repaired")]
+    assert cosines[1] < cosines[0]
+
+
+def test_the_pages_build(tmp_path: Path) -> None:
+    """Every link leads somewhere, and every page is in the tree; the gallery's programs have a test of their own."""
+    pytest.importorskip("sphinx", reason="pip install '.[docs]'")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-b", "html",
+         "-d", str(tmp_path / "doctrees"), str(DOCS), str(tmp_path / "html")],
+        capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-4000:]
+    page = (tmp_path / "html" / "mathematics.html").read_text(encoding="utf-8")
+    assert 'href="reference/generated/nlflow.J.html#nlflow.J"' in page
+    back = (tmp_path / "html" / "reference" / "generated" / "nlflow.J.html").read_text(encoding="utf-8")
+    assert "mathematics.html#equation-j" in back.lower()
+    outside = [
+        path.name
+        for path in (tmp_path / "html").rglob("*.html")
+        if re.search(r'(src|href)="https?://[^"]*\.(js|css)', path.read_text(encoding="utf-8"))
+    ]
+    assert outside == []  # pages are read without a network

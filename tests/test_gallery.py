@@ -1,0 +1,146 @@
+"""The gallery: its examples run as they stand, in reasonable time, and what they draw can be read by everybody."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import runpy
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.problems import torch_on_one_thread
+
+GALLERY = Path(__file__).parents[1] / "docs" / "examples"
+EXAMPLES = sorted(GALLERY.glob("*/plot_*.py"))
+SECTIONS = sorted(folder for folder in GALLERY.iterdir() if folder.is_dir() and not folder.name.startswith("_"))
+OPTIONAL = ("dask", "finufft", "torch", "transformers", "zarr")
+PATIENCE = 60.0  # seconds of processor time; on two cores no example takes more than a quarter of it
+WIDEST = 8.0  # inches, of which 7 are shown at their own size
+UNIFORM = {"viridis", "cividis", "magma", "inferno", "plasma", "gray"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_on_screen() -> Iterator[None]:
+    """Draw into memory, and begin and end without figures."""
+    plt.switch_backend("agg")
+    plt.close("all")
+    with matplotlib.rc_context():
+        yield
+    plt.close("all")
+
+
+def source_of(example: Path) -> str:
+    """Return an example; skip where what it needs is not installed."""
+    source = example.read_text(encoding="utf-8")
+    for name in OPTIONAL:
+        if re.search(rf"^(import|from) {name}\b", source, flags=re.M) or (name == "finufft" and "nufft" in source):
+            pytest.importorskip(name, reason=f"{name} is optional")
+    if "import torch" in source:
+        torch_on_one_thread()
+    return source
+
+
+def text_of(example: Path) -> str:
+    """Return the prose of an example: its docstring and its cells of text."""
+    source = source_of(example)
+    cells = re.findall(r"^# %%\n((?:#.*\n)*)", source, flags=re.M)
+    return "\n".join([ast.get_docstring(ast.parse(source)) or "", *(re.sub(r"^# ?", "", c, flags=re.M) for c in cells)])
+
+
+def test_sections_have_headers() -> None:
+    assert [folder.name[2:] for folder in SECTIONS] == ["flows", "theory", "denoising", "transformers", "large"]
+    for folder in (GALLERY, *SECTIONS):
+        title, line, blank, *_ = (folder / "GALLERY_HEADER.rst").read_text(encoding="utf-8").splitlines()
+        assert title
+        assert set(line) <= {"=", "-"}
+        assert len(line) == len(title)
+        assert not blank
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_text(example: Path) -> None:
+    """A title, a paragraph, and links to parts of the package that there are."""
+    text = text_of(example)
+    title, line, blank, first, *_ = text.splitlines()
+    assert line == "=" * len(title)
+    assert not blank
+    assert first
+    linked = re.findall(r":(?:func|class|meth|attr|mod):`(?:[^`<]*<)?~?([\w.]+)>?`", text)
+    assert linked
+    for name in linked:
+        resolved(name)
+
+
+def resolved(name: str) -> Any:
+    """Return what a dotted name stands for."""
+    parts = name.split(".")
+    found: Any = None
+    for count in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:count]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[count:]:
+            found = getattr(found, part)
+        return found
+    raise AssertionError(f"{name} is the name of nothing")
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")  # plt.show() is for those who have a screen
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+def test_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source_of(example)
+    monkeypatch.chdir(example.parent)  # where the gallery runs it
+    before = {path.name for path in example.parent.iterdir()}
+    begun = time.process_time()
+    names = runpy.run_path(str(example), run_name="__main__")
+    assert time.process_time() - begun < PATIENCE
+    assert {path.name for path in example.parent.iterdir()} == before  # nothing is left lying about
+    figures = [plt.figure(number) for number in plt.get_fignums()]
+    assert figures
+    for figure in figures:
+        figure.canvas.draw()  # warns where the layout does not fit
+        check(figure)
+    assert names["plt"] is plt  # films live as long as the names of the example
+
+
+def check(figure: Figure) -> None:
+    """Hold a figure against what all of the gallery keep to."""
+    assert figure.get_figwidth() <= WIDEST
+    assert figure.get_layout_engine() is not None
+    for axis in figure.axes:
+        if hasattr(axis, "_colorbar"):
+            assert axis.get_xlabel() or axis.get_ylabel()
+        elif axis.axison:
+            assert axis.get_xlabel()
+            assert axis.get_ylabel()
+            assert axis.get_title()
+        else:
+            assert axis.get_images()
+            assert axis.get_title()
+        for drawn in (*axis.get_images(), *axis.collections):
+            if drawn.get_array() is not None and getattr(drawn.get_array(), "ndim", 0) < 3:
+                assert drawn.get_cmap().name in UNIFORM
+        check_legend(axis)
+
+
+def check_legend(axis: Axes) -> None:
+    """What a legend names differs in more than colour."""
+    legend = axis.get_legend()
+    if legend is None:
+        return
+    looks = [
+        (line.get_linestyle() if line.get_linewidth() else "None", line.get_marker(), line.get_linewidth())
+        for line in legend.get_lines()
+    ]
+    assert len(set(looks)) == len(looks)
