@@ -87,7 +87,7 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     flow : GradientFlow or AttentionFlow
         Of an affinity of torch features; an evolving one has its kernel taken from the signal each ``every`` steps.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
-    integrator : FixedStep
+    integrator : FixedStep, or one whose steps have length 1
         Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
     steps : int
 
@@ -100,7 +100,7 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """
     u = _tensor("u", flow.affinity.check_signal("u", u))
     steps = check_integer("steps", steps, minimum=0)
-    if not isinstance(integrator, FixedStep):
+    if not (isinstance(integrator, FixedStep) or getattr(integrator, "unit_steps", False)):
         raise InputError(
             f"integrator: got {integrator!r}, expected one whose steps have a length of their own, such as "
             "ExplicitEuler(dt), SemiImplicit(dt) or AttentionStep()"
