@@ -98,8 +98,8 @@ class Affinity(ABC):
     With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic. All
     functionals, flows and chains follow from ``average`` and ``log_degree``.
 
-    A subclass of your own defines ``_average(u)`` (Pu of a checked signal), ``_log_degree()`` (log d without the kernel's
-    amplitude) and ``memory_bytes``.
+    A subclass of your own defines ``_average(u)`` (Pu of a checked signal), ``_log_degree()`` (log d without the
+    kernel's amplitude) and ``memory_bytes``.
     """
 
     method: str
