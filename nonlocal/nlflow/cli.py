@@ -14,7 +14,7 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from nlflow import cli_attention, cli_denoise, cli_study, cli_validate
+from nlflow import cli_attention, cli_denoise, cli_explore, cli_study, cli_validate
 from nlflow._terminal import echo, mendable, print_json, print_table, terminable
 
 __all__ = ["app", "main"]
@@ -30,6 +30,7 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal denoise in.png out.png --compare a.pdf draw before and after
   nonlocal denoise photos denoised                all images of a folder
   nonlocal denoise ecg.csv out.csv --json         signals; report for programs
+  nonlocal explore noisy.png                      sliders, on a page in the browser
   nonlocal demo                                   noise added and removed again
   nonlocal study time-order                       measured rates beside the theory
   nonlocal attention FOLDER --text "..."          layers of a trained transformer
@@ -135,6 +136,9 @@ app.command(help=cli_study.HELP, short_help="Measure rates of convergence beside
 )
 app.command(help=cli_attention.HELP, short_help="See what the layers of a transformer do.")(
     _reported(cli_attention.attention)
+)
+app.command(help=cli_explore.HELP, short_help="Try denoising, flows and layers on a page.")(
+    _reported(cli_explore.explore)
 )
 app.command(help=cli_validate.HELP, short_help="Run the statements of the theory.")(_reported(cli_validate.validate))
 

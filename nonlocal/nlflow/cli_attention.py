@@ -38,8 +38,9 @@ Columns, a row for the input and for each layer
   redundancy  cosine with the attention matrices of the next layer
 
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
---no-spectra leaves them out. With --out the table (table.csv, with more columns), everything (result.json) and the
-figure (figure.png) are written to a folder. A warning tells when --neutreno is beyond the stable range.
+--no-spectra leaves them out. With --out the table (table.csv, with more columns), everything, head by head too
+(result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
+tells when --neutreno is beyond the stable range.
 
 Needs pip install 'nlflow[attention]'.
 
@@ -137,11 +138,14 @@ def attention(
         trace = probe(network, inputs)
         own = _own_fidelity(network)
         runs = {own: trace.rows(spectra=spectra, progress=progress)}
+        heads = _by_head(own, trace, spectra)
         if neutreno is not None and neutreno != own:
             _tell_of_replaced_terms(network)
             if spectra:
                 trace.check_fidelity(neutreno)
-            runs[neutreno] = probe(attach(network, fidelity=neutreno), inputs).rows(spectra=spectra, progress=progress)
+            changed = probe(attach(network, fidelity=neutreno), inputs)
+            runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
+            heads += _by_head(neutreno, changed, spectra)
     notes = list(dict.fromkeys(str(warning.message) for warning in caught))
     if not quiet:
         for note in notes:
@@ -157,6 +161,7 @@ def attention(
         "sequences": first.items,
         "fidelity": neutreno,
         "rows": rows,
+        "by_head": heads,
         "warnings": notes,
         "provenance": provenance(),
     }
@@ -170,6 +175,24 @@ def attention(
         echo(render_rows([{name: row[key] for key, name in _PRINTED.items() if key in row} for row in rows]))
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
+
+
+def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]:
+    """Return the figures of each layer's heads, lists of a number a head: means over the sequences that have one."""
+    import numpy as np
+
+    found = []
+    for number, layer in enumerate(trace):
+        values = {"J": layer.quantities["energy"], "gradient": layer.quantities["gradient_cosine"]}
+        if spectra:  # known by now: the rows have asked for them
+            known = trace.spectra(number)
+            values |= {"gap": known["gap"], "mixing": known["mixing_time"], "stable": known["stable_fidelity"]}
+        row: dict[str, Any] = {"fidelity": fidelity, "layer": layer.name}
+        for name, each in values.items():
+            count = (~np.isnan(each)).sum(axis=0)
+            row[name] = np.where(count > 0, np.nansum(each, axis=0) / np.maximum(count, 1), np.nan).tolist()
+        found.append(row)
+    return found
 
 
 def _tell_of_replaced_terms(network: Any) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "command",
     "companion",
     "kernel",
+    "layers",
     "media",
     "model",
     "npy",
@@ -350,6 +351,32 @@ def _silenced() -> Iterator[None]:
 
     with _quiet_library(), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         yield
+
+
+def layers(folder: Path) -> Reader:
+    """Return the reader of what `nonlocal attention --out` tells of layers."""
+    from nlflow.explore.layers_view import HEAD_QUANTITIES, QUANTITIES, as_command, as_python, read_layers
+
+    path = folder / "result.json"
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        found = read_layers(path, "result.json")
+        require(found.content == data, "another file than was read")
+        require(len(found.runs) > 0, "no run")
+        for run in found.runs:
+            states = len(run.layers)
+            require(states == len(run.index) > 0, "states and their numbers differ")
+            require(set(run.columns) <= set(QUANTITIES) and set(run.heads) <= set(HEAD_QUANTITIES), "foreign columns")
+            for values in (*run.columns.values(), *run.heads.values()):
+                require(values.dtype == np.float64 and values.shape[0] == states, "a column of another length")
+                require(not np.isinf(values).any(), "an infinite number")
+            total = sum(values.nbytes for values in run.heads.values())
+            require(total <= _MOST * len(data) + 2**24, f"{total} bytes of heads from {len(data)} bytes")
+            compile(as_python(found, next(iter(QUANTITIES))), "copied", "exec")
+        require("\n" not in as_command(found).strip(), "a command of several lines")
+
+    return read
 
 
 def pictures(folder: Path) -> Reader:

@@ -332,6 +332,28 @@ def models() -> list[bytes]:
     return found
 
 
+def layers() -> list[bytes]:
+    """Return what is told of layers: a whole report, and one without heads and with gaps."""
+    names = ("encoder input", "layers.0.attention", "layers.1.attention")
+    columns = {"cosine": 0.5, "t_sim": 0.4, "rank": 3.5}
+    more = {"J": 2.5, "gap": 0.7, "mixing": 2.5, "stable": 0.9, "share": 0.3}
+    rows = [
+        {"fidelity": fidelity, "layer": name, "index": number, **columns, **(more if number else {})}
+        for fidelity in (0.0, 0.6)
+        for number, name in enumerate(names)
+    ]
+    heads = [
+        {"fidelity": fidelity, "layer": name, "J": [1.5, 2.5], "gradient": [0.9, None], "gap": [0.5, 0.25],
+         "mixing": [2.0, 3.0], "stable": [0.9, 0.8]}
+        for fidelity in (0.0, 0.6)
+        for name in names[1:]
+    ]  # fmt: skip
+    about = {"model": "folder", "kind": "BertModel", "layers": 2, "heads": 2, "tokens": 7, "sequences": 1}
+    whole = {**about, "fidelity": 0.6, "rows": rows, "by_head": heads, "warnings": []}
+    bare = {**about, "fidelity": None, "rows": [{**rows[1], "gap": None}, rows[2]]}
+    return [json.dumps(report, indent=1).encode() for report in (whole, bare)]
+
+
 def pictures() -> list[bytes]:
     """Return zip archives of pictures to train on, and texts."""
     one, two = png()[0], png()[0]

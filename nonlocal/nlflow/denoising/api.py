@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,37 +12,27 @@ from numpy.typing import NDArray
 from nlflow import _numba
 from nlflow._array import root_mean_square, underflowing
 from nlflow._samples import finish
-from nlflow.denoising import groupwise, pixelwise
-from nlflow.denoising.groupwise import from_planes, planar, to_planes
+from nlflow.denoising.following import Tell, Trail, within
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inpainting import FILLING_STEPS, filled, filling_levels
+from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
-    Observation,
     check_axis,
     check_options,
-    decorrelated,
     noise_model,
     observe,
     place,
     shape_of,
 )
-from nlflow.denoising.presets import PRESETS, noisiness
+from nlflow.denoising.presets import PRESETS
+from nlflow.denoising.runs import Run, fast, on_groups
 from nlflow.denoising.selection import STOPPING, select
-from nlflow.denoising.tiles import in_tiles
 from nlflow.errors import check_choice, check_integer, check_number
+from nlflow.noise.estimation import estimate_sigmas
 
-__all__ = ["QUALITIES", "denoise"]
+__all__ = ["QUALITIES", "denoise", "denoise_along"]
 
 Array = NDArray[Any]
 QUALITIES = ("fast", *PRESETS)
-
-
-@dataclass
-class _Run:
-    """A flow that was run: the estimates on its path, in units of the noise, and what is told about it."""
-
-    path: list[Array]
-    told: dict[str, Any] = field(default_factory=dict)
 
 
 @underflowing
@@ -64,7 +54,7 @@ def denoise(
     steps: int | None = None,
     preserve_range: bool = False,
     return_info: bool = False,
-    progress: bool = False,
+    progress: bool | Callable[[float], Any] = False,
     seed: int = 0,
 ) -> Any:
     r"""Denoise a grey or colour image, a multichannel image or a 1-D signal with a nonlocal flow of its patches.
@@ -124,8 +114,11 @@ def denoise(
         (uint8: 0...1). Floating-point input keeps its units in either case.
     return_info : bool
         Return ``(result, info)`` with a `DenoiseInfo`.
-    progress : bool
-        Progress bar with the time left, on stderr.
+    progress : bool or callable
+        True for a progress bar with the time left, on stderr. A callable gets the share of the work that is done, never
+        falling and 1 at last, in the calling thread: for ``fast`` when the weights are there and after each step, for
+        the others after each few hundred groups, within strips too. What it raises ends the call and comes out of it as
+        it is; there is no half result.
     seed : int
         Of the random signs for ``stopping='sure'``; nothing else is random.
 
@@ -172,7 +165,45 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
+    return denoise_along(
+        None, image, sigma, quality=quality, noise=noise, channel_axis=channel_axis, mask=mask, keep=keep,
+        stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size, search_radius=search_radius,
+        fidelity=fidelity, steps=steps, preserve_range=preserve_range, return_info=return_info, progress=progress,
+        seed=seed,
+    )  # fmt: skip
+
+
+@underflowing
+def denoise_along(
+    trail: Trail | None,
+    image: Any,
+    sigma: Any = None,
+    *,
+    quality: str = "balanced",
+    noise: Any = "gaussian",
+    channel_axis: int | None = None,
+    mask: Any = None,
+    keep: Any = None,
+    stopping: str | None = None,
+    max_memory: float | None = None,
+    width: float | None = None,
+    patch_size: int | None = None,
+    search_radius: int | None = None,
+    fidelity: float | None = None,
+    steps: int | None = None,
+    preserve_range: bool = False,
+    return_info: bool = False,
+    progress: bool | Callable[[float], Any] = False,
+    seed: int = 0,
+) -> Any:
+    """Denoise as `denoise` does, to the same bits, and keep in `trail` what the flow went through and its weights.
+
+    For callers that look at a flow, or that vary fidelity and time of one: see `nlflow.denoising.following.Trail`.
+    """
     begun, compiled = time.perf_counter(), _numba.seconds
+    tell, bar = (progress, False) if callable(progress) else (None, bool(progress))
+    if trail is not None:
+        trail.course = {}
     check_choice("quality", quality, QUALITIES)
     if stopping is not None:
         check_choice("stopping", stopping, STOPPING)
@@ -184,7 +215,9 @@ def denoise(
     channel_axis = check_axis(len(shape), channel_axis)
     model = noise_model(noise, sigma)
     kept = None if keep is None else place("keep", keep, shape, channel_axis)
-    seen, samples, restore = observe(image, sigma, model, channel_axis, mask)
+    seen, samples, restore = observe(
+        image, sigma, model, channel_axis, mask, estimate_sigmas if trail is None else trail.estimate
+    )  # fmt: skip
     level = root_mean_square(seen.level)
     told: dict[str, Any] = {"functional": "none", "parameters": {}}
     risk = None
@@ -196,22 +229,28 @@ def denoise(
         start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
         unit = level if model is None else 1.0
 
-        def run(f: Array, every: bool, bar: bool) -> _Run:
+        def run(f: Array, every: bool, bar: bool, tell: Tell | None, trail: Trail | None) -> Run:
             if quality == "fast":
-                return _fast(f, seen, options, unit, every, bar, max_memory)
-            return _on_groups(f, seen, quality, every, bar, max_memory)
+                return fast(f, seen, options, unit, every, bar, max_memory, tell, trail)
+            return on_groups(f, seen, quality, every, bar, max_memory, tell, trail)
 
-        found = run(start, stopping is not None, progress)
+        half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
+        found = run(start, stopping is not None, bar, within(tell, 0.0, half), trail)
         told, estimate = found.told, found.path[-1]
         if stopping is not None:
+
+            def rerun(f: Array) -> list[Array]:
+                return run(f, True, False, within(tell, half, 1.0), None).path
+
             relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
             observed = slice(None) if seen.missing is None else ~seen.missing
             index, risk, why = select(
-                stopping, start, found.path, lambda f: run(f, True, False).path, relative, observed, seed,
-                seen.level / unit,
+                stopping, start, found.path, rerun, relative, observed, seed, seen.level / unit,
             )  # fmt: skip
             estimate, told = found.path[index], {**told, "stopped_by": why, "steps": index + 1}
             risk = None if risk is None else risk * unit**2
+        if trail is not None and "distance" in trail.course:
+            trail.course["distance"] *= unit
         u = seen.back(estimate)
         if model is not None:
             u = np.asarray(model.unstabilise(u)).astype(samples.dtype)
@@ -231,65 +270,6 @@ def denoise(
         **told,
     )
     result = finish(image, restore(u), preserve_range)
+    if tell is not None:
+        tell(1.0)
     return (result, info) if return_info else result
-
-
-def _fast(
-    f: Array, seen: Observation, options: dict[str, Any], unit: float, every: bool, bar: bool, limit: float | None
-) -> _Run:
-    dtype = f.dtype
-    if float(np.ptp(f)) < pixelwise.SINGLE:
-        f = f.astype(np.float32)
-    given = {**options, "missing": seen.missing, "keep_path": every, "progress": bar, "memory_limit": limit}
-    if given["width"] is not None:
-        given["width"] /= unit
-    outcome = pixelwise.run(f, **given) if seen.variance is None else pixelwise.run_map(f, seen.variance, **given)
-    kernel = outcome.kernel
-    told = {
-        "functional": pixelwise.FUNCTIONAL,
-        "parameters": {**pixelwise.parameters(kernel, unit), "fidelity_mean": outcome.fidelity_mean},
-        "steps": int(outcome.solution.stats["steps"]),
-        "stopped_by": outcome.solution.message,
-        "method": f"{outcome.operator.method}: {outcome.operator.reason}",
-        "memory_bytes": outcome.operator.memory_bytes,
-    }
-    return _Run([u.astype(dtype, copy=False) for u in outcome.path], told)
-
-
-def _on_groups(f: Array, seen: Observation, quality: str, every: bool, bar: bool, limit: float | None) -> _Run:
-    from tqdm import tqdm
-
-    preset = PRESETS[quality]
-    spatial = f.shape[:-1]
-    weakest = 1.0 if seen.variance is None else float(np.sqrt(seen.variance.min()))
-    precision = np.float32 if float(np.ptp(f)) < groupwise.SINGLE * weakest else np.float64
-    colours = decorrelated(f)
-    planes = to_planes(f, colours, precision)
-    variance = np.ones((len(planes), 1, 1), precision)
-    if seen.variance is not None:
-        variance = np.ascontiguousarray(np.broadcast_to(planar(seen.variance[..., None], precision), planes.shape))
-    missing = None if seen.missing is None else seen.missing.reshape(planes.shape[1:])
-    levels = [1.0] if seen.missing is None else filling_levels(f[~seen.missing])
-    dimension = sum(n > 1 for n in spatial)
-    bar_format = "{l_bar}{bar}| {elapsed}<{remaining}"
-    with tqdm(total=1.0, desc=quality, disable=not bar, leave=False, bar_format=bar_format) as shown:
-        for level in levels:
-            last = level == levels[-1]
-            groupings = preset.groupings(noisiness(f) * level, dimension)
-            path, tiles, memory = in_tiles(
-                planes / precision(level), preset if last else replace(preset, steps=FILLING_STEPS), groupings,
-                variance, missing, keep_path=every and last, limit=limit,
-                advance=lambda share: shown.update(share / len(levels)),
-            )  # fmt: skip
-            if not last and missing is not None:
-                planes = np.where(missing, path[-1] * precision(level), planes)
-    told = {
-        "functional": groupwise.FUNCTIONAL,
-        "parameters": groupwise.parameters(groupings),
-        "steps": preset.steps + 1 + (len(levels) - 1) * (FILLING_STEPS + 1),
-        "stopped_by": "all steps of the preset were taken",
-        "method": groupwise.METHOD,
-        "tiles": tiles,
-        "memory_bytes": memory,
-    }
-    return _Run([from_planes(u, colours, f) for u in path], told)

@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 _LEAST_VARIANCE = 1e-4
 # Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
@@ -151,7 +152,12 @@ def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | Non
 
 
 def observe(
-    image: Any, sigma: Any, model: Poisson | None, channel_axis: int | None, mask: Any
+    image: Any,
+    sigma: Any,
+    model: Poisson | None,
+    channel_axis: int | None,
+    mask: Any,
+    estimate: Estimate = estimate_sigmas,
 ) -> tuple[Observation, Array, Any]:
     """Return the observation, the samples (..., C) themselves, and how a result gets the shape of the input."""
     missing = None
@@ -166,7 +172,7 @@ def observe(
         signal = model.stabilise(counts)
         sigma = 1.0
     present = signal if missing is None else signal[~missing]
-    levels, variance, exact = _levels(sigma, signal, missing, channel_axis)
+    levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)
     exact = exact if exact is not None and exact.any() else None
     present = present.reshape(-1, signal.shape[-1])
     span = float(max(range_of(present[:, c]) for c in range(signal.shape[-1])))
@@ -226,12 +232,12 @@ def _without_missing(image: Any, mask: Any, channel_axis: int | None) -> tuple[A
 
 
 def _levels(
-    sigma: Any, signal: Array, missing: NDArray[np.bool_] | None, channel_axis: int | None
+    sigma: Any, signal: Array, missing: NDArray[np.bool_] | None, channel_axis: int | None, estimate: Estimate
 ) -> tuple[NDArray[np.float64], Array | None, NDArray[np.bool_] | None]:
     """Return the noise of each channel (root mean square), its relative variance where it varies, and where it is 0."""
     channels, spatial = signal.shape[-1], signal.shape[:-1]
     if sigma is None:
-        return np.full(channels, float(np.mean(estimate_sigmas(signal, missing)))), None, None
+        return np.full(channels, float(np.mean(estimate(signal, missing)))), None, None
     hint = "the noise in the units of the input"
     if shape_of("sigma", sigma) == ():
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity, affinity
+from nlflow.denoising.following import Follower, RememberingFlow, Tell, Trail, within
 from nlflow.denoising.presets import noisiness
 from nlflow.domain import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning, NumericalError
@@ -50,6 +51,7 @@ _SPATIAL = 0.6  # of the search radius: near patches are likelier alike
 #: in size, and time with them.
 SINGLE = 1e4
 FUNCTIONAL = "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1"
+_WEIGHTS_SHARE = 0.5  # of the work, told when the weights are there
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
 
@@ -80,29 +82,43 @@ def run(
     progress: bool = False,
     store: bool = True,
     memory_limit: float | None = None,
+    tell: Tell | None = None,
+    trail: Trail | None = None,
 ) -> Outcome:
     """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
 
-    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same.
+    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same. `tell`
+    gets the share done after the weights and after each step, and may raise; `trail` keeps weights and course.
     """
     dimension = sum(n > 1 for n in f.shape[:-1])
     ratio = noisiness(f) if patch_size is None else 0.0  # needed for the patches alone
     kernel = kernel_for(ratio, dimension, f.shape[-1], width, patch_size, search_radius)
-    operator = _affinity(kernel, Grid(f.shape[:-1], boundary="reflect"), _smoothed(f), store, memory_limit)
+    grid, compared = Grid(f.shape[:-1], boundary="reflect"), _smoothed(f)
+
+    def build() -> Affinity:
+        return _affinity(kernel, grid, compared, store, memory_limit)
+
+    operator = build() if trail is None else trail.weights(build, kernel, grid, compared, store, memory_limit)
     strength: Any = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
     if missing is not None:
         strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
-    flow = GradientFlow(E(operator, f, strength, measure="degree"), metric="degree")
+    kind = GradientFlow if trail is None else RememberingFlow
+    flow = kind(E(operator, f, strength, measure="degree"), metric="degree")
     path: list[Array] = []
     rules: list[Tracker] = []
     if keep_path:
         rules.append(Callback(lambda t, u, flow: path.append(u.copy()) if t > 0 else None))
     elif steps is None:
         rules.append(Discrepancy(f, 1.0, _ENOUGH_RESIDUAL))
+    follower = Follower(within(tell, _WEIGHTS_SHARE, 1.0), trail)
+    if tell is not None or trail is not None:
+        rules.append(follower)
     solution = solve(
         flow, f, t=float(steps or MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
         energies=False,
     )  # fmt: skip
+    if follower.raised is not None:
+        raise follower.raised
     if solution.status is Status.INTERRUPTED:
         raise KeyboardInterrupt  # half a result is none; `solve` gives what there is
     if not solution.success:
@@ -110,7 +126,7 @@ def run(
     return Outcome(kernel, operator, float(np.mean(strength)), solution, path or [solution.final])
 
 
-def run_map(f: Array, variance: Array, **options: Any) -> Outcome:
+def run_map(f: Array, variance: Array, *, tell: Tell | None = None, **options: Any) -> Outcome:
     """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
 
     The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.
@@ -122,7 +138,7 @@ def run_map(f: Array, variance: Array, **options: Any) -> Outcome:
     position = (np.log(sigma) - low) / max((high - low) / (count - 1), np.finfo(float).tiny)
     results = []
     for k, level in enumerate(levels):
-        outcome = run(f / f.dtype.type(level), **options)
+        outcome = run(f / f.dtype.type(level), tell=within(tell, k / count, (k + 1) / count), **options)
         near = np.maximum(1 - np.abs(position - k), 0)[..., None].astype(f.dtype)
         results.append((outcome, near * f.dtype.type(level)))
     length = min(len(outcome.path) for outcome, _ in results)

@@ -1,0 +1,161 @@
+"""What a call of the denoiser tells while it runs, and what it leaves to its caller: a flow's course, and weights."""
+
+from __future__ import annotations
+
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._encoding import digest
+from nlflow.affinities import Affinity
+from nlflow.domain import Grid
+from nlflow.events import Tracker
+from nlflow.flow import Flow, GradientFlow
+from nlflow.functional import J
+from nlflow.kernel import Kernel
+from nlflow.noise.estimation import estimate_sigmas
+
+__all__ = ["Follower", "RememberingFlow", "Tell", "Trail", "within"]
+
+Array = NDArray[Any]
+Tell = Callable[[float], Any]
+"""Gets the share of the work that is done, in [0, 1]."""
+
+_KEPT = 2  # sets of weights
+_MOST_BYTES = 2**28  # of the weights that are kept
+
+
+def within(tell: Tell | None, low: float, high: float) -> Tell | None:
+    """Return what a part of the work tells its shares to, where that part goes from `low` to `high`."""
+    if tell is None:
+        return None
+    # The last share of a part is its end exactly; sums of shares may pass it by rounding.
+    return lambda share: tell(high if share >= 1 else low + share * (high - low))
+
+
+class Trail:
+    """What calls of `nlflow.denoising.api.denoise_along` leave behind: the course of the last, and weights.
+
+    Attributes
+    ----------
+    course : dict of str to array
+        Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
+        the constant that the J-flow tends to, root mean square in the units of the input. For ``fast`` also ``J`` and
+        ``E``, over the sum of the degrees, in units of the squared noise. Empty where nothing was done, and for noise
+        that varies.
+    reused : int
+        How often weights were used again.
+
+    Notes
+    -----
+    The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
+    most 256 MiB. Weights depend on the samples in units of their noise, on the kernel and on the grid, but not on
+    fidelity and time. The bits of a result are those of a call without a trail. One thread at a time.
+    """
+
+    def __init__(self) -> None:
+        self.course: dict[str, NDArray[np.float64]] = {}
+        self.reused = 0
+        self._kept: OrderedDict[str, tuple[Affinity, list[Warning]]] = OrderedDict()
+        self._level: tuple[str, NDArray[np.float64]] = ("", np.empty(0))
+
+    def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+        """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
+        parts = [signal] if missing is None else [signal, missing]
+        key = repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
+        if key != self._level[0]:
+            self._level = key, estimate_sigmas(signal, missing)
+        return self._level[1]
+
+    def weights(
+        self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
+    ) -> Affinity:
+        """Return the weights of patches, built or kept; what was warned of when they were built is warned of again.
+
+        Parameters
+        ----------
+        build : callable
+        kernel : Kernel
+        grid : Grid
+        compared : array
+            The samples that patches are taken from.
+        *settings
+            What else the affinity is built with.
+        """
+        content = digest(np.ascontiguousarray(compared).data)
+        key = repr((kernel, grid, compared.dtype.str, compared.shape, settings, content))
+        if key in self._kept:
+            self.reused += 1
+            self._kept.move_to_end(key)
+        else:
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                built = build()
+            self._kept[key] = built, [_warning(one.message) for one in caught]
+        operator, told = self._kept[key]
+        for message in told:
+            warnings.warn(message, stacklevel=2)
+        while len(self._kept) > _KEPT or sum(one.memory_bytes for one, _ in self._kept.values()) > _MOST_BYTES:
+            self._kept.popitem(last=False)
+        return operator
+
+
+def _warning(message: Warning | str) -> Warning:
+    return message if isinstance(message, Warning) else UserWarning(message)
+
+
+class RememberingFlow(GradientFlow):
+    """A gradient flow that keeps its last average: the energies of a state and the step from it need the same one."""
+
+    _last: tuple[Array, Array] | None = None
+
+    def average(self, u: Array) -> Array:
+        """Return Pu, computed once for an array that is asked for again."""
+        if self._last is None or self._last[0] is not u:
+            self._last = u, super().average(u)
+        return self._last[1]
+
+
+class Follower(Tracker):
+    """Tell how far a flow is, and write its course down; what telling raises ends the flow and is `raised` then.
+
+    It is kept for the caller because the time loop would answer some exceptions with a result that ends early.
+    """
+
+    name = "follower"
+
+    def __init__(self, tell: Tell | None, trail: Trail | None) -> None:
+        super().__init__()
+        self.raised: BaseException | None = None
+        self._tell, self._trail = tell, trail
+        self._rows: list[tuple[float, ...]] = []
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a course."""
+        self._end, self._rows = end, []
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Tell the share of the time that has passed."""
+        functional = flow.functional
+        if self._trail is not None and functional is not None:
+            average = flow.average(u)
+            values = [one.value(u, normalise=True, average=average) for one in (functional, J(functional.given))]
+            self._rows.append((t, *values, flow.distance_to_constant(u)))
+        if self._tell is None:
+            return None
+        try:
+            self._tell(t / self._end)
+        except BaseException as error:
+            self.raised = error
+            return "ended by the caller"
+        return None
+
+    def finish(self) -> None:
+        """Leave the course to the trail."""
+        if self._trail is not None:
+            columns = np.array(self._rows).reshape(-1, 4).T
+            self._trail.course = dict(zip(("t", "E", "J", "distance"), columns.copy(), strict=True))

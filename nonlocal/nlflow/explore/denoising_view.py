@@ -1,0 +1,230 @@
+"""What the tab "Denoise" computes, and the texts that compute the same."""
+
+from __future__ import annotations
+
+import shlex
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._formats.media import Array
+from nlflow._quality import psnr, snr, ssim
+from nlflow.denoising.api import denoise_along
+from nlflow.denoising.following import Trail
+from nlflow.denoising.info import DenoiseInfo
+from nlflow.errors import InputError
+from nlflow.explore.sources import EXAMPLE, Crop, Source, cropped, slices
+from nlflow.explore.texts import call
+
+__all__ = ["OF_FAST", "DenoiseResult", "DenoiseSettings", "as_command", "as_python", "compute", "no_command"]
+
+#: Settings that the flow of pixels alone has.
+OF_FAST = ("width", "patch_size", "search_radius", "fidelity", "steps")
+
+
+@dataclass(frozen=True)
+class DenoiseSettings:
+    """What may be set, as `nlflow.denoise` takes it; None: chosen from the noise.
+
+    Attributes
+    ----------
+    sigma : float or None
+        Standard deviation of the noise, in the units of the file.
+    quality : {'fast', 'balanced', 'best'}
+    width : float or None
+        Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
+    patch_size, search_radius : int or None
+        Nodes.
+    fidelity : float or None
+        The number lambda~.
+    steps : int or None
+        The flow's time: steps have length 1.
+    crop : Crop or None
+        The part that is denoised; None for all.
+    """
+
+    sigma: float | None = None
+    quality: str = "fast"
+    width: float | None = None
+    patch_size: int | None = None
+    search_radius: int | None = None
+    fidelity: float | None = None
+    steps: int | None = None
+    crop: Crop | None = None
+
+    def words(self) -> dict[str, Any]:
+        """Return the words for `nlflow.denoise`; what is chosen is left out, and what the quality does not have."""
+        skipped = {"crop"} if self.quality == "fast" else {"crop", *OF_FAST}
+        given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DenoiseResult:
+    """What was computed.
+
+    Attributes
+    ----------
+    settings : DenoiseSettings
+    noisy, result : array
+        In the units of the file; of the part that was computed.
+    clean : array or None
+    info : DenoiseInfo
+    course : dict of str to array
+        See `nlflow.denoising.following.Trail`.
+    figures : dict of str to float or None
+        ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
+        (signals) where there is a reference.
+    notes : tuple of str
+        Warnings.
+    """
+
+    settings: DenoiseSettings
+    noisy: Array
+    result: Array
+    clean: Array | None
+    info: DenoiseInfo
+    course: dict[str, NDArray[np.float64]]
+    figures: dict[str, float | None] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def residual(self) -> Array:
+        """Input minus result."""
+        return np.asarray(self.noisy.astype(np.float64) - self.result)
+
+
+def compute(
+    settings: DenoiseSettings,
+    source: Source,
+    *,
+    trail: Trail | None = None,
+    progress: Callable[[float], Any] | None = None,
+) -> DenoiseResult:
+    """Denoise a source.
+
+    Parameters
+    ----------
+    settings : DenoiseSettings
+    source : Source
+    trail : Trail, optional
+        Keeps weights from one call to the next; without it nothing is kept.
+    progress : callable, optional
+        Gets the share done and may raise, which ends the call; see `nlflow.denoise`.
+
+    Raises
+    ------
+    InputError
+        As `nlflow.denoise`.
+    """
+    trail = Trail() if trail is None else trail
+    noisy, clean = cropped(source, settings.crop)
+    axis = source.media.channel_axis
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        result, info = denoise_along(
+            trail, noisy, **settings.words(), channel_axis=axis, preserve_range=True, return_info=True,
+            progress=progress or False,
+        )  # fmt: skip
+    figures: dict[str, float | None] = {}
+    if clean is not None:
+        for name, data in (("input", noisy), ("output", result)):
+            figures[f"psnr_{name}"] = psnr(clean, data)
+            if source.media.kind == "image":
+                figures[f"ssim_{name}"] = ssim(clean, data, axis)
+            else:
+                figures[f"snr_{name}"] = snr(clean, data)
+    notes = tuple(dict.fromkeys(str(one.message) for one in caught))
+    return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes)
+
+
+def as_python(settings: DenoiseSettings, source: Source) -> str:
+    """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``.
+
+    ``result`` has the bits of `compute`, and so have the curves.
+    """
+    axis = source.media.channel_axis
+    words = {**settings.words(), "channel_axis": axis, "preserve_range": True, "return_info": True}
+    if source.built_in:
+        lines = [EXAMPLE, ""]
+        imports = ["from nlflow import denoise"]
+    else:
+        layout = {"kind": source.media.kind, "channel_axis": axis} if source.media.format == "npy" else {}
+        given = {name: value for name, value in layout.items() if value is not None}
+        lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
+        imports = ["from nlflow import denoise", "from nlflow.files import read"]
+        if source.clean is not None:
+            imports = ["from pathlib import Path", "", imports[0], "from nlflow.companions import read_reference"]
+            imports.append("from nlflow.files import read")
+            lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
+    if settings.crop is not None:
+        part = ", ".join(
+            ":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop)
+        )
+        lines.append(f"noisy = noisy[{part}]")
+        if source.clean is not None:
+            lines.append(f"clean = clean[{part}]")
+    lines.append(call("result, info", "denoise", "noisy", words))
+    if source.clean is not None:
+        lines += _quality_lines(source)
+    lines += [
+        "",
+        "# The curves: the same call once more, with what the flow went through kept.",
+        "from nlflow.denoising.api import denoise_along",
+        "from nlflow.denoising.following import Trail",
+        "",
+        "trail = Trail()",
+        call("_", "denoise_along", "trail, noisy", words),
+        "curves = trail.course",
+    ]
+    return "\n".join([*imports, "", *lines]) + "\n"
+
+
+def _quality_lines(source: Source) -> list[str]:
+    names = ["psnr", "ssim"] if source.media.kind == "image" else ["psnr", "snr"]
+    lines = ["", f"from nlflow._quality import {', '.join(names)}", ""]
+    for name in names:
+        axis = f", {source.media.channel_axis!r}" if name == "ssim" else ""
+        lines.append(f"print({name!r}, {name}(clean, noisy{axis}), {name}(clean, result{axis}))")
+    return lines
+
+
+def no_command(settings: DenoiseSettings, source: Source) -> str:
+    """Return why no command computes what is seen; empty where one does."""
+    if source.built_in:
+        return "The example is not a file: open one, or use the Python text."
+    if settings.crop is not None:
+        return "A part of the input is shown: compute in full first, or use the Python text."
+    own = [name.replace("_", " ") for name in settings.words() if name in OF_FAST]
+    if own:
+        return f"The command chooses {', '.join(own)} by itself: set to chosen, or use the Python text."
+    return ""
+
+
+def as_command(settings: DenoiseSettings, source: Source) -> str:
+    """Return a command that writes the result to a file beside the input.
+
+    Raises
+    ------
+    InputError
+        Where there is none; see `no_command`.
+    """
+    if why := no_command(settings, source):
+        raise InputError(f"settings: no command computes this. {why}")
+    name = PurePath(source.name)
+    words = ["nonlocal", "denoise", source.name, str(name.with_name(f"{name.stem}-denoised{name.suffix}"))]
+    words += ["--quality", settings.quality]
+    if settings.sigma is not None:
+        words += ["--sigma", repr(settings.sigma)]
+    if source.media.format == "npy":
+        words += ["--kind", source.media.kind]
+        if source.media.channel_axis is not None:
+            words += ["--channel-axis", str(source.media.channel_axis)]
+    if source.clean is not None:
+        words += ["--reference", source.clean_name]
+    return shlex.join(words)

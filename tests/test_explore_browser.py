@@ -1,0 +1,290 @@
+"""The explorer in a real browser: what is seen is what the copied texts compute, and nothing leaves this machine."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from nlflow.explore import pictures
+from tests.explorer import Page, browsing, missing, serving
+from tests.test_explore_views import executed, layers_report, small_image, small_sound
+
+pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is all")
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("explorer")
+    small_image(folder / "a.png")
+    small_image(folder / "large.png", (500, 700))
+    small_sound(folder / "a.wav")
+    (folder / "broken.png").write_bytes(b"no picture")
+    (folder / "huge.png").write_bytes(bytes(3 * 2**20))
+    (folder / "result.json").write_text(json.dumps(layers_report()))
+    (folder / "downloads").mkdir()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def page(place: Path) -> Iterator[Page]:
+    with serving("--max-upload", "2") as (url, _), browsing(url, place / "downloads") as one:
+        one.open()
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_wrong(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each test: no error in the console, and no request to anywhere else."""
+    yield
+    one: Page = request.getfixturevalue("page")
+    assert one.errors() == []
+    for address in one.requests():
+        assert address.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:http://127.0.0.1:")), address
+
+
+def keys(*names: str) -> str:
+    from selenium.webdriver.common.keys import Keys
+
+    return "".join(getattr(Keys, name) for name in names)
+
+
+def send(page: Page, path: Path, name: str = "noisy", kind: str = "done") -> str:
+    element = page.one(f'.drop[data-name="{name}"] input')
+    return page.settled(lambda: element.send_keys(str(path)), kind)
+
+
+def seen(page: Page, name: str) -> np.ndarray[Any, Any]:
+    """Return the pixels of a picture that is shown."""
+    element = next(one for one in page.all("img") if one.get_attribute("alt") == f"{name} picture")
+    content = base64.b64decode(element.get_attribute("src").partition(",")[2])
+    return np.asarray(Image.open(io.BytesIO(content)))
+
+
+def last_line(page: Page) -> str:
+    """Return the path of the line that the first chart has drawn last."""
+    return str(page.all(".chart")[0].find_elements("css selector", "path")[-1].get_attribute("d"))
+
+
+def agrees(page: Page, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Run the Python text that the page shows, hold what is seen against it, and return what it makes."""
+    monkeypatch.chdir(folder)
+    copied = executed(page.python())
+    levels = pictures.grey_scale(copied["noisy"]).levels
+    assert np.array_equal(seen(page, "noisy"), levels(copied["noisy"]))
+    assert np.array_equal(seen(page, "result"), levels(copied["result"]))
+    rest = pictures.residual_scale(copied["info"].sigma)
+    assert np.array_equal(seen(page, "removed"), rest.levels(copied["noisy"].astype(float) - copied["result"]))
+    shown = page.numbers()
+    assert shown["noise σ"].startswith(f"{copied['info'].sigma:.4g} ")
+    assert shown["removed, rms"].startswith(f"{copied['info'].residual:.4g} ")
+    assert shown["width"] == f"{copied['info'].parameters['width']:.4g}"
+    return copied
+
+
+def test_the_example_is_what_its_text_computes(
+    page: Page, place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    agrees(page, place, monkeypatch)
+    before, after = (float(word) for word in capsys.readouterr().out.splitlines()[0].split()[1:])
+    assert page.numbers()["PSNR"] == f"{before:.2f} dB → {after:.2f} dB"
+
+
+@pytest.mark.parametrize("name", ["sigma", "fidelity", "steps", "width", "patch_size", "search_radius"])
+def test_every_slider_by_keyboard(page: Page, name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    picture, text = seen(page, "result"), page.python()
+    slider = page.knob(name)
+    page.settled(lambda: slider.send_keys(keys("ARROW_RIGHT")))
+    page.settled(lambda: slider.send_keys(keys("ARROW_RIGHT", "ARROW_RIGHT")))
+    assert page.python() != text
+    assert f"{name}=" in page.python()
+    assert not np.array_equal(seen(page, "result"), picture)
+    copied = agrees(page, place, monkeypatch)
+    shown = page.one(f'.nl-knob[data-name="{name}"] output').text
+    assert float(shown) == float(slider.get_attribute("value"))
+    assert copied["result"].shape == picture.shape
+    box = page.one(f'.nl-knob[data-name="{name}"] input[type=checkbox]')
+    assert not box.is_selected()
+    page.settled(lambda: box.send_keys(" "))  # chosen again
+    assert np.array_equal(seen(page, "result"), picture)
+
+
+def test_undo_swipe_and_blink(page: Page) -> None:
+    picture = seen(page, "result")
+    page.settled(lambda: page.knob("sigma").send_keys(keys("HOME")))
+    assert not np.array_equal(seen(page, "result"), picture)
+    undo = next(one for one in page.all(".nl-action button") if one.text == "Undo to defaults")
+    page.settled(undo.click)
+    assert np.array_equal(seen(page, "result"), picture)
+    frame, divider = page.one(".frame"), page.one(".divider")
+    divider.send_keys(keys("HOME"))
+    assert page.driver.execute_script("return arguments[0].style.getPropertyValue('--cut')", frame) == "0%"
+    page.one("button.blink").click()
+    page.wait(lambda: "first" in frame.get_attribute("class"), "the noisy picture")
+    page.wait(lambda: "first" not in frame.get_attribute("class"), "the result")
+    page.one("button.blink").click()
+    assert "blink" not in frame.get_attribute("class")
+
+
+def test_files_are_opened_and_saved(page: Page, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert send(page, place / "a.png").startswith("a.png: ")
+    copied = agrees(page, place, monkeypatch)
+    assert copied["noisy"].shape == (40, 52)
+    send(page, place / "clean-a.png", "clean")
+    assert "PSNR" in page.numbers()
+    assert executed(page.python())["clean"].shape == (40, 52)
+    words = page.command().split()
+    assert words[:3] == ["nonlocal", "denoise", "a.png"]
+    done = subprocess.run([sys.executable, "-m", "nlflow.cli", *words[1:]], cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    save = next(one for one in page.all(".nl-action button") if one.text.startswith("Download result"))
+    page.settled(save.click)
+    saved = place / "downloads" / "a-denoised.png"
+    page.wait(saved.exists, "the file")
+    with Image.open(saved) as ours, Image.open(place / "a-denoised.png") as theirs:
+        assert np.array_equal(np.asarray(ours), np.asarray(theirs))
+
+
+def test_broken_and_large_files_are_refused(page: Page, place: Path) -> None:
+    picture = seen(page, "result")
+    assert send(page, place / "broken.png", kind="error").startswith("broken.png: got content that is no PNG")
+    assert "huge.png: got 3 MiB, expected at most 2 MiB" in send(page, place / "huge.png", kind="error")
+    assert np.array_equal(seen(page, "result"), picture)
+    # Dropped, not chosen: the browser hands over files of a drag in this form.
+    drop = """
+    const files = new DataTransfer();
+    files.items.add(new File(["no picture either"], "dropped.png"));
+    arguments[0].dispatchEvent(new DragEvent("drop", {dataTransfer: files, bubbles: true, cancelable: true}));
+    """
+    element = page.one('.drop[data-name="noisy"]')
+    words = page.settled(lambda: page.driver.execute_script(drop, element), "error")
+    assert words.startswith("dropped.png: got ")
+
+
+def test_a_large_picture_is_shown_in_part_and_a_long_run_can_be_ended(page: Page, place: Path) -> None:
+    send(page, place / "large.png")
+    part = page.one("p.part").text
+    assert "256 × 256" not in part
+    assert "of 500 × 700" in part
+    assert seen(page, "result").shape == (256, 256)
+    top = page.knob("place_0")
+    page.settled(lambda: top.send_keys(keys("HOME")))
+    assert "pixels 0–255 × " in page.one("p.part").text
+    assert "Compute in full" not in page.python()
+    picture = seen(page, "result")
+    quality = page.one('.nl-chooser[data-name="quality"] select')
+    page.settled(lambda: quality.send_keys("balanced"))
+    assert page.knob("steps").get_attribute("disabled")
+    full = next(one for one in page.all(".nl-action button") if one.text == "Compute in full")
+    quality.send_keys("best")
+    page.wait(lambda: page.kind() == "busy", "the long run")
+    full.click()
+    cancel = page.wait(lambda: page.one(".nl-status button.cancel"), "the button")
+    bar = page.one(".nl-status progress")
+    page.wait(lambda: float(bar.get_attribute("value") or 0) > 0.01, "progress")
+    page.settled(cancel.click, "idle")
+    assert page.status() == "cancelled"
+    # And the page goes on, at once.
+    page.settled(lambda: quality.send_keys("fast"))
+    assert seen(page, "result").shape == picture.shape
+    page.settled(full.click)
+    assert seen(page, "result").shape == (500, 700)
+    assert page.all("p.part") == []
+
+
+def test_a_sound_is_shown_as_lines(page: Page, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    send(page, place / "a.wav")
+    assert page.all(".frame") == []
+    page.wait(lambda: "time in seconds" in "".join(one.text for one in page.all(".chart")), "seconds")
+    monkeypatch.chdir(place)
+    copied = executed(page.python())
+    assert copied["result"].shape == (900,)
+    assert page.numbers()["noise σ"].startswith(f"{copied['info'].sigma:.4g} ")
+    before = last_line(page)
+    page.settled(lambda: page.knob("fidelity").send_keys(keys("END")))
+    page.wait(
+        lambda: page.all(".chart")[0].find_elements("css selector", "path")[-1].get_attribute("d") != before, "lines"
+    )
+    assert "fidelity=4.0" in page.python()
+
+
+def test_the_flow(page: Page) -> None:
+    page.tab("Flow")
+    page.wait(lambda: page.all('.nl-chooser[data-name="signal"]') and page.kind() == "done", "the flows")
+    copied = executed(page.python())
+    shown = page.numbers()
+    assert shown["slowest rate μ₂ of J"].startswith(f"{copied['rate']:.4g}: ")
+    assert shown["distance to the constant, E, at the end"] == f"{copied['distance_e'][-1]:.4g}"
+    assert shown["kept in the equilibrium of E"].startswith(f"{copied['kept']:.4g} ")
+    for name in ("noise", "width", "fidelity", "span"):
+        before = page.python()
+        page.settled(lambda name=name: page.knob(name).send_keys(keys("ARROW_RIGHT")))
+        assert page.python() != before
+    title = page.all(".chart figcaption")[0]
+    words = title.text
+    page.knob("frame").send_keys(keys("HOME"))
+    page.wait(lambda: page.all(".chart figcaption")[0].text == "the signal at t = 0", words)
+    page.settled(lambda: page.one('.nl-chooser[data-name="signal"] select').send_keys("a disc"))
+    assert len(page.all("img")) == 4
+    assert executed(page.python())["observed"].shape == (32, 32)
+
+
+def test_the_layers(page: Page, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page.tab("Layers")
+    page.wait(lambda: "nonlocal attention" in page.status(), "what to open")
+    assert "broken.png: got a file of another kind" in send(page, place / "broken.png", "trace", "error")
+    assert send(page, place / "result.json", "trace") == "result.json: ViTModel, 2 run(s), 17 tokens"
+    monkeypatch.chdir(place)
+    copied = executed(page.python())
+    assert copied["quantity"] == "J"
+    titles = [one.find_elements("css selector", "title") for one in page.all(".chart rect")]
+    cells = {title.get_attribute("textContent") for found in titles for title in found}
+    for layer, values in copied["heads"][0.0].items():
+        for head, value in enumerate(values):
+            assert any(
+                cell.startswith(f"{layer}, head {head}: ") and float(cell.split()[-1]) == value for cell in cells
+            )
+    page.one('.nl-chooser[data-name="run"] select').send_keys("NeuTRENO")
+    page.wait(lambda: "NeuTRENO" in page.all(".chart figcaption")[-1].text, "the other run")
+    assert page.command() == "nonlocal explore --trace result.json"
+
+
+def test_tabs_and_parts_are_reached_by_keyboard(page: Page) -> None:
+    page.tab("Layers")
+    bar = [one for one in page.all("[role=tab]") if one.get_attribute("tabindex") == "0"]
+    assert len(bar) == 1
+    bar[0].send_keys(keys("ARROW_RIGHT"))  # round to the first
+    page.wait(lambda: page.all('.drop[data-name="noisy"]'), "the tab")
+    names = {one.get_attribute("textContent").strip() or one.get_attribute("aria-label") for one in page.all("button")}
+    assert "" not in names
+    for element in page.all("input, select"):
+        label = page.driver.execute_script("return arguments[0].labels.length || arguments[0].ariaLabel", element)
+        assert label, element.get_attribute("outerHTML")
+        assert int(element.get_attribute("tabIndex")) >= 0
+
+
+@pytest.mark.parametrize("name", ["Denoise", "Flow", "Layers"])
+def test_a_telephone_needs_no_scrolling_to_the_side(page: Page, name: str) -> None:
+    size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    page.tab(name)
+    page.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    try:
+        page.wait(lambda: page.driver.execute_script("return innerWidth") == 390, "the width")
+        page.wait(lambda: page.driver.execute_script("return document.documentElement.scrollWidth") <= 390, "room")
+        for element in page.all("button, input, select, figure, table.numbers td, .drop"):
+            box = element.rect
+            inside = page.driver.execute_script("return !!arguments[0].closest('.wide')", element)
+            assert inside or (box["x"] >= 0 and box["x"] + box["width"] <= 391), element.get_attribute("outerHTML")[
+                :200
+            ]
+    finally:
+        page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

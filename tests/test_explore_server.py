@@ -1,0 +1,285 @@
+"""The explorer's server: who may connect, what it takes, how it begins and ends."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from nlflow import InputError, cli
+from nlflow.explore import server, uploads
+from nlflow.explore.sources import example
+from tests.explorer import serving
+
+pytest.importorskip("panel")
+tornado = pytest.importorskip("tornado.websocket")
+
+from nlflow.explore.denoise_tab import DenoiseTab  # noqa: E402
+from nlflow.explore.desk import Desk  # noqa: E402
+from nlflow.explore.flow_tab import FlowTab  # noqa: E402
+from nlflow.explore.layers_tab import LayersTab  # noqa: E402
+from nlflow.explore.page import Contents  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with serving("--max-upload", "1") as (url, _):
+        yield url
+
+
+def connect(url: str, origin: str | None) -> Any:
+    """Open the websocket as a page from `origin` would, and return what the server answers first."""
+    from tornado.httpclient import HTTPClientError, HTTPRequest
+
+    parts, token = urlsplit(url), page_token(url)
+
+    async def attempt() -> Any:
+        headers = {} if origin is None else {"Origin": origin}
+        request = HTTPRequest(f"ws://{parts.netloc}/ws", headers=headers)
+        try:
+            connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
+        except HTTPClientError as error:
+            return error.code
+        try:
+            return await asyncio.wait_for(connection.read_message(), 10)
+        finally:
+            await leave(connection)
+
+    return asyncio.run(attempt())
+
+
+def page_token(address: str) -> str:
+    """Return the token that a page of the server holds."""
+    found = re.search(rb'"token":\s*"([^"]+)"', get(address, "/")[1])
+    assert found
+    return found[1].decode()
+
+
+async def leave(connection: Any) -> None:
+    """Close a websocket, and wait until the server has closed it too."""
+    connection.close()
+    while await asyncio.wait_for(connection.read_message(), 10) is not None:
+        pass
+
+
+def test_own_pages_connect_and_others_do_not(address: str) -> None:
+    own = address.rstrip("/")
+    port = urlsplit(address).port
+    assert "msgid" in connect(address, own)
+    assert "msgid" in connect(address, f"http://localhost:{port}")
+    for origin in ("http://example.org", f"http://example.org:{port}", f"http://127.0.0.1:{(port or 0) + 1}", "null"):
+        assert connect(address, origin) == 403, origin
+
+
+def test_messages_have_a_limit(address: str) -> None:
+    """A message beyond the upload limit ends its connection, and the server goes on."""
+    parts, token = urlsplit(address), page_token(address)
+
+    async def attempt() -> Any:
+        from tornado.httpclient import HTTPRequest
+
+        request = HTTPRequest(f"ws://{parts.netloc}/ws", headers={"Origin": address.rstrip("/")})
+        connection = await tornado.websocket_connect(request, subprotocols=["bokeh", token])
+        await asyncio.wait_for(connection.read_message(), 10)
+        try:
+            await connection.write_message("x" * 4_000_000)
+            return await asyncio.wait_for(connection.read_message(), 20)
+        except tornado.WebSocketClosedError:  # before all was sent
+            return None
+        finally:
+            connection.close()
+
+    assert asyncio.run(attempt()) is None
+    assert get(address, "/")[0] == 200
+
+
+def get(address: str, path: str, method: str = "GET", body: bytes | None = None) -> tuple[int, bytes]:
+    parts = urlsplit(address)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=20)
+    try:
+        connection.request(method, path, body)
+        answer = connection.getresponse()
+        return answer.status, answer.read()
+    except (BrokenPipeError, ConnectionResetError):  # the server has read enough
+        return 400, b""
+    finally:
+        connection.close()
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../../../../etc/passwd", "/static/../../../../etc/passwd", "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
+     "/static/extensions/panel/../../../../../../etc/passwd", "/admin", "/rest/session_info", "/pyproject.toml",
+     "/assets/x"],
+)  # fmt: skip
+def test_no_file_of_the_machine_is_served(address: str, path: str) -> None:
+    status, content = get(address, path)
+    assert status in (403, 404), content[:200]
+    assert b"root:" not in content
+
+
+def test_bodies_have_a_limit(address: str) -> None:
+    assert get(address, "/", "POST", bytes(3_000_000))[0] in (400, 405, 413)
+    assert get(address, "/")[0] == 200
+
+
+def test_the_page_names_no_other_server(address: str) -> None:
+    status, content = get(address, "/")
+    assert status == 200
+    page = content.decode()
+    assert "width=device-width" in page
+    for start in ('src="http', 'href="http', "cdn.", "unpkg", "jsdelivr"):
+        assert start not in page, start
+
+
+# ---- parts of the page, without a browser
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    import skimage.metrics  # noqa: F401  # as the server does: not in two threads at a time
+
+    from nlflow.explore.worker import Worker
+
+    worker = Worker()
+    yield Desk(worker, uploads.Limits(content=10_000), None)
+    worker.close()
+
+
+def settle(tab: Any, kind: str = "done") -> str:
+    """Wait until a tab says that it is done, and return what it says."""
+    import time
+
+    for _ in range(1500):
+        if tab.status.shown["kind"] == kind:
+            return str(tab.status.shown["words"])
+        time.sleep(0.01)
+    raise AssertionError(tab.status.shown)
+
+
+def test_a_broken_file_gives_a_message_and_the_picture_stays(desk: Desk) -> None:
+    tab = DenoiseTab(desk, example())
+    tab.start()
+    assert "camera.png" in settle(tab)
+    items = tab.pictures.shown
+    content = base64.b64encode(b"no picture").decode()
+    tab.upload._take({"name": "../x.png", "content": content})
+    assert settle(tab, "error").startswith("x.png: got content that is no PNG")
+    tab.upload._take({"name": "x.png", "content": "***"})
+    assert "base64" in settle(tab, "error")
+    tab.upload._take({"name": "x.png", "size": 5e9})
+    assert "expected at most 9.766 KiB" in settle(tab, "error")
+    tab.upload._take({"name": "x.png", "content": base64.b64encode(bytes(10_001)).decode()})
+    assert "--max-upload" in settle(tab, "error")
+    tab.upload._take({"name": "x.png", "unreadable": True})
+    assert "cannot read" in settle(tab, "error")
+    assert tab.pictures.shown == items
+
+
+def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
+    tab = DenoiseTab(desk, example())
+    tab.knobs["sigma"]._take({"value": 1e9, "chosen": False, "serial": 1})
+    assert tab.settings(full=False).sigma == 80
+    tab.knobs["sigma"]._take({"value": -1e9, "chosen": False, "serial": 2})
+    assert tab.settings(full=False).sigma == 0.5
+    tab.quality._take("worst")
+    assert tab.settings(full=False).quality == "fast"
+    tab.quality._take("best")
+    tab.knobs["steps"]._take({"value": 7, "chosen": False, "serial": 3})
+    assert tab.settings(full=False).steps is None  # best has none
+    tab._undo()
+    assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
+
+
+def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:
+    flow = FlowTab(desk)
+    flow.start()
+    settle(flow)
+    assert "equilibrium" in flow.code.shown["python"]
+    layers = LayersTab(desk)
+    layers.start()
+    assert "nonlocal attention" in layers.status.shown["words"]
+    layers.upload._take({"name": "r.json", "content": base64.b64encode(b"[]").decode()})
+    assert "r.json: got" in settle(layers, "error")
+
+
+# ---- the command
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(cli.app, ["explore", "--no-browser", *words], prog_name="nonlocal")
+
+
+def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((9, 9)))
+    np.save(tmp_path / "b.npy", np.zeros((8, 8)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        cases = {
+            (str(tmp_path / "missing.png"),): "no such file",
+            (str(tmp_path / "a.npy"), "--clean", str(tmp_path / "b.npy")): "shape",
+            ("--trace", str(tmp_path / "missing.json")): "can be read",
+            ("--port", port): f"--port: got {port}, which another program uses",
+            ("--host", "203.0.113.9", "--port", "0"): "--host: got '203.0.113.9'",
+            ("--host", "no.such.host.invalid", "--port", "0"): "--host: got 'no.such.host.invalid'",
+        }
+        for words, expected in cases.items():
+            result = run(*words)
+            assert result.exit_code == 1, result.output
+            assert expected in result.stderr
+            assert result.stderr.splitlines()[-1].startswith("nonlocal: error: ")
+    assert run("--clean", str(tmp_path / "b.npy")).exit_code == 2
+    assert run("--port", "70000").exit_code == 2
+
+
+def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    result = run()
+    assert result.exit_code == 1
+    assert "pip install 'nlflow[explore]'" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_it(number: signal.Signals) -> None:
+    with serving() as (url, process):
+        assert get(url, "/")[0] == 200
+        process.send_signal(number)
+        assert process.wait(20) in (0, 143)
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_other_addresses_are_warned_of() -> None:
+    command = [sys.executable, "-m", "nlflow.cli", "explore", "--no-browser", "--port", "0", "--host", "0.0.0.0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[2]
+        port = urlsplit(url).port
+        assert "msgid" in connect(f"http://127.0.0.1:{port}/", f"http://{socket.gethostname()}:{port}")
+        assert connect(f"http://127.0.0.1:{port}/", f"http://example.org:{port}") == 403
+        process.send_signal(signal.SIGINT)
+        process.wait(20)
+        assert process.stderr is not None
+        assert "whoever reaches this address" in process.stderr.read()
+
+
+def test_loopback_addresses() -> None:
+    assert [server.is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.5.5.5")] == [True] * 4
+    assert [server.is_loopback(host) for host in ("0.0.0.0", "192.168.0.2", "example.org", "::")] == [False] * 4
+    with pytest.raises(InputError, match="--host"):
+        server.start(Contents(example()), host="203.0.113.9")
