@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from nlflow import GradientFlow, NlflowWarning, NumericalError, denoise
-from nlflow.denoising import following, pixelwise
-from nlflow.denoising.api import denoise_along
-from nlflow.denoising.following import Trail, within
+from nlflow.denoising import Trail, following, pixelwise
+from nlflow.denoising.following import within
 
 QUALITIES = ("fast", "balanced", "best")
 
@@ -111,7 +110,7 @@ def test_weights_are_built_once_for_fidelity_and_time(
     built = count_builds(monkeypatch)
     trail = Trail()
     for words in ({}, {"fidelity": 0.3}, {"fidelity": 0.0}, {"steps": 3}, {"fidelity": 0.5, "steps": 2}):
-        told = denoise_along(trail, noisy, 10, quality="fast", **words)
+        told = denoise(noisy, 10, quality="fast", **words, progress=trail)
         assert len(built) == 1
         assert np.array_equal(told, denoise(noisy, 10, quality="fast", **words))
         built[1:] = []  # that call has no trail
@@ -123,9 +122,10 @@ def test_weights_are_built_once_for_fidelity_and_time(
 )
 def test_weights_of_another_kernel_are_others(noisy: np.ndarray[Any, Any], words: dict[str, Any]) -> None:
     trail = Trail()
-    denoise_along(trail, noisy, 10, quality="fast")
+    denoise(noisy, 10, quality="fast", progress=trail)
     words = {"sigma": 10, **words}
-    assert np.array_equal(denoise_along(trail, noisy, quality="fast", **words), denoise(noisy, quality="fast", **words))
+    followed = denoise(noisy, quality="fast", **words, progress=trail)
+    assert np.array_equal(followed, denoise(noisy, quality="fast", **words))
     assert trail.reused == 0
 
 
@@ -135,7 +135,7 @@ def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytes
     monkeypatch.setattr(following, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
     trail = Trail()
     for image in (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape)):
-        told, info = denoise_along(trail, image, quality="fast", return_info=True)
+        told, info = denoise(image, quality="fast", return_info=True, progress=trail)
         expected, plain = denoise(image, quality="fast", return_info=True)
         assert np.array_equal(told, expected)
         assert (info.sigma, info.sigma_estimated) == (plain.sigma, True)
@@ -144,11 +144,11 @@ def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytes
 
 def test_weights_of_another_image_are_others(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    denoise_along(trail, noisy, 10, quality="fast")
+    denoise(noisy, 10, quality="fast", progress=trail)
     other = noisy.copy()
     other[20, 20] += 1
     other[20, 21] -= 1
-    assert np.array_equal(denoise_along(trail, other, 10, quality="fast"), denoise(other, 10, quality="fast"))
+    assert np.array_equal(denoise(other, 10, quality="fast", progress=trail), denoise(other, 10, quality="fast"))
     assert trail.reused == 0
 
 
@@ -156,11 +156,11 @@ def test_two_sets_of_weights_are_kept(noisy: np.ndarray[Any, Any], monkeypatch: 
     built = count_builds(monkeypatch)
     trail = Trail()
     for width in (8.0, 9.0, 8.0, 10.0, 8.0, 9.0):
-        denoise_along(trail, noisy, 10, quality="fast", width=width)
+        denoise(noisy, 10, quality="fast", width=width, progress=trail)
     assert len(built) == 4  # 8, 9, 10, and 9 again
     assert trail.reused == 2
     monkeypatch.setattr("nlflow.denoising.following._MOST_BYTES", 1000)
-    denoise_along(trail, noisy, 10, quality="fast", width=9.0)
+    denoise(noisy, 10, quality="fast", width=9.0, progress=trail)
     assert not trail._kept
 
 
@@ -168,7 +168,7 @@ def test_warnings_come_with_kept_weights_too(noisy: np.ndarray[Any, Any]) -> Non
     trail = Trail()
     for _ in range(2):
         with pytest.warns(NlflowWarning, match="shrunk"):
-            denoise_along(trail, noisy[:12], 10, quality="fast", search_radius=40)
+            denoise(noisy[:12], 10, quality="fast", search_radius=40, progress=trail)
     assert trail.reused == 1
 
 
@@ -177,7 +177,7 @@ def test_warnings_come_with_kept_weights_too(noisy: np.ndarray[Any, Any]) -> Non
 
 def test_course_of_fast(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    result = denoise_along(trail, noisy, 10, quality="fast", steps=5, fidelity=0.4)
+    result = denoise(noisy, 10, quality="fast", steps=5, fidelity=0.4, progress=trail)
     course = trail.course
     assert course["t"].tolist() == [0, 1, 2, 3, 4, 5]
     assert np.all(np.diff(course["E"]) <= 1e-12)  # the functional that the steps descend
@@ -186,7 +186,7 @@ def test_course_of_fast(noisy: np.ndarray[Any, Any]) -> None:
     # In units of the input: about the spread of what comes out, which the degrees weigh.
     assert course["distance"][-1] == pytest.approx(result.std(), rel=0.2)
     scaled = Trail()
-    denoise_along(scaled, 7 * noisy, 70, quality="fast", steps=5, fidelity=0.4)
+    denoise(7 * noisy, 70, quality="fast", steps=5, fidelity=0.4, progress=scaled)
     assert scaled.course["distance"] == pytest.approx(7 * course["distance"], rel=1e-4)
     assert scaled.course["E"] == pytest.approx(course["E"], rel=1e-4)
 
@@ -200,14 +200,14 @@ def test_a_course_costs_one_average_beyond_the_steps(
     plain = denoise(noisy, 10, quality="fast", steps=6, fidelity=0.4)
     assert len(counts) == 6
     counts.clear()
-    assert np.array_equal(denoise_along(Trail(), noisy, 10, quality="fast", steps=6, fidelity=0.4), plain)
+    assert np.array_equal(denoise(noisy, 10, quality="fast", steps=6, fidelity=0.4, progress=Trail()), plain)
     assert len(counts) == 7
 
 
 @pytest.mark.parametrize("quality", ["balanced", "best"])
 def test_course_of_groups(noisy: np.ndarray[Any, Any], quality: str) -> None:
     trail = Trail()
-    result, info = denoise_along(trail, noisy, 10, quality=quality, return_info=True)
+    result, info = denoise(noisy, 10, quality=quality, return_info=True, progress=trail)
     assert np.array_equal(result, denoise(noisy, 10, quality=quality))
     assert set(trail.course) == {"t", "distance"}
     assert len(trail.course["t"]) == info.steps + 1
@@ -217,7 +217,7 @@ def test_course_of_groups(noisy: np.ndarray[Any, Any], quality: str) -> None:
 
 def test_course_is_that_of_the_last_call(noisy: np.ndarray[Any, Any]) -> None:
     trail = Trail()
-    denoise_along(trail, noisy, 10, quality="fast")
+    denoise(noisy, 10, quality="fast", progress=trail)
     assert trail.course
-    denoise_along(trail, np.zeros((8, 8)), 10, quality="fast")
+    denoise(np.zeros((8, 8)), 10, quality="fast", progress=trail)
     assert trail.course == {}

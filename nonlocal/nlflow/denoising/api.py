@@ -29,7 +29,7 @@ from nlflow.denoising.selection import STOPPING, select
 from nlflow.errors import check_choice, check_integer, check_number
 from nlflow.noise.estimation import estimate_sigmas
 
-__all__ = ["QUALITIES", "denoise", "denoise_along"]
+__all__ = ["QUALITIES", "denoise"]
 
 Array = NDArray[Any]
 QUALITIES = ("fast", *PRESETS)
@@ -118,7 +118,7 @@ def denoise(
         True for a progress bar with the time left, on stderr. A callable gets the share of the work that is done, never
         falling and 1 at last, in the calling thread: for ``fast`` when the weights are there and after each step, for
         the others after each few hundred groups, within strips too. What it raises ends the call and comes out of it as
-        it is; there is no half result.
+        it is; there is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
     seed : int
         Of the random signs for ``stopping='sure'``; nothing else is random.
 
@@ -165,43 +165,9 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
-    return denoise_along(
-        None, image, sigma, quality=quality, noise=noise, channel_axis=channel_axis, mask=mask, keep=keep,
-        stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size, search_radius=search_radius,
-        fidelity=fidelity, steps=steps, preserve_range=preserve_range, return_info=return_info, progress=progress,
-        seed=seed,
-    )  # fmt: skip
-
-
-@underflowing
-def denoise_along(
-    trail: Trail | None,
-    image: Any,
-    sigma: Any = None,
-    *,
-    quality: str = "balanced",
-    noise: Any = "gaussian",
-    channel_axis: int | None = None,
-    mask: Any = None,
-    keep: Any = None,
-    stopping: str | None = None,
-    max_memory: float | None = None,
-    width: float | None = None,
-    patch_size: int | None = None,
-    search_radius: int | None = None,
-    fidelity: float | None = None,
-    steps: int | None = None,
-    preserve_range: bool = False,
-    return_info: bool = False,
-    progress: bool | Callable[[float], Any] = False,
-    seed: int = 0,
-) -> Any:
-    """Denoise as `denoise` does, to the same bits, and keep in `trail` what the flow went through and its weights.
-
-    For callers that look at a flow, or that vary fidelity and time of one: see `nlflow.denoising.following.Trail`.
-    """
     begun, compiled = time.perf_counter(), _numba.seconds
     tell, bar = (progress, False) if callable(progress) else (None, bool(progress))
+    trail = progress if isinstance(progress, Trail) else None
     if trail is not None:
         trail.course = {}
     check_choice("quality", quality, QUALITIES)

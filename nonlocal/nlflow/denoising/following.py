@@ -38,7 +38,12 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
 
 
 class Trail:
-    """What calls of `nlflow.denoising.api.denoise_along` leave behind: the course of the last, and weights.
+    """What calls of `nlflow.denoise` leave behind: the course of the last, and weights; given to them as ``progress``.
+
+    Parameters
+    ----------
+    tell : callable, optional
+        Gets the share of the work that is done, and may raise to end the call.
 
     Attributes
     ----------
@@ -55,13 +60,30 @@ class Trail:
     The noise that was estimated last is kept, and so are the weights of the last two flows of pixels while they take at
     most 256 MiB. Weights depend on the samples in units of their noise, on the kernel and on the grid, but not on
     fidelity and time. The bits of a result are those of a call without a trail. One thread at a time.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import denoise
+    >>> from nlflow.denoising import Trail
+    >>> trail, noisy = Trail(), np.random.default_rng(0).normal(0, 1, (16, 16))
+    >>> for fidelity in (0.1, 0.2):
+    ...     result = denoise(noisy, 1, quality="fast", fidelity=fidelity, steps=4, progress=trail)
+    >>> trail.reused, trail.course["t"].tolist(), bool(np.all(np.diff(trail.course["E"]) < 0))
+    (1, [0.0, 1.0, 2.0, 3.0, 4.0], True)
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tell: Tell | None = None) -> None:
+        self.tell = tell
         self.course: dict[str, NDArray[np.float64]] = {}
         self.reused = 0
         self._kept: OrderedDict[str, tuple[Affinity, list[Warning]]] = OrderedDict()
         self._level: tuple[str, NDArray[np.float64]] = ("", np.empty(0))
+
+    def __call__(self, share: float) -> None:
+        """Tell the share of the work that is done."""
+        if self.tell is not None:
+            self.tell(share)
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""

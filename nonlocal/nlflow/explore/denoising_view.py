@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from nlflow._formats.media import Array
 from nlflow._quality import psnr, snr, ssim
-from nlflow.denoising.api import denoise_along
-from nlflow.denoising.following import Trail
+from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.errors import InputError
 from nlflow.explore.sources import EXAMPLE, Crop, Source, cropped, slices
@@ -127,10 +126,10 @@ def compute(
     axis = source.media.channel_axis
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        result, info = denoise_along(
-            trail, noisy, **settings.words(), channel_axis=axis, preserve_range=True, return_info=True,
-            progress=progress or False,
-        )  # fmt: skip
+        trail.tell = progress
+        result, info = denoise(
+            noisy, **settings.words(), channel_axis=axis, preserve_range=True, return_info=True, progress=trail
+        )
     figures: dict[str, float | None] = {}
     if clean is not None:
         for name, data in (("input", noisy), ("output", result)):
@@ -149,17 +148,18 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     ``result`` has the bits of `compute`, and so have the curves.
     """
     axis = source.media.channel_axis
+    own = "from nlflow.denoising import Trail, denoise"
     words = {**settings.words(), "channel_axis": axis, "preserve_range": True, "return_info": True}
     if source.built_in:
         lines = [EXAMPLE, ""]
-        imports = ["from nlflow import denoise"]
+        imports = [own]
     else:
         layout = {"kind": source.media.kind, "channel_axis": axis} if source.media.format == "npy" else {}
         given = {name: value for name, value in layout.items() if value is not None}
         lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
-        imports = ["from nlflow import denoise", "from nlflow.files import read"]
+        imports = [own, "from nlflow.files import read"]
         if source.clean is not None:
-            imports = ["from pathlib import Path", "", imports[0], "from nlflow.companions import read_reference"]
+            imports = ["from pathlib import Path", "", "from nlflow.companions import read_reference", own]
             imports.append("from nlflow.files import read")
             lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
     if settings.crop is not None:
@@ -169,17 +169,11 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
         lines.append(f"noisy = noisy[{part}]")
         if source.clean is not None:
             lines.append(f"clean = clean[{part}]")
-    lines.append(call("result, info", "denoise", "noisy", words))
+    lines += ["trail = Trail()", call("result, info", "denoise", "noisy, progress=trail", words)]
     if source.clean is not None:
         lines += _quality_lines(source)
     lines += [
         "",
-        "# The curves: the same call once more, with what the flow went through kept.",
-        "from nlflow.denoising.api import denoise_along",
-        "from nlflow.denoising.following import Trail",
-        "",
-        "trail = Trail()",
-        call("_", "denoise_along", "trail, noisy", words),
         "curves = trail.course",
     ]
     return "\n".join([*imports, "", *lines]) + "\n"
