@@ -66,7 +66,7 @@ class Trail:
     >>> import numpy as np
     >>> from nlflow import denoise
     >>> from nlflow.denoising import Trail
-    >>> trail, noisy = Trail(), np.random.default_rng(0).normal(0, 1, (16, 16))
+    >>> trail, noisy = Trail(), np.random.default_rng(0).normal(0, 1, (32, 32))
     >>> for fidelity in (0.1, 0.2):
     ...     result = denoise(noisy, 1, quality="fast", fidelity=fidelity, steps=4, progress=trail)
     >>> trail.reused, trail.course["t"].tolist(), bool(np.all(np.diff(trail.course["E"]) < 0))
