@@ -12,23 +12,11 @@ from typing import Any
 
 import pytest
 
+from tests.names import resolved
+
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 EQUATIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "equations.toml").read_text(encoding="utf-8"))
-
-
-def found(name: str) -> Any:
-    """Return what a dotted name stands for."""
-    parts = name.split(".")
-    for count in range(len(parts), 0, -1):
-        try:
-            value = importlib.import_module(".".join(parts[:count]))
-        except ImportError:
-            continue
-        for attribute in parts[count:]:
-            value = getattr(value, attribute)
-        return value
-    raise AssertionError(f"{name} cannot be imported")
 
 
 def listed() -> set[str]:
@@ -49,7 +37,7 @@ def test_equations_name_what_computes_them(label: str) -> None:
     assert equation["source"]
     assert equation["computed_by"]
     for name in equation["computed_by"]:
-        assert found(name).__doc__
+        assert resolved(name).__doc__
         # Its page is there to link to: its own, or that of the class that it belongs to.
         assert name in listed() or name.rpartition(".")[0] in listed()
 
@@ -70,7 +58,7 @@ def test_the_reference_has_every_public_name(module: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(listed()))
 def test_what_the_reference_lists_is_documented(name: str) -> None:
-    assert found(name).__doc__
+    assert resolved(name).__doc__
 
 
 def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import runpy
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import matplotlib.pyplot as plt
@@ -17,6 +15,7 @@ import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from tests.names import resolved
 from tests.problems import torch_on_one_thread
 
 GALLERY = Path(__file__).parents[1] / "docs" / "examples"
@@ -78,21 +77,6 @@ def test_text(example: Path) -> None:
     assert linked
     for name in linked:
         resolved(name)
-
-
-def resolved(name: str) -> Any:
-    """Return what a dotted name stands for."""
-    parts = name.split(".")
-    found: Any = None
-    for count in range(len(parts), 0, -1):
-        try:
-            found = importlib.import_module(".".join(parts[:count]))
-        except ModuleNotFoundError:
-            continue
-        for part in parts[count:]:
-            found = getattr(found, part)
-        return found
-    raise AssertionError(f"{name} is the name of nothing")
 
 
 @pytest.mark.slow

@@ -36,7 +36,8 @@ class Measured(SphinxDirective):
         self.env.note_dependency(str(path))
         content = json.loads(path.read_text(encoding="utf-8"))
         wanted = self.arguments[1:]
-        rows = [row for row in content["rows"] if not wanted or row["benchmark"] in wanted]
+        found = content["rows"] if "rows" in content else [content["row"]]
+        rows = [row for row in found if not wanted or row["benchmark"] in wanted]
         if not rows:
             raise self.error(f"measured: got {' '.join(wanted)}, which {path.name} has no rows of")
         machine = content["machine"]
