@@ -133,6 +133,12 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
         "tiff of 4294967295 x 4294967295": ("tif", tiff(2**32 - 1, 2**32 - 1, bytes(100))),
         "tiff of zeros, deflated": ("tif", tiff(MANY // 10000, 10000, zeros, compression=8)),
         "tiff of 5000 pages": ("tif", tiff(4, 4, bytes(16), pages=5000)),
+        "tiff of a strip of 3 GiB": (
+            "tif",
+            tiff(4, 4, bytes(16), compression=8).replace(
+                struct.pack("<HHII", 279, 4, 1, 16), struct.pack("<HHII", 279, 4, 1, 3 * 2**30)
+            ),
+        ),
         "tiff with a shape in words": ("tif", tiff(4, 4, bytes(15), description=shape)),
         "npy of 10^12 numbers": ("npy", npy("'<f8'", "(1000000000000,)", bytes(80))),
         "npy beyond 64 bits": ("npy", npy("'<f8'", "(4294967296, 4294967296)", bytes(80))),

@@ -147,6 +147,21 @@ def test_tiff_planes_and_byte_order(tmp_path: Path) -> None:
     assert_same(media, back)
 
 
+def test_planes_of_a_tiff_whose_header_is_unsure_of_them(tmp_path: Path) -> None:
+    """What stands in the file decides, as tifffile reads it, not the broken tag that should tell."""
+    stored = np.random.default_rng(0).integers(0, 256, (3, 7, 1), np.uint8)
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, stored, photometric="rgb", planarconfig="separate", metadata=None)
+    whole, tag = path.read_bytes(), struct.pack("<HHIHH", 284, 3, 1, 2, 0)
+    assert whole.count(tag) == 1
+    path.write_bytes(whole.replace(tag, struct.pack("<HHIHH", 284, 3, 1, 65535, 0)))
+    with tifffile.TiffFile(path) as tif:
+        expected = np.moveaxis(tif.series[0].asarray(), tif.series[0].axes.index("S"), -1)
+    found = files.read(path)
+    assert found.data.shape == (7, 1, 3)
+    np.testing.assert_array_equal(found.data, expected)
+
+
 @pytest.mark.parametrize("compression", ["tiff_lzw", "packbits", "tiff_deflate", "jpeg"])
 def test_tiff_compression(tmp_path: Path, compression: str) -> None:
     values = np.indices((16, 24, 3))[1].astype("u1") * 4

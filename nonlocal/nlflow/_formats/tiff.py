@@ -59,7 +59,7 @@ def decode(path: Path) -> Media:
             if "imagecodecs" not in str(error):
                 raise
         if data is not None:
-            data, alpha, notes = _from_tiff(data, page, path)
+            data, alpha, notes = _from_tiff(data, page, series.axes, path)
         else:
             # From a stream, since Pillow scrambles the pixels of a turned image that it maps into memory by name.
             with path.open("rb") as stream, Image.open(stream, formats=("TIFF",)) as image:
@@ -79,7 +79,12 @@ def decode(path: Path) -> Media:
 def _check_layout(path: Path, page: Any, series: Any) -> None:
     """Refuse what a header declares and the file cannot hold, before anything is decoded."""
     samples = max(math.prod(series.shape), math.prod(page.shape))
-    check_declared(path, samples * series.dtype.itemsize, path.stat().st_size, copies=2)
+    size = path.stat().st_size
+    check_declared(path, samples * series.dtype.itemsize, size, copies=2)
+    longest = max(page.databytecounts, default=0)
+    if longest > size:
+        got = f"a strip or tile of {longest:.0f} bytes in a file of {size}"
+        raise file_error(path, got, "a whole file", "copy or export it again")
     parts = math.prod(page.chunked)
     if not page.is_contiguous and parts > len(page.dataoffsets):
         got = f"{len(page.dataoffsets)} of the {parts} strips or tiles that its header declares"
@@ -91,10 +96,10 @@ def _orientation(page: Any) -> int:
     return int(tag.value) if tag is not None and 1 <= tag.value <= 8 else 1
 
 
-def _from_tiff(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+def _from_tiff(data: Array, page: Any, axes: str, path: Path) -> tuple[Array, Array | None, list[str]]:
     """Return samples, opacity and notes of a TIFF page that tifffile decoded."""
     notes = []
-    if data.ndim == 3 and int(page.planarconfig) == 2:
+    if axes == "SYX":  # planes one after the other
         data = np.moveaxis(data, 0, -1)
     if int(page.photometric) == 0 and data.dtype.kind in "bu":
         data = ~data
