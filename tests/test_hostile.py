@@ -304,6 +304,7 @@ def test_bombs_are_refused_by_their_header(tmp_path: Path) -> None:
     assert {name: result for name, result in results.items() if result[3] > 20} == {}
     assert results["model with vocab_size 1000000000"][0] == "MemoryLimitError"
     assert results["csv of 10^7 columns"][0] == "MemoryLimitError"
+    assert "a strip or tile of 3221225472 bytes" in results["tiff of a strip of 3 GiB"][1]
     assert "strips" in results["tiff of 100000 x 100000"][1] or "declares" in results["tiff of 100000 x 100000"][1]
 
 
