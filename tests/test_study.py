@@ -93,7 +93,7 @@ def test_the_order_of_a_users_integrator_is_measured() -> None:
     class Heun(ExplicitEuler):
         order = 2.0
 
-        def _step(self, flow: Any, u: Any, dt: float) -> Any:
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
             first = flow.velocity(u)
             return u + dt / 2 * (first + flow.velocity(u + dt * first))
 
