@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -15,14 +16,18 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow import equilibria
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, from_matrix
 from nlflow.cli import app
+from nlflow.domain import Points
 from nlflow.errors import InputError, NlflowWarning
+from nlflow.events import Callback
 from nlflow.fidelity import NodeFidelity
-from nlflow.functional import E
-from nlflow.integrators import NeutrenoStep
+from nlflow.flow import GradientFlow
+from nlflow.functional import E, J
+from nlflow.integrators import ExplicitEuler, NeutrenoStep
 from nlflow.markov import MarkovChain
 from nlflow.plotting import new_figure
+from nlflow.solver import solve
 from validation import claims, runner
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest, smallest
 
@@ -243,6 +248,32 @@ def test_an_interrupted_run_keeps_what_it_has_found(tmp_path: Path, monkeypatch:
     page = (tmp_path / "report.html").read_text()
     assert 'id="first"' in page
     assert "1 more were not run" in page
+
+
+def test_a_flow_cut_short_is_no_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`solve` answers Ctrl-C with what it has reached, and its claim then measures that: it must not be kept."""
+    ends: list[float] = []
+
+    def strike(t: float, u: np.ndarray, flow: Any) -> None:
+        if t > 0 and not ends:
+            signal.raise_signal(signal.SIGINT)
+
+    def measures(context: Context) -> Outcome:
+        flow = GradientFlow(J(from_matrix(np.array([[0.0, 1.0], [1.0, 0.0]]), Points(np.arange(2.0)[:, None]))))
+        solution = solve(flow, [0.0, 1.0], t=1.0, integrator=ExplicitEuler(0.25), trackers=[Callback(strike)])
+        ends.append(float(solution.t[-1]))
+        return Outcome([Check("time that is left", 1.0 - ends[-1], 1.0)])
+
+    monkeypatch.setattr(runner, "all_claims", lambda: [claim(measures, "flow")])
+    arguments = {"out": tmp_path, "resume": True, "progress": False, "tell": lambda line: None}
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_claims(**arguments)
+    assert len(ends) == 1
+    assert ends[0] < 1.0  # the claim went on
+    assert not (tmp_path / "claims").exists()
+    [finding] = runner.run_claims(**arguments)
+    assert finding.outcome is not None
+    assert finding.outcome.checks[0].measured == 0.0
 
 
 def test_unknown_names_are_refused_with_the_known_ones() -> None:

@@ -106,7 +106,6 @@ def run_claims(
     with nullcontext() if out is None else locked(out, "--out"), bar, stopping() as look:
 
         def note(finding: Finding) -> None:
-            look()  # what was cut short says nothing about its claim
             found[finding.claim.name] = finding
             if out is not None:
                 _write(out, [found[claim.name] for claim in claims if claim.name in found], len(claims), quick)
@@ -123,6 +122,7 @@ def run_claims(
             else:
                 note(before)
         for finding in _run(left, quick, jobs, scheduler, bar):
+            look()  # a flow answers Ctrl-C with what it has reached: that is no finding, and not to be kept as one
             if out is not None:
                 _keep(out, finding, quick)
             note(finding)
@@ -148,7 +148,8 @@ def _run(claims: Sequence[Claim], quick: bool, jobs: int, scheduler: str | None,
 
 def _elsewhere(name: str, quick: bool) -> dict[str, Any]:
     """Run a claim in another process, and return what it found as plain data: figures of matplotlib stay here."""
-    return _as_plain(run_one(select([name])[0], Context(quick=quick)))
+    with stopping():
+        return _as_plain(run_one(select([name])[0], Context(quick=quick)))
 
 
 # ---- what was found, as a record
