@@ -73,14 +73,14 @@ def table(entries: Sequence[Entry]) -> str:
         "",
         f"Written by `make robustness`. {when}; {where}.",
         "",
-        "| fault | tried | outcome | lost | wrong | seconds | source |",
-        "|---|---:|---|---:|---:|---:|---|",
+        "| fault | tried | outcome | lost | wrong | seconds | of a processor | source |",
+        "|---|---:|---|---:|---:|---:|---:|---|",
     ]
     for entry in entries:
         row = entry.row
         lines.append(
             f"| {row.fault} | {row.tried} | {_outcomes(row, '; ')} | {row.lost} | {row.wrong} | {row.seconds:.0f} | "
-            f"{entry.source} |"
+            f"{row.details.get('processor seconds', '')} | {entry.source} |"
         )
     good = sum(entry.row.good for entry in entries)
     return "\n".join([*lines, "", f"{good} of {len(entries)} rows without loss or wrong result.", ""])

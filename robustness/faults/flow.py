@@ -5,14 +5,13 @@ Goes on from the checkpoint in the folder, writes one after every step, and the 
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import nlflow as nl
-from nlflow.errors import NlflowError
+from robustness.faults.program import program
 
 KINDS = ("euler", "runge-kutta", "exponential")
 SIZE = 500
@@ -48,8 +47,4 @@ def main(kind: str, folder: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except NlflowError as error:
-        print(error)
-        sys.exit(1)
+    program(main)

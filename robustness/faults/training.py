@@ -5,13 +5,12 @@ Goes on from the state in the folder. What it trains is a tiny segmenter of draw
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import torch
 
 from nlflow._terminal import terminable
-from nlflow.errors import NlflowError
+from robustness.faults.program import program
 from validation.training.loop import train
 from validation.training.segmentation import Scenes
 
@@ -31,8 +30,4 @@ def main(folder: str) -> int:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(*sys.argv[1:]))
-    except NlflowError as error:
-        print(error)
-        sys.exit(1)
+    program(main)

@@ -92,6 +92,7 @@ def run_target(name: str, minutes: float, out: Path, seed: int = 0, *, guided: b
         details={
             "reader": name,
             "fuzzer": "atheris" if guided and importlib.util.find_spec("atheris") else WITHOUT,
+            "processor seconds": round(counts["busy"] / 1e9),
             "corpus": sum(1 for _ in (out / "corpus").glob("*")),
             "died": died,
             "findings": {path.name: _first_line(path) for path in kept},

@@ -28,7 +28,7 @@ from robustness.fuzz.watch import READ, Guard, broken, judge, place_of
 
 __all__ = ["COUNTS", "PATIENCE", "WITHOUT", "Counts", "main", "mutated"]
 
-COUNTS = ("tried", "read", "refused", "wrong")
+COUNTS = ("tried", "read", "refused", "wrong", "busy")  # the last in nanoseconds of a processor
 PATIENCE = 30  # seconds for one input, on a machine that has other work
 _MEMORY = 3072  # MiB of a whole process, torch and all
 WITHOUT = "atheris is not installed: pip install 'nlflow[fuzz]'; mutations at random, not guided by coverage, instead"
@@ -43,11 +43,11 @@ class Counts:
         with path.open("r+b") as stream:
             self._map = mmap.mmap(stream.fileno(), 8 * len(COUNTS))
 
-    def add(self, name: str) -> None:
-        """Count one more."""
+    def add(self, name: str, more: int = 1) -> None:
+        """Count more."""
         place = 8 * COUNTS.index(name)
         (number,) = struct.unpack_from("<q", self._map, place)
-        struct.pack_into("<q", self._map, place, number + 1)
+        struct.pack_into("<q", self._map, place, number + more)
 
     def as_dict(self) -> dict[str, int]:
         """Return all counts by name."""
@@ -97,8 +97,13 @@ def _tester(target: Target, work: Path, found: Path, counts: Counts) -> Callable
             _keep(found, seed, error, counts, tried=False)
     guard = Guard(work)
     current = _Current(found / "current", target.longest)
+    seen = time.process_time_ns()
 
     def test(data: bytes) -> None:
+        nonlocal seen
+        now = time.process_time_ns()  # with what the fuzzer did since the last input
+        counts.add("busy", now - seen)
+        seen = now
         counts.add("tried")
         current.set(data)
         # A thread of the interpreter, which ends the process in whatever compiled code it hangs.

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from nlflow import _numba
 from nlflow._array import root_mean_square, underflowing
 from nlflow._samples import finish
-from nlflow.denoising.following import Tell, Trail, within
+from nlflow.denoising.following import Trail, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
@@ -24,7 +24,7 @@ from nlflow.denoising.inputs import (
     shape_of,
 )
 from nlflow.denoising.presets import PRESETS
-from nlflow.denoising.runs import Run, fast, on_groups
+from nlflow.denoising.runs import Run, Watch, fast, on_groups
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.errors import check_choice, check_integer, check_number
 from nlflow.noise.estimation import estimate_sigmas
@@ -195,18 +195,18 @@ def denoise(
         start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
         unit = level if model is None else 1.0
 
-        def run(f: Array, every: bool, bar: bool, tell: Tell | None, trail: Trail | None) -> Run:
+        def run(f: Array, watch: Watch) -> Run:
             if quality == "fast":
-                return fast(f, seen, options, unit, every, bar, max_memory, tell, trail)
-            return on_groups(f, seen, quality, every, bar, max_memory, tell, trail)
+                return fast(f, seen, options, unit, watch)
+            return on_groups(f, seen, quality, watch)
 
         half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
-        found = run(start, stopping is not None, bar, within(tell, 0.0, half), trail)
+        found = run(start, Watch(stopping is not None, bar, max_memory, within(tell, 0.0, half), trail))
         told, estimate = found.told, found.path[-1]
         if stopping is not None:
 
             def rerun(f: Array) -> list[Array]:
-                return run(f, True, False, within(tell, half, 1.0), None).path
+                return run(f, Watch(True, False, max_memory, within(tell, half, 1.0))).path
 
             relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
             observed = slice(None) if seen.missing is None else ~seen.missing

@@ -16,7 +16,7 @@ from nlflow.denoising.inputs import Observation, decorrelated
 from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.denoising.tiles import in_tiles
 
-__all__ = ["Run", "fast", "on_groups"]
+__all__ = ["Run", "Watch", "fast", "on_groups"]
 
 Array = NDArray[Any]
 
@@ -29,27 +29,41 @@ class Run:
     told: dict[str, Any] = field(default_factory=dict)
 
 
-def fast(
-    f: Array,
-    seen: Observation,
-    options: dict[str, Any],
-    unit: float,
-    every: bool,
-    bar: bool,
-    limit: float | None,
-    tell: Tell | None,
-    trail: Trail | None,
-) -> Run:
+@dataclass(frozen=True)
+class Watch:
+    """What is wanted of a run beside its end: estimates, a bar, a limit of memory, and somebody who is told.
+
+    Attributes
+    ----------
+    every : bool
+        All estimates of the path.
+    bar : bool
+    limit : float or None
+        Bytes that it may use at most.
+    tell : callable, optional
+        Gets the share that is done.
+    trail : Trail, optional
+        Keeps the course of the flow.
+    """
+
+    every: bool
+    bar: bool
+    limit: float | None
+    tell: Tell | None
+    trail: Trail | None = None
+
+
+def fast(f: Array, seen: Observation, options: dict[str, Any], unit: float, watch: Watch) -> Run:
     """Run the flow of pixels; see `nlflow.denoising.pixelwise`."""
     dtype = f.dtype
     if float(np.ptp(f)) < pixelwise.SINGLE:
         f = f.astype(np.float32)
-    given = {**options, "missing": seen.missing, "keep_path": every, "progress": bar, "memory_limit": limit,
-             "tell": tell}  # fmt: skip
+    given = {**options, "missing": seen.missing, "keep_path": watch.every, "progress": watch.bar,
+             "memory_limit": watch.limit, "tell": watch.tell}  # fmt: skip
     if given["width"] is not None:
         given["width"] /= unit
     if seen.variance is None:
-        outcome = pixelwise.run(f, trail=trail, **given)
+        outcome = pixelwise.run(f, trail=watch.trail, **given)
     else:
         outcome = pixelwise.run_map(f, seen.variance, **given)
     kernel = outcome.kernel
@@ -64,20 +78,11 @@ def fast(
     return Run([u.astype(dtype, copy=False) for u in outcome.path], told)
 
 
-def on_groups(
-    f: Array,
-    seen: Observation,
-    quality: str,
-    every: bool,
-    bar: bool,
-    limit: float | None,
-    tell: Tell | None,
-    trail: Trail | None,
-) -> Run:
+def on_groups(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:
     """Run the flow of groups of alike patches, in strips where it must be; see `nlflow.denoising.groupwise`."""
     from tqdm import tqdm
 
-    preset = PRESETS[quality]
+    preset, trail = PRESETS[quality], watch.trail
     spatial = f.shape[:-1]
     weakest = 1.0 if seen.variance is None else float(np.sqrt(seen.variance.min()))
     precision = np.float32 if float(np.ptp(f)) < groupwise.SINGLE * weakest else np.float64
@@ -90,22 +95,23 @@ def on_groups(
     levels = [1.0] if seen.missing is None else filling_levels(f[~seen.missing])
     dimension = sum(n > 1 for n in spatial)
     bar_format = "{l_bar}{bar}| {elapsed}<{remaining}"
-    with tqdm(total=1.0, desc=quality, disable=not bar, leave=False, bar_format=bar_format) as shown:
+    with tqdm(total=1.0, desc=quality, disable=not watch.bar, leave=False, bar_format=bar_format) as shown:
         done = 0.0
 
         def advance(share: float) -> None:
             nonlocal done
             done += share / len(levels)
             shown.update(share / len(levels))
-            if tell is not None:
-                tell(min(done, 1.0))
+            if watch.tell is not None:
+                watch.tell(min(done, 1.0))
 
         for level in levels:
             last = level == levels[-1]
             groupings = preset.groupings(noisiness(f) * level, dimension)
             path, tiles, memory = in_tiles(
                 planes / precision(level), preset if last else replace(preset, steps=FILLING_STEPS), groupings,
-                variance, missing, keep_path=(every or trail is not None) and last, limit=limit, advance=advance,
+                variance, missing, keep_path=(watch.every or trail is not None) and last, limit=watch.limit,
+                advance=advance,
             )  # fmt: skip
             if not last and missing is not None:
                 planes = np.where(missing, path[-1] * precision(level), planes)
@@ -128,4 +134,4 @@ def on_groups(
                 [np.sqrt(u.var(axis=tuple(range(u.ndim - 1)), dtype=np.float64).sum()) for u in states]
             ),
         }
-    return Run(estimates if every else estimates[-1:], told)
+    return Run(estimates if watch.every else estimates[-1:], told)

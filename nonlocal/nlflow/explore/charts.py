@@ -35,7 +35,7 @@ class Lines(Part):
         Mark the points.
     """
 
-    _esm = script("chart")
+    _esm = script("svg", "chart")
     shown = param.Dict(default={})
 
     def __init__(
@@ -80,7 +80,7 @@ class Heatmap(Part):
         Pixels.
     """
 
-    _esm = script("heatmap")
+    _esm = script("svg", "heatmap")
     shown = param.Dict(default={})
 
     def __init__(self, xlabel: str, ylabel: str, height: int = 300) -> None:

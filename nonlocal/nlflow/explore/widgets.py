@@ -22,9 +22,9 @@ _FOLDER = Path(__file__).parent / "components"
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 
 
-def script(name: str) -> str:
-    """Return the script of a part."""
-    return (_FOLDER / f"{name}.js").read_text(encoding="utf-8")
+def script(*names: str) -> str:
+    """Return the script of a part: one or more files as one, for a page loads no file beside it."""
+    return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class Part(JSComponent):

@@ -1,14 +1,4 @@
 // Lines with axes, linear or logarithmic, drawn anew for every width of the page.
-const NS = "http://www.w3.org/2000/svg";
-
-const node = (name, attributes, parent, text) => {
-  const one = document.createElementNS(NS, name);
-  for (const [key, value] of Object.entries(attributes)) one.setAttribute(key, value);
-  if (text !== undefined) one.textContent = text;
-  parent.append(one);
-  return one;
-};
-
 // Places of the marks of an axis, about `most` of them.
 const ticks = (low, high, logarithmic, most) => {
   const marks = [];

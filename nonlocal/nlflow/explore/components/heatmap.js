@@ -1,14 +1,4 @@
 // Numbers by row and column as colours, with the scale beside them and the number of a cell where the pointer is.
-const NS = "http://www.w3.org/2000/svg";
-
-const node = (name, attributes, parent, text) => {
-  const one = document.createElementNS(NS, name);
-  for (const [key, value] of Object.entries(attributes)) one.setAttribute(key, value);
-  if (text !== undefined) one.textContent = text;
-  parent.append(one);
-  return one;
-};
-
 export function render({ model }) {
   const root = document.createElement("figure");
   root.className = "chart";
