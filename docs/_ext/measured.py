@@ -69,7 +69,7 @@ def _table(rows: list[list[str]]) -> nodes.Node:
                 row += nodes.entry("", nodes.paragraph(text=text))
             part += row
     group += [head, body]
-    return nodes.table("", group)
+    return nodes.table("", group, classes=["measured"])
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

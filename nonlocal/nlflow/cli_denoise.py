@@ -5,20 +5,12 @@ from __future__ import annotations
 import enum
 import math
 import re
-import sys
-import time
-from dataclasses import asdict
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-from nlflow._terminal import echo, mendable, print_json, print_table
-
-if TYPE_CHECKING:
-    from nlflow.batches import Batch
-    from nlflow.denoise_files import Options
+from nlflow._terminal import echo, print_json
 
 __all__ = ["HELP", "denoise"]
 
@@ -240,6 +232,7 @@ def denoise(
         if value is not None:
             raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
     from nlflow.batches import plan
+    from nlflow.cli_files import denoise_many, denoise_one
     from nlflow.denoise_files import Options
 
     fill_nan = mask == "nan"
@@ -254,151 +247,8 @@ def denoise(
         from nlflow.storage import locked
 
         with locked(make_folder(batch.folder), "OUT"):
-            _denoise_many(batch, options, resume=existing is Existing.resume, as_json=as_json, quiet=quiet)
+            denoise_many(batch, options, resume=existing is Existing.resume, as_json=as_json, quiet=quiet)
     elif batch.jobs:
-        _denoise_one(batch, options, as_json=as_json, quiet=quiet)
+        denoise_one(batch, options, as_json=as_json, quiet=quiet)
     elif as_json:
         print_json({"input": str(sources[0]), "output": target, "skipped": True})
-
-
-def _denoise_one(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
-    from nlflow._machine import provenance, version
-    from nlflow.denoise_files import denoise_file
-
-    def note(level: str, text: str) -> None:
-        if not quiet:
-            echo(f"nonlocal: {level}: {text}", err=True)
-
-    progress = not quiet and sys.stderr.isatty()
-    report = denoise_file(batch.jobs[0], options, folders=False, progress=progress, note=note)
-    if as_json:
-        print_json(report | {"version": version(), "provenance": provenance()})
-    elif not quiet:
-        print_table(_summary(report))
-
-
-def _denoise_many(batch: Batch, options: Options, *, resume: bool, as_json: bool, quiet: bool) -> None:
-    """Denoise one file after the other; a broken one is named and does not keep the others from being done."""
-    from tqdm import tqdm
-
-    from nlflow._machine import provenance, version
-    from nlflow.denoise_files import denoise_file
-    from nlflow.ledger import Ledger
-
-    began, count = time.perf_counter(), len(batch.jobs)
-    reports: list[dict[str, Any]] = []
-    failed, kept, interrupted = 0, 0, False
-    assert batch.folder is not None
-    ledger = Ledger(batch.folder, asdict(options))
-    width = max((len(str(job.source)) for job in batch.jobs), default=0)
-    bar = tqdm(
-        total=count, desc="denoise", unit="file", disable=quiet or not sys.stderr.isatty(), leave=False, file=sys.stderr
-    )
-
-    def say(text: str, *, err: bool = True) -> None:
-        with tqdm.external_write_mode():  # the bar makes room
-            echo(text, err=err)
-
-    with bar:
-        for job in batch.jobs:
-            bar.set_postfix_str(job.source.name)
-
-            def note(level: str, text: str, source: str = str(job.source)) -> None:
-                if not quiet:
-                    say(f"nonlocal: {level}: {text}" if level == "note" else f"nonlocal: {level}: {source}: {text}")
-
-            try:
-                if resume and ledger.settled(job):
-                    kept += 1
-                    bar.update()
-                    continue
-                report = denoise_file(
-                    job, options, folders=True, progress=False, note=note, writes=partial(ledger.begin, job)
-                )
-                ledger.finish(job)
-            except KeyboardInterrupt:
-                interrupted = True
-                break
-            except Exception as error:
-                message = mendable(error)
-                if message is None:
-                    raise
-                message = message if message.startswith(str(job.source)) else f"{job.source}: {message}"
-                failed += 1
-                reports.append({"input": str(job.source), "error": message})
-                say(f"nonlocal: error: {message}")
-            else:
-                reports.append(report)
-                if not (quiet or as_json):
-                    say(f"{job.source!s:<{width}}  {_line(report)}", err=False)
-            bar.update()
-    done = len(reports) - failed
-    if as_json:
-        counts = {"done": done, "kept": kept, "failed": failed, "interrupted": interrupted}
-        print_json(
-            {
-                "files": reports,
-                **counts,
-                "seconds_total": time.perf_counter() - began,
-                "version": version(),
-                "provenance": provenance(),
-            }
-        )
-    elif not (quiet or interrupted or not count):
-        if kept:
-            echo(f"{kept} of {count} file(s) were done before and stay as they are")
-        echo(f"{done} of {count} file(s) written to {batch.folder} in {time.perf_counter() - began:.1f} s")
-    if interrupted:
-        echo(
-            f"nonlocal: interrupted; {done + kept} of {count} file(s) are done and complete in {batch.folder}", err=True
-        )
-        raise typer.Exit(130)
-    if failed:
-        echo(f"nonlocal: error: {failed} of {count} file(s) failed; they are named above", err=True)
-        raise typer.Exit(1)
-
-
-def _given_sigma(report: dict[str, Any]) -> str:
-    origin = report["sigma_given"]
-    words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
-    return f"{report['denoise']['sigma']:.4g} ({words})"
-
-
-def _figures(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures of quality that a report has, before and after."""
-    rows = []
-    for name, form, unit in (("psnr", ".2f", " dB"), ("snr", ".2f", " dB"), ("ssim", ".4f", "")):
-        if report.get(f"{name}_output") is not None:
-            before = report[f"{name}_input"]
-            shown = "unknown" if before is None else f"{before:{form}}{unit}"
-            rows.append((name.upper(), f"{shown} before, {report[f'{name}_output']:{form}}{unit} after"))
-    return rows
-
-
-def _line(report: dict[str, Any]) -> str:
-    """Return what a report says in one line."""
-    figures = "".join(f", {name} {value}" for name, value in _figures(report))
-    return f"sigma {_given_sigma(report)}{figures}, {report['seconds_total']:.2f} s"
-
-
-def _summary(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines for people: what was given, what was done, what was written."""
-    from nlflow.errors import format_bytes
-
-    details = dict(report["denoise"])
-    size = " x ".join(map(str, report["shape"]))
-    rows = [
-        ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
-        ("sigma", _given_sigma(report)),
-    ]
-    rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
-    for name in ("sigma", "sigma_estimated"):
-        details.pop(name, None)
-    seconds = details.pop("seconds", report["seconds_total"])
-    for name, value in details.items():
-        if isinstance(value, bool | int | float | str):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            shown = format_bytes(float(value)) if name.endswith("_bytes") else shown
-            rows.append((name.removesuffix("_bytes").replace("_", " "), shown))
-    rows += [*_figures(report), ("seconds", f"{seconds:.2f}"), ("written", report["output"])]
-    return rows + ([("figure", report["figure"])] if report["figure"] else [])
