@@ -71,6 +71,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
 
 #: What the real one gets if nothing is said.
 OPTIONS = {
+    **dict.fromkeys(("width", "patch_size", "search_radius", "fidelity", "steps")),
     "quality": "balanced",
     "noise": "gaussian",
     "channel_axis": None,

@@ -81,6 +81,27 @@ def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
     np.testing.assert_array_equal(np.load("out.npy"), np.load("in.npy") / 2)
 
 
+def test_options_of_fast_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
+    run(
+        "denoise", "in.png", "out.png", "--quality", "fast", "--width", "12.5", "--patch-size", "5",
+        "--search-radius", "7", "--fidelity", "0", "--steps", "3",
+    )  # fmt: skip
+    own = {"quality": "fast", "width": 12.5, "patch_size": 5, "search_radius": 7, "fidelity": 0.0, "steps": 3}
+    assert denoiser.calls[0][2] == OPTIONS | own
+
+
+@pytest.mark.parametrize("option", ["--width", "--patch-size", "--search-radius", "--fidelity", "--steps"])
+def test_options_of_fast_are_refused_elsewhere(folder: Path, denoiser: Denoiser, option: str) -> None:
+    result = run("denoise", "in.png", "out.png", option, "3", code=2)
+    assert f"{option}: is for --quality fast; add that, or leave it out" in " ".join(result.stderr.split())
+    assert denoiser.calls == []
+
+
+def test_steps_are_a_rule_by_themselves(folder: Path, denoiser: Denoiser) -> None:
+    result = run("denoise", "in.png", "out.png", "--quality", "fast", "--steps", "3", "--stopping", "sure", code=2)
+    assert "leave --stopping out" in result.stderr
+
+
 def test_counts(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
     given = []
 

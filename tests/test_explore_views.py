@@ -111,8 +111,14 @@ def test_what_a_quality_does_not_have_is_left_out() -> None:
     assert settings.words() == {"quality": "balanced", "sigma": 5.0}
 
 
+OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
+
+
+@pytest.mark.parametrize("own", [{}, {"width": 0.7, **OWN}], ids=["chosen", "own"])
 @pytest.mark.parametrize("name", ["grey.png", "colour.png", "sound.wav", "line.csv", "stack.npy", "channels.npy"])
-def test_python_and_command_of_files(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_python_and_command_of_files(
+    name: str, own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     if name == "grey.png":
         small_image(Path(name))
@@ -127,7 +133,7 @@ def test_python_and_command_of_files(name: str, tmp_path: Path, monkeypatch: pyt
     else:
         np.save(name, RNG.normal(size=(33, 21)))
     source = sources.open_source(name)
-    settings = DenoiseSettings(sigma=0.4 if name.endswith(("npy", "csv")) else 15.0)
+    settings = DenoiseSettings(sigma=0.4 if name.endswith(("npy", "csv")) else 15.0, **own)
     if name.endswith(".png"):
         source = source.with_clean(f"clean-{name}", f"clean-{name}")
     result = denoising_view.compute(settings, source)
@@ -139,6 +145,7 @@ def test_python_and_command_of_files(name: str, tmp_path: Path, monkeypatch: pyt
     assert done.exit_code == 0, done.output
     report = json.loads(done.stdout)
     assert report["denoise"]["residual"] == result.info.residual
+    assert report["denoise"]["steps"] == own.get("steps", report["denoise"]["steps"])
     if source.clean is not None:
         assert report["psnr_output"] == result.figures["psnr_output"]
     # What is downloaded is what the command writes.
@@ -157,10 +164,11 @@ def test_where_there_is_no_command(tmp_path: Path) -> None:
     assert "not a file" in denoising_view.no_command(DenoiseSettings(), sources.example())
     source = sources.open_source(small_image(tmp_path / "a.png"))
     assert "compute in full" in denoising_view.no_command(DenoiseSettings(crop=((0, 9), (0, 9))), source)
-    assert "patch size" in denoising_view.no_command(DenoiseSettings(patch_size=5), source)
-    assert denoising_view.no_command(DenoiseSettings(patch_size=5, quality="best"), source) == ""
+    assert denoising_view.no_command(DenoiseSettings(patch_size=5), source) == ""
+    assert "--patch-size 5" in denoising_view.as_command(DenoiseSettings(patch_size=5), source)
+    assert "--patch-size" not in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="best"), source)
     with pytest.raises(InputError, match="no command"):
-        denoising_view.as_command(DenoiseSettings(width=3.0), source)
+        denoising_view.as_command(DenoiseSettings(), sources.example())
 
 
 def test_commands_quote_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ The noise is white and Gaussian, and its level is estimated, unless told otherwi
 
 \b
 Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
-discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest).
+discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). What
+fast chooses by itself can be set: --width, --patch-size, --search-radius, --fidelity, --steps.
 
 \b
 Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
@@ -63,6 +64,7 @@ Examples:
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
   nonlocal denoise stack.npy out.npy --channel-axis 0
   nonlocal denoise eeg.npy out.npy --kind signal
+  nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
   nonlocal denoise sky.zarr clean.zarr --scheduler tcp://10.0.0.1:8786
 """
@@ -151,6 +153,18 @@ def _noise(kind: Noise, gain: float | None, read_noise: float | None, offset: fl
     return Poisson(**words)
 
 
+def _of_fast(quality: Quality, stopping: Stopping | None, **options: float | None) -> dict[str, Any]:
+    """Return the settings of the flow of pixels, which other qualities do not have."""
+    for name, value in options.items():
+        if value is not None and quality is not Quality.fast:
+            raise typer.BadParameter(
+                "is for --quality fast; add that, or leave it out", param_hint=f"--{name.replace('_', '-')}"
+            )
+    if options["steps"] is not None and stopping is not None:
+        raise typer.BadParameter("is a stopping rule by itself; leave --stopping out", param_hint="--steps")
+    return options
+
+
 def denoise(
     sources: Annotated[
         list[Path],
@@ -185,6 +199,26 @@ def denoise(
     stopping: Annotated[
         Stopping | None, typer.Option(help="Rule by which the flow ends [default: that of the quality].")
     ] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER", help="Of fast: filter parameter h, in the file's units [default: of the noise]."
+        ),
+    ] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(metavar="ODD", help="Of fast: side of the patches [default: of the noise].")
+    ] = None,
+    search_radius: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Of fast: half side of the search window [default: of the noise]."),
+    ] = None,
+    fidelity: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Of fast: one lambda~ for all samples, 0 for the J-flow [default: local]."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Of fast: exactly this many steps [default: to the noise].")
+    ] = None,
     max_memory: Annotated[
         int | None,
         typer.Option(metavar="SIZE", parser=_parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
@@ -217,7 +251,11 @@ def denoise(
         "noise": _noise(noise, gain, read_noise, offset),
         "stopping": None if stopping is None else stopping.value,
         "max_memory": max_memory,
-    }
+        **_of_fast(
+            quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
+            steps=steps,
+        ),
+    }  # fmt: skip
     if target.endswith(".zarr"):
         from nlflow.cli_large import check_large, denoise_large
 

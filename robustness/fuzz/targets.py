@@ -61,7 +61,8 @@ _COMMANDS = (
     "space-order", "monte-carlo", "mixing", "equilibrium", "stability", "--kernel", "--nodes", "--dimension",
     "--boundary", "--channels", "--fidelity", "--metric", "--integrator", "--dt", "--laziness", "--seeds", "--seed",
     "--queries", "--keys", "--values", "--device", "cpu", "auto", "cuda", "cpu-tensors", "--dtype", "float32", "--out",
-    "--jobs", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--list", "\n",
+    "--jobs", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--list", "--width", "--patch-size",
+    "--search-radius", "--steps", "\n",
 )  # fmt: skip
 
 #: From the name of a reader to how it is fuzzed.

@@ -194,9 +194,6 @@ def no_command(settings: DenoiseSettings, source: Source) -> str:
         return "The example is not a file: open one, or use the Python text."
     if settings.crop is not None:
         return "A part of the input is shown: compute in full first, or use the Python text."
-    own = [name.replace("_", " ") for name in settings.words() if name in OF_FAST]
-    if own:
-        return f"The command chooses {', '.join(own)} by itself: set to chosen, or use the Python text."
     return ""
 
 
@@ -210,11 +207,14 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     """
     if why := no_command(settings, source):
         raise InputError(f"settings: no command computes this. {why}")
-    name = PurePath(source.name)
-    words = ["nonlocal", "denoise", source.name, str(name.with_name(f"{name.stem}-denoised{name.suffix}"))]
+    path = PurePath(source.name)
+    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
     words += ["--quality", settings.quality]
     if settings.sigma is not None:
         words += ["--sigma", repr(settings.sigma)]
+    for name, value in settings.words().items():
+        if name in OF_FAST:
+            words += [f"--{name.replace('_', '-')}", repr(value)]
     if source.media.format == "npy":
         words += ["--kind", source.media.kind]
         if source.media.channel_axis is not None:
