@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
@@ -141,8 +142,11 @@ def _begun(distributed: Any, count: int | None) -> Any:
     """Return a local cluster, tried again where a worker dies before it has begun, which takes all of it along."""
     for left in reversed(range(_PATIENCE)):
         try:
-            # Any free port, and for this machine alone: with None Dask warns where its usual port is taken.
-            return distributed.LocalCluster(n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0")
+            # Any free port, and for this machine alone: with None Dask warns where its usual port is taken. A heartbeat
+            # that meets a scheduler which is closing is logged with a stack trace; what fails is raised or warned of.
+            return distributed.LocalCluster(
+                n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
+            )
         except RuntimeError as error:
             if not left:
                 raise WorkerError(
