@@ -294,6 +294,23 @@ def test_wav_of_24_bits(tmp_path: Path, channels: int) -> None:
         assert sound.readframes(1)[:3] == b"\x01\x00\x00", "rounded, not cut off"
 
 
+@pytest.mark.parametrize("low", [0, 5], ids=["24 bits used", "32 bits used"])
+def test_wav_of_24_bits_in_32(tmp_path: Path, low: int) -> None:
+    """The bits below the 24 that the header names are fill by the format; where a file uses them, they are kept."""
+    levels = np.array([-(2**23), 2**23 - 1, 0, 1, -1, 77], "<i4") * 256 + low
+    wavfile.write(tmp_path / "a.wav", 8000, levels)
+    content = bytearray((tmp_path / "a.wav").read_bytes())
+    place = content.index(b"fmt ") + 22
+    assert content[place : place + 2] == b"\x20\x00"
+    content[place : place + 2] = b"\x18\x00"
+    (tmp_path / "a.wav").write_bytes(content)
+    media, _ = passed(tmp_path / "a.wav", tmp_path / "b.wav")
+    np.testing.assert_array_equal(media.data, levels)
+    np.testing.assert_array_equal(files.read(tmp_path / "b.wav").data, levels)
+    assert media.extras.get("bits") == (None if low else 24)
+    assert ("up to 32" if low else "24-bit samples are held") in media.notes[0]
+
+
 @pytest.mark.parametrize("dtype", ["u1", "i2", "i4", "f4"])
 def test_wav_clips_and_never_wraps(tmp_path: Path, dtype: str) -> None:
     wavfile.write(tmp_path / "a.wav", 8000, np.zeros(4, dtype))

@@ -117,8 +117,8 @@ def judge(reader: Callable[[bytes], object], data: bytes, guard: Guard | None = 
                 reader(data)
     except NlflowError as error:
         require(str(error).strip(), "a named error without a message")
-        cause = error.__cause__
-        if isinstance(cause, MemoryError) and not isinstance(cause, NlflowError):
+        # Not kept in a variable: the frames of its trace lead back here, and pixels would wait for the collector.
+        if isinstance(error.__cause__, MemoryError) and not isinstance(error.__cause__, NlflowError):
             raise BrokenPropertyError("memory was asked for before the header was looked at") from error
         outcome = REFUSED
     if guard is not None and guard.seen:

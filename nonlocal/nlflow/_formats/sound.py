@@ -22,12 +22,14 @@ def decode(path: Path) -> Media:
     """Read the samples of a WAV file as they are stored, and what its chunks say of them."""
     from scipy.io import wavfile
 
-    bits, others = _chunks(path)
+    bits, wide, others = _chunks(path)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*EOF prematurely")  # otherwise the missing samples go unnoticed
         rate, data = wavfile.read(path)
     notes, extras = [], {}
-    if bits == 24:
+    if wide and (data & 0xFF).any():
+        notes.append(f"{path}: samples of which the header names 24 bits have up to 32; all of them are kept")
+    elif bits == 24:
         notes.append(f"{path}: 24-bit samples are held as 32-bit ones, that is times 256")
         extras["bits"] = bits
     if others:
@@ -35,15 +37,15 @@ def decode(path: Path) -> Media:
     return Media(path, "wav", "signal", data, sample_rate=int(rate), extras=extras, notes=tuple(notes))
 
 
-def _chunks(path: Path) -> tuple[int, list[str]]:
-    """Return the bits of a sample, and the names of chunks that hold neither samples nor their format.
+def _chunks(path: Path) -> tuple[int, bool, list[str]]:
+    """Return the bits of a sample, whether 24 are stored in 32, and what chunks there are beside samples and format.
 
     Raises
     ------
     FileFormatError
         For samples that end behind the file; nothing has been allocated for them then.
     """
-    bits, others, long, length = 0, [], 0, path.stat().st_size
+    bits, wide, others, long, length = 0, False, [], 0, path.stat().st_size
     with path.open("rb") as stream:
         form = stream.read(12)[:4]
         order: Literal["little", "big"] = "big" if form == b"RIFX" else "little"
@@ -58,13 +60,15 @@ def _chunks(path: Path) -> tuple[int, list[str]]:
                     raise file_error(path, got, "a whole WAV file", "copy or export it again")
                 check_declared(path, size, length, copies=3)  # of 24 bits there are two, one of them with 32
             elif name == b"fmt ":
-                bits = int.from_bytes(stream.read(16)[14:], order)
+                fields = stream.read(16)
+                channels, block, bits = (int.from_bytes(fields[at : at + 2], order) for at in (2, 12, 14))
+                wide = bits == 24 and block == 4 * channels
             elif form == b"RF64" and name == b"ds64":  # the sizes of files beyond 4 GiB: of all, of the samples
                 long = int.from_bytes(stream.read(16)[8:], order)
             elif name not in _OWN and name.isascii() and name.decode().isprintable():
                 others.append(name.decode().strip())
             stream.seek(body + size + size % 2)  # counted from its beginning: a chunk may be shorter than its header
-    return bits, sorted(set(others))
+    return bits, wide, sorted(set(others))
 
 
 def encode(stream: BinaryIO, values: Array, media: Media) -> None:
