@@ -83,7 +83,8 @@ TARGETS: dict[str, Target] = {
     "csv": Target("CSV tables", readers.media(".csv"), seeds.csv_tables, "bytes",
                   (*_FILES, "nlflow._formats.tables"), ("nan", "inf", "-1e-9", "time (s)", '"', ";", "\t", "\r\n")),
     "companion": Target("masks, noise maps, references", readers.companion, seeds.companions, "companion",
-                        (*_FILES, *_PILLOW, "nlflow.companions", "nlflow._formats.tables")),
+                        # Not nlflow.companions: atheris 3.0 never lets go of what it sees compared, arrays there.
+                        (*_FILES, *_PILLOW, "nlflow._formats.tables")),
     "archive": Target("archives and checkpoints", readers.archive, lambda: seeds.checkpoints() + seeds.archives(),
                       "npz", (*_NUMPY, "nlflow.storage", "nlflow._encoding", "nlflow.solver", "zipfile"), (), 16384),
     "study": Target("folders of studies", readers.study, seeds.studies, "study",

@@ -25,7 +25,8 @@ _NEVER = (
 # Those that name a file: allowed within the folder alone.
 _FILES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symlink", "os.chmod", "os.truncate",
           "shutil.rmtree", "shutil.move", "shutil.copyfile")  # fmt: skip
-_TRUSTED = ("numba/core/caching.py", "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
+_CACHE = "numba/core/caching.py"
+_TRUSTED = (_CACHE, "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
 
 
 class BrokenPropertyError(AssertionError):
@@ -67,14 +68,14 @@ class Guard:
             path, mode, flags = arguments
             writes = isinstance(mode, str) and any(letter in mode for letter in "wax+")
             writes = writes or (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT))
-            if writes and not self._inside(path):
+            if writes and not self._inside(path) and not self._called_by(_CACHE):
                 self._tell(f"{event} {path!r} to write")
         elif event in _FILES:
             outside = [entry for entry in arguments if isinstance(entry, str | bytes | os.PathLike)]
             outside = [entry for entry in outside if not self._inside(entry)]
-            if outside:
+            if outside and not self._called_by(_CACHE):  # what Numba compiles on the way goes to its cache
                 self._tell(f"{event} {outside[0]!r}")
-        elif event in _NEVER and not self._trusted():
+        elif event in _NEVER and not self._called_by(*_TRUSTED):
             self._tell(f"{event} {arguments!r:.200}")
 
     def _inside(self, path: Any) -> bool:
@@ -83,10 +84,10 @@ class Guard:
         text = os.path.realpath(os.fsdecode(path))
         return text == os.devnull or text == self.folder or text.startswith(self.folder + os.sep)
 
-    def _trusted(self) -> bool:
+    def _called_by(self, *files: str) -> bool:
         frame = sys._getframe(2)
         while frame is not None:
-            if any(name in frame.f_code.co_filename.replace("\\", "/") for name in _TRUSTED):
+            if any(name in frame.f_code.co_filename.replace("\\", "/") for name in files):
                 return True
             frame = frame.f_back  # type: ignore[assignment]
         return False

@@ -21,7 +21,15 @@ from nlflow._encoding import decode, digest, encode
 from nlflow._machine import provenance
 from nlflow._workers import completed
 from nlflow.devices import CPU
-from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NumericalError, check_choice, check_integer
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    MemoryLimitError,
+    NlflowError,
+    NumericalError,
+    check_choice,
+    check_integer,
+)
 from nlflow.markov.walks import generator_of
 from nlflow.storage import locked
 from nlflow.study.contract import Case, Row, in_words
@@ -171,8 +179,8 @@ def _run(
     known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
     try:
         fits = study.fits(table, chosen)
-    except (KeyError, TypeError) as error:
-        if not read:
+    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+        if not read or isinstance(error, NlflowError):
             raise
         # Of the right case and with the right checksum: nothing that a study wrote and an accident changed.
         assert folder is not None
