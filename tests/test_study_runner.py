@@ -21,7 +21,7 @@ from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning
 from nlflow._encoding import encode
 from nlflow._machine import environment, source_digest
 from nlflow.integrators import ExplicitEuler
-from nlflow.storage import FORMAT
+from nlflow.storage import FORMAT, load_record, save_record
 from nlflow.study.registry import KINDS
 
 OPTIONS: dict[str, Any] = {
@@ -265,6 +265,20 @@ def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
     assert table(result) == table(fresh)
     assert path.read_text() == text
     assert result.provenance["cases"] == {"computed": 1, "read": 3}
+
+
+@pytest.mark.parametrize("wrong", ["periodic", -1.0, 0.0, None, [1], {}], ids=repr)
+def test_crafted_rows_are_refused(tmp_path: Path, wrong: Any) -> None:
+    """Rows of the right case with the right checksum, which no study wrote."""
+    options = {"nodes": [8], "boundary": "periodic"}
+    run_study("mixing", out=tmp_path, **options)
+    (path,) = files(tmp_path)
+    content = load_record(path, "case of a study")
+    for row in content["rows"]:
+        row.update(distance=wrong, used=True)
+    save_record(path, "case of a study", content)
+    with pytest.raises(FileFormatError, match="rows are not those of this study"):
+        run_study("mixing", out=tmp_path, **options)
 
 
 def test_damaged_folders(complete: Path, tmp_path: Path) -> None:
