@@ -392,9 +392,6 @@ def pictures(folder: Path) -> Reader:
         with contextlib.suppress(NlflowError):
             text = read_characters(path)
             require(len(text.train) + len(text.test) >= 1000, "a text that is too short")
-        if not zipfile.is_zipfile(path):
-            read_pictures(path, progress=False)
-            return
         with _quiet():
             found = read_pictures(path, progress=False)
         require(found.images.dtype == np.uint8 and found.images.ndim == 4, f"{found.images.dtype} {found.images.shape}")
