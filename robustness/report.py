@@ -73,7 +73,7 @@ def table(entries: Sequence[Entry]) -> str:
         "",
         f"Written by `make robustness`. {when}; {where}.",
         "",
-        "| fault | tried | outcome | lost | wrong | seconds | of a processor | source |",
+        "| fault | tried | outcome | lost | wrong | seconds | processor seconds | source |",
         "|---|---:|---|---:|---:|---:|---:|---|",
     ]
     for entry in entries:

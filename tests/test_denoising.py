@@ -212,6 +212,7 @@ def test_what_has_no_like_is_kept(quality: str):
         ({"patch_size": 4}, "patch_size: got 4, expected an odd integer"),
         ({"patch_size": 0}, "patch_size: got 0"),
         ({"patch_size": -3}, "patch_size: got -3"),
+        ({"patch_size": 100_001}, "patch_size: got 100001 for a shape of .*, expected at most"),
         ({"search_radius": 0}, "search_radius: got 0"),
         ({"search_radius": 2.5}, r"search_radius: got 2\.5"),
     ],

@@ -209,8 +209,6 @@ def test_a_thousand_million_time_units(name: str) -> None:
     # constants are: degree^(3/2) roundings in all, the degree being sqrt(t rho log(1 / tol)).
     degree = math.sqrt(1e9 * 2 * math.log(1e12))
     assert np.abs(solution.final - expected).max() <= degree**1.5 * EPS * np.abs(u).max()
-    # The mean over all parts is conserved, and restored.
-    assert abs(flow.mean(solution.final - u)) <= 4 * EPS * np.abs(u).max()
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 1e-300, 1e-12, 1.0, 1e12])

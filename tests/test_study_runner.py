@@ -267,18 +267,23 @@ def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
     assert result.provenance["cases"] == {"computed": 1, "read": 3}
 
 
-@pytest.mark.parametrize("wrong", ["periodic", -1.0, 0.0, None, [1], {}], ids=repr)
-def test_crafted_rows_are_refused(tmp_path: Path, wrong: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "column", "wrong"),
+    [*(("mixing", "distance", wrong) for wrong in ("periodic", -1.0, 0.0, None, [1], {})), ("space-order", "law", 1.0)],
+    ids=repr,
+)
+def test_crafted_rows_are_refused(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
     """Rows of the right case with the right checksum, which no study wrote."""
-    options = {"nodes": [8], "boundary": "periodic"}
-    run_study("mixing", out=tmp_path, **options)
-    (path,) = files(tmp_path)
-    content = load_record(path, "case of a study")
-    for row in content["rows"]:
-        row.update(distance=wrong, used=True)
-    save_record(path, "case of a study", content)
+    options = {"mixing": {"nodes": [8], "boundary": "periodic"}, "space-order": {"nodes": [8, 16, 32]}}[kind]
+    run_study(kind, out=tmp_path, **options)
+    for path in files(tmp_path):
+        content = load_record(path, "case of a study")
+        for row in content["rows"]:
+            assert column in row
+            row.update({column: wrong, "used": True})
+        save_record(path, "case of a study", content)
     with pytest.raises(FileFormatError, match="rows are not those of this study"):
-        run_study("mixing", out=tmp_path, **options)
+        run_study(kind, out=tmp_path, **options)
 
 
 def test_damaged_folders(complete: Path, tmp_path: Path) -> None:

@@ -271,6 +271,9 @@ def test_a_flow_cut_short_is_no_finding(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(ends) == 1
     assert ends[0] < 1.0  # the claim went on
     assert not (tmp_path / "claims").exists()
+    ends.clear()
+    with pytest.raises(KeyboardInterrupt):  # a worker: what it finds after a signal is no finding either
+        runner._elsewhere("flow", quick=True)
     [finding] = runner.run_claims(**arguments)
     assert finding.outcome is not None
     assert finding.outcome.checks[0].measured == 0.0

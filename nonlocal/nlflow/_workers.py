@@ -143,7 +143,7 @@ def _begun(distributed: Any, count: int | None) -> Any:
     for left in reversed(range(_PATIENCE)):
         try:
             # Any free port, and for this machine alone: with None Dask warns where its usual port is taken. A heartbeat
-            # that meets a scheduler which is closing is logged with a stack trace; what fails is raised or warned of.
+            # that meets a scheduler which is closing is logged with a stack trace; what fails in a call is raised.
             return distributed.LocalCluster(
                 n_workers=count, threads_per_worker=1, dashboard_address="127.0.0.1:0", silence_logs=logging.CRITICAL
             )

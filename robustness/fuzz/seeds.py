@@ -285,7 +285,7 @@ def commands() -> list[bytes]:
     """Return command lines, one word a line."""
     lines = [
         "denoise in.png out.png --quality fast --sigma 20 --json",
-        "denoise in.png out.png --quality fast --width 12 --patch-size 3 --search-radius 4 --fidelity 0.5 --steps 2",
+        "denoise in.png out.png --quality fast --width 12 --patch-size 3 --search-radius 4 --fidelity 0.5",
         "denoise in.png out.npy --noise poisson --gain 2.1 --read-noise 4 --offset 100",
         "denoise in.npy out.npy --channel-axis -1 --kind image --max-memory 2GiB --mask nan",
         "denoise in.png in.npy out --mask in.npy --keep in.png --existing skip --stopping sure",

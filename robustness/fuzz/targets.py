@@ -62,7 +62,7 @@ _COMMANDS = (
     "--boundary", "--channels", "--fidelity", "--metric", "--integrator", "--dt", "--laziness", "--seeds", "--seed",
     "--queries", "--keys", "--values", "--device", "cpu", "auto", "cuda", "cpu-tensors", "--dtype", "float32", "--out",
     "--jobs", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--list", "--width", "--patch-size",
-    "--search-radius", "--steps", "\n",
+    "--search-radius", "\n",
 )  # fmt: skip
 
 #: From the name of a reader to how it is fuzzed.
@@ -94,8 +94,8 @@ TARGETS: dict[str, Target] = {
                      ("nlflow.study.options", "nlflow.study.settings", "nlflow.kernel", "nlflow.errors"),
                      _KERNELS + _OPTIONS, 512),
     "command": Target("command lines", readers.command, seeds.commands, "bytes",
-                      ("nlflow.cli", "nlflow.cli_denoise", "nlflow.cli_study", "nlflow.cli_attention",
-                       "nlflow.batches", "nlflow.denoise_files", "nlflow.denoising.inputs", "nlflow.denoising.api",
+                      ("nlflow.cli", "nlflow.cli_denoise", "nlflow.cli_files", "nlflow.cli_study",
+                       "nlflow.cli_attention", "nlflow.batches", "nlflow.denoise_files", "nlflow.denoising.inputs", "nlflow.denoising.api",
                        "nlflow.study.options", "nlflow.errors"), _COMMANDS, 1024),
     "model": Target("folders of transformers", readers.model, seeds.models, "model",
                     ("nlflow.attention.loading", "nlflow.attention.registry", "nlflow.attention.adapters"), (), 65536),

@@ -18,10 +18,12 @@ from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
     check_axis,
     check_options,
+    check_patch,
     noise_model,
     observe,
     place,
     shape_of,
+    spatial_shape,
 )
 from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.runs import Run, Watch, fast, on_groups
@@ -102,7 +104,7 @@ def denoise(
         spread that noise alone gives the distance of two patches: h = 1.9 s n^(-1/4), n the samples in a patch
         (channels count) and s the noise left in them by the smoothing.
     patch_size : int, optional
-        Side of the patches, odd.
+        Side of the patches, odd; at most what holds the whole image from any of its pixels.
     search_radius : int, optional
         Half side of the search window; its weights fall off as a Gaussian of 0.6 times this width.
     fidelity : float, optional
@@ -179,6 +181,7 @@ def denoise(
     seed = check_integer("seed", seed, minimum=0)
     shape = shape_of("image", image)
     channel_axis = check_axis(len(shape), channel_axis)
+    check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
     model = noise_model(noise, sigma)
     kept = None if keep is None else place("keep", keep, shape, channel_axis)
     seen, samples, restore = observe(

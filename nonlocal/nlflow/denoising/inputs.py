@@ -124,6 +124,15 @@ def check_options(
     return {name: None if value is None else checks[name](name, value) for name, value in options.items()}
 
 
+def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:
+    """Refuse patches that hold no more of an image than smaller ones, before their margins are made."""
+    most = 2 * max(spatial, default=1) - 1
+    if patch_size is not None and patch_size > most:
+        raise InputError(
+            f"patch_size: got {patch_size} for a shape of {spatial}, expected at most {most}, which holds all of it"
+        )
+
+
 def spatial_shape(shape: tuple[int, ...], channel_axis: int | None) -> tuple[int, ...]:
     """Return the shape of an image without its channels."""
     return shape if channel_axis is None else tuple(np.delete(shape, channel_axis).tolist())

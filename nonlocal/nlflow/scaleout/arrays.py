@@ -16,12 +16,14 @@ from nlflow.denoising.api import QUALITIES
 from nlflow.denoising.inputs import (
     check_axis,
     check_options,
+    check_patch,
     idle_for,
     noise_model,
     opponent_colours,
     principal_axes,
     scale_for,
     shape_of,
+    spatial_shape,
 )
 from nlflow.denoising.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.presets import PRESETS, ratio_of
@@ -141,6 +143,7 @@ def denoised(
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     model = noise_model(noise, sigma)
     blocks = _blocks(image, channel_axis)
+    check_patch(options["patch_size"], spatial_shape(image.shape, check_axis(image.ndim, channel_axis)))
     levels = None if sigma is None else _levels(sigma, blocks)
     found = statistics(blocks, model)
     if model is not None:

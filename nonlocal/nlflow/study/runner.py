@@ -179,7 +179,7 @@ def _run(
     known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
     try:
         fits = study.fits(table, chosen)
-    except (LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
         if not read or isinstance(error, NlflowError):
             raise
         # Of the right case and with the right checksum: nothing that a study wrote and an accident changed.
