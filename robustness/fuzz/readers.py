@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import io
+import itertools
 import json
 import warnings
 import zipfile
@@ -291,8 +292,8 @@ def command(folder: Path) -> Reader:
         raise InputError("study: got options that can be studied")
 
     outside = sorted(path.name for path in folder.iterdir())
-    for quality in ("fast", "balanced", "best"):  # compiled now, and not in the time of an input
-        for dtype in (np.float32, np.float64):
+    for quality, dtype in itertools.product(("fast", "balanced", "best"), (np.float32, np.float64)):
+        with _quiet():  # compiled now, and not in the time of an input
             denoise(np.arange(63, dtype=dtype).reshape(7, 9) % 8, 1.0, quality=quality)
 
     def read(data: bytes) -> None:
