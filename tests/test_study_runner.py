@@ -269,7 +269,11 @@ def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "column", "wrong"),
-    [*(("mixing", "distance", wrong) for wrong in ("periodic", -1.0, 0.0, None, [1], {})), ("space-order", "law", 1.0)],
+    [
+        *(("mixing", "distance", wrong) for wrong in ("periodic", -1.0, 0.0, None, [1], {})),
+        ("space-order", "law", 1.0),
+        *(("mixing", bound, wrong) for bound in ("upper", "mixing_time") for wrong in ({}, "x")),
+    ],
     ids=repr,
 )
 def test_crafted_rows_are_refused(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
