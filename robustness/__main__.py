@@ -27,12 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--jobs", type=int, default=2, help="readers that are fuzzed at a time (%(default)s)")
     add("--seed", type=int, default=0)
     add("--out", type=Path, default=Path("robustness-output"), help="folder for the table (%(default)s)")
-    add("--resume", action="store_true", help="keep the rows of the table in --out that were tried as often before; "
+    add("--resume", action="store_true", help="keep the good rows of the table in --out, tried as often before; "
         "each says of which source it is")  # fmt: skip
     args = parser.parse_args(arguments)
     if args.kills < 1 or args.minutes <= 0 or args.jobs < 1:
         parser.error("--kills, --minutes and --jobs: expected numbers > 0")
-    entries = read(args.out) if args.resume else []
+    entries = [entry for entry in read(args.out) if entry.row.good] if args.resume else []
     with tempfile.TemporaryDirectory(prefix="nlflow-robustness-") as name:
         for key, row in _found(args, Path(name), {entry.key for entry in entries}):
             entries.append(Entry.of(key, row))

@@ -118,11 +118,13 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
         (f"{name}, 5 times, seed 2", row) for name, row in rows.items()
     ]
     assert "BAD  a fault" in capsys.readouterr().out
-    # What was tried as often is kept; other settings are others.
+    # What was tried as often and was good is kept; other settings are others.
     ran.clear()
     rows["a fault"] = Row("a fault", 3, {"well": 3}, 0, 0, 0.1)
-    assert main([*call, "5", "--resume"]) == 1
-    assert ran == []
+    assert main([*call, "5", "--resume"]) == 0
+    assert ran == ["a fault"]
+    assert len(read(tmp_path)) == 2
+    ran.clear()
     assert main([*call, "6"]) == 0
     assert ran == ["a fault", "another"]
     # What was known when it was interrupted is there.
