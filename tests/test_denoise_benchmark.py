@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,6 @@ from imageio.v3 import imwrite
 
 from benchmarks import denoise_quality
 from benchmarks.denoising import report
-from benchmarks.denoising.cost import peak_of
 from benchmarks.denoising.methods import (
     BM3D,
     COLOUR,
@@ -206,5 +207,11 @@ def test_parameters_are_those_of_the_nearest_sigma() -> None:
 
 
 def test_peak_memory_sees_what_a_task_takes_and_gives_back() -> None:
+    # In a process of its own, as the benchmark has it: what other tests left behind may be given back meanwhile.
     size = 64 * 2**20
-    assert 0.9 * size < peak_of(lambda: np.ones(size, np.uint8).sum()) < 1.5 * size
+    task = f"peak_of(lambda: np.ones({size}, np.uint8).sum())"
+    program = f"import numpy as np; from benchmarks.denoising.cost import peak_of; print({task})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
+    )
+    assert 0.9 * size < int(done.stdout) < 1.5 * size
