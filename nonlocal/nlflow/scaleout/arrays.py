@@ -23,7 +23,6 @@ from nlflow.denoising.inputs import (
     principal_axes,
     scale_for,
     shape_of,
-    spatial_shape,
 )
 from nlflow.denoising.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.presets import PRESETS, ratio_of
@@ -143,7 +142,7 @@ def denoised(
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     model = noise_model(noise, sigma)
     blocks = _blocks(image, channel_axis)
-    check_patch(options["patch_size"], spatial_shape(image.shape, check_axis(image.ndim, channel_axis)))
+    check_patch(options["patch_size"], blocks.shape)
     levels = None if sigma is None else _levels(sigma, blocks)
     found = statistics(blocks, model)
     if model is not None:

@@ -1,4 +1,5 @@
 // Lines with axes, linear or logarithmic, drawn anew for every width of the page.
+
 // Places of the marks of an axis, about `most` of them.
 const ticks = (low, high, logarithmic, most) => {
   const marks = [];
