@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -267,27 +267,81 @@ def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
     assert result.provenance["cases"] == {"computed": 1, "read": 3}
 
 
+_CRAFTED = {"mixing": {"nodes": [8], "boundary": "periodic"}, "space-order": {"nodes": [8, 16, 32]}}
+
+
+def craft(folder: Path, kind: str, change: Callable[[list[dict[str, Any]]], Any]) -> list[dict[str, Any]]:
+    """Return the rows of a study and change them in its folder: the right case, the right checksum."""
+    fresh = run_study(kind, out=folder, **_CRAFTED[kind])
+    for path in files(folder):
+        content = load_record(path, "case of a study")
+        change(content["rows"])
+        save_record(path, "case of a study", content)
+    return fresh.rows
+
+
 @pytest.mark.parametrize(
     ("kind", "column", "wrong"),
     [
-        *(("mixing", "distance", wrong) for wrong in ("periodic", -1.0, 0.0, None, [1], {})),
+        *(("mixing", "distance", wrong) for wrong in ("periodic", None, [1], {}, True, 10**400)),
+        *(("mixing", column, wrong) for column in ("upper", "mixing_time", "used", "k") for wrong in ({}, "x")),
+        ("mixing", "mixing_time", 1.5),
+        ("mixing", "used", 1),
+        ("mixing", "nodes", 8.0),
         ("space-order", "law", 1.0),
-        *(("mixing", bound, wrong) for bound in ("upper", "mixing_time") for wrong in ({}, "x")),
+        ("mixing", "mu_2", "left out"),
+        ("mixing", "another", 1.0),
     ],
     ids=repr,
+)  # fmt: skip
+def test_foreign_rows_are_computed_again(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
+    def change(rows: list[dict[str, Any]]) -> None:
+        for row in rows:
+            if wrong == "left out":
+                del row[column]
+            else:
+                row[column] = wrong
+
+    fresh = craft(tmp_path, kind, change)
+    with pytest.warns(NlflowWarning, match=r"expected the measurements of its case; its case is computed again"):
+        again = run_study(kind, out=tmp_path, **_CRAFTED[kind])
+    assert again.rows == fresh
+    assert again.provenance["cases"]["read"] == 0
+
+
+def test_no_rows_and_other_orders_are_foreign(tmp_path: Path) -> None:
+    for name, change in {"none": list.clear, "turned": lambda rows: rows[0].update(k=rows[0].pop("k"))}.items():
+        fresh = craft(tmp_path / name, "mixing", change)
+        with pytest.warns(NlflowWarning, match=r"its case is computed again"):
+            assert run_study("mixing", out=tmp_path / name, **_CRAFTED["mixing"]).rows == fresh
+
+
+@pytest.mark.parametrize(("kind", "column", "wrong"), [("mixing", "distance", -1.0), ("space-order", "law", "second")])
+def test_numbers_that_nobody_measures_are_refused(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
+    craft(tmp_path, kind, lambda rows: [row.update({column: wrong, "used": True}) for row in rows])
+    with pytest.raises(FileFormatError, match="numbers that no study measures"):
+        run_study(kind, out=tmp_path, **_CRAFTED[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("time-order", {"nodes": 12, "integrator": "euler", "dt": [1, 0.5, 0.25], "t": 2, "boundary": "reflect"}),
+        ("space-order", {"nodes": [8, 16, 32]}),
+        ("monte-carlo", {"nodes": [8, 16, 32], "seeds": 3, "kernel": "tophat:radius=0.05"}),
+        ("mixing", {"nodes": [8, 9], "kernel": "dot:scale=2"}),
+        ("mixing", {"nodes": [8], "origin": 0, "boundary": "isolated"}),
+        ("equilibrium", {"nodes": 12, "fidelity": [1, 0.1, 0.01], "boundary": "reflect"}),
+        ("stability", {"nodes": 12, "boundary": "reflect"}),
+    ],
+    ids=str,
 )
-def test_crafted_rows_are_refused(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
-    """Rows of the right case with the right checksum, which no study wrote."""
-    options = {"mixing": {"nodes": [8], "boundary": "periodic"}, "space-order": {"nodes": [8, 16, 32]}}[kind]
-    run_study(kind, out=tmp_path, **options)
-    for path in files(tmp_path):
-        content = load_record(path, "case of a study")
-        for row in content["rows"]:
-            assert column in row
-            row.update({column: wrong, "used": True})
-        save_record(path, "case of a study", content)
-    with pytest.raises(FileFormatError, match="rows are not those of this study"):
-        run_study(kind, out=tmp_path, **options)
+def test_what_every_kind_measures_is_what_it_declares(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    fresh = run_study(kind, out=tmp_path, **options)
+    again = run_study(kind, out=tmp_path, **options)
+    assert again.provenance["cases"] == {"computed": 0, "read": fresh.provenance["cases"]["computed"]}
+    assert encode(again.rows) == encode(fresh.rows)
+    assert again.report() == fresh.report()
 
 
 def test_damaged_folders(complete: Path, tmp_path: Path) -> None:

@@ -7,10 +7,13 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import psutil
+from filelock import FileLock, Timeout
 
 from robustness.contract import Row
 from robustness.faults.processes import Running, differs, prepared, problem_left, run, tell_tale, undisturbed
@@ -39,11 +42,17 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
     expected = undisturbed(victim, folder / "undisturbed")
     wrong: list[str] = []
     refused = 0
-    for number in range(times):
-        place = prepared(victim, folder / f"{number}")
+    tried = calls = 0
+    while tried < times:
+        place = prepared(victim, folder / f"{calls}")
+        calls += 1
+        if calls > 20 + 10 * times:
+            raise RuntimeError(f"{victim.name}: no writer is met at work: {tried} of {calls} were")
         first = Running(victim.command(place))
-        first.wait_until(lambda place=place: victim.begun(place))
-        first.signal(signal.SIGSTOP)  # it holds the lock for as long as the second needs to see it
+        if not _stopped_at_work(first, partial(victim.begun, place), place):
+            first.end()
+            continue
+        tried += 1
         second = run(victim, place)
         first.signal(signal.SIGCONT)
         ended = first.end()
@@ -59,6 +68,32 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
     outcomes = {"the second is refused, the first ends well": refused}
     name = f"two processes, one folder: {victim.name}"
     return Row(name, times, outcomes, 0, len(wrong), time.monotonic() - began, {"wrong": wrong})
+
+
+def _stopped_at_work(running: Running, begun: Callable[[], bool], place: Path) -> bool:
+    """Stop a process while it keeps a place to itself, and return whether it was met there before its end."""
+    while running.wait_until(begun) and running.signal(signal.SIGSTOP):
+        # It may not have its lock yet, or no longer. Only at a process that stands still may one look, since the look
+        # takes the lock for a moment.
+        seen = os.waitid(os.P_PID, running.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        if seen is None or seen.si_code != os.CLD_STOPPED:
+            return False
+        if _kept(place):
+            return True
+        running.signal(signal.SIGCONT)
+        time.sleep(0.001)
+    return False
+
+
+def _kept(place: Path) -> bool:
+    """Return whether a process holds a lock there."""
+    for path in (*place.rglob(".*.lock"), *place.rglob(".nlflow/lock")):
+        try:
+            with FileLock(path, timeout=0):
+                pass
+        except Timeout:
+            return True
+    return False
 
 
 def clock_back(victim: Victim, folder: Path) -> Row:

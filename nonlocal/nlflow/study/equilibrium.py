@@ -13,7 +13,7 @@ from nlflow.errors import InputError, NumericalError
 from nlflow.flow import Flow
 from nlflow.integrators import Exponential
 from nlflow.spectrum import relaxation_rate
-from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
+from nlflow.study.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.exact import exact_solution
 from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
 from nlflow.study.options import DEVICE, GRID, OWN, check_sizes
@@ -45,6 +45,10 @@ class EquilibriumStudy(Kind):
         **DEVICE,
     }
     axes = _SETTING
+    columns = {  # noqa: RUF012
+        "fidelity": float, "diversity": float, "low": float, "high": float, "within": bool,
+        "rate": float, "rate_predicted": float, "rate_ratio": float, "gap": float, **JUDGED,
+    }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for a fidelity of 0, which has no equilibrium of its own, and for fewer than three."""

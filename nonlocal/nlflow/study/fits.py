@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any
 
 import numpy as np
 from scipy.special import stdtrit
@@ -56,11 +54,6 @@ class Fit:
     intercept : float
         Of the regression, in the logarithms that were fitted.
     reason : str
-
-    Raises
-    ------
-    TypeError
-        For what is no number.
     """
 
     name: str
@@ -75,14 +68,6 @@ class Fit:
     points: int = 0
     intercept: float = math.nan
     reason: str = ""
-
-    def __post_init__(self) -> None:
-        # Rows that were read from files come in here: what is no number must not get as far as a report.
-        expected = 0.0 if self.expected is None else self.expected
-        numbers: tuple[Any, ...] = (self.slope, self.low, self.high, self.tolerance, self.intercept, expected)
-        for value in numbers:
-            if not isinstance(value, Real):
-                raise TypeError(f"got {value!r} in a fit, expected a real number")
 
     def __str__(self) -> str:
         text = f"{self.name}: {self.what} "

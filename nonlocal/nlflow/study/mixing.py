@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow.errors import InputError, check_memory
 from nlflow.markov import MarkovChain
-from nlflow.study.contract import ROUNDING, Kind, Options, Row, grouped, in_words
+from nlflow.study.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
 from nlflow.study.fits import Fit, power_fit
 from nlflow.study.options import DEVICE, GRID, OWN
 from nlflow.study.settings import Floats, build
@@ -48,6 +48,10 @@ class Mixing(Kind):
         **DEVICE,
     }
     axes = _SETTING
+    columns = {  # noqa: RUF012
+        "k": int, "distance": float, "total_variation": float | None, **JUDGED,
+        "mu_2": float, "rate": float, "complex": bool, "mixing_time": int, "lower": float | None, "upper": float | None,
+    }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for a distance that every law or none is within."""

@@ -12,7 +12,7 @@ from nlflow.domain import Points
 from nlflow.errors import InputError
 from nlflow.kernel import Gaussian, Kernel
 from nlflow.study.continuum import continuum_average
-from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
+from nlflow.study.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.fits import Fit, power_fit
 from nlflow.study.options import check_continuum, check_sizes
 from nlflow.study.settings import Floats, smooth, values_at
@@ -48,6 +48,7 @@ class MonteCarlo(Kind):
         "values": None,
     }
     axes = (*_SETTING, "nodes")
+    columns = {"draw": int, "error": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for fewer than three sizes, and for what has neither continuum nor tokens."""

@@ -150,7 +150,7 @@ def _run(
     done: dict[int, list[Row]] = {}
     if folder is not None:
         for number, name in enumerate(names):
-            rows = folder.read(number, name, _labelled(cases[number], [{}])[0])
+            rows = folder.read(number, name, _labelled(cases[number], [{}])[0], study.columns)
             if rows is not None:
                 done[number] = rows
     read = len(done)
@@ -179,13 +179,13 @@ def _run(
     known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
     try:
         fits = study.fits(table, chosen)
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
+    except (ValueError, ArithmeticError) as error:
         if not read or isinstance(error, NlflowError):
             raise
-        # Of the right case and with the right checksum: nothing that a study wrote and an accident changed.
+        # Of the right case, columns and types, with numbers that no measurement has: nothing that a study wrote.
         assert folder is not None
         raise FileFormatError(
-            f"{folder.cases}: got cases whose rows are not those of this study ({error!r}), expected files as a study "
+            f"{folder.cases}: got cases with numbers that no study measures ({error}), expected files as a study "
             "wrote them; remove them"
         ) from error
     return StudyResult(study.name, table, fits, described, known, study)

@@ -13,7 +13,7 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.kernel import Gaussian, Kernel, Laplace, RadialKernel
 from nlflow.study.continuum import continuum_average
-from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
+from nlflow.study.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.fits import FEWEST, Fit, no_fit, power_fit
 from nlflow.study.options import check_continuum, check_sizes
 from nlflow.study.settings import Floats, grid, sampled, smooth, values_at
@@ -43,6 +43,7 @@ class SpaceOrder(Kind):
         "start": None,
     }
     axes = _SETTING
+    columns = {"nodes": int, "spacing": float, "error": float, "law": str, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for kernels and signals that have no continuum, and for fewer than three sizes."""

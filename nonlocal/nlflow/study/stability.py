@@ -15,7 +15,7 @@ from nlflow.flow import AttentionFlow, Flow
 from nlflow.integrators import NeutrenoStep
 from nlflow.kernel import Gaussian, Laplace, TopHat
 from nlflow.spectrum import dense_operator
-from nlflow.study.contract import Kind, Options, Row, grouped, in_words
+from nlflow.study.contract import JUDGED, Kind, Options, Row, grouped, in_words
 from nlflow.study.fits import FEWEST, Fit, no_fit, range_fit, regress
 from nlflow.study.options import DEVICE, GRID, check_sizes
 from nlflow.study.settings import build
@@ -53,6 +53,10 @@ class Stability(Kind):
         "dtype": "float64",
     }
     axes = _SETTING
+    columns = {  # noqa: RUF012
+        "fidelity": float, "growth": float, "growth_predicted": float | None, "stable": bool,
+        "stable_predicted": bool, "limit": float, **JUDGED,
+    }  # fmt: skip
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for a fidelity of 0, under which constants never decay, and for fewer than three."""

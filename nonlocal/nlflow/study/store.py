@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from nlflow._encoding import encode
 from nlflow._machine import environment, source_digest
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.storage import load_record, save_record
-from nlflow.study.contract import Row
+from nlflow.study.contract import Column, Row, problem
 
 __all__ = ["Folder"]
 
@@ -87,24 +88,26 @@ class Folder:
     def _file(self, number: int, name: str) -> Path:
         return self.cases / f"{number:04d}-{name}.json"
 
-    def read(self, number: int, name: str, label: Row) -> list[Row] | None:
+    def read(self, number: int, name: str, label: Row, columns: Mapping[str, Column]) -> list[Row] | None:
         """Return the rows of a case, or None when it is not done.
 
         Warns
         -----
         NlflowWarning
-            When its file is damaged; it is computed again then.
+            When its file is damaged, or holds other rows than those with this label and these columns; the case is
+            computed again then.
         """
         path = self._file(number, name)
         if not path.exists():
             return None
         try:
-            content = load_record(path, _CASE)
-            rows = content["rows"]
-            if not isinstance(rows, list) or any(not label.items() <= row.items() for row in rows):
-                raise FileFormatError(f"{path}: got rows of another case")
+            rows: list[Row] = load_record(path, _CASE)["rows"]
+            # The right checksum says that a program wrote it as it is, not that this one did.
+            trouble = problem(rows, label, columns)
+            if trouble is not None:
+                raise FileFormatError(f"{path}: got {trouble}, expected the measurements of its case")
             return rows
-        except (FileFormatError, AttributeError, KeyError, TypeError) as error:
+        except (FileFormatError, KeyError, TypeError) as error:
             warnings.warn(f"{error}; its case is computed again", NlflowWarning, stacklevel=3)
             return None
 

@@ -11,7 +11,7 @@ from nlflow._array import to_numpy
 from nlflow.errors import InputError
 from nlflow.flow import Flow
 from nlflow.integrators import ExplicitEuler, Integrator, RungeKutta, SemiImplicit
-from nlflow.study.contract import Kind, Options, Row, grouped, in_words, judged
+from nlflow.study.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
 from nlflow.study.exact import exact_solution
 from nlflow.study.fits import Fit, power_fit
 from nlflow.study.options import DEVICE, GRID, INTEGRATORS, OWN, check_sizes
@@ -49,6 +49,7 @@ class TimeOrder(Kind):
         "dtype": "float64",
     }
     axes = _SETTING
+    columns = {"t": float, "dt": float, "error": float, "order": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
         """Raise `InputError` for fewer than three steps."""
