@@ -32,7 +32,8 @@ from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402
 from validation.training.data import read_characters, read_pictures  # noqa: E402
 from validation.training.export import load_trained  # noqa: E402
-from validation.training.loop import RECORD, STATE, WEIGHTS, read_record, train  # noqa: E402
+from validation.training.loop import STATE, WEIGHTS, train  # noqa: E402
+from validation.training.record import RECORD, read_record  # noqa: E402
 from validation.training.report import difference, summarise, table  # noqa: E402
 from validation.training.scenes import CLASSES, draw_scenes, inside  # noqa: E402
 from validation.training.segmentation import Scenes, mean_iou  # noqa: E402

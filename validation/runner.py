@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from tqdm import tqdm
 
 from nlflow._atomic import make_folder, write_atomic
-from nlflow._encoding import digest, encode
+from nlflow._encoding import digest, encode, misfit
 from nlflow._machine import environment, folder_digest, provenance, source_digest
 from nlflow._terminal import echo, plain, stopping
 from nlflow._workers import completed
@@ -169,13 +169,16 @@ def _as_plain(finding: Finding) -> dict[str, Any]:
     }
 
 
+_FINDING = {"status": str, "message": str, "seconds": float, "checks": list | None, "details": dict, "figures": dict}
+
+
 def plain_check(check: Check) -> dict[str, Any]:
     """Return a check in JSON's types: its figures may be NumPy's."""
     return {name: value.item() if hasattr(value, "item") else value for name, value in asdict(check).items()}
 
 
 def _from_plain(claim: Claim, content: dict[str, Any]) -> Finding:
-    figures = {caption: b64decode(image) for caption, image in content["figures"].items()}
+    figures = {caption: b64decode(image, validate=True) for caption, image in content["figures"].items()}
     outcome = None
     if content["checks"] is not None:
         outcome = Outcome([Check(**check) for check in content["checks"]], {}, content["details"])
@@ -200,12 +203,33 @@ def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
         return None
     try:
         content = load_record(path, _KIND)
+        trouble = _foreign(content)
+        if trouble is not None:
+            raise FileFormatError(f"{path}: got {trouble}; it does not hold the finding of a claim")
         if content["program"] != _program(quick) or content["finding"]["status"] not in ("pass", "fail"):
             return None
         return _from_plain(claim, content["finding"])
-    except (FileFormatError, KeyError, TypeError, ValueError) as error:
-        warnings.warn(f"{error}; the claim is run again", NlflowWarning, stacklevel=2)
-        return None
+    except FileFormatError as error:
+        reason = str(error)
+    except ValueError as error:  # of base64
+        reason = f"{path}: got a picture that is none ({error})"
+    warnings.warn(f"{reason}; the claim is run again", NlflowWarning, stacklevel=2)
+    return None
+
+
+def _foreign(content: Any) -> str | None:
+    """Return why a record is no finding; None if it is. Of its pictures, whether they are text."""
+    trouble = misfit(content, {"program": str, "finding": dict}) or misfit(content["finding"], _FINDING)
+    if trouble is not None:
+        return trouble
+    checks, figures = content["finding"]["checks"], content["finding"]["figures"]
+    if content["finding"]["status"] in ("pass", "fail") and not checks:
+        return "no checks"
+    for check in checks or ():
+        trouble = trouble or misfit(check, get_type_hints(Check))
+    for caption, image in figures.items():
+        trouble = trouble or (misfit({"image": image}, {"image": str}) and f"no picture for {caption!r:.60}")
+    return trouble
 
 
 # ---- results.json and report.html

@@ -1,4 +1,4 @@
-"""Plain data as JSON text, to the last bit, and digests."""
+"""Plain data as JSON text, to the last bit, digests, and whether what comes back is of the right types."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from types import UnionType
+from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
-__all__ = ["decode", "digest", "encode", "tagged"]
+__all__ = ["Column", "decode", "digest", "encode", "misfit", "tagged"]
 
+Column: TypeAlias = type | UnionType
+
+_LARGEST = 2**63  # no whole number that is counted is beyond
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -55,3 +59,24 @@ def tagged(value: Any) -> Any:
 def digest(text: str | bytes | memoryview) -> str:
     """Return the SHA-256 of `text` in hexadecimal."""
     return hashlib.sha256(text.encode() if isinstance(text, str) else text).hexdigest()
+
+
+def misfit(entry: Any, columns: Mapping[str, Column]) -> str | None:
+    """Return why decoded data is no mapping of these names, in this order, to values of these types; None if it is.
+
+    A whole number serves as a float.
+    """
+    if not isinstance(entry, dict):
+        return f"{entry!r:.60}, expected {', '.join(columns)}"
+    if list(entry) != list(columns):
+        return f"{', '.join(map(str, entry)):.200}, expected {', '.join(columns)}"
+    for name, kind in columns.items():
+        if not _fits(entry[name], get_args(kind) or (kind,)):
+            return f"{entry[name]!r:.60} as {name}"
+    return None
+
+
+def _fits(value: Any, kinds: tuple[Any, ...]) -> bool:
+    if type(value) is int:
+        return abs(value) < _LARGEST and (int in kinds or float in kinds)
+    return type(value) in kinds  # exactly: to Python a bool is an int

@@ -71,7 +71,7 @@ class Ledger:
         outputs = found.get("outputs")
         if outputs is None:  # it was being written when the run ended
             return False
-        if any(outputs.get(str(path)) != _digest(path) for path in there):
+        if any(outputs.get(path.name) != _digest(path) for path in there):
             raise InputError(
                 f"OUT: got {there[0]}, which was changed since it was written, expected it as it was; rename it, or "
                 "give --existing overwrite or --existing skip"
@@ -88,7 +88,8 @@ class Ledger:
             found = load_record(self._path(job), _KIND)
         except FileFormatError:  # none, or one that was damaged: nothing is known of the output
             return None
-        return found if isinstance(found, dict) else None
+        known = isinstance(found, dict) and isinstance(found.get("outputs"), dict | None)
+        return found if known else None
 
     def _made_of(self, job: Job) -> dict[str, Any]:
         inputs = {"IN": job.source, **job.beside}
@@ -96,7 +97,7 @@ class Ledger:
 
     @staticmethod
     def _outputs(job: Job) -> dict[str, str | None]:
-        return {str(path): _digest(path) for path in (job.target, job.figure) if path is not None}
+        return {path.name: _digest(path) for path in (job.target, job.figure) if path is not None}
 
 
 def _digest(path: Path) -> str | None:

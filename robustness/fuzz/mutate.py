@@ -128,6 +128,12 @@ def study(data: bytes, longest: int, rng: random.Random, change: Mutate) -> byte
     return _folder(data, longest, rng, change, _seal_cases)
 
 
+def record(data: bytes, longest: int, rng: random.Random, change: Mutate) -> bytes:
+    """Change a record in JSON; its checksum is mostly right."""
+    changed = text_json(data, longest, rng, change)
+    return sealed_case(changed) if rng.randrange(10) else changed
+
+
 def model(data: bytes, longest: int, rng: random.Random, change: Mutate) -> bytes:
     """Change a file of a model's folder; the lengths of headers of safetensors are right."""
     return _folder(data, longest, rng, change, lambda members: members)
@@ -332,6 +338,7 @@ MUTATORS: dict[str, Callable[[bytes, int, random.Random, Mutate], bytes]] = {
     "npy": npy,
     "npz": npz,
     "study": study,
+    "record": record,
     "model": model,
     "state": _state,
     "companion": _after(2, _any_picture),

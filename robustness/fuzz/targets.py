@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from robustness.fuzz import readers, seeds
+from robustness.fuzz import readers, records, seeds
 
 __all__ = ["TARGETS", "Target"]
 
@@ -108,4 +108,7 @@ TARGETS: dict[str, Target] = {
                        ("validation.training.data", "zipfile", "PIL.Image", "PIL.ImageFile"), (), 16384),
     "state": Target("states of trainings", readers.state, seeds.states, "state",
                     ("validation.training.state",), (), 16384),
+    "record": Target("records that later runs go by", records.record, records.records, "record",
+                     ("nlflow.storage", "nlflow._encoding", "nlflow.ledger", "nlflow.scaleout.store",
+                      "validation.runner", "validation.training.record", "validation.training.report"), (), 16384),
 }  # fmt: skip

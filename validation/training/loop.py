@@ -19,16 +19,16 @@ from tqdm import tqdm
 
 from nlflow._atomic import make_folder
 from nlflow._terminal import handling, plain
-from nlflow.errors import FileFormatError, InputError
-from nlflow.storage import load_record, locked, save_record
+from nlflow.errors import InputError
+from nlflow.storage import locked
+from validation.training.record import RECORD, read_record, write_record
 from validation.training.state import finite, load_state, save_state, states, write_tensors
 from validation.training.task import Plan, Task
 from validation.training.variants import variant
 
-__all__ = ["RECORD", "STATE", "WEIGHTS", "read_record", "train"]
+__all__ = ["STATE", "WEIGHTS", "train"]
 
-RECORD, STATE, WEIGHTS = "record.json", "state.npz", "weights.safetensors"
-_KIND = "record of a training"
+STATE, WEIGHTS = "state.npz", "weights.safetensors"
 _EVERY = 60.0  # seconds between two states
 
 
@@ -215,36 +215,6 @@ def _measured(task: Task, model: nn.Module, step: int, lost: float | None, *, wh
         **found,
         "layers": layers,
     }
-
-
-def write_record(folder: Path, about: dict[str, Any], run: dict[str, Any], finished: bool) -> dict[str, Any]:
-    """Write what is known of a training as JSON, and return it."""
-    record = {
-        "settings": about,
-        "finished": finished,
-        "step": run["step"],
-        "seconds": round(run["seconds"], 1),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "epochs": run["epochs"],
-    }
-    made: dict[str, Any] = json.loads(json.dumps(plain(record), allow_nan=False))
-    save_record(folder / RECORD, _KIND, made)
-    return made
-
-
-def read_record(path: Path) -> dict[str, Any]:
-    """Return a record.
-
-    Raises
-    ------
-    FileFormatError
-        If it is damaged.
-    """
-    found = load_record(path, _KIND)
-    if not isinstance(found, dict) or not {"settings", "finished", "epochs"} <= set(found):
-        raise FileFormatError(f"{path}: got no record of a training (no settings or epochs in it); remove its folder")
-    return found
 
 
 def _before(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any] | None:

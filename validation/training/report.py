@@ -66,16 +66,21 @@ def figures(record: dict[str, Any]) -> dict[str, float]:
     layers.
     """
     last = record["epochs"][-1]
-    found = {name: float(last[name]) for name in ("accuracy", "mean_iou", "loss", "perplexity") if name in last}
+    found = {name: _float(last[name]) for name in ("accuracy", "mean_iou", "loss", "perplexity") if name in last}
     layers = last["layers"]
     return {
         **found,
-        "training_loss": float(last["training_loss"]),
-        "cosine": float(layers["cosine"][-1]),
-        "t_sim": float(layers["t_sim"][-1]),
-        "J": float(layers["J"][-1]),
-        "mean_J": float(np.mean(layers["J"])),
+        "training_loss": _float(last["training_loss"]),
+        "cosine": _float(layers["cosine"][-1]),
+        "t_sim": _float(layers["t_sim"][-1]),
+        "J": _float(layers["J"][-1]),
+        "mean_J": float(np.mean([_float(value) for value in layers["J"]])),
     }
+
+
+def _float(value: float | None) -> float:
+    """Return a number of a record, in which JSON has none for NaN."""
+    return math.nan if value is None else float(value)
 
 
 def summarise(records: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:

@@ -15,9 +15,11 @@ from nlflow.attention import LayerTrace, attach, probe
 from nlflow.errors import InputError
 from validation.training.variants import Variant
 
-__all__ = ["SIZES", "Plan", "Task", "pixels", "random"]
+__all__ = ["LAYERS", "SIZES", "Plan", "Task", "pixels", "random"]
 
 SIZES = ("tiny", "small", "full")
+LAYERS = {"cosine": "mean_cosine", "t_sim": "token_similarity", "J": "energy"}
+"""What is kept of every layer, with the name of the quantity in a trace."""
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,8 @@ class Task(ABC):
         """Return the mean over inputs of what each layer does: cosine of tokens, t_sim, J of the values."""
         trace = self.trace(model)
         return {
-            name: [float(np.mean(layer.quantities[quantity])) for layer in trace]
-            for name, quantity in (
-                ("cosine", "mean_cosine"), ("t_sim", "token_similarity"), ("J", "energy"),
-            )
-        }  # fmt: skip
+            name: [float(np.mean(layer.quantities[quantity])) for layer in trace] for name, quantity in LAYERS.items()
+        }
 
     def equip(self, model: nn.Module, variant: Variant) -> nn.Module:
         """Give a model of transformers the attention of a variant."""

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from nlflow import _workers
 from nlflow._atomic import sync_folder
-from nlflow._encoding import digest, encode
+from nlflow._encoding import digest, encode, misfit
 from nlflow._machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError
@@ -145,13 +145,7 @@ def _begin(partial: Path, result: Any, problem: str, *, resume: bool) -> dict[st
 
     if partial.exists():
         if resume:
-            content = load_record(partial / _RECORD, _KIND)
-            if content["problem"] != problem:
-                raise FileFormatError(
-                    f"{partial}: got the blocks of another image, other options or another version, expected those of "
-                    "this run; overwrite them, or choose another name"
-                )
-            done: dict[str, str] = content["done"]
+            done = _done_before(partial, problem, result.numblocks)
             look = dask.delayed(_digest_of, pure=False)
             found = dask.compute(*(look(str(partial), _slices(result, name)) for name in done))
             return {name: known for (name, known), now in zip(done.items(), found, strict=True) if known == now}
@@ -166,6 +160,18 @@ def _begin(partial: Path, result: Any, problem: str, *, resume: bool) -> dict[st
         ) from error
     save_record(partial / _RECORD, _KIND, {"problem": problem, "done": {}})
     return {}
+
+
+def _done_before(partial: Path, problem: str, blocks: tuple[int, ...]) -> dict[str, str]:
+    """Return the digests of the blocks that an earlier run of this problem has done, by name."""
+    content = load_record(partial / _RECORD, _KIND)
+    if misfit(content, {"problem": str, "done": dict}) is not None or content["problem"] != problem:
+        raise FileFormatError(
+            f"{partial}: got the blocks of another image, other options or another version, expected those of "
+            "this run; overwrite them, or choose another name"
+        )
+    names = {"/".join(map(str, place)) for place in np.ndindex(blocks)}
+    return {name: known for name, known in content["done"].items() if name in names}
 
 
 def _slices(result: Any, name: str) -> tuple[slice, ...]:

@@ -5,27 +5,24 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import UnionType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 
-from nlflow._encoding import encode
+from nlflow._encoding import Column
 from nlflow.study.fits import Fit
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["JUDGED", "ROUNDING", "Case", "Column", "Kind", "Options", "Row", "grouped", "in_words", "judged", "problem"]
+__all__ = ["JUDGED", "ROUNDING", "Case", "Kind", "Options", "Row", "grouped", "in_words", "judged"]
 
 Row: TypeAlias = dict[str, Any]
 Options: TypeAlias = dict[str, Any]
-Column: TypeAlias = type | UnionType
 
 JUDGED: Mapping[str, Column] = {"used": bool, "note": str}
 """The columns of `judged`, which every kind has."""
 
-_LARGEST = 2**63  # beyond, a whole number is none that a study counts
 _ROUNDINGS = 50
 ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 """Errors below this, relative to the signal, are rounding: they say nothing about a rate."""
@@ -61,8 +58,8 @@ class Kind(ABC):
     axes : tuple of str
         Those that may be lists, every combination being a case.
     columns : dict
-        What a row of `measure` consists of, in this order, with the type of each: what `problem` holds rows against
-        that come from a file.
+        What a row of `measure` consists of, in this order, with the type of each; rows that come from a file
+        are held against it.
     """
 
     name: ClassVar[str]
@@ -115,29 +112,6 @@ def grouped(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, list
         ({column: value for column, value in zip(columns, key, strict=True) if value is not None}, members)
         for key, members in groups.items()
     ]
-
-
-def problem(rows: Any, label: Row, columns: Mapping[str, Column]) -> str | None:
-    """Return why `rows` are not measurements of a case, its label and the columns of its kind; None if they are."""
-    if not isinstance(rows, list) or not rows:
-        return "no rows"
-    names = list(dict.fromkeys((*label, *columns)))
-    for row in rows:
-        if not isinstance(row, dict) or encode({name: row.get(name) for name in label}) != encode(label):
-            return "rows of another case"
-        if list(row) != names:
-            return f"a row with {', '.join(map(str, row))}, expected {', '.join(names)}"
-        for name, kind in columns.items():
-            if not _of_kind(row[name], kind):
-                return f"{row[name]!r:.60} as {name}"
-    return None
-
-
-def _of_kind(value: Any, kind: Column) -> bool:
-    kinds = get_args(kind) or (kind,)
-    if type(value) is int:
-        return abs(value) < _LARGEST and (int in kinds or float in kinds)
-    return type(value) in kinds  # exactly: to Python a bool is an int
 
 
 _BARE = ("kernel", "metric", "integrator", "boundary", "what")  # their values need no name

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from nlflow._atomic import make_folder
-from nlflow._encoding import encode
+from nlflow._encoding import Column, encode, misfit
 from nlflow._machine import environment, source_digest
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.storage import load_record, save_record
-from nlflow.study.contract import Column, Row, problem
+from nlflow.study.contract import Row
 
 __all__ = ["Folder"]
 
@@ -101,11 +101,11 @@ class Folder:
         if not path.exists():
             return None
         try:
-            rows: list[Row] = load_record(path, _CASE)["rows"]
             # The right checksum says that a program wrote it as it is, not that this one did.
-            trouble = problem(rows, label, columns)
+            rows: list[Row] = load_record(path, _CASE)["rows"]
+            trouble = _foreign(rows, label, columns)
             if trouble is not None:
-                raise FileFormatError(f"{path}: got {trouble}, expected the measurements of its case")
+                raise FileFormatError(f"{path}: got {trouble} in a row; it does not hold the measurements of its case")
             return rows
         except (FileFormatError, KeyError, TypeError) as error:
             warnings.warn(f"{error}; its case is computed again", NlflowWarning, stacklevel=3)
@@ -119,3 +119,17 @@ class Folder:
 def _brief(value: Any) -> str:
     text = " ".join(encode(value).split())
     return text if len(text) <= 120 else text[:117] + "..."
+
+
+def _foreign(rows: Any, label: Row, columns: Mapping[str, Column]) -> str | None:
+    """Return why `rows` are not measurements of a case, its label before the columns of its kind; None if they are."""
+    if not isinstance(rows, list) or not rows:
+        return "nothing"
+    whole = {**{name: type(value) for name, value in label.items()}, **columns}
+    for row in rows:
+        trouble = misfit(row, whole)
+        if trouble is None and encode({name: row[name] for name in label}) != encode(label):
+            trouble = "another case"
+        if trouble is not None:
+            return trouble
+    return None
