@@ -330,6 +330,11 @@ def test_records_that_are_not_as_they_were_are_refused(tmp_path: Path) -> None:
         path.write_text(wrong)
         with pytest.raises(FileFormatError, match=message):
             load_record(path, "mine")
+    save_record(path, "mine", None)
+    assert load_record(path, "mine") is None
+    path.write_text(path.read_text().replace('"content"', '"contents"'))  # whose checksum is that of None
+    with pytest.raises(FileFormatError, match="does not have its checksum"):
+        load_record(path, "mine")
     path.write_text(text)
     with pytest.raises(FileFormatError, match=r"another record of nlflow \(mine\)"):
         load_record(path, "yours")

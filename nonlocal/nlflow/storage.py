@@ -190,7 +190,7 @@ def load_record(path: str | os.PathLike[str], kind: str) -> Any:
             f"{path}: got a damaged file ({shortened(error)}), expected a record in JSON; restore it, or start afresh"
         ) from error
     _check_envelope(path, record, kind, "record")
-    if record.get("sha256") != _record_digest(kind, record.get("content")):
+    if "content" not in record or record.get("sha256") != _record_digest(kind, record["content"]):
         raise DamagedFileError(
             f"{path}: got a damaged file (its content does not have its checksum), expected a record as it was "
             "written; restore it, or start afresh"
