@@ -16,6 +16,7 @@ from nlflow.noise import Poisson
 from nlflow.noise.estimation import estimate_sigmas
 
 __all__ = [
+    "OF_FAST",
     "Observation",
     "check_axis",
     "check_options",
@@ -101,12 +102,21 @@ def check_axis(ndim: int, channel_axis: Any) -> int | None:
     return axis % ndim
 
 
+OF_FAST: dict[str, Callable[[str, Any], Any]] = {
+    "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
+    "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
+    "search_radius": lambda n, v: check_integer(n, v, minimum=1),
+    "fidelity": lambda n, v: check_number(n, v, minimum=0),
+    "steps": lambda n, v: check_integer(n, v, minimum=1),
+}
+"""The keywords that the flow of pixels alone has, with their checks."""
+
+
 def check_options(
     quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
 ) -> dict[str, Any]:
     """Check the keywords of the flow of pixels."""
-    options = {"width": width, "patch_size": patch_size, "search_radius": search_radius, "fidelity": fidelity,
-               "steps": steps}  # fmt: skip
+    options = dict(zip(OF_FAST, (width, patch_size, search_radius, fidelity, steps), strict=True))
     for name, value in options.items():
         if value is not None and quality != "fast":
             raise InputError(
@@ -114,14 +124,7 @@ def check_options(
             )
     if steps is not None and stopping is not None:
         raise InputError(f"steps: got {steps} together with stopping={stopping!r}; leave one of them out")
-    checks: dict[str, Callable[[str, Any], Any]] = {
-        "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
-        "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
-        "search_radius": lambda n, v: check_integer(n, v, minimum=1),
-        "fidelity": lambda n, v: check_number(n, v, minimum=0),
-        "steps": lambda n, v: check_integer(n, v, minimum=1),
-    }
-    return {name: None if value is None else checks[name](name, value) for name, value in options.items()}
+    return {name: None if value is None else OF_FAST[name](name, value) for name, value in options.items()}
 
 
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:

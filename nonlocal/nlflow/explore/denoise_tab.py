@@ -10,6 +10,7 @@ import panel as pn
 
 from nlflow._formats.media import EXTENSIONS
 from nlflow.denoising.following import Trail
+from nlflow.denoising.inputs import OF_FAST
 from nlflow.errors import format_bytes
 from nlflow.explore import denoising_view as view
 from nlflow.explore.charts import Lines
@@ -97,14 +98,14 @@ class DenoiseTab:
             given[name] = None if given[name] is None else int(given[name])
         crop = None if full else preview(self._source, place)
         settings = DenoiseSettings(quality=self.quality.value, crop=crop, **given)
-        none: dict[str, Any] = dict.fromkeys(view.OF_FAST)
+        none: dict[str, Any] = dict.fromkeys(OF_FAST)
         return settings if settings.quality == "fast" else replace(settings, **none)
 
     # ---- what users do
 
     def _moved(self) -> None:
         fast = self.quality.value == "fast"
-        for name in view.OF_FAST:
+        for name in OF_FAST:
             self.knobs[name].disable(not fast)
         self._ask()
 

@@ -16,14 +16,12 @@ from nlflow._formats.media import Array
 from nlflow._quality import psnr, snr, ssim
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
+from nlflow.denoising.inputs import OF_FAST
 from nlflow.errors import InputError
 from nlflow.explore.sources import EXAMPLE, Crop, Source, cropped, slices
 from nlflow.explore.texts import call
 
-__all__ = ["OF_FAST", "DenoiseResult", "DenoiseSettings", "as_command", "as_python", "compute", "no_command"]
-
-#: Settings that the flow of pixels alone has.
-OF_FAST = ("width", "patch_size", "search_radius", "fidelity", "steps")
+__all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "compute", "no_command"]
 
 
 @dataclass(frozen=True)
