@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from fractions import Fraction
 from typing import Any
@@ -15,6 +16,7 @@ from scipy.sparse.csgraph import connected_components
 import nlflow as nl
 from nlflow import MarkovChain
 from nlflow.markov import stationary
+from nlflow.markov.spectral import _LAWS
 from nlflow.markov.stationary import left_eigenvector, state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
 from tests.problems import Floats
@@ -374,3 +376,32 @@ def test_float32_loses_no_probability_in_many_moves() -> None:
     np.testing.assert_allclose(single.law(0, steps), double.law(0, steps), rtol=0, atol=2e-6)
     assert single.mixing_time(1e-3, 0) == pytest.approx(double.mixing_time(1e-3, 0), abs=1)
     np.testing.assert_allclose(single.total_variation(steps, 0), double.total_variation(steps, 0), rtol=0, atol=1e-5)
+
+
+def test_the_law_of_an_affinity_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+
+    def counted(matrix: Any) -> Any:
+        calls.append(len(matrix))
+        return state_reduction(matrix)
+
+    monkeypatch.setattr("nlflow.markov.spectral.state_reduction", counted)
+    rng = np.random.default_rng(4)
+    kernel = nl.DotProduct(query_map=rng.standard_normal((3, 3)), key_map=rng.standard_normal((3, 3)))
+    f = rng.standard_normal((12, 3))
+    weights = nl.affinity(kernel, nl.Points(np.zeros(12)), f)
+    for fidelity in (0.1, 1.0):
+        flow = nl.AttentionFlow(weights, f, fidelity)
+        nl.diversity(flow, nl.equilibrium(flow).u)
+        nl.diversity_bounds(flow)
+    chains = [nl.MarkovChain(weights, laziness=laziness) for laziness in (0.0, 0.5)]
+    laws = [chain.stationary for chain in chains]
+    assert calls == [12]
+    np.testing.assert_allclose(laws[0] @ chains[0].matrix(), laws[0], rtol=1e-13)
+    laws[0][:] = 0  # what a chain gives is its caller's own
+    np.testing.assert_array_equal(nl.MarkovChain(weights).stationary, laws[1])
+    assert laws[1].sum() == pytest.approx(1)
+    kept = len(_LAWS)
+    del weights, flow, chains
+    gc.collect()
+    assert len(_LAWS) == kept - 1

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
+from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_memory
 from nlflow.markov.operator import Floats, Transitions
 from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
@@ -20,6 +22,9 @@ __all__ = ["DENSE_STATES", "Equilibrated"]
 # Up to this many states spectra come from the whole matrix, which takes a second or so.
 DENSE_STATES = 1000
 _REDUCED_STATES = 4096  # state reduction takes a few seconds
+# The laws of affinities that are not symmetric: an equilibrium, its diversity and their bounds each make a chain of
+# their own, lazy or not, over many fidelities, and all of these have one law.
+_LAWS: WeakKeyDictionary[Affinity, Floats] = WeakKeyDictionary()
 
 
 @underflowing
@@ -74,6 +79,12 @@ class Equilibrated(Transitions):
         shape = self.affinity.domain.shape
         if self.affinity.symmetric:
             return self._mass
+        law = _LAWS.get(self.affinity)
+        if law is None:
+            law = _LAWS[self.affinity] = self._found_law()
+        return law.reshape(shape).copy()
+
+    def _found_law(self) -> Floats:
         inside = self._closed[0]
         law = np.zeros(self.states)
         if len(inside) <= _REDUCED_STATES:
@@ -82,7 +93,7 @@ class Equilibrated(Transitions):
             law = left_eigenvector(lambda p: p @ self._moves, self.states)
             law[np.setdiff1d(np.arange(self.states), inside)] = 0
             law /= law.sum()
-        return law.reshape(shape)
+        return law
 
     @cached_property
     def norm_weights(self) -> Floats:
