@@ -48,6 +48,19 @@ def test_what_is_no_such_mapping(entry: Any) -> None:
     assert trouble.endswith("expected n, x, y, on, word, list")
 
 
+@pytest.mark.parametrize(
+    ("depth", "read"), [(90, True), (120, False), (480, False), (600, False), (900, False), (5000, False)]
+)
+def test_what_is_nested_too_deeply_is_damaged(tmp_path: Path, depth: int, read: bool) -> None:
+    path = tmp_path / "record"
+    save_record(path, "mine", 5)
+    text = path.read_text()
+    assert text.count(": 5") == 1
+    path.write_text(text.replace(": 5", ": " + "[" * depth + "]" * depth))
+    with pytest.raises(FileFormatError, match="does not have its checksum" if read else "nested too deeply"):
+        load_record(path, "mine")
+
+
 # ---- outputs of a folder
 
 
@@ -99,7 +112,7 @@ def test_foreign_records_of_blocks(tmp_path: Path) -> None:
     pytest.importorskip("zarr")
     from nlflow.scaleout.store import _KIND, _RECORD, _done_before
 
-    digests = {"0/0": "a", "7/7": "b", "x": "c"}
+    digests = {"0/0": "a", "7/7": "b", "x": "c", "1/1": None, "0/1": 3}
     save_record(tmp_path / _RECORD, _KIND, {"problem": "p", "done": digests})
     assert _done_before(tmp_path, "p", (2, 2)) == {"0/0": "a"}
     for content in (None, [], {"problem": "p"}, {"problem": "p", "done": []}, {"problem": "q", "done": digests}):
@@ -137,16 +150,26 @@ def test_foreign_findings(tmp_path: Path) -> None:
     assert found.figures == {"picture": b"png"}
     for places, wrong in [
         (("finding",), []), (("finding", "status"), None), (("finding", "checks"), None), (("finding", "checks"), [1]),
+        (("finding", "checks"), []), (("finding", "status"), "fail"),
         (("finding", "checks", 0, "measured"), "0.1"), (("finding", "checks", 1, "expected"), {}),
         (("finding", "checks", 1, "more"), 1), (("finding", "figures"), []), (("finding", "figures", "picture"), 5),
         (("finding", "figures", "picture"), "?"), (("finding", "seconds"), "1"), (("finding", "details"), None),
-        (("program",), 1),
+        (("finding", "checks", 0, "measured"), 1.5), (("program",), 1),
     ]:  # fmt: skip
         content = keep()
         change(content, *places, to=wrong)
         save_record(path, runner._KIND, content)
         with pytest.warns(NlflowWarning, match=f"{claim.name}.*the claim is run again"):
             assert runner._before(tmp_path, claim, True) is None
+    content = keep()
+    content.update(program="of another state of the source", finding={"of": "another form"})
+    save_record(path, runner._KIND, content)
+    assert runner._before(tmp_path, claim, True) is None  # without a word
+    failed = runner.Finding(claim, "fail", Outcome([]), "", 1.0, {})
+    runner._keep(tmp_path, failed, True)
+    found = runner._before(tmp_path, claim, True)
+    assert found is not None
+    assert found.status == "fail"
 
 
 # ---- trainings
@@ -164,7 +187,7 @@ def test_foreign_records_of_trainings(tmp_path: Path) -> None:
         write_record(tmp_path, {"seed": 0}, {"step": 3, "seconds": 1.0, "epochs": epochs}, False)
         return load_record(path, "record of a training")
 
-    assert write() == read_record(path)
+    assert write() == read_record(path, "accuracy")
     for change in (
         lambda record: record.pop("settings"),
         lambda record: record.update(finished=1),
@@ -173,6 +196,7 @@ def test_foreign_records_of_trainings(tmp_path: Path) -> None:
         lambda record: record["epochs"][0].pop("training_loss"),
         lambda record: record["epochs"][0].update(step="3"),
         lambda record: record["epochs"][1].update(accuracy=[1]),
+        lambda record: record["epochs"][1].pop("accuracy"),
         lambda record: record["epochs"][0]["layers"].pop("J"),
         lambda record: record["epochs"][0]["layers"].update(J=[]),
         lambda record: record["epochs"][0]["layers"].update(J=["x"]),
@@ -182,4 +206,4 @@ def test_foreign_records_of_trainings(tmp_path: Path) -> None:
         change(record)
         save_record(path, "record of a training", record)
         with pytest.raises(FileFormatError, match="no record of a training"):
-            read_record(path)
+            read_record(path, "accuracy")

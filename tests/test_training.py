@@ -334,7 +334,7 @@ def test_a_record_tells_each_epoch(data: Path, tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(task, "loss", noted)
     record = train(task, "symmetric-neutreno", 0, tmp_path, progress=False)
-    assert record == read_record(tmp_path / RECORD)
+    assert record == read_record(tmp_path / RECORD, task.measure)
     assert [entry["step"] for entry in record["epochs"]] == [0, 3, 6]
     assert [entry["epoch"] for entry in record["epochs"]] == [0, 1, 2]
     assert record["settings"]["fidelity"] == 0.6
@@ -563,7 +563,7 @@ def test_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         summary = json.loads((out / "summary.json").read_text())
         gap = summary["variants"]["neutreno"]["against"]["softmax"][summary["measure"]]
         records = {
-            (kind, seed): read_record(out / f"{kind}-seed{seed}" / RECORD)["epochs"][-1]
+            (kind, seed): read_record(out / f"{kind}-seed{seed}" / RECORD, summary["measure"])["epochs"][-1]
             for kind in ("softmax", "neutreno")
             for seed in (0, 1)
         }

@@ -203,10 +203,13 @@ def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
         return None
     try:
         content = load_record(path, _KIND)
-        trouble = _foreign(content)
+        trouble = misfit(content, {"program": str, "finding": dict})
+        if trouble is None and content["program"] != _program(quick):
+            return None  # whose findings may be of another form
+        trouble = trouble or _foreign(content["finding"])
         if trouble is not None:
             raise FileFormatError(f"{path}: got {trouble}; it does not hold the finding of a claim")
-        if content["program"] != _program(quick) or content["finding"]["status"] not in ("pass", "fail"):
+        if content["finding"]["status"] not in ("pass", "fail"):
             return None
         return _from_plain(claim, content["finding"])
     except FileFormatError as error:
@@ -217,17 +220,18 @@ def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
     return None
 
 
-def _foreign(content: Any) -> str | None:
-    """Return why a record is no finding; None if it is. Of its pictures, whether they are text."""
-    trouble = misfit(content, {"program": str, "finding": dict}) or misfit(content["finding"], _FINDING)
+def _foreign(finding: Any) -> str | None:
+    """Return why plain data is no finding; None if it is. Of its pictures, whether they are text."""
+    trouble = misfit(finding, _FINDING)
     if trouble is not None:
         return trouble
-    checks, figures = content["finding"]["checks"], content["finding"]["figures"]
-    if content["finding"]["status"] in ("pass", "fail") and not checks:
-        return "no checks"
-    for check in checks or ():
+    for check in finding["checks"] or ():
         trouble = trouble or misfit(check, get_type_hints(Check))
-    for caption, image in figures.items():
+    if trouble is None and finding["status"] in ("pass", "fail"):
+        found = None if finding["checks"] is None else Outcome([Check(**check) for check in finding["checks"]])
+        if found is None or found.passed != (finding["status"] == "pass"):
+            return f"{finding['status']!r}, which its checks do not say"
+    for caption, image in finding["figures"].items():
         trouble = trouble or (misfit({"image": image}, {"image": str}) and f"no picture for {caption!r:.60}")
     return trouble
 

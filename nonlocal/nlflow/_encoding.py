@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import UnionType
 from typing import Any, TypeAlias, get_args
 
@@ -16,6 +16,7 @@ __all__ = ["Column", "decode", "digest", "encode", "misfit", "tagged"]
 Column: TypeAlias = type | UnionType
 
 _LARGEST = 2**63  # no whole number that is counted is beyond
+_DEEPEST = 100
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -30,12 +31,25 @@ def decode(text: str) -> Any:
     Raises
     ------
     ValueError
-        For text that is no JSON, a truncated file for instance.
+        For text that is no JSON, a truncated file for instance, and for what is nested more than 100 deep, which
+        nothing in the package is: what goes through it later needs no limit of its own.
     """
     try:
-        return json.loads(text, object_hook=_untagged)
+        value = json.loads(text, object_hook=_untagged)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
+    level = [value]
+    for _ in range(_DEEPEST):
+        level = [entry for branch in level for entry in _branches(branch)]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
+
+
+def _branches(value: Any) -> Iterable[Any]:
+    """Return the entries of a mapping or list that are mappings or lists themselves."""
+    entries = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return (entry for entry in entries if isinstance(entry, dict | list))
 
 
 def _untagged(entry: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from robustness.contract import Row
-from robustness.faults.processes import Running, differs, prepared, problem_left, run, tell_tale, undisturbed
+from robustness.faults.processes import LIMIT, Running, differs, prepared, problem_left, run, tell_tale, undisturbed
 from robustness.faults.victims import Study, Victim
 
 __all__ = ["clock_back", "dead_workers", "second_writer"]
@@ -45,9 +45,9 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
     tried = calls = 0
     while tried < times:
         place = prepared(victim, folder / f"{calls}")
-        calls += 1
-        if calls > 20 + 10 * times:
+        if calls == 20 + 10 * times:
             raise RuntimeError(f"{victim.name}: no writer is met at work: {tried} of {calls} were")
+        calls += 1
         first = Running(victim.command(place))
         if not _stopped_at_work(first, partial(victim.begun, place), place):
             first.end()
@@ -72,10 +72,14 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
 
 def _stopped_at_work(running: Running, begun: Callable[[], bool], place: Path) -> bool:
     """Stop a process while it keeps a place to itself, and return whether it was met there before its end."""
-    while running.wait_until(begun) and running.signal(signal.SIGSTOP):
+    deadline = time.monotonic() + LIMIT
+    while time.monotonic() < deadline and running.wait_until(begun) and running.signal(signal.SIGSTOP):
         # It may not have its lock yet, or no longer. Only at a process that stands still may one look, since the look
         # takes the lock for a moment.
-        seen = os.waitid(os.P_PID, running.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        try:
+            seen = os.waitid(os.P_PID, running.process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+        except ChildProcessError:  # it ended, and the signal found that out
+            return False
         if seen is None or seen.si_code != os.CLD_STOPPED:
             return False
         if _kept(place):

@@ -15,7 +15,18 @@ from typing import Any
 from nlflow.errors import NlflowError
 from robustness.faults.victims import Victim
 
-__all__ = ["ROOT", "Ended", "Running", "differs", "prepared", "problem_left", "run", "tell_tale", "undisturbed"]
+__all__ = [
+    "LIMIT",
+    "ROOT",
+    "Ended",
+    "Running",
+    "differs",
+    "prepared",
+    "problem_left",
+    "run",
+    "tell_tale",
+    "undisturbed",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT = 600.0  # seconds after which a process hangs

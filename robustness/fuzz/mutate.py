@@ -273,7 +273,7 @@ def text_json(data: bytes, longest: int, rng: random.Random, change: Mutate) -> 
     elif kind == 2:
         branch[key] = json.loads(json.dumps(other[its]))
     elif kind == 3:
-        for _ in range(rng.choice((1, 3, 2000))):
+        for _ in range(rng.choice((1, 3, 90, 300, 600, 2000))):
             branch[key] = [branch[key]]
     else:
         branch[key] = rng.choice(values)

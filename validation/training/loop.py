@@ -92,7 +92,7 @@ def _train(
 ) -> dict[str, Any]:
     about = {**task.settings(), "variant": name, "fidelity": task.fidelity if variant(name).term else 0.0, "seed": seed}
     about["bfloat16"] = half and task.device.type == "cuda"
-    before = _before(folder, about, resume)
+    before = _before(folder, about, resume, task.measure)
     if before is not None and before["finished"]:
         return before
     plan = task.plan
@@ -217,7 +217,7 @@ def _measured(task: Task, model: nn.Module, step: int, lost: float | None, *, wh
     }
 
 
-def _before(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any] | None:
+def _before(folder: Path, about: dict[str, Any], resume: bool, measure: str) -> dict[str, Any] | None:
     """Return the record of a training that lies in the folder, if it is the same."""
     there = (folder / RECORD).is_file()
     if (there or states(folder / STATE)) and not resume:
@@ -227,7 +227,7 @@ def _before(folder: Path, about: dict[str, Any], resume: bool) -> dict[str, Any]
         )
     if not there:
         return None
-    record = read_record(folder / RECORD)
+    record = read_record(folder / RECORD, measure)
     _check_same(folder / RECORD, record["settings"], about)
     return record
 

@@ -39,8 +39,8 @@ def write_record(folder: Path, about: dict[str, Any], run: dict[str, Any], finis
     return made
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """Return a record.
+def read_record(path: Path, measure: str) -> dict[str, Any]:
+    """Return a record of a task whose epochs have this measure.
 
     Raises
     ------
@@ -48,13 +48,13 @@ def read_record(path: Path) -> dict[str, Any]:
         If it is damaged.
     """
     found: dict[str, Any] = load_record(path, _KIND)
-    trouble = _foreign(found)
+    trouble = _foreign(found, measure)
     if trouble is not None:
         raise FileFormatError(f"{path}: got {trouble}; it is no record of a training: remove its folder")
     return found
 
 
-def _foreign(record: Any) -> str | None:
+def _foreign(record: Any, measure: str) -> str | None:
     """Return why a record is none of a training; None if it is. Of what a task measures, whether it is numbers."""
     trouble = misfit(record, _RECORDED)
     if trouble is not None:
@@ -68,6 +68,8 @@ def _foreign(record: Any) -> str | None:
             return trouble
         measured = {name: value for name, value in epoch.items() if name != "layers"}
         trouble = misfit(measured, dict.fromkeys(measured, bool | float | None))
+        if measure not in measured:
+            return f"an epoch without {measure}"
         if not epoch["diverged"] and list(epoch["layers"]) != list(LAYERS):
             return f"layers with {', '.join(epoch['layers']):.60}, expected {', '.join(LAYERS)}"
         for values in epoch["layers"].values():

@@ -171,7 +171,7 @@ def _done_before(partial: Path, problem: str, blocks: tuple[int, ...]) -> dict[s
             "this run; overwrite them, or choose another name"
         )
     names = {"/".join(map(str, place)) for place in np.ndindex(blocks)}
-    return {name: known for name, known in content["done"].items() if name in names}
+    return {name: known for name, known in content["done"].items() if name in names and isinstance(known, str)}
 
 
 def _slices(result: Any, name: str) -> tuple[slice, ...]:
@@ -186,8 +186,8 @@ def _digest(block: Array) -> str:
     return digest(np.ascontiguousarray(block).data)
 
 
-def _digest_of(path: str, place: tuple[slice, ...]) -> str:
-    """Return the digest of a block as it is on the disk; of one that cannot be read, nothing."""
+def _digest_of(path: str, place: tuple[slice, ...]) -> str | None:
+    """Return the digest of a block as it is on the disk; None for one that cannot be read."""
     import zarr
 
     # A block that was half written fails in any way; it is computed again.
@@ -195,7 +195,7 @@ def _digest_of(path: str, place: tuple[slice, ...]) -> str:
         array: Any = zarr.open(path, mode="r")
         return _digest(np.asarray(array[place]))
     except Exception:
-        return ""
+        return None
 
 
 def _written(block: Array, path: str, place: tuple[slice, ...]) -> str:

@@ -101,14 +101,14 @@ def run_study(
     MemoryLimitError
         For tensors that do not fit into their device, with the largest number of nodes that does.
     FileFormatError
-        When `out` holds another study.
+        When `out` holds another study, or cases with numbers that no study measures.
     WorkerError
         When worker processes keep dying; what is done is kept in `out`.
 
     Warns
     -----
     NlflowWarning
-        When the file of a case is damaged; the case is computed again.
+        When the file of a case is damaged or does not hold what the kind measures; the case is computed again.
 
     Examples
     --------

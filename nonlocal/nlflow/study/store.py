@@ -67,13 +67,10 @@ class Folder:
         found = load_record(head, _STUDY)
         if encode(found) == encode(self.content):
             return
-        try:
-            options = dict(found["options"])
-            known = {"study": found["study"], **found["program"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise FileFormatError(
-                f"{head}: got a description without {error}, expected that of a study; restore it, or {_ADVICE}"
-            ) from error
+        trouble = misfit(found, {"study": str, "program": dict, "options": dict})
+        if trouble is not None:
+            raise FileFormatError(f"{head}: got {trouble}; it does not describe a study: restore it, or {_ADVICE}")
+        options, known = found["options"], {"study": found["study"], **found["program"]}
         own: Any = self.content["options"]
         program: Any = self.content["program"]
         now = {"study": self.content["study"], **program}
@@ -102,12 +99,13 @@ class Folder:
             return None
         try:
             # The right checksum says that a program wrote it as it is, not that this one did.
-            rows: list[Row] = load_record(path, _CASE)["rows"]
-            trouble = _foreign(rows, label, columns)
+            content = load_record(path, _CASE)
+            trouble = misfit(content, {"case": dict, "rows": list}) or _foreign(content["rows"], label, columns)
             if trouble is not None:
-                raise FileFormatError(f"{path}: got {trouble} in a row; it does not hold the measurements of its case")
+                raise FileFormatError(f"{path}: got {trouble}; it does not hold the measurements of its case")
+            rows: list[Row] = content["rows"]
             return rows
-        except (FileFormatError, KeyError, TypeError) as error:
+        except FileFormatError as error:
             warnings.warn(f"{error}; its case is computed again", NlflowWarning, stacklevel=3)
             return None
 
@@ -121,15 +119,15 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 120 else text[:117] + "..."
 
 
-def _foreign(rows: Any, label: Row, columns: Mapping[str, Column]) -> str | None:
+def _foreign(rows: list[Any], label: Row, columns: Mapping[str, Column]) -> str | None:
     """Return why `rows` are not measurements of a case, its label before the columns of its kind; None if they are."""
-    if not isinstance(rows, list) or not rows:
-        return "nothing"
+    if not rows:
+        return "no rows"
     whole = {**{name: type(value) for name, value in label.items()}, **columns}
     for row in rows:
         trouble = misfit(row, whole)
         if trouble is None and encode({name: row[name] for name in label}) != encode(label):
             trouble = "another case"
         if trouble is not None:
-            return trouble
+            return f"{trouble} in a row"
     return None
