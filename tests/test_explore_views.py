@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -160,15 +161,45 @@ def _written(folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def test_where_there_is_no_command(tmp_path: Path) -> None:
-    assert "not a file" in denoising_view.no_command(DenoiseSettings(), sources.example())
+def ran_in_a_shell(command: str) -> None:
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    done = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_commands_of_a_file(tmp_path: Path) -> None:
     source = sources.open_source(small_image(tmp_path / "a.png"))
-    assert "compute in full" in denoising_view.no_command(DenoiseSettings(crop=((0, 9), (0, 9))), source)
-    assert denoising_view.no_command(DenoiseSettings(patch_size=5), source) == ""
+    assert denoising_view.command_note(DenoiseSettings(patch_size=5), source) == ""
     assert "--patch-size 5" in denoising_view.as_command(DenoiseSettings(patch_size=5), source)
     assert "--patch-size" not in denoising_view.as_command(DenoiseSettings(patch_size=5, quality="best"), source)
-    with pytest.raises(InputError, match="no command"):
-        denoising_view.as_command(DenoiseSettings(), sources.example())
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
+def test_commands_of_a_part_and_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "it's $HOME; `x`\nPYTHON\n.png"  # nothing that the shell may read
+    for source, settings, saved in (
+        (sources.open_source(small_image(Path(name))), DenoiseSettings(sigma=15.0, crop=((3, 30), (2, 33))),
+         f"{Path(name).stem}-part-denoised.npy"),
+        (sources.example(), DenoiseSettings(sigma=25.0, steps=1), "example-denoised.npy"),
+    ):  # fmt: skip
+        assert saved in denoising_view.command_note(settings, source)
+        ran_in_a_shell(denoising_view.as_command(settings, source))
+        assert np.array_equal(np.load(saved), denoising_view.compute(settings, source).result)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
+def test_the_command_of_a_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = FlowSettings(signal="disc", boundary="isolated", width=0.08)
+    ran_in_a_shell(flow_view.as_command(settings))
+    assert "flow.npz" in flow_view.COMMAND_NOTE
+    result = flow_view.compute(settings)
+    with np.load("flow.npz") as saved:
+        for name in saved:
+            shown = getattr(result, "equilibrium" if name == "limit" else name)
+            assert np.array_equal(saved[name], shown), name
+        assert {"t", "j", "e", "limit", "kept", "bounds", "rate"} <= set(saved)
 
 
 def test_commands_quote_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

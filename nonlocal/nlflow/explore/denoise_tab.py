@@ -205,9 +205,8 @@ class DenoiseTab:
         distance = {"distance": (time, course["distance"])} if "distance" in course else {}
         self.distances.show(distance, xlabel="time (0: the input)", ylabel=unit)
         self.figures.shown = numbers(_rows(result, unit)) + note(*source.notes, *result.notes)
-        why = view.no_command(result.settings, source)
-        command = "" if why else view.as_command(result.settings, source)
-        self.code.show(view.as_python(result.settings, source), command, why)
+        texts = (make(result.settings, source) for make in (view.as_python, view.as_command, view.command_note))
+        self.code.show(*texts)
         return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
 
     def _layout(self) -> Any:

@@ -17,11 +17,10 @@ from nlflow._quality import psnr, snr, ssim
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
-from nlflow.errors import InputError
 from nlflow.explore.sources import EXAMPLE, Crop, Source, cropped, slices
-from nlflow.explore.texts import call
+from nlflow.explore.texts import call, shell
 
-__all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "compute", "no_command"]
+__all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "command_note", "compute"]
 
 
 @dataclass(frozen=True)
@@ -186,25 +185,23 @@ def _quality_lines(source: Source) -> list[str]:
     return lines
 
 
-def no_command(settings: DenoiseSettings, source: Source) -> str:
-    """Return why no command computes what is seen; empty where one does."""
-    if source.built_in:
-        return "The example is not a file: open one, or use the Python text."
-    if settings.crop is not None:
-        return "A part of the input is shown: compute in full first, or use the Python text."
-    return ""
+def command_note(settings: DenoiseSettings, source: Source) -> str:
+    """Return what is to be known of the command; nothing where it is ``nonlocal denoise``."""
+    if not source.built_in and settings.crop is None:
+        return ""
+    what = "The example is no file" if source.built_in else "A part of the file is shown"
+    return f"{what}: the command runs the Python text and saves the result as {_array_name(source)}."
+
+
+def _array_name(source: Source) -> str:
+    return "example-denoised.npy" if source.built_in else f"{PurePath(source.name).stem}-part-denoised.npy"
 
 
 def as_command(settings: DenoiseSettings, source: Source) -> str:
-    """Return a command that writes the result to a file beside the input.
-
-    Raises
-    ------
-    InputError
-        Where there is none; see `no_command`.
-    """
-    if why := no_command(settings, source):
-        raise InputError(f"settings: no command computes this. {why}")
+    """Return a command that writes the result to a file: see `command_note`."""
+    if command_note(settings, source):
+        saving = f"import numpy as np\n\nnp.save({_array_name(source)!r}, result)"
+        return shell(as_python(settings, source), saving)
     path = PurePath(source.name)
     words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
     words += ["--quality", settings.quality]

@@ -140,7 +140,7 @@ class FlowTab:
                 ("bounds for every signal", f"{digits(low)} to {digits(high)}"),
             ]
         )  # fmt: skip
-        self.code.show(view.as_python(result.settings), "", "No command has these settings: use the Python text.")
+        self.code.show(view.as_python(result.settings), view.as_command(result.settings), view.COMMAND_NOTE)
         return f"{len(t)} moments up to t = {digits(t[-1])}"
 
     def _draw_state(self) -> None:

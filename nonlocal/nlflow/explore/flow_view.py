@@ -16,6 +16,7 @@ from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
 from nlflow.events import Callback
 from nlflow.explore import signals
+from nlflow.explore.texts import shell
 from nlflow.flow import GradientFlow
 from nlflow.functional import METRICS, E, J
 from nlflow.kernel import Gaussian, Laplace, RadialKernel, TopHat
@@ -24,11 +25,13 @@ from nlflow.spectrum import relaxation_rate
 
 __all__ = [
     "BOUNDARIES",
+    "COMMAND_NOTE",
     "KERNELS",
     "MOMENTS",
     "SIGNALS",
     "FlowResult",
     "FlowSettings",
+    "as_command",
     "as_python",
     "compute",
     "predicted",
@@ -237,6 +240,17 @@ kept = smoothing.distance_to_constant(limit) / smoothing.distance_to_constant(ob
 bounds = diversity_bounds(keeping)
 print("kept", kept, "between", bounds)
 """
+
+
+_SAVED = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
+          "limit", "kept", "bounds")  # fmt: skip
+COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz."
+
+
+def as_command(settings: FlowSettings) -> str:
+    """Return a command that saves what `as_python` makes as ``flow.npz``."""
+    given = ", ".join(f"{name}={name}" for name in _SAVED)
+    return shell(as_python(settings), f'np.savez("flow.npz", {given})')
 
 
 def predicted(t: Floats, values: Floats, rate: float) -> Floats:

@@ -1,4 +1,4 @@
-"""Numbers and Python text as the explorer shows them."""
+"""Numbers, Python texts and commands as the explorer shows them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["call", "decibels", "digits"]
+__all__ = ["call", "decibels", "digits", "shell"]
 
 _WIDTH = 100  # of a line of the texts that users copy
 
@@ -30,3 +30,9 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
     if len(line) <= _WIDTH:
         return line
     return f"{target} = {function}(\n" + "".join(f"    {one},\n" for one in given) + ")"
+
+
+def shell(program: str, saving: str) -> str:
+    """Return a command for the shells of Unix that runs a Python text and then saves what it made."""
+    # Quoted, so that the shell changes nothing in it; names are literals of Python, in which no line ends the text.
+    return f"python - <<'PYTHON'\n{program}\n{saving}\nPYTHON"

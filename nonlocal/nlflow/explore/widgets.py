@@ -306,8 +306,8 @@ class Code(Part):
     """The texts that compute what is seen, with buttons that copy them."""
 
     _esm = script("code")
-    shown = param.Dict(default={"python": "", "command": "", "why": ""})
+    shown = param.Dict(default={"python": "", "command": "", "note": ""})
 
-    def show(self, python: str, command: str = "", why: str = "") -> None:
-        """Show a Python text, and a command or why there is none."""
-        self.shown = {"python": python, "command": command, "why": why}
+    def show(self, python: str, command: str, note: str = "") -> None:
+        """Show a Python text and a command, with what is to be known of the command."""
+        self.shown = {"python": python, "command": command, "note": note}

@@ -4,7 +4,7 @@ export function render({ model }) {
   root.className = "nl-code";
   root.innerHTML = `<div class="row"><button class="python">Copy as Python</button>
     <button class="command">Copy as command</button><span class="said" role="status"></span></div>
-    <p class="note why"></p><details><summary>Show the texts</summary><pre class="python" tabindex="0"
+    <p class="note"></p><details><summary>Show the texts</summary><pre class="python" tabindex="0"
     aria-label="Python"></pre><pre class="command" tabindex="0" aria-label="command"></pre></details>`;
   const said = root.querySelector(".said"), details = root.querySelector("details");
   const copy = async (text, name) => {
@@ -21,9 +21,7 @@ export function render({ model }) {
   const show = () => {
     root.querySelector("pre.python").textContent = model.shown.python;
     root.querySelector("pre.command").textContent = model.shown.command;
-    root.querySelector("pre.command").hidden = !model.shown.command;
-    root.querySelector("button.command").disabled = !model.shown.command;
-    root.querySelector(".why").textContent = model.shown.why;
+    root.querySelector(".note").textContent = model.shown.note;
     said.textContent = "";
   };
   model.on("shown", show);
