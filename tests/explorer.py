@@ -49,7 +49,7 @@ def serving(*words: str, cwd: Path | None = None) -> Iterator[tuple[str, subproc
             yield line.split()[2], process
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(60)
 
 
 class Page:

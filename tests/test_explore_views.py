@@ -544,18 +544,18 @@ def test_the_newest_job_of_a_key_wins(worker: Worker) -> None:
 
     def first(progress: Callable[[float], None]) -> str:
         began.set()
-        gate.wait(5)
+        gate.wait(30)
         progress(0.5)
         return "first"
 
     worker.submit("tab", Job(first, lambda job: done.append(job.result)))
-    assert began.wait(5)
+    assert began.wait(30)
     for name in ("second", "third", "fourth"):
         worker.submit("tab", Job(lambda progress, name=name: name, lambda job: done.append(job.result)))
     finished = threading.Event()
     worker.submit("other", Job(lambda progress: "other", lambda job: (done.append(job.result), finished.set())))
     gate.set()
-    assert finished.wait(5)
+    assert finished.wait(30)
     assert done == ["fourth", "other"]
 
 
@@ -564,7 +564,7 @@ def test_all_jobs_run_in_one_thread(worker: Worker) -> None:
     for key in range(20):
         worker.submit(key, Job(lambda progress: names.add(threading.get_ident()), lambda job: finished.release()))
     for _ in range(20):
-        assert finished.acquire(timeout=5)
+        assert finished.acquire(timeout=30)
     assert len(names) == 1
     assert names != {threading.get_ident()}
 
@@ -582,15 +582,15 @@ def test_jobs_can_be_cancelled(worker: Worker) -> None:
             ended.set()
 
     worker.submit(("a", "tab"), Job(endless, lambda job: done.append("late")))
-    assert began.wait(5)
+    assert began.wait(30)
     worker.cancel(("a", "tab"))
-    assert ended.wait(5)
+    assert ended.wait(30)
     began.clear()
     ended.clear()
     worker.submit(("b", "tab"), Job(endless, lambda job: done.append("late")))
-    assert began.wait(5)
+    assert began.wait(30)
     worker.cancel_all(lambda key: key[0] == "b")
-    assert ended.wait(5)
+    assert ended.wait(30)
     assert done == []
 
 
@@ -608,7 +608,7 @@ def test_errors_are_reported_and_the_thread_goes_on(worker: Worker, caplog: pyte
     worker.submit(1, Job(fail, lambda job: errors.append(job.error)))
     worker.submit(2, Job(lambda progress: None, clumsy))
     worker.submit(3, Job(lambda progress: progress(0.25), lambda job: finished.set(), told.append))
-    assert finished.wait(5)
+    assert finished.wait(30)
     assert [str(error) for error in errors] == ["sigma: no"]
     assert told == [0.25]
     assert "could not take up" in caplog.text
@@ -625,7 +625,7 @@ def test_a_closed_worker_ends() -> None:
 
     one.submit(1, Job(endless, done.append))
     one.submit(2, Job(endless, done.append))
-    assert began.wait(5)
+    assert began.wait(30)
     one.close()
     assert not one._thread.is_alive()
     assert done == []

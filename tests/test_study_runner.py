@@ -100,7 +100,7 @@ from nlflow import run_study
 from nlflow._encoding import digest, encode
 
 def start(x):
-    time.sleep(0.15)
+    time.sleep(0.4)
     return x[:, 0] ** 2
 
 result = run_study("time-order", out=sys.argv[1], nodes=[8, 9, 10, 11, 12, 13], integrator="euler", metric="l2",
