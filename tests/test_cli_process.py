@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 
@@ -42,6 +44,27 @@ main()
     result = process(code, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
     assert result.returncode == 130
     assert (result.stdout, result.stderr) == ("", "nonlocal: interrupted\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
+@pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_interrupted_in_a_callback(tmp_path: Path, number: str, code: int, word: str) -> None:
+    """LLVM calls Python while a loop is loaded: what is raised there goes nowhere but to stderr."""
+    Image.new("L", (16, 12)).save(tmp_path / "in.png")
+    program = f"""
+import ctypes, os, signal, sys, time, types
+def denoise(image, *args, **options):
+    callback = ctypes.CFUNCTYPE(None)(lambda: (os.kill(os.getpid(), signal.{number}), time.sleep(0.01), None)[2])
+    callback()
+    time.sleep(60)
+    return image, types.SimpleNamespace(as_dict=lambda: {{"sigma": 1.0}})
+sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+from nlflow.cli import main
+main()
+"""
+    result = process(program, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", f"nonlocal: {word}\n")
     assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import _thread
 import json
 import math
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -108,7 +110,8 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 def terminable() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
 
-    Yields a function that tells whether it came. A second one ends the process at once.
+    Yields a function that tells whether it came. A second one ends the process at once. Neither is lost where Python
+    cannot raise anything; see `_delivered`.
     """
     came = False
 
@@ -118,8 +121,42 @@ def terminable() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
 
-    with handling(signal.SIGTERM, end):
+    with handling(signal.SIGTERM, end), _delivered():
         yield lambda: came
+
+
+def _interrupt() -> None:
+    """Send Ctrl-C to the main thread, which a wait of the system then ends for."""
+    main = threading.main_thread().ident
+    if main is not None and hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(main, signal.SIGINT)
+    else:
+        _thread.interrupt_main()
+
+
+@contextmanager
+def _delivered() -> Iterator[None]:
+    """Deliver Ctrl-C again that came in a callback of compiled code, of LLVM while it loads a loop for instance.
+
+    Nothing can be raised there: Python would print a trace, and go on as if nobody had asked.
+    """
+    before, timers = sys.unraisablehook, []
+
+    def again(unraisable: Any) -> None:
+        if unraisable.exc_type is not KeyboardInterrupt:
+            before(unraisable)
+            return
+        timers.append(threading.Timer(0.01, _interrupt))
+        timers[-1].daemon = True
+        timers[-1].start()
+
+    sys.unraisablehook = again
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+        for timer in timers:
+            timer.cancel()
 
 
 @contextmanager
