@@ -2,6 +2,7 @@
 
 import sys
 
-from nlflow.cli import app
+from nlflow.cli import main
 
-app(["validate", *sys.argv[1:]], prog_name="nonlocal")
+sys.argv.insert(1, "validate")
+main()

@@ -16,6 +16,7 @@ from typing import Any
 import typer
 
 __all__ = [
+    "delivered",
     "echo",
     "handling",
     "mendable",
@@ -110,8 +111,7 @@ def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Ite
 def terminable() -> Iterator[Callable[[], bool]]:
     """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
 
-    Yields a function that tells whether it came. A second one ends the process at once. Neither is lost where Python
-    cannot raise anything; see `_delivered`.
+    Yields a function that tells whether it came. A second one ends the process at once.
     """
     came = False
 
@@ -121,7 +121,7 @@ def terminable() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.raise_signal(signal.SIGINT)
 
-    with handling(signal.SIGTERM, end), _delivered():
+    with handling(signal.SIGTERM, end):
         yield lambda: came
 
 
@@ -135,7 +135,7 @@ def _interrupt() -> None:
 
 
 @contextmanager
-def _delivered() -> Iterator[None]:
+def delivered() -> Iterator[None]:
     """Deliver Ctrl-C again that came in a callback of compiled code, of LLVM while it loads a loop for instance.
 
     Nothing can be raised there: Python would print a trace, and go on as if nobody had asked.

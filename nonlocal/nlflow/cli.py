@@ -15,7 +15,7 @@ from typing import Annotated, ParamSpec, TypeVar
 import typer
 
 from nlflow import cli_attention, cli_denoise, cli_explore, cli_study, cli_validate
-from nlflow._terminal import echo, mendable, print_json, print_table, terminable
+from nlflow._terminal import delivered, echo, mendable, print_json, print_table, terminable
 
 __all__ = ["app", "main"]
 
@@ -168,7 +168,8 @@ def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON ob
 
 def main() -> None:
     """Run the command ``nonlocal``."""
-    app(prog_name="nonlocal")
+    with delivered():
+        app(prog_name="nonlocal")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from nlflow._atomic import make_folder
-from nlflow._terminal import echo, mendable, terminable
+from nlflow._terminal import delivered, echo, mendable, terminable
 from nlflow.errors import InputError
 from validation.training.export import export
 from validation.training.loop import train
@@ -75,7 +75,7 @@ def run(
     """
     parser = _parser(program, description, data)
     args = parser.parse_args(arguments)
-    with terminable() as terminated:
+    with terminable() as terminated, delivered():
         try:
             _run(args, make)
         except KeyboardInterrupt:
