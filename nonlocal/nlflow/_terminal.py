@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import _thread
 import json
 import math
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any
 import typer
 
 __all__ = [
-    "delivered",
     "echo",
     "handling",
     "mendable",
@@ -123,40 +120,6 @@ def terminable() -> Iterator[Callable[[], bool]]:
 
     with handling(signal.SIGTERM, end):
         yield lambda: came
-
-
-def _interrupt() -> None:
-    """Send Ctrl-C to the main thread, which a wait of the system then ends for."""
-    main = threading.main_thread().ident
-    if main is not None and hasattr(signal, "pthread_kill"):
-        signal.pthread_kill(main, signal.SIGINT)
-    else:
-        _thread.interrupt_main()
-
-
-@contextmanager
-def delivered() -> Iterator[None]:
-    """Deliver Ctrl-C again that came in a callback of compiled code, of LLVM while it loads a loop for instance.
-
-    Nothing can be raised there: Python would print a trace, and go on as if nobody had asked.
-    """
-    before, timers = sys.unraisablehook, []
-
-    def again(unraisable: Any) -> None:
-        if unraisable.exc_type is not KeyboardInterrupt:
-            before(unraisable)
-            return
-        timers.append(threading.Timer(0.01, _interrupt))
-        timers[-1].daemon = True
-        timers[-1].start()
-
-    sys.unraisablehook = again
-    try:
-        yield
-    finally:
-        sys.unraisablehook = before
-        for timer in timers:
-            timer.cancel()
 
 
 @contextmanager

@@ -15,7 +15,8 @@ from typing import Annotated, ParamSpec, TypeVar
 import typer
 
 from nlflow import cli_attention, cli_denoise, cli_explore, cli_study, cli_validate
-from nlflow._terminal import delivered, echo, mendable, print_json, print_table, terminable
+from nlflow._interrupts import delivered
+from nlflow._terminal import echo, mendable, print_json, print_table, terminable
 
 __all__ = ["app", "main"]
 

@@ -23,7 +23,7 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[Trial]:
     ----------
     kills : int
         By SIGKILL, over flows, studies and folders; a tenth as many of trainings, of validation and of worker
-        processes, and a thirtieth by SIGINT and by SIGTERM for each program.
+        processes, and by SIGINT and by SIGTERM a quarter of a flow, a study and a folder, a thirtieth of the others.
     seed : int
     folder : Path
         For their files, which are removed.

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from nlflow._atomic import make_folder
-from nlflow._terminal import delivered, echo, mendable, terminable
+from nlflow._interrupts import delivered
+from nlflow._terminal import echo, mendable, terminable
 from nlflow.errors import InputError
 from validation.training.export import export
 from validation.training.loop import train

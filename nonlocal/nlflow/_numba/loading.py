@@ -9,6 +9,7 @@ from threading import Lock
 from typing import Any
 
 from nlflow import _numba
+from nlflow._interrupts import delivered
 
 __all__ = ["compiled", "one_thread"]
 
@@ -16,9 +17,13 @@ _LOCK = Lock()
 
 
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
-    """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `_numba.seconds`."""
+    """Return a loop, compiled for a signature now or loaded from the cache; the time is added to `_numba.seconds`.
+
+    Ctrl-C meanwhile ends it.
+    """
     start = time.perf_counter()
-    dispatcher.compile(signature)
+    with delivered():
+        dispatcher.compile(signature)
     _numba.seconds += time.perf_counter() - start
     function: Callable[..., None] = dispatcher
     return function
