@@ -68,6 +68,23 @@ main()
     assert [path.name for path in tmp_path.iterdir()] == ["in.png"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
+def test_sigterm_where_ctrl_c_is_ignored() -> None:
+    program = """
+import os, signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what runs in the background
+from nlflow._terminal import terminable
+with terminable() as terminated:
+    try:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+    except KeyboardInterrupt:
+        print(terminated())
+"""
+    result = process(program)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
+
+
 def test_interrupted_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.png", "b.png", "c.png"):

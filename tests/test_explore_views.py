@@ -165,6 +165,8 @@ def ran_in_a_shell(command: str) -> None:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    again = subprocess.run(["sh", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, text=True)
+    assert "FileExistsError" in again.stderr  # nothing is replaced
 
 
 def test_commands_of_a_file(tmp_path: Path) -> None:
@@ -180,7 +182,7 @@ def test_commands_of_a_part_and_of_the_example(tmp_path: Path, monkeypatch: pyte
     name = "it's $HOME; `x`\nPYTHON\n.png"  # nothing that the shell may read
     for source, settings, saved in (
         (sources.open_source(small_image(Path(name))), DenoiseSettings(sigma=15.0, crop=((3, 30), (2, 33))),
-         f"{Path(name).stem}-part-denoised.npy"),
+         f"{Path(name).stem}-3-30-2-33-denoised.npy"),
         (sources.example(), DenoiseSettings(sigma=25.0, steps=1), "example-denoised.npy"),
     ):  # fmt: skip
         assert saved in denoising_view.command_note(settings, source)

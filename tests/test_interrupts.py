@@ -39,7 +39,7 @@ def strike() -> None:
 
     def struck() -> None:
         os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
+        time.sleep(0.002)
 
     ctypes.CFUNCTYPE(None)(struck)()
 
@@ -66,6 +66,25 @@ def test_it_is_delivered_at_the_end(ignored: list[Any]) -> None:
     with pytest.raises(KeyboardInterrupt):
         compiled(SimpleNamespace(compile=lambda signature: strike()), None)
     time.sleep(0.05)  # it would come twice
+    assert ignored == []
+
+
+def test_two_come_as_one(ignored: list[Any]) -> None:
+    cleaned = False
+
+    def work() -> None:
+        nonlocal cleaned
+        try:
+            strike()
+            strike()
+            time.sleep(30)
+        finally:
+            time.sleep(0.05)
+            cleaned = True
+
+    with pytest.raises(KeyboardInterrupt), delivered():
+        work()
+    assert cleaned
     assert ignored == []
 
 

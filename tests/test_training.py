@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import itertools
 import json
 import math
 import os
 import signal
+import time
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +32,7 @@ from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E4
 from validation import train_cifar10, train_scenes, train_text  # noqa: E402
 from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402
+from validation.training.command import run  # noqa: E402
 from validation.training.data import read_characters, read_pictures  # noqa: E402
 from validation.training.export import load_trained  # noqa: E402
 from validation.training.loop import STATE, WEIGHTS, train  # noqa: E402
@@ -545,6 +548,25 @@ def test_models_of_characters_are_exported_with_their_tokenizer(
 def test_folders_without_a_trained_model(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="no trained model"):
         load_trained(tmp_path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
+@pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+def test_interrupted_in_a_callback_at_the_end(
+    number: str, code: int, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What LLVM's callbacks swallow is delivered again, at the latest when there is nothing left to do."""
+
+    def strike(*_: Any) -> None:
+        ctypes.CFUNCTYPE(None)(lambda: (os.kill(os.getpid(), getattr(signal, number)), time.sleep(0.002), None)[2])()
+
+    monkeypatch.setattr("validation.training.command._run", strike)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert run("train", "trains", lambda *_: None, []) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert capsys.readouterr().err == f"train: {word}; go on with --resume\n"
 
 
 def test_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

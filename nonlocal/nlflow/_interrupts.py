@@ -30,40 +30,58 @@ def delivered() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = sys.unraisablehook
-    waiting: list[threading.Timer] = []
+    before, again = sys.unraisablehook, _Again()
 
-    def again(unraisable: Any) -> None:
-        if unraisable.exc_type is not KeyboardInterrupt:
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is KeyboardInterrupt:
+            again.ask()
+        else:
             before(unraisable)
-            return
-        timer = threading.Timer(_LATER, _interrupt)
-        timer.daemon = True
-        waiting.append(timer)
-        timer.start()
 
-    sys.unraisablehook = again
+    sys.unraisablehook = hook
     try:
         yield
     except BaseException:
-        _withdrawn(waiting)
+        again.withdraw()
         raise
     finally:
         sys.unraisablehook = before
-    if _withdrawn(waiting):
+    if again.withdraw():
         raise KeyboardInterrupt
 
 
-def _withdrawn(waiting: list[threading.Timer]) -> bool:
-    """Take back what has not been sent yet, and return whether there was any."""
-    left = [timer for timer in waiting if not timer.finished.is_set()]
-    for timer in left:
-        timer.cancel()
-    return bool(left)
+class _Again:
+    """One signal that is to come a moment later, and comes once or is taken back."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = False
+
+    def ask(self) -> None:
+        """Let it come, unless it is on its way."""
+        with self._lock:
+            if self._waiting:
+                return
+            self._waiting = True
+        timer = threading.Timer(_LATER, self._send)
+        timer.daemon = True
+        timer.start()
+
+    def _send(self) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting = False
+                _interrupt()
+
+    def withdraw(self) -> bool:
+        """Take it back, and return whether it was still to come."""
+        with self._lock:
+            waiting, self._waiting = self._waiting, False
+        return waiting
 
 
 def _interrupt() -> None:
-    """Send Ctrl-C to the main thread, which a wait of the system then ends for."""
+    """Send Ctrl-C to the main thread; on POSIX a wait of the system ends for it."""
     main = threading.main_thread().ident
     if main is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)

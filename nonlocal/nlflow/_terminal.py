@@ -116,7 +116,10 @@ def terminable() -> Iterator[Callable[[], bool]]:
         nonlocal came
         came = True
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.raise_signal(signal.SIGINT)
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # ignored, as shells have it for what runs in the background
+            signal.default_int_handler(number, frame)
 
     with handling(signal.SIGTERM, end):
         yield lambda: came

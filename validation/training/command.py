@@ -76,9 +76,10 @@ def run(
     """
     parser = _parser(program, description, data)
     args = parser.parse_args(arguments)
-    with terminable() as terminated, delivered():
+    with terminable() as terminated:
         try:
-            _run(args, make)
+            with delivered():
+                _run(args, make)
         except KeyboardInterrupt:
             echo(f"{program}: {'terminated' if terminated() else 'interrupted'}; go on with --resume", err=True)
             return 143 if terminated() else 130  # 128 and the signal, as shells have it

@@ -190,17 +190,20 @@ def command_note(settings: DenoiseSettings, source: Source) -> str:
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"
-    return f"{what}: the command runs the Python text and saves the result as {_array_name(source)}."
+    return f"{what}: the command runs the Python text and saves the result as {_array_name(settings, source)}."
 
 
-def _array_name(source: Source) -> str:
-    return "example-denoised.npy" if source.built_in else f"{PurePath(source.name).stem}-part-denoised.npy"
+def _array_name(settings: DenoiseSettings, source: Source) -> str:
+    part = "".join(f"-{low}-{high}" for low, high in settings.crop or ())
+    return f"{'example' if source.built_in else PurePath(source.name).stem}{part}-denoised.npy"
 
 
 def as_command(settings: DenoiseSettings, source: Source) -> str:
     """Return a command that writes the result to a file: see `command_note`."""
     if command_note(settings, source):
-        saving = f"import numpy as np\n\nnp.save({_array_name(source)!r}, result)"
+        # Opened for a new file alone: what is there is not replaced.
+        name = _array_name(settings, source)
+        saving = f"import numpy as np\n\nwith open({name!r}, 'xb') as file:\n    np.save(file, result)"
         return shell(as_python(settings, source), saving)
     path = PurePath(source.name)
     words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]

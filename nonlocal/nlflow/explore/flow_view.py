@@ -244,13 +244,14 @@ print("kept", kept, "between", bounds)
 
 _SAVED = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
           "limit", "kept", "bounds")  # fmt: skip
-COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz."
+COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz, a new file."
 
 
 def as_command(settings: FlowSettings) -> str:
     """Return a command that saves what `as_python` makes as ``flow.npz``."""
     given = ", ".join(f"{name}={name}" for name in _SAVED)
-    return shell(as_python(settings), f'np.savez("flow.npz", {given})')
+    # Opened for a new file alone: what is there is not replaced.
+    return shell(as_python(settings), f"with open('flow.npz', 'xb') as file:\n    np.savez(file, {given})")
 
 
 def predicted(t: Floats, values: Floats, rate: float) -> Floats:

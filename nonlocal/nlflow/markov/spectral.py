@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from functools import cached_property
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
-from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_memory
 from nlflow.markov.operator import Floats, Transitions
 from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
@@ -23,8 +22,9 @@ __all__ = ["DENSE_STATES", "Equilibrated"]
 DENSE_STATES = 1000
 _REDUCED_STATES = 4096  # state reduction takes a few seconds
 # The laws of affinities that are not symmetric: an equilibrium, its diversity and their bounds each make a chain of
-# their own, lazy or not, over many fidelities, and all of these have one law.
-_LAWS: WeakKeyDictionary[Affinity, Floats] = WeakKeyDictionary()
+# their own, lazy or not, over many fidelities, and all of these have one law. By identity, for as long as the affinity
+# lives: one of a user's own may say that others are equal to it, or have no hash.
+_LAWS: dict[int, Floats] = {}
 
 
 @underflowing
@@ -79,9 +79,10 @@ class Equilibrated(Transitions):
         shape = self.affinity.domain.shape
         if self.affinity.symmetric:
             return self._mass
-        law = _LAWS.get(self.affinity)
+        law = _LAWS.get(id(self.affinity))
         if law is None:
-            law = _LAWS[self.affinity] = self._found_law()
+            law = _LAWS[id(self.affinity)] = self._found_law()
+            finalize(self.affinity, _LAWS.pop, id(self.affinity), None).atexit = False
         return law.reshape(shape).copy()
 
     def _found_law(self) -> Floats:
