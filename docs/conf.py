@@ -11,10 +11,10 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE / "_ext"), str(HERE.parent)]
 
 import numpy as np  # noqa: E402  # the paths come first
-from sphinx.util import logging  # noqa: E402
+from sphinx.util import logging  # noqa: E402  # as above
 
-import nlflow  # noqa: E402
-from nlflow._machine import version  # noqa: E402
+import nlflow  # noqa: E402  # as above
+from nlflow._machine import version  # noqa: E402  # as above
 
 project = "nlflow"
 author = "the authors of nlflow"

@@ -209,9 +209,12 @@ def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
         trouble = trouble or _foreign(content["finding"])
         if trouble is not None:
             raise FileFormatError(f"{path}: got {trouble}; it does not hold the finding of a claim")
-        if content["finding"]["status"] not in ("pass", "fail"):
+        found = _from_plain(claim, content["finding"])
+        if found.status not in ("pass", "fail"):
             return None
-        return _from_plain(claim, content["finding"])
+        if found.outcome is None or found.outcome.passed != (found.status == "pass"):
+            raise FileFormatError(f"{path}: got {found.status!r}, which its checks do not say")
+        return found
     except FileFormatError as error:
         reason = str(error)
     except ValueError as error:  # of base64
@@ -222,18 +225,11 @@ def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
 
 def _foreign(finding: Any) -> str | None:
     """Return why plain data is no finding; None if it is. Of its pictures, whether they are text."""
-    trouble = misfit(finding, _FINDING)
+    trouble = misfit(finding, _FINDING) or misfit(finding["figures"], dict.fromkeys(finding["figures"], str))
     if trouble is not None:
         return trouble
-    for check in finding["checks"] or ():
-        trouble = trouble or misfit(check, get_type_hints(Check))
-    if trouble is None and finding["status"] in ("pass", "fail"):
-        found = None if finding["checks"] is None else Outcome([Check(**check) for check in finding["checks"]])
-        if found is None or found.passed != (finding["status"] == "pass"):
-            return f"{finding['status']!r}, which its checks do not say"
-    for caption, image in finding["figures"].items():
-        trouble = trouble or (misfit({"image": image}, {"image": str}) and f"no picture for {caption!r:.60}")
-    return trouble
+    kinds = get_type_hints(Check)
+    return next((wrong for check in finding["checks"] or () if (wrong := misfit(check, kinds)) is not None), None)
 
 
 # ---- results.json and report.html

@@ -79,6 +79,6 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
     block = 2**22
     for place in range(0, needed, block):
         into = array.view(np.uint8)[place : place + block]
-        if stream.readinto(into) != into.size:  # type: ignore[attr-defined]
+        if stream.readinto(into) != into.size:  # type: ignore[attr-defined]  # BinaryIO lacks it, files have it
             raise ValueError("fewer values than its header tells of")
     return array.reshape(shape, order="F" if by_columns else "C")
