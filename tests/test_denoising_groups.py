@@ -59,7 +59,7 @@ def test_members_are_those_of_patch_groups(channels: int, shape: tuple[int, int]
 
 
 @pytest.mark.parametrize("kind", ["constant", "lines", "chequers", "few values"])
-def test_of_equal_distances_the_first_are_taken(kind: str):
+def test_of_equal_distances_the_nearest_in_space_are_taken(kind: str):
     y, x = np.mgrid[:14, :15]
     few = np.random.default_rng(0).integers(0, 2, (14, 15))
     guide = {"constant": 3.5 + 0 * x, "lines": x % 3, "chequers": (x + y) % 2, "few values": few}[kind][None].astype(
@@ -68,6 +68,17 @@ def test_of_equal_distances_the_first_are_taken(kind: str):
     found, expected = Groups(guide, IMAGE), as_members(guide, IMAGE)
     assert np.all(found.counts == expected.shape[1])
     np.testing.assert_array_equal(np.sort(found.members, axis=1), np.sort(expected, axis=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(24, 25), (1, 200)])
+def test_rounding_decides_no_tie(shape: tuple[int, int], dtype: Any):
+    """Counts have many patches that are equally near; in other units rounding makes their distances differ."""
+    counts = np.random.default_rng(5).poisson(20.0, (1, *shape)).astype(np.float64)
+    grouping = IMAGE if shape[0] > 1 else SIGNAL
+    expected = Groups(counts, grouping).members
+    for scale, offset in ((1 / 3, 0.1), (0.7, -14.3), (1 / 255, 0.0)):
+        np.testing.assert_array_equal(Groups((scale * counts + offset).astype(dtype), grouping).members, expected)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 3), (3, 40), (1, 9), (4, 4), (5, 5)])

@@ -97,10 +97,10 @@ def test_members_are_the_nearest_in_the_window(name: str) -> None:
     assert f"{len(references)} groups of {options['members']} patches" in repr(groups)
 
 
-def test_of_equal_patches_the_reference_comes_first_and_then_the_first_in_order() -> None:
+def test_of_equal_patches_the_reference_comes_first_and_then_the_nearest_in_space() -> None:
     groups = nl.PatchGroups(np.zeros((7, 7)), patch_size=3, search_radius=1, members=4, step=2)
     centre = groups.positions[groups.positions[:, 0].tolist().index([2, 2])]
-    assert centre.tolist() == [[2, 2], [1, 1], [1, 2], [1, 3]]
+    assert centre.tolist() == [[2, 2], [1, 2], [2, 1], [2, 3]]
     assert np.all(groups.distances == 0)
 
 

@@ -19,7 +19,11 @@ from numba import njit, prange, types
 from nlflow._numba.loading import compiled
 
 RUN = 64
-_WELL_CONDITIONED = 3e4  # up to here rounding costs the fast inverse in single precision well below the noise
+# Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
+# which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. With the condition of
+# C + N, at most kappa = (trace C + max N) / min N, it is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2
+# for the fast one, whose Schur complement has passed through an explicit inverse.
+ERROR = 1e-2
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
@@ -55,8 +59,27 @@ def _kth_smallest(values, count, k):
     return values[k]
 
 
+@njit(fastmath=_FLAGS)
+def _tied(guide, y, x, patch, radii, limit, rounding):
+    """Return between which squared distances patches are as near to that at (y, x) as one at the distance `limit`.
+
+    For m samples: (m + 3) roundings of the sum, and those of the samples, which change a difference by 4 of the largest
+    sample at most, and a distance d by 2 sqrt(m d) of that (half of it counts here, `rounding` being twice the unit).
+    """
+    ph, pw = patch
+    largest = 0 * limit
+    for c in range(guide.shape[0]):
+        for r in range(ph):
+            for s in range(pw):
+                largest = max(largest, abs(guide[c, y + r + radii[0], x + s + radii[1]]))
+    m = guide.shape[0] * ph * pw
+    root = math.sqrt(max(limit, 0 * limit))
+    slack = rounding * ((m + 3) * limit + 4 * (largest + root) * math.sqrt(m) * root)
+    return limit - slack, limit + slack
+
+
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
-def find_groups(guide, rows, columns, shape, patch, radii, members, counts):
+def find_groups(guide, rows, columns, shape, patch, radii, order, rounding, members, counts):
     """Find the patches nearest to each reference patch, itself first, in its window.
 
     Parameters
@@ -66,6 +89,11 @@ def find_groups(guide, rows, columns, shape, patch, radii, members, counts):
     rows, columns : (A,), (B,)
         Corners of the references.
     shape, patch, radii : (H, W), (ph, pw), (Ry, Rx)
+    order : (offsets,) int32
+        The offsets of a window (row by row), by their length: of patches that are equally near, within rounding, those
+        are taken whose offset comes first.
+    rounding : float
+        Relative rounding of the guide.
     members : (A B, n) int32, output
         Corners of the members, the reference first, then row by row.
     counts : (A B,) int32, output
@@ -120,27 +148,26 @@ def find_groups(guide, rows, columns, shape, patch, radii, members, counts):
                 if distance[r, o] >= 0:
                     candidates[found] = distance[r, o]
                     found += 1
-            count = 1
+            highest = np.inf
             if found >= wanted:
                 limit = _kth_smallest(candidates, found, wanted - 2) if wanted > 1 else -1
-                below = 0
+                lowest, highest = _tied(guide, y, x, patch, radii, limit, rounding)
+                spare = 1 - wanted
                 for o in range(offsets):
-                    if 0 <= distance[r, o] < limit:
-                        below += 1
-                ties = wanted - 1 - below
-            else:
-                limit = np.inf
-                ties = 0
+                    if 0 <= distance[r, o] <= highest:
+                        spare += 1
+                for k in range(offsets - 1, -1, -1):
+                    if spare <= 0:
+                        break
+                    o = order[k]
+                    if lowest <= distance[r, o] <= highest:
+                        distance[r, o] = -1
+                        spare -= 1
+            count = 1
             for o in range(offsets):
-                d = distance[r, o]
-                if d < 0 or d > limit:
-                    continue
-                if d == limit:
-                    if ties == 0:
-                        continue
-                    ties -= 1
-                chosen[count] = (y + o // (2 * Rx + 1) - Ry) * W + x + o % (2 * Rx + 1) - Rx
-                count += 1
+                if 0 <= distance[r, o] <= highest:
+                    chosen[count] = (y + o // (2 * Rx + 1) - Ry) * W + x + o % (2 * Rx + 1) - Rx
+                    count += 1
             counts[reference] = count
 
 
@@ -159,8 +186,9 @@ def _gather(plane, corners, count, ph, pw, out):
 
 
 @njit(fastmath=_FLAGS)
-def _centre(tokens, count, mean):
+def _centre(tokens, mean):
     """Take the mean token, left in `mean`, from each token."""
+    count = tokens.shape[0]
     mean[:] = 0
     for k in range(count):
         row = tokens[k]
@@ -222,7 +250,8 @@ def _sweep(matrix):
 def _spd_inverse(matrix):
     """Return the inverse of a symmetric positive definite matrix, through that of its halves and Schur's complement.
 
-    At the sizes of patches it takes half the time of LAPACK's general inverse (which is all that Numba offers).
+    At the sizes of patches it takes half the time of LAPACK's general inverse (which is all that Numba offers), and it
+    loses the square of the condition where that loses the condition.
     """
     size = matrix.shape[0]
     half = size // 2
@@ -252,15 +281,6 @@ def _spd_inverse(matrix):
     return inverse
 
 
-@njit
-def _careful_inverse(matrix, out):
-    """Write the inverse of a badly conditioned matrix: in double precision, by LAPACK."""
-    wide = np.linalg.inv(matrix.astype(np.float64))
-    for i in range(matrix.shape[0]):
-        for j in range(matrix.shape[0]):
-            out[i, j] = wide[i, j]
-
-
 @njit(fastmath=_FLAGS)
 def _clipped_inverse(noisy, noise, shrink):
     """Return (C' + N)^-1, N diagonal, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
@@ -284,8 +304,58 @@ def _clipped_inverse(noisy, noise, shrink):
     return inverse
 
 
+@njit(fastmath=_FLAGS)
+def _wiener(tokens, source, noise, shrink, fast, change, weight):
+    """Filter the tokens of a group, all in one precision.
+
+    Parameters
+    ----------
+    tokens : (n, size)
+        z - m.
+    source : (n, size)
+        What the covariance C is taken from, about its mean.
+    noise : (size,)
+        The diagonal of N.
+    shrink : float
+        Multiple of the noise that is taken from the eigenvalues of C.
+    fast : bool
+        Whether the fast inverse of C + N is good enough.
+    change : (n, size), output
+        N (C + N)^-1 (z - m).
+    weight : (size,), output
+        Inverse variance of each sample of the estimate.
+    """
+    count, size = tokens.shape
+    zero = 0 * noise[0]
+    share = 1 / (zero + count)
+    matrix = np.empty((size, size), noise.dtype)
+    np.dot(source.T, source, matrix)
+    for i in range(size):
+        for j in range(size):
+            matrix[i, j] *= share
+        if shrink == 0:
+            matrix[i, i] += noise[i]
+    if shrink > 0:
+        inverse = _clipped_inverse(matrix, noise, shrink)
+    elif fast:
+        inverse = _spd_inverse(matrix)
+    else:
+        inverse = np.ascontiguousarray(np.linalg.inv(matrix))
+    for i in range(size):
+        # Variance of a sample of the estimate: that of the filter, and that of the mean. The first cannot be negative,
+        # whatever rounding leaves of it.
+        kept = max(1 - noise[i] * inverse[i, i], zero)
+        weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
+        for j in range(size):
+            inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
+    np.dot(tokens, inverse, change)
+
+
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
-def filter_groups(state, pilot, observed, variance, members, counts, rows, columns, jobs, patch, radii, numbers, out):
+def filter_groups(
+    state, pilot, observed, variance, members, counts, rows, columns, jobs, patch, radii,
+    leave, factor, shrink, running, rounding, out,
+):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
     A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
@@ -302,19 +372,21 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
     jobs : (first, last)
         Jobs in the order of `find_groups`.
     patch, radii : (ph, pw), (Ry, Rx)
-    numbers : (5,)
-        Fraction of the noise that the step leaves, factor on the noise variance, multiple of the noise taken from the
-        eigenvalues of the covariance (0: the pilot is free of noise), whether noise has been taken out already, and the
-        noise that rounding stands for, over the largest variance of a sample in a group.
+    leave : float
+        Fraction of the noise that the step leaves.
+    factor : float
+        On the variance of the noise.
+    shrink : float
+        Multiple of the noise taken from the eigenvalues of the covariance (0: the pilot is free of noise).
+    running : bool
+        Whether noise has been taken out already.
+    rounding : (single, double)
+        Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is enough,
+        and of double precision, in which the others are.
     out : (jobs, 3, C, 2 Ry + ph, width), output
         Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
         ``columns[first] - Rx`` on.
     """
-    leave = numbers[0]
-    factor = numbers[1]
-    shrink = numbers[2]
-    running = numbers[3] > 0
-    uncertain = numbers[4]
     ph, pw = patch
     Ry, Rx = radii
     size = ph * pw
@@ -336,11 +408,13 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
         tokens = np.empty((most, size), state.dtype)
         given = np.empty((most, size), state.dtype)
         change = np.empty((most, size), state.dtype)
-        matrix = np.empty((size, size), state.dtype)
         mean = np.empty(size, state.dtype)
         centre = np.empty(size, state.dtype)
         noise = np.empty(size, state.dtype)
         weight = np.empty(size, state.dtype)
+        wide = np.empty((3, most, size), np.float64)
+        wide_mean = np.empty(size, np.float64)
+        wide_weight = np.empty(size, np.float64)
         for reference in range(first, last):
             number = (job // runs) * columns.shape[0] + reference
             corners = members[number]
@@ -365,8 +439,8 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                 rest = one
                 if running:
                     _gather(observed[c], corners, count, ph, pw, given)
-                    shift = zero
-                    power = zero
+                    shift = 0.0
+                    power = 0.0
                     for k in range(count):
                         row = given[k]
                         token = tokens[k]
@@ -375,50 +449,41 @@ def filter_groups(state, pilot, observed, variance, members, counts, rows, colum
                             shift += removed
                             power += removed * removed
                     shift /= count * size
-                    spread = max(power / (count * size) - shift * shift, zero)
-                    rest = max(1 - math.sqrt(spread / total), max(leave, one / 1000))
+                    spread = max(power / (count * size) - shift * shift, 0.0)
+                    rest = max(one - math.sqrt(spread / total), max(leave, one / 1000))
                 for j in range(size):
                     noise[j] *= rest * rest * factor
-                if shrink > 0:
-                    for k in range(count):
-                        for j in range(size):
-                            source[k, j] = tokens[k, j]
-                else:
-                    _gather(pilot[c], corners, count, ph, pw, source)
-                _centre(source, count, mean)
-                np.dot(source[:count].T, source[:count], matrix)
-                largest = zero
-                for i in range(size):
+                _gather(pilot[c], corners, count, ph, pw, source)
+                _centre(source[:count], mean)
+                _centre(tokens[:count], centre)
+                mean[:] = 0
+                for k in range(count):
+                    row = source[k]
                     for j in range(size):
-                        matrix[i, j] *= share
-                    largest = max(largest, matrix[i, i])
-                _centre(tokens, count, centre)
-                # Rounding leaves the filter uncertain by this much noise. It is no less than that, and where it is more
-                # than the noise of the input the group is better left as it is.
-                least = largest * uncertain
+                        mean[j] += row[j] * row[j]
+                trace = mean.sum() * share
+                # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of the
+                # input the group is left as it is.
+                least = count * rounding[1] * trace
                 if least > total:
                     change[:] = 0
                     weight[:] = 1 / total
                 else:
-                    for i in range(size):
-                        noise[i] = max(noise[i], least)
-                        if shrink == 0:
-                            matrix[i, i] += noise[i]
-                    if shrink > 0:
-                        inverse = _clipped_inverse(matrix, noise, shrink)
-                    elif size * largest > _WELL_CONDITIONED * noise.min():
-                        inverse = np.empty_like(matrix)
-                        _careful_inverse(matrix, inverse)
+                    for j in range(size):
+                        noise[j] = max(noise[j], least)
+                    condition = (trace + noise.max()) / noise.min()
+                    if count * rounding[0] * condition * condition < 1:
+                        _wiener(tokens[:count], source[:count], noise, shrink, True, change[:count], weight)
                     else:
-                        inverse = _spd_inverse(matrix)
-                    for i in range(size):
-                        # Variance of a sample of the estimate: that of the filter, and that of the mean. Rounding may
-                        # leave the first below 0, and with it a weight of the wrong sign.
-                        kept = max(1 - noise[i] * inverse[i, i], zero)
-                        weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
-                        for j in range(size):
-                            inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
-                    np.dot(tokens[:count], inverse, change[:count])
+                        _gather(state[c], corners, count, ph, pw, wide[0])
+                        _gather(pilot[c], corners, count, ph, pw, wide[1])
+                        _centre(wide[0, :count], wide_mean)
+                        _centre(wide[1, :count], wide_mean)
+                        wide_mean[:] = noise
+                        fast = count * rounding[1] * condition * condition < 1
+                        _wiener(wide[0, :count], wide[1, :count], wide_mean, shrink, fast, wide[2, :count], wide_weight)
+                        change[:] = wide[2]
+                        weight[:] = wide_weight
                 keep = leave / rest
                 for k in range(count):
                     token = tokens[k]
@@ -469,10 +534,29 @@ def loop(name: str, precision: str) -> Callable[..., None]:
     members, counts = types.Array(types.int32, 2, "C"), types.Array(types.int32, 1, "C")
     images = array(3)
     if name == "find_groups":
-        return compiled(find_groups, (images, corners, corners, two, two, two, members, counts))
+        order = types.Array(types.int32, 1, "C")
+        return compiled(find_groups, (images, corners, corners, two, two, two, order, real, members, counts))
     if name == "filter_groups":
         return compiled(
             filter_groups,
-            (images, images, images, images, members, counts, corners, corners, two, two, two, array(1), array(5)),
+            (
+                images,
+                images,
+                images,
+                images,
+                members,
+                counts,
+                corners,
+                corners,
+                two,
+                two,
+                two,
+                real,
+                real,
+                real,
+                types.boolean,
+                types.UniTuple(real, 2),
+                array(5),
+            ),
         )
     return compiled(add_windows, (array(5), corners, corners, two, two, array(4)))

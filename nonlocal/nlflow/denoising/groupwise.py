@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from nlflow.denoising.presets import Grouping, GroupPreset
-from nlflow.patches.search import reference_positions
+from nlflow.patches.search import nearest_offsets, reference_positions
 
 __all__ = [
     "FUNCTIONAL",
@@ -113,8 +113,9 @@ class Groups:
         self.counts = np.zeros(count, np.int32)
         padded = np.pad(guide, ((0, 0), (ry, ry), (rx, rx)), mode="edge")
         groups.loop("find_groups", guide.dtype.name)(
-            padded, self.rows, self.columns, shape, self.patch, self.radii, self.members, self.counts
-        )
+            padded, self.rows, self.columns, shape, self.patch, self.radii, nearest_offsets(self.radii)[1],
+            np.finfo(guide.dtype).eps, self.members, self.counts,
+        )  # fmt: skip
         runs = -(-len(self.columns) // groups.RUN)
         self.jobs = len(self.rows) * runs
         last = np.minimum(np.arange(1, runs + 1) * groups.RUN, len(self.columns)) - 1
@@ -137,9 +138,7 @@ class Groups:
         sums = np.zeros((3, *state.shape), state.dtype)
         (ry, _), (ph, _) = self.radii, self.patch
         windows = np.empty((min(_JOBS, self.jobs), 3, len(state), 2 * ry + ph, self._width), state.dtype)
-        # Rounding costs the filter N (C + N)^-1 about eps (C / N)^(3/2) of the noise.
-        uncertain = float(np.finfo(state.dtype).eps) ** (2 / 3)
-        numbers = np.array([leave, factor, shrink, running, uncertain], state.dtype)
+        rounding = tuple(float(np.finfo(kind).eps) / self._loops.ERROR for kind in (state.dtype, np.float64))
         filter_groups = self._loops.loop("filter_groups", state.dtype.name)
         add_windows = self._loops.loop("add_windows", state.dtype.name)
         with threadpool_limits(1, "blas"):
@@ -147,7 +146,7 @@ class Groups:
                 jobs = (first, min(first + _JOBS, self.jobs))
                 filter_groups(
                     state, pilot, observed, variance, self.members, self.counts, self.rows, self.columns, jobs,
-                    self.patch, self.radii, numbers, windows,
+                    self.patch, self.radii, leave, factor, shrink, running, rounding, windows,
                 )  # fmt: skip
                 add_windows(windows, self.rows, self.columns, jobs, self.radii, sums)
                 advance(jobs[1] - jobs[0])

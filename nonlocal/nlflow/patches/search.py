@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["fewest_candidates", "nearest_patches", "reference_positions"]
+__all__ = ["fewest_candidates", "nearest_offsets", "nearest_patches", "reference_positions"]
 
 Integers = NDArray[np.intp]
 
@@ -42,12 +42,22 @@ def fewest_candidates(references: Integers, last: tuple[int, ...], radius: int) 
     return int(sides.prod(axis=1).min())
 
 
+def nearest_offsets(radii: tuple[int, ...]) -> tuple[Integers, NDArray[np.int32]]:
+    """Return the offsets within radii, in C order, shape (n, m), and the order of their lengths (C order among equals).
+
+    That order decides between patches that are equally near: another choice would be left to rounding.
+    """
+    offsets = np.array(list(itertools.product(*(range(-r, r + 1) for r in radii))))
+    return offsets, np.argsort((offsets**2).sum(axis=1), kind="stable").astype(np.int32)
+
+
 def nearest_patches(
     guide: NDArray[Any], patch_size: int, radius: int, references: Integers, members: int
 ) -> tuple[Integers, NDArray[np.float64]]:
     """Return the patches nearest to each patch of reference, itself first, and their squared Euclidean distances.
 
-    Of patches at the same distance the one that comes first in C order is taken. O(G (2 r + 1)^m D) time.
+    Of patches that are equally near, within the rounding of the guide, those are taken that lie nearest to the patch of
+    reference, and of these the first in C order. O(G (2 r + 1)^m D) time.
 
     Parameters
     ----------
@@ -69,7 +79,8 @@ def nearest_patches(
     side = (patch_size,) * axes
     patches = np.lib.stride_tricks.sliding_window_view(guide.astype(np.float64), side, axis=tuple(range(axes)))
     last = np.array(patches.shape[:axes]) - 1
-    offsets = np.array(list(itertools.product(range(-radius, radius + 1), repeat=axes)))
+    offsets, order = nearest_offsets((radius,) * axes)
+    offsets = offsets[order]
     positions = np.empty((len(references), members, axes), np.intp)
     distances = np.empty((len(references), members))
     length = math.prod(patches.shape[axes:])
@@ -83,8 +94,24 @@ def nearest_patches(
             inside = np.all((places >= 0) & (places <= last), axis=1)
             difference = (patches[tuple(places[inside].T)] - centres[inside]).reshape(-1, length)
             found[inside, column] = np.einsum("gd,gd->g", difference, difference)
-        found[:, len(offsets) // 2] = -1  # the patch itself comes before others that equal it
-        nearest = np.argsort(found, axis=1, kind="stable")[:, :members]
+        found[:, 0] = -1  # the patch itself comes before others that equal it
+        largest = np.abs(centres).reshape(len(own), -1).max(axis=1)
+        nearest = _chosen(found, members, largest, length, float(np.finfo(guide.dtype).eps))
         positions[start : start + block] = own[:, None] + offsets[nearest]
         distances[start : start + block] = np.maximum(np.take_along_axis(found, nearest, axis=1), 0)
     return positions, distances
+
+
+def _chosen(found: NDArray[Any], members: int, largest: NDArray[Any], length: int, rounding: float) -> NDArray[np.intp]:
+    """Return the columns of the least distances in each row, by distance; of those that are tied the first columns.
+
+    `_numba.groups` derives which are: those that rounding may have put on the wrong side of the last one taken.
+    """
+    limit = np.maximum(np.partition(found, members - 1, axis=1)[:, members - 1], 0)
+    root = np.sqrt(limit)
+    slack = (rounding * ((length + 3) * limit + 4 * (largest + root) * math.sqrt(length) * root))[:, None]
+    below = found < limit[:, None] - slack
+    tied = ~below & (found <= limit[:, None] + slack)
+    below[:, 0], tied[:, 0] = True, False
+    taken = below | (tied & (np.cumsum(tied, axis=1) <= members - below.sum(axis=1, keepdims=True)))
+    return np.argsort(np.where(taken, found, np.inf), axis=1, kind="stable")[:, :members]
