@@ -15,12 +15,13 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format docs bench history robustness constraints clean distclean
+.PHONY: help demo test test-all lint format docs bench history robustness constraints clean distclean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo         run the demonstration'
-	@echo 'make test         check style, types and imports, then run the tests with coverage'
+	@echo 'make test         check style, types and imports, then run the tests that are not slow'
+	@echo 'make test-all     the same with all tests, and with coverage'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
 	@echo 'make docs         build the documentation, and run its gallery: docs/_build/html/index.html'
@@ -35,6 +36,10 @@ demo: $(CORE)
 
 test: lint
 	@echo '== pytest'
+	@$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
+
+test-all: lint
+	@echo '== pytest, all tests'
 	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: $(DEV)

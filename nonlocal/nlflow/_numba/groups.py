@@ -20,9 +20,9 @@ from nlflow._numba.loading import compiled
 
 RUN = 64
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
-# which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. With the condition of
-# C + N, at most kappa = (trace C + max N) / min N, it is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2
-# for the fast one, whose Schur complement has passed through an explicit inverse.
+# which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
+# kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for
+# the fast one, whose Schur complement has passed through an explicit inverse.
 ERROR = 1e-2
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
@@ -381,8 +381,8 @@ def filter_groups(
     running : bool
         Whether noise has been taken out already.
     rounding : (single, double)
-        Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is enough,
-        and of double precision, in which the others are.
+        Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
+        enough, and of double precision, in which the others are.
     out : (jobs, 3, C, 2 Ry + ph, width), output
         Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
         ``columns[first] - Rx`` on.
@@ -462,8 +462,8 @@ def filter_groups(
                     for j in range(size):
                         mean[j] += row[j] * row[j]
                 trace = mean.sum() * share
-                # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of the
-                # input the group is left as it is.
+                # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
+                # the input the group is left as it is.
                 least = count * rounding[1] * trace
                 if least > total:
                     change[:] = 0
