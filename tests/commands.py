@@ -34,6 +34,7 @@ class Info:
     residual: float = float("nan")
     levels: tuple[float, ...] = (1.0, 2.0)
     seconds: float = 0.125
+    columns: tuple[Info, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -57,7 +58,9 @@ class Denoiser:
             warnings.warn(self.warning, NlflowWarning, stacklevel=2)
         result = np.where(np.isfinite(image), image, 0.0) * 0.5
         level = 12.5 if sigma is None else float(np.sqrt(np.mean(np.square(sigma))))
-        return result, Info(level, sigma is None, noise=str(options["noise"]), quality=options["quality"])
+        info = Info(level, sigma is None, noise=str(options["noise"]), quality=options["quality"])
+        columns = (info,) * image.shape[options["channel_axis"]] if options["separate"] else ()
+        return result, dataclasses.replace(info, columns=columns)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
@@ -75,6 +78,7 @@ OPTIONS = {
     "quality": "balanced",
     "noise": "gaussian",
     "channel_axis": None,
+    "separate": False,
     "mask": None,
     "keep": None,
     "stopping": None,

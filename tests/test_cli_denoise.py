@@ -256,7 +256,7 @@ def test_notes_and_quiet(folder: Path, denoiser: Denoiser) -> None:
     denoiser.warning = "shrunk"
     result = run("denoise", "in.csv", "out.npy")
     assert "nonlocal: note: in.csv: column 'time' is kept as it is" in result.stderr
-    assert "nonlocal: note: out.npy: column names and times are left out" in result.stderr
+    assert "nonlocal: note: out.npy: column names and the first column are left out" in result.stderr
     assert "nonlocal: warning: shrunk" in result.stderr
     result = run("denoise", "in.csv", "out.csv", "--quiet")
     assert (result.stdout, result.stderr) == ("", "")

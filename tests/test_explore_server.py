@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import http.client
 import re
 import signal
@@ -36,8 +37,11 @@ from nlflow.explore.page import Contents  # noqa: E402
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving("--max-upload", "1") as (url, _):
+    with serving("--max-upload", "1") as (url, process):
         yield url
+        process.terminate()
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
 
 
 def connect(url: str, origin: str | None) -> Any:
@@ -84,6 +88,92 @@ def test_own_pages_connect_and_others_do_not(address: str) -> None:
         assert connect(address, origin) == 403, origin
 
 
+def exchange(address: str, *lines: str) -> tuple[int, str]:
+    """Send a request as it is written here, and return the status and the rest of the answer."""
+    parts = urlsplit(address)
+    with socket.create_connection((parts.hostname or "", parts.port or 0), timeout=20) as connection:
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        answer = connection.recv(4096)
+        while b"\r\n\r\n" not in answer:
+            answer += connection.recv(4096)
+        return int(answer.split()[1]), answer.decode(errors="replace")
+
+
+_SHAKE = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13",
+          "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==")  # fmt: skip
+
+
+@functools.cache
+def kept_token(address: str) -> str:
+    """Return the token of one page, since a page takes long to make."""
+    return page_token(address)
+
+
+def shake(address: str, *headers: str) -> int:
+    """Return the status that the handshake of a websocket gets."""
+    words = f"Sec-WebSocket-Protocol: bokeh, {kept_token(address)}"
+    return exchange(address, "GET /ws HTTP/1.1", *headers, *_SHAKE, words)[0]
+
+
+_OWN = ["127.0.0.1:{}", "localhost:{}", "LocalHost:{}", "[::1]:{}"]
+_FOREIGN = ["evil.example:{}", "127.0.0.1", "localhost:1", "localhost.:{}", "127.0.0.1.evil.example:{}",
+            "127.0.0.1:{}.evil.example", "evil.example@127.0.0.1:{}", "0.0.0.0:{}", "127.1:{}", "[::1]", "evil.example",
+            ""]  # fmt: skip
+
+
+@pytest.mark.parametrize("host", _OWN)
+def test_own_names_are_answered(address: str, host: str) -> None:
+    host = host.format(urlsplit(address).port)
+    assert exchange(address, "GET /favicon.ico HTTP/1.1", f"Host: {host}")[0] == 200
+    assert shake(address, f"Host: {host}", f"Origin: http://{host}") == 101
+
+
+@pytest.mark.parametrize("host", _FOREIGN)
+def test_foreign_names_are_refused(address: str, host: str) -> None:
+    """A name that another site has pointed to this machine."""
+    host = host.format(urlsplit(address).port)
+    status = 400 if "@" in host else 403  # no name at all
+    for path in ("/", "/static/js/bokeh.min.js", "/static/extensions/panel/panel.min.js", "/favicon.ico", "/metadata",
+                 "/autoload.js", "/components/panel/x/y/z", "/none"):  # fmt: skip
+        assert exchange(address, f"GET {path} HTTP/1.1", f"Host: {host}")[0] == status, path
+    assert exchange(address, "POST / HTTP/1.1", f"Host: {host}", "Content-Length: 0")[0] == status
+    assert shake(address, f"Host: {host}", f"Origin: http://{host}") == status
+    assert shake(address, f"Host: {host}", f"Origin: {address.rstrip('/')}") == status
+
+
+def test_a_refusal_says_why(address: str) -> None:
+    _, answer = exchange(address, "GET / HTTP/1.1", "Host: evil.example")
+    head, text = answer.split("\r\n\r\n")
+    assert "Content-Type: text/plain" in head
+    assert text.startswith("nonlocal explore: Host: got 'evil.example', expected a name and the port")
+    assert "open the address that the command printed" in text
+    assert text.count("\n") == 1
+
+
+def test_a_request_has_one_host(address: str) -> None:
+    own = f"Host: {urlsplit(address).netloc}"
+    assert exchange(address, "GET / HTTP/1.1")[0] == 400
+    assert exchange(address, "GET / HTTP/1.0")[0] == 403
+    assert exchange(address, "GET /favicon.ico HTTP/1.0", own)[0] == 200
+    for hosts in ([own, own], [own, "Host: evil.example"], ["Host: evil.example", own]):
+        assert exchange(address, "GET / HTTP/1.1", *hosts)[0] in (400, 403), hosts
+    assert exchange(address, "GET / HTTP/1.1", "Host: evil.example", own.replace("Host", "X-Forwarded-Host"))[0] == 403
+
+
+def test_a_websocket_is_for_own_pages(address: str) -> None:
+    parts = urlsplit(address)
+    own = f"Host: {parts.netloc}"
+    origin = f"http://{parts.netloc}"
+    assert shake(address, own, f"Origin: {origin}") == 101
+    for origins in ([], ["http://evil.example"], [f"http://evil.example:{parts.port}"], ["null"], [""],
+                    [origin, "http://evil.example"], [f"https://{parts.netloc}"], [f"{origin}/"],
+                    ["http://localhost:1"], [parts.netloc]):  # fmt: skip
+        assert shake(address, own, *(f"Origin: {one}" for one in origins)) == 403, origins
+    assert shake(address, own, "Origin: http://evil.example", "Sec-Fetch-Site: same-origin") == 403
+    assert shake(address, own, "Sec-WebSocket-Origin: http://evil.example") == 403
+    assert exchange(address, "GET / HTTP/1.1", own, "Origin: http://evil.example")[0] == 403
+
+
 def test_messages_have_a_limit(address: str) -> None:
     """A message beyond the upload limit ends its connection, and the server goes on."""
     parts, token = urlsplit(address), page_token(address)
@@ -123,12 +213,15 @@ def get(address: str, path: str, method: str = "GET", body: bytes | None = None)
     "path",
     ["/../../../../etc/passwd", "/static/../../../../etc/passwd", "/static/%2e%2e/%2e%2e/%2e%2e/etc/passwd",
      "/static/extensions/panel/../../../../../../etc/passwd", "/admin", "/rest/session_info", "/pyproject.toml",
-     "/assets/x"],
+     "/assets/x", "/components/../../etc/passwd", "/components/..%2f..%2fetc/passwd", "/components/.x/a/_css/b",
+     "/components//////", "/components/antigravity/x/y/z", "/static/%00", "/static/extensions/panel/%00", "/static/%ff",
+     "/static/..%5c..%5cx", "/static/%0d%0aX: y", "/static/", "/static/js", "//evil.example", "/ws/", "/%00", "*",
+     "/metadata", "/autoload.js", "/?bokeh-token=x", "/?bokeh-session-id=x", "/ws?bokeh-session-id=x"],
 )  # fmt: skip
 def test_no_file_of_the_machine_is_served(address: str, path: str) -> None:
-    status, content = get(address, path)
-    assert status in (403, 404), content[:200]
-    assert b"root:" not in content
+    status, content = exchange(address, f"GET {path} HTTP/1.1", f"Host: {urlsplit(address).netloc}")
+    assert status in ((400,) if " " in path else (403, 404)), content[:200]
+    assert "root:" not in content
 
 
 def test_bodies_have_a_limit(address: str) -> None:
@@ -254,10 +347,24 @@ def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pip install 'nlflow[explore]'" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_it(number: signal.Signals) -> None:
-    with serving() as (url, process):
+def ipv6() -> bool:
+    """Tell whether this machine has the address ::1."""
+    try:
+        with socket.socket(socket.AF_INET6) as one:
+            one.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "::1" if ipv6() else "localhost")]
+)
+def test_ctrl_c_ends_it(number: signal.Signals, host: str) -> None:
+    with serving("--host", host) as (url, process):
         assert get(url, "/")[0] == 200
+        assert "msgid" in connect(url, url.rstrip("/"))
+        assert exchange(url, "GET / HTTP/1.1", "Host: evil.example")[0] == 403
         process.send_signal(number)
         assert process.wait(60) in (0, 143)
         assert process.stderr is not None
@@ -276,6 +383,15 @@ def test_other_addresses_are_warned_of() -> None:
         process.wait(60)
         assert process.stderr is not None
         assert "whoever reaches this address" in process.stderr.read()
+
+
+def test_names_as_browsers_write_them() -> None:
+    from nlflow.explore.gate import hosts_of
+
+    assert hosts_of(["0:0:0:0:0:0:0:1", "MyHost", "127.0.0.1"], 80) == {
+        "[::1]", "[::1]:80", "myhost", "myhost:80", "127.0.0.1", "127.0.0.1:80",
+    }  # fmt: skip
+    assert hosts_of(["::1", "FE80::A"], 81) == {"[::1]:81", "[fe80::a]:81"}
 
 
 def test_loopback_addresses() -> None:

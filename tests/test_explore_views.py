@@ -116,7 +116,9 @@ OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
 
 
 @pytest.mark.parametrize("own", [{}, {"width": 0.7, **OWN}], ids=["chosen", "own"])
-@pytest.mark.parametrize("name", ["grey.png", "colour.png", "sound.wav", "line.csv", "stack.npy", "channels.npy"])
+@pytest.mark.parametrize(
+    "name", ["grey.png", "colour.png", "sound.wav", "line.csv", "table.csv", "stack.npy", "channels.npy"]
+)
 def test_python_and_command_of_files(
     name: str, own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,13 +131,17 @@ def test_python_and_command_of_files(
         small_sound(Path(name))
     elif name == "line.csv":
         Path(name).write_text("t,a\n" + "".join(f"{k},{np.sin(k / 9) + RNG.normal(0, 0.1)}\n" for k in range(300)))
+    elif name == "table.csv":
+        rows = [f"{k},{np.sin(k / 9) + RNG.normal(0, 0.4)},{RNG.normal(900, 40)}" for k in range(300)]
+        for one in (name, f"clean-{name}"):
+            Path(one).write_text("\n".join(["depth,volt,pascal", *rows, ""]))
     elif name == "stack.npy":
         np.save(name, RNG.normal(size=(30, 34, 3)))
     else:
         np.save(name, RNG.normal(size=(33, 21)))
     source = sources.open_source(name)
     settings = DenoiseSettings(sigma=0.4 if name.endswith(("npy", "csv")) else 15.0, **own)
-    if name.endswith(".png"):
+    if name.endswith(".png") or name == "table.csv":
         source = source.with_clean(f"clean-{name}", f"clean-{name}")
     result = denoising_view.compute(settings, source)
     copied = executed(denoising_view.as_python(settings, source))

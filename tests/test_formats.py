@@ -14,7 +14,7 @@ from PIL import Image
 from scipy.io import wavfile
 
 from nlflow import files
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, InputError
 
 DTYPES = ("u1", "u2", "u4", "i1", "i2", "i4", "f2", "f4", "f8")
 
@@ -200,7 +200,13 @@ def test_wav(tmp_path: Path, dtype: str, shape: tuple[int, ...]) -> None:
 
 CSV = [
     ("1\n2.5\n-3e4\n", (3,), None, None, ","),
-    ("1,2\n3,4\n5,6", (3, 2), None, None, ","),
+    ("1,2\n3,4\n2,6", (3, 2), None, None, ","),
+    ("1,2\n3,4\n5,6", (3,), None, ("1", "3", "5"), ","),
+    ("1,2\n3,4", (2, 2), None, None, ","),
+    ("1,2\n3,4\n3,6", (3, 2), None, None, ","),
+    ("1,2\nnan,4\n5,6", (3, 2), None, None, ","),
+    ("1,2\n3,4\ninf,6", (3, 2), None, None, ","),
+    ("depth;x;y\n3.50;1;1\n2;2;2\n-1e1;3;3\n", (3, 2), ("depth", "x", "y"), ("3.50", "2", "-1e1"), ";"),
     ("left;right\n1;2\n3;4\n", (2, 2), ("left", "right"), None, ";"),
     ("x\ty\r\n1\t2\r\n3\t4\r\n\r\n", (2, 2), ("x", "y"), None, "\t"),
     ("t,x\n0.0,1\n0.1,2\n0.2,3\n", (3,), ("t", "x"), ("0.0", "0.1", "0.2"), ","),
@@ -223,6 +229,40 @@ def test_csv(tmp_path: Path, text: str, shape: Any, header: Any, time: Any, deli
     assert (media.channel_axis, media.kind) == (1 if len(shape) == 2 else None, "signal")
     assert_same(media, back)
     assert any("kept as it is" in note for note in media.notes) == (time is not None)
+
+
+def test_the_first_column_of_a_table(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("depth,x,y\n1,5,1\n2,4,1\n4,6,1\n")
+    media = files.read(path)
+    assert (media.time, media.columns, media.separate) == (("1", "2", "4"), ("x", "y"), True)
+    assert media.notes[0].endswith(
+        "column 'depth' is strictly increasing and is kept as it is; give --first-column denoise if it is data"
+    )
+    assert "steps of 'depth' are unequal" in media.notes[1]
+    data = files.read(path, first_column="denoise")
+    assert (data.time, data.columns, data.notes) == (None, ("depth", "x", "y"), ())
+    path.write_text("4,1\n3,2\n2,5\n")
+    media = files.read(path)
+    assert (media.columns, media.separate) == (("column 2",), False)
+    assert "column 1 is strictly decreasing and is kept" in media.notes[0]
+    path.write_text("5,1\n3,2\n4,5\n")
+    assert files.read(path).notes == ()
+    assert files.read(path, first_column="keep").time == ("5", "3", "4")
+    with pytest.raises(InputError, match="first_column: got 'x'"):
+        files.read(path, first_column="x")  # type: ignore[arg-type]
+
+
+def test_one_column_is_data(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("time\n1\n2\n3\n")
+    media = files.read(path)
+    assert (media.data.tolist(), media.time) == ([1, 2, 3], None)
+    assert media.notes == (
+        f"{path}: column 'time' is strictly increasing and is denoised all the same, since there is no other",
+    )
+    with pytest.raises(FileFormatError, match=r"one column, to be kept.*leave --first-column out"):
+        files.read(path, first_column="keep")
 
 
 def test_csv_keeps_all_digits(tmp_path: Path) -> None:

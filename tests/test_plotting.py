@@ -203,3 +203,11 @@ def test_masks_of_wrong_shapes() -> None:
         comparison_figure(image, image, channel_axis=None, sigma=1, missing=np.zeros((6, 5), bool))
     with pytest.raises(InputError, match="kept: got shape"):
         comparison_figure(image, image, channel_axis=None, sigma=1, kept=np.zeros(5, bool))
+
+
+def test_channels_with_own_noise_are_drawn_with_it() -> None:
+    noisy = RNG.normal(size=(50, 2)) * [1, 100]
+    figure = comparison_figure(noisy, 0 * noisy, channel_axis=1, sigma=[1, 100], clean=0 * noisy)
+    titles = [axis.get_title(loc="left") for axis in figure.axes]
+    assert ["±1" in titles[1], "±100" in titles[3]] == [True, True]
+    assert figure.axes[0].get_legend_handles_labels()[1] == ["noisy", "clean", "denoised"]  # no PSNR of mixed units

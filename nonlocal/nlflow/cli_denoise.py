@@ -18,17 +18,25 @@ HELP = """Remove noise from images and signals.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
-TIFF description, sample rate and format, column names and a first CSV column with times. A note tells what OUT has no
-place for. OUT may have another format than IN if that can hold the data; NPY and CSV keep all digits.
+TIFF description, sample rate and format, column names. A note tells what OUT has no place for. OUT may have another
+format than IN if that can hold the data; NPY and CSV keep all digits.
 
 \b
 The noise is white and Gaussian, and its level is estimated, unless told otherwise:
   --sigma 20                            standard deviation, in the file's units
   --sigma 12,10,15                      one for each channel
   --sigma map.tif                       one for each pixel (.tif, .npy, .png)
+  --sigma auto                          estimated, as without --sigma
   --noise poisson                       counts of photons or events
   --noise poisson --gain 2.1 --read-noise 4 --offset 100
                                         raw data of a camera
+
+\b
+Colours, and channels of WAV and NPY files, say together which patches are alike, and have one estimated level. The
+columns of a CSV table are signals of their own, in their own units: each is denoised alone, with its own estimated
+level. One number for --sigma is then the level of every column, several are one for each column in turn. A first
+column of several that is named as times are (time, t, index), or is strictly increasing or decreasing, is kept as it
+is, and a note says so; --first-column denoise or keep decides otherwise.
 
 \b
 Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
@@ -85,6 +93,13 @@ class Quality(enum.StrEnum):
     best = "best"
 
 
+class FirstColumn(enum.StrEnum):
+    """What becomes of the first column of a table."""
+
+    keep = "keep"
+    denoise = "denoise"
+
+
 class Noise(enum.StrEnum):
     """How the noise is distributed."""
 
@@ -124,8 +139,8 @@ def _parse_bytes(text: str) -> int:
 
 
 def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
-    """Return what ``--sigma`` says: numbers, or the file or folder that holds them."""
-    if text is None:
+    """Return what ``--sigma`` says: numbers, or the file or folder that holds them; nothing where it is estimated."""
+    if text is None or text == "auto":
         return None, None
     try:
         numbers = [float(part) for part in text.split(",")]
@@ -133,7 +148,8 @@ def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | N
         path = Path(text)
         if not text or not (path.suffix or path.exists()):
             raise typer.BadParameter(
-                f"got {text!r}, expected a number, numbers with commas between them, or a file", param_hint="--sigma"
+                f"got {text!r}, expected a number, numbers with commas between them, a file, or auto",
+                param_hint="--sigma",
             ) from None
         return None, path
     return (numbers[0] if len(numbers) == 1 else numbers), None
@@ -175,9 +191,9 @@ def denoise(
     sigma: Annotated[
         str | None,
         typer.Option(
-            metavar="NUMBER|FILE",
-            help="Standard deviation of the noise in the file's units: one, one a channel, or a map "
-            "[default: estimated].",
+            metavar="NUMBER|FILE|auto",
+            help="Standard deviation of the noise in the file's units: one, one a channel or column, or a map "
+            "[default: auto, which estimates it].",
         ),
     ] = None,
     noise: Annotated[Noise, typer.Option(help="Distribution of the noise.")] = Noise.gaussian,
@@ -227,6 +243,10 @@ def denoise(
     channel_axis: Annotated[
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
+    first_column: Annotated[
+        FirstColumn | None,
+        typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
+    ] = None,
     existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = Existing.refuse,
     scheduler: Annotated[
         str | None,
@@ -260,7 +280,7 @@ def denoise(
         from nlflow.cli_large import check_large, denoise_large
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
-                   "--stopping": stopping, "--sigma FILE": sigma_map}  # fmt: skip
+                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column}  # fmt: skip
         check_large(sources, refused, existing.value)
         words = {name: value for name, value in words.items() if name != "stopping"} | {"channel_axis": channel_axis}
         where = {"scheduler": scheduler or "local", "workers": jobs, "block": block, "existing": existing.value}
@@ -279,7 +299,14 @@ def denoise(
     batch = plan(sources, target, figure=compare, beside=beside, existing=existing.value)
     for note in () if quiet else batch.notes:
         echo(f"nonlocal: note: {note}", err=True)
-    options = Options(numbers, fill_nan, None if kind is None else kind.value, channel_axis, words)
+    options = Options(
+        numbers,
+        fill_nan,
+        None if kind is None else kind.value,
+        channel_axis,
+        words,
+        None if first_column is None else first_column.value,
+    )
     if batch.folder is not None:
         from nlflow._atomic import make_folder
         from nlflow.storage import locked

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from nlflow.denoise_files import Options
 
 __all__ = ["denoise_many", "denoise_one"]
+
+_SHOWN = 8  # columns of a table in a summary; --json has all
 
 
 def denoise_one(batch: Batch, options: Options, *, as_json: bool, quiet: bool) -> None:
@@ -120,17 +123,29 @@ def denoise_many(batch: Batch, options: Options, *, resume: bool, as_json: bool,
 def _given_sigma(report: dict[str, Any]) -> str:
     origin = report["sigma_given"]
     words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
-    return f"{report['denoise']['sigma']:.4g} ({words})"
+    columns = report.get("columns", ())
+    if len(columns) < 2:
+        return f"{report['denoise']['sigma']:.4g} ({words})"
+    return f"{_of_columns(columns, 'sigma')} ({words})"
 
 
-def _figures(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the figures of quality that a report has, before and after."""
+def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:
+    """Return a number of each column of a table, whose units differ."""
+    shown = ", ".join(f"{column['name']} {column[name]:.4g}" for column in columns[:_SHOWN])
+    return shown + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
+
+
+def _figures(report: dict[str, Any], of: str = "") -> list[tuple[str, str]]:
+    """Return the figures of quality that a report has, before and after; of each column of a table."""
+    columns = report.get("columns", ())
+    if len(columns) > 1:
+        return [row for column in columns[:_SHOWN] for row in _figures(column, f" {column['name']}")]
     rows = []
     for name, form, unit in (("psnr", ".2f", " dB"), ("snr", ".2f", " dB"), ("ssim", ".4f", "")):
         if report.get(f"{name}_output") is not None:
             before = report[f"{name}_input"]
             shown = "unknown" if before is None else f"{before:{form}}{unit}"
-            rows.append((name.upper(), f"{shown} before, {report[f'{name}_output']:{form}}{unit} after"))
+            rows.append((f"{name.upper()}{of}", f"{shown} before, {report[f'{name}_output']:{form}}{unit} after"))
     return rows
 
 
@@ -155,7 +170,9 @@ def _summary(report: dict[str, Any]) -> list[tuple[str, str]]:
         details.pop(name, None)
     seconds = details.pop("seconds", report["seconds_total"])
     for name, value in details.items():
-        if isinstance(value, bool | int | float | str):
+        if name == "residual" and len(report.get("columns", ())) > 1:
+            rows.append((name, _of_columns(report["columns"], name)))
+        elif isinstance(value, bool | int | float | str):
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             shown = format_bytes(float(value)) if name.endswith("_bytes") else shown
             rows.append((name.removesuffix("_bytes").replace("_", " "), shown))

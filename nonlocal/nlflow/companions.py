@@ -6,6 +6,9 @@ on its side; arrays and tables are matched as they are stored.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +52,22 @@ def _matched(media: Media, found: Media, data: Array) -> Array:
     return as_stored(upright(data, found.orientation), media.orientation)
 
 
+def _opened(path: Path, media: Media, shapes: Collection[tuple[int, ...]]) -> Media:
+    """Read a file that belongs to `media`, in one of these shapes if it can be.
+
+    The first column of a table may be monotone in one file and not in the other, by noise or by chance.
+    """
+    found = load(path)
+    if found.format == media.format == "csv" and found.data.shape not in shapes:
+        with suppress(FileFormatError):
+            other = load(path, first_column="keep" if found.time is None else "denoise")
+            if other.data.shape in shapes:
+                found = other
+    if found.format == media.format == "csv" and (found.time is None) == (media.time is None):
+        found = replace(found, notes=())  # of the first column, which are those of the input
+    return found
+
+
 def _misfit(option: str, path: Path, shape: tuple[int, ...], expected: str, media: Media) -> InputError:
     return InputError(f"{option}: got {path} of shape {shape}, expected {expected} as in {media.path}; crop or redo it")
 
@@ -58,7 +77,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
     Of a picture with colours, any channel counts; what its alpha channel hides does not.
     """
-    found = load(path)
+    found = _opened(path, media, (spatial_shape(media), media.data.shape))
     data, notes = found.data, list(found.notes)
     if found.data.dtype.kind == "f" and not np.isfinite(data).all():
         raise InputError(f"{option}: got NaN or infinite values in {path}, expected numbers; write 0 or 1 instead")
@@ -72,24 +91,25 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     shape = spatial_shape(media)
     if marked.shape not in (shape, media.data.shape):
         raise _misfit(option, path, marked.shape, str(shape), media)
-    if option == "--keep" and marked.shape != shape:
+    if option == "--keep" and marked.shape != shape and not media.separate:
         marked = np.asarray(marked.any(axis=media.channel_axis))
     return np.ascontiguousarray(marked), notes
 
 
 def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
-    """Return one number for each node of `media`, and notes."""
-    found = load(path)
-    values = _matched(media, found, found.data)
+    """Return one number for each node of `media`, or for each cell of a table, and notes."""
     shape = spatial_shape(media)
-    if values.shape != shape:
+    shapes = (shape, media.data.shape) if media.separate else (shape,)
+    found = _opened(path, media, shapes)
+    values = _matched(media, found, found.data)
+    if values.shape not in shapes:
         raise _misfit(option, path, values.shape, f"{shape}, one number for each {_node(media)}", media)
     return np.ascontiguousarray(values, dtype=np.float64), list(found.notes)
 
 
 def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """Return the samples of a file of the same shape as `media`, and notes."""
-    found = load(path)
+    found = _opened(path, media, (media.data.shape,))
     values, notes = _matched(media, found, found.data), list(found.notes)
     if values.shape != media.data.shape:
         raise _misfit(option, path, values.shape, str(media.data.shape), media)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from nlflow._atomic import make_folder
 from nlflow._terminal import stopping
 from nlflow.batches import Job
 from nlflow.errors import FileFormatError, InputError
-from nlflow.files import Array, Kind, Media
+from nlflow.files import Array, FirstColumn, Kind, Media
 
 __all__ = ["Options", "denoise_file"]
 
@@ -35,6 +35,8 @@ class Options:
         Whether samples that are no numbers are missing ones.
     kind, channel_axis
         What an .npy array is; see `nlflow.files.read`.
+    first_column : {"keep", "denoise"} or None
+        What becomes of the first column of a table; see there.
     words : dict
         Further words for `nlflow.denoise`.
     """
@@ -44,6 +46,7 @@ class Options:
     kind: Kind | None
     channel_axis: int | None
     words: dict[str, Any]
+    first_column: FirstColumn | None = None
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,10 @@ def denoise_file(
     began = time.perf_counter()
     if job.missing:
         raise FileFormatError(job.missing)
-    media = files.read(job.source, kind=options.kind, channel_axis=options.channel_axis)
+    media = files.read(
+        job.source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column
+    )
+    _check_sigmas(options.sigma, media)
     given, more = _read_beside(job, options, media)
     for path in (job.target, job.figure) if folders else ():
         if path is not None:
@@ -119,6 +125,7 @@ def denoise_file(
             given.sigma,
             **options.words,
             channel_axis=media.channel_axis,
+            separate=media.separate,
             mask=given.mask,
             keep=given.keep,
             preserve_range=True,
@@ -129,9 +136,16 @@ def denoise_file(
     for text in warned:
         note("warning", text)
     details: dict[str, Any] = outcome.as_dict()
+    columns = _columns(given, result, details)
+    for column in columns:
+        if column["stopped_by"].startswith("returned unchanged"):
+            name = column["name"] if media.header is None else f"column {column['name']!r}"
+            notes.append(f"{media.path}: {name} stays as it is ({column['stopped_by']})")
+            note("note", notes[-1])
     drawn = b""
     if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
-        drawn = _draw(given, result, float(details["sigma"]), job.source.name, form)
+        levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
+        drawn = _draw(given, result, levels, job.source.name, form)
     writes()
     files.write(job.target, result, media)
     if job.figure is not None:
@@ -147,12 +161,49 @@ def denoise_file(
         "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else options.sigma,
         "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
         "kept": 0 if given.keep is None else int(np.count_nonzero(given.keep)),
-        **_quality(given, result),
+        **({"columns": columns} if columns else {}),
+        **(_means(columns) if media.separate else _quality(media, given.reference, result)),
         "denoise": details,
         "notes": notes,
         "warnings": warned,
         "seconds_total": time.perf_counter() - began,
     }
+
+
+def _check_sigmas(sigma: Any, media: Media) -> None:
+    """Refuse another number of sigmas for a table than it has columns."""
+    if isinstance(sigma, list) and media.columns and len(sigma) != len(media.columns):
+        names = ", ".join(media.columns)
+        raise InputError(
+            f"--sigma: got {len(sigma)} numbers for {media.path}, expected one for all columns, or "
+            f"{len(media.columns)}, one for each of {names}; a first column that is kept has none"
+        )
+
+
+def _columns(given: _Given, result: Array, details: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what was done to each column of a table, with its name; takes it out of `details`."""
+    media = given.media
+    parts = details.pop("columns", ())
+    if not media.separate:
+        one = {name: details[name] for name in ("sigma", "sigma_estimated", "stopped_by", "residual")}
+        return [{"name": name, **one} for name in media.columns]
+    rows = []
+    for c, (name, part) in enumerate(zip(media.columns, parts, strict=False)):
+        part.pop("columns", None)
+        clean = None if given.reference is None else given.reference[:, c]
+        own = replace(media, data=media.data[:, c], channel_axis=None)
+        rows.append({"name": name, **part, **_quality(own, clean, result[:, c])})
+    return rows
+
+
+def _means(columns: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the figures of quality of a table: means over its columns, whose units differ."""
+    found = {}
+    for name in ("psnr_input", "snr_input", "psnr_output", "snr_output"):
+        values = [column[name] for column in columns if name in column]
+        if values:
+            found[name] = None if None in values else float(np.mean(values))
+    return found
 
 
 def _check_figure(path: Path) -> str:
@@ -200,13 +251,12 @@ def _over_channels(mask: Array, media: Media) -> Array:
     return np.broadcast_to(mask, media.data.shape)
 
 
-def _quality(given: _Given, result: Array) -> dict[str, float | None]:
+def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, float | None]:
     """Return how near input and result come to the reference, in figures that suit their kind."""
-    if given.reference is None:
+    if clean is None:
         return {}
     from nlflow._quality import psnr, snr, ssim
 
-    media, clean = given.media, given.reference
     known = bool(np.isfinite(media.data).all())
     figures: dict[str, float | None] = {}
     for name, data in (("input", media.data), ("output", result)):
@@ -219,7 +269,7 @@ def _quality(given: _Given, result: Array) -> dict[str, float | None]:
     return figures
 
 
-def _draw(given: _Given, result: Array, sigma: float, title: str, form: str) -> bytes:
+def _draw(given: _Given, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
     """Return the figure of noisy data, result and residual as the content of a file."""
     from nlflow.plotting import comparison_figure, render
 

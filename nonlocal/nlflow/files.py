@@ -19,13 +19,15 @@ import numpy as np
 
 from nlflow._atomic import write_atomic
 from nlflow._formats import DECODERS, ENCODERS, left_out
-from nlflow._formats.media import EXTENSIONS, Array, Kind, Media, as_stored, file_error, upright
+from nlflow._formats.media import EXTENSIONS, Array, FirstColumn, Kind, Media, as_stored, file_error, upright
+from nlflow._formats.tables import decode_csv
 from nlflow._samples import rounded
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 
 __all__ = [
     "EXTENSIONS",
     "Array",
+    "FirstColumn",
     "Kind",
     "Media",
     "as_stored",
@@ -57,7 +59,7 @@ def _format_of(path: Path) -> str:
         raise file_error(path, got, f"one of {', '.join(EXTENSIONS)}", "convert the file or rename it") from None
 
 
-def load(path: str | os.PathLike[str]) -> Media:
+def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None) -> Media:
     """Read a file without settling what the axes of an .npy array are; see `read`.
 
     Raises
@@ -81,7 +83,7 @@ def load(path: str | os.PathLike[str]) -> Media:
     try:
         with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
             warnings.simplefilter("ignore")
-            media = DECODERS[form](path)
+            media = DECODERS[form](path) if form != "csv" else decode_csv(path, first_column)
     except NlflowError:
         raise
     except MemoryError as error:
@@ -99,7 +101,13 @@ def load(path: str | os.PathLike[str]) -> Media:
     return media
 
 
-def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis: int | None = None) -> Media:
+def read(
+    path: str | os.PathLike[str],
+    *,
+    kind: Kind | None = None,
+    channel_axis: int | None = None,
+    first_column: FirstColumn | None = None,
+) -> Media:
     """Read an image or a signal.
 
     Parameters
@@ -111,6 +119,9 @@ def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis
     channel_axis : int, optional
         Axis of the channels in an .npy array. By default the last one if the array is three-dimensional with 2 to 4
         entries there, and none otherwise.
+    first_column : {"keep", "denoise"}, optional
+        What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
+        or if it is strictly monotone.
 
     Returns
     -------
@@ -127,7 +138,12 @@ def read(path: str | os.PathLike[str], *, kind: Kind | None = None, channel_axis
     """
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
-    return _with_layout(load(path), kind, channel_axis)
+    if first_column is not None:
+        check_choice("first_column", first_column, ("keep", "denoise"))
+    media = load(path, first_column=first_column)
+    if first_column is not None and media.format != "csv":
+        raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
+    return _with_layout(media, kind, channel_axis)
 
 
 def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
@@ -234,7 +250,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        A note for the user of what the output's format has no place for (the times of a CSV file in an .npy file, say).
+        A note for the user of what the output's format has no place for (the names of columns in an .npy file, say).
 
     Raises
     ------
@@ -290,8 +306,8 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
 
     Integers are rounded and clipped to the range of the input's dtype. NPY and CSV files keep the precision of the
     result: float32 for an input of half or single precision, float64 otherwise. What came with the samples (opacity,
-    orientation, EXIF block, colour profile, resolution, sample rate, column names, times) is written back. The file
-    appears complete or not at all; see `write_atomic`.
+    orientation, EXIF block, colour profile, resolution, sample rate, column names, a first column) is written back. The
+    file appears complete or not at all; see `write_atomic`.
 
     Parameters
     ----------

@@ -55,8 +55,9 @@ def left_out(form: str, media: Media) -> list[str]:
         names.append(f"the orientation (EXIF {media.orientation})")
     if form in ("npy", "csv") and media.sample_rate is not None:
         names.append(f"the sample rate of {media.sample_rate} Hz")
-    if form in ("npy", "wav") and (media.header is not None or media.time is not None):
-        names += ["column names", "times"]
+    if form in ("npy", "wav"):
+        names += ["column names"] if media.header is not None else []
+        names += ["the first column"] if media.time is not None else []
     for key, (name, forms) in _EXTRAS.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
         if key in media.extras and form not in forms.split() and not usual:

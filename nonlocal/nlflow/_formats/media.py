@@ -11,10 +11,21 @@ from numpy.typing import NDArray
 
 from nlflow.errors import FileFormatError, check_memory, format_bytes
 
-__all__ = ["EXTENSIONS", "Array", "Kind", "Media", "as_stored", "check_declared", "file_error", "upright"]
+__all__ = [
+    "EXTENSIONS",
+    "Array",
+    "FirstColumn",
+    "Kind",
+    "Media",
+    "as_stored",
+    "check_declared",
+    "file_error",
+    "upright",
+]
 
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["image", "signal"]
+FirstColumn: TypeAlias = Literal["keep", "denoise"]
 
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
@@ -50,9 +61,10 @@ class Media:
     sample_rate : int or None
         Samples per second of a WAV file.
     header : tuple of str or None
-        Column names of a CSV file as they stand there, that of the time column included.
+        Column names of a CSV file as they stand there, that of the first column included.
     time : tuple of str or None
-        The cells of a CSV file's time column, written back unchanged.
+        The cells of a CSV file's first column where it numbers the rows (times, depths, an index), written back
+        unchanged.
     delimiter : str
         What separates the columns of a CSV file.
     extras : dict
@@ -77,6 +89,22 @@ class Media:
     delimiter: str = ","
     extras: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of the columns of a CSV file that are signals, without a first one that is kept; else empty."""
+        if self.format != "csv":
+            return ()
+        count = 1 if self.data.ndim == 1 else self.data.shape[1]
+        first = int(self.time is not None)
+        if self.header is None:
+            return tuple(f"column {first + number}" for number in range(1, count + 1))
+        return tuple(name or f"column {first + number}" for number, name in enumerate(self.header[first:], 1))
+
+    @property
+    def separate(self) -> bool:
+        """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
+        return self.format == "csv" and self.channel_axis is not None
 
 
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:

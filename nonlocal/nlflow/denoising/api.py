@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow import _numba
 from nlflow._array import root_mean_square, underflowing
 from nlflow._samples import finish
+from nlflow.denoising.columns import each_by_itself
 from nlflow.denoising.following import Trail, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
@@ -45,6 +46,7 @@ def denoise(
     quality: str = "balanced",
     noise: Any = "gaussian",
     channel_axis: int | None = None,
+    separate: bool = False,
     mask: Any = None,
     keep: Any = None,
     stopping: str | None = None,
@@ -75,7 +77,8 @@ def denoise(
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
-        noise and left as they are. Estimated by `estimate_sigma` when not given.
+        noise and left as they are. Estimated by `estimate_sigma` when not given: one number for all channels, the mean
+        of their estimates, as suits colours. Give one a channel, or `separate`, where channels differ in their noise.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
     noise : {'gaussian', 'poisson'} or Poisson
@@ -84,6 +87,10 @@ def denoise(
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes.
+    separate : bool
+        Denoise each channel as if it were alone, with its own noise, groups and missing samples: for channels that have
+        nothing to do with each other, as the columns of a table. A channel of which every sample is missing stays as it
+        is.
     mask : array_like of bool, or 'nan', optional
         True where samples are **missing**: the fidelity is 0 there, so that they are filled in from patches that are
         alike. Their values are never looked at. Of the spatial shape, or of the image's (a pixel is missing where any
@@ -167,6 +174,13 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
+    if separate:
+        result, info = each_by_itself(
+            denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress, quality=quality,
+            noise=noise, stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size,
+            search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
+        )  # fmt: skip
+        return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), _numba.seconds
     tell, bar = (progress, False) if callable(progress) else (None, bool(progress))
     trail = progress if isinstance(progress, Trail) else None

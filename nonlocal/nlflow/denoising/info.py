@@ -44,6 +44,9 @@ class DenoiseInfo:
         Working memory: of the affinity, or of the largest tile.
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
+    columns : tuple of DenoiseInfo
+        With ``separate``, what was done to each channel; the rest then tells of all: root mean squares, sums of times,
+        the largest of counts, and of texts and parameters what they share.
     """
 
     sigma: float
@@ -61,6 +64,7 @@ class DenoiseInfo:
     memory_bytes: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""

@@ -304,14 +304,16 @@ def _part(result: DenoiseResult, source: Source) -> str:
 
 def _rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
     info, figures = result.info, result.figures
-    rows = [("noise σ", f"{digits(info.sigma)} {unit} ({'estimated' if info.sigma_estimated else 'given'})")]
+    each = info.columns or (info,)  # the columns of a table have units of their own
+    levels = ", ".join(digits(one.sigma) for one in each)
+    rows = [("noise σ", f"{levels} {unit} ({'estimated' if info.sigma_estimated else 'given'})")]
     for name, title in (("psnr", "PSNR"), ("snr", "SNR")):
         if f"{name}_output" in figures:
             rows.append((title, f"{decibels(figures[f'{name}_input'])} → {decibels(figures[f'{name}_output'])}"))
     if "ssim_output" in figures:
         before, after = (digits(figures[f"ssim_{name}"], ".4f") for name in ("input", "output"))
         rows.append(("SSIM", f"{before} → {after}"))
-    rows.append(("removed, rms", f"{digits(info.residual)} {unit}"))
+    rows.append(("removed, rms", f"{', '.join(digits(one.residual) for one in each)} {unit}"))
     rows.append(("steps", f"{info.steps}; {info.stopped_by}"))
     rows += [(name.replace("_", " "), digits(float(value))) for name, value in info.parameters.items()]
     rows.append(("functional", info.functional))

@@ -23,6 +23,9 @@ from nlflow.explore.texts import call, shell
 __all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "command_note", "compute"]
 
 
+_OF_SIGNALS = {"psnr": psnr, "snr": snr}
+
+
 @dataclass(frozen=True)
 class DenoiseSettings:
     """What may be set, as `nlflow.denoise` takes it; None: chosen from the noise.
@@ -75,7 +78,7 @@ class DenoiseResult:
         See `nlflow.denoising.following.Trail`.
     figures : dict of str to float or None
         ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
-        (signals) where there is a reference.
+        (signals) where there is a reference; of a table the means over its columns.
     notes : tuple of str
         Warnings.
     """
@@ -124,9 +127,8 @@ def compute(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trail.tell = progress
-        result, info = denoise(
-            noisy, **settings.words(), channel_axis=axis, preserve_range=True, return_info=True, progress=trail
-        )
+        words = settings.words() | _layout(source) | {"preserve_range": True, "return_info": True}
+        result, info = denoise(noisy, **words, progress=trail)
     figures: dict[str, float | None] = {}
     if clean is not None:
         for name, data in (("input", noisy), ("output", result)):
@@ -135,8 +137,20 @@ def compute(
                 figures[f"ssim_{name}"] = ssim(clean, data, axis)
             else:
                 figures[f"snr_{name}"] = snr(clean, data)
+            if source.media.separate:
+                figures |= {f"{one}_{name}": _mean(measure, clean, data) for one, measure in _OF_SIGNALS.items()}
     notes = tuple(dict.fromkeys(str(one.message) for one in caught))
     return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes)
+
+
+def _mean(measure: Callable[[Array, Array], float], clean: Array, data: Array) -> float:
+    """Return the mean of a figure over the columns of a table, whose units differ."""
+    return float(np.mean([measure(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+
+
+def _layout(source: Source) -> dict[str, Any]:
+    """Return what `nlflow.denoise` has to know of the channels; the columns of a table are signals of their own."""
+    return {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
@@ -146,7 +160,7 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     """
     axis = source.media.channel_axis
     own = "from nlflow.denoising import Trail, denoise"
-    words = {**settings.words(), "channel_axis": axis, "preserve_range": True, "return_info": True}
+    words = {**settings.words(), **_layout(source), "preserve_range": True, "return_info": True}
     if source.built_in:
         lines = [EXAMPLE, ""]
         imports = [own]
@@ -179,6 +193,11 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
 def _quality_lines(source: Source) -> list[str]:
     names = ["psnr", "ssim"] if source.media.kind == "image" else ["psnr", "snr"]
     lines = ["", f"from nlflow._quality import {', '.join(names)}", ""]
+    if source.media.separate:
+        lines.append("for c in range(clean.shape[1]):")
+        for name in names:
+            lines.append(f"    print({name!r}, c, {name}(clean[:, c], noisy[:, c]), {name}(clean[:, c], result[:, c]))")
+        return lines
     for name in names:
         axis = f", {source.media.channel_axis!r}" if name == "ssim" else ""
         lines.append(f"print({name!r}, {name}(clean, noisy{axis}), {name}(clean, result{axis}))")

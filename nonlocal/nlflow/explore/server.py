@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import Any
 
 from nlflow.errors import InputError
+from nlflow.explore.gate import close_to_others, hosts_of
 from nlflow.explore.page import Contents, build
 from nlflow.explore.worker import Worker
 
@@ -75,17 +76,16 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     port = own.getsockname()[1]
     own.close()
     worker = Worker()
-    names = {host, "localhost", "127.0.0.1"} if is_loopback(host) else {host, *_names(), "localhost", "127.0.0.1"}
-    # Messages hold uploads as base64; nothing else is long. The browser says where a page comes from that asks for the
-    # websocket, and only this server's own may have it.
+    hosts = hosts_of({host, "localhost", "127.0.0.1", "::1", *(() if is_loopback(host) else _names())}, port)
+    # Messages hold uploads as base64; nothing else is long.
     longest = contents.limits.content * 4 // 3 + _ROOM
     try:
         server = get_server(
             {"/": lambda: build(contents, worker)},
             port=port,
             address=host,
-            websocket_origin=[f"{_bracketed(name)}:{port}" for name in sorted(names)],
             title="nonlocal explore",
+            location=False,  # Panel reads no address in brackets, and the page does not ask where it is
             show=False,
             start=False,
             static_dirs={},
@@ -95,6 +95,10 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     except OSError as error:
         worker.close()
         raise _refused(error, host, port) from error
+    # Bokeh keeps its application to itself, and of an address in brackets it takes no origin as an argument.
+    application = server._tornado
+    close_to_others(application, hosts)
+    application.websocket_origins.update(hosts)
     logging.getLogger("bokeh").setLevel(logging.ERROR)
     server.start()
     shown = host if is_loopback(host) or host not in ("0.0.0.0", "::") else socket.gethostname()

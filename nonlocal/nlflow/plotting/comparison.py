@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -32,7 +33,7 @@ def comparison_figure(
     result: Array,
     *,
     channel_axis: int | None,
-    sigma: float,
+    sigma: float | Sequence[float],
     clean: Array | None = None,
     missing: Array | None = None,
     kept: Array | None = None,
@@ -51,8 +52,8 @@ def comparison_figure(
         Image (H, W) or signal (N,), with an axis of channels if `channel_axis` says so.
     channel_axis : int or None
         Axis of the channels.
-    sigma : float
-        Standard deviation of the noise in the units of the data.
+    sigma : float, or sequence of float
+        Standard deviation of the noise in the units of the data; of a signal, one a channel if they differ.
     clean : numpy.ndarray, optional
         Reference without noise; it is drawn too and the titles give the PSNR.
     missing, kept : numpy.ndarray, optional
@@ -83,12 +84,15 @@ def comparison_figure(
     outlined = np.asarray(_over_channels("kept", kept, given, channel_axis).any(axis=-1))
     holes |= ~np.isfinite(given)
     quality = ["", ""]
-    if clean is not None:
+    if clean is not None and isinstance(sigma, int | float):  # where noise differs, so do units
         quality[0] = "" if holes.any() else f", PSNR {psnr(clean, noisy):.2f} dB"
         quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
     figure = new_figure()
-    draw = _draw_images if spatial == 2 else _draw_signals
-    draw(figure, np.where(holes, np.nan, given), denoised, reference, outlined, sigma, quality)
+    shown = np.where(holes, np.nan, given)
+    if spatial == 2:
+        _draw_images(figure, shown, denoised, reference, outlined, float(np.max(sigma)), quality)
+    else:
+        _draw_signals(figure, shown, denoised, reference, outlined, sigma, quality)
     if title:
         figure.suptitle(title, fontsize=12, parse_math=False)  # a file name may hold dollar signs
     return figure
@@ -159,9 +163,16 @@ def _draw_images(
 
 
 def _draw_signals(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, sigma: float, quality: list[str]
+    figure: Figure,
+    noisy: Array,
+    result: Array,
+    clean: Array | None,
+    kept: Array,
+    sigma: float | Sequence[float],
+    quality: list[str],
 ) -> None:
     size, channels = noisy.shape
+    levels = np.broadcast_to(np.asarray(sigma, np.float64), channels).tolist()
     shown = min(channels, _MAX_ROWS)
     part = _lively_part(result) if size > _LONG else None
     heights = [2.4, *([2.4] if part else []), 1.3] * shown
@@ -188,11 +199,12 @@ def _draw_signals(
             group[0].axvspan(part.start, part.stop - 1, color=_RESULT, alpha=0.15, linewidth=1.5)
             group[1].set_title(f"the shaded part, samples {part.start} to {part.stop - 1}", fontsize=9, loc="left")
         _line(group[-1], (noisy - result)[:, channel], slice(0, size), color=_RESIDUAL, linewidth=0.6)
-        for level in (-sigma, sigma):
+        own = levels[channel]
+        for level in (-own, own):
             group[-1].axhline(level, color="black", linewidth=0.8, linestyle="--")
-        group[-1].set_title(f"noisy − denoised, dashed: ±σ = ±{sigma:.4g}", fontsize=9, loc="left")
-        if sigma > 0:
-            _in_units_of(group[-1], sigma)
+        group[-1].set_title(f"noisy − denoised, dashed: ±σ = ±{own:.4g}", fontsize=9, loc="left")
+        if own > 0:
+            _in_units_of(group[-1], own)
         if channels > 1:
             more = f" of {channels}" if channels > shown else ""
             group[0].set_ylabel(f"channel {channel}{more}", fontsize=9)
