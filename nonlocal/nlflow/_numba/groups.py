@@ -23,7 +23,7 @@ RUN = 64
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
 # kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for
 # the fast one, whose Schur complement has passed through an explicit inverse.
-ERROR = 1e-2
+ERROR = 0.1
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
@@ -444,10 +444,14 @@ def filter_groups(
                     for k in range(count):
                         row = given[k]
                         token = tokens[k]
+                        first_sum = zero
+                        second_sum = zero
                         for j in range(size):
                             removed = row[j] - token[j]
-                            shift += removed
-                            power += removed * removed
+                            first_sum += removed
+                            second_sum += removed * removed
+                        shift += first_sum
+                        power += second_sum
                     shift /= count * size
                     spread = max(power / (count * size) - shift * shift, 0.0)
                     rest = max(one - math.sqrt(spread / total), max(leave, one / 1000))
