@@ -25,7 +25,9 @@ class RungeKutta(Integrator):
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, per node, root mean square. Below about 1e-6 relative they ask for float64.
+        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
+        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
+        integration at once (`StepFailureError`); rtol >= u always can.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
@@ -83,6 +85,7 @@ class RungeKutta(Integrator):
             result, slope, _ = self._try(flow, u, first, h)
             memory["_slope"] = (flow, slope)
             return result, target if h == remaining else t + h
+        self._check_tolerances(u, t)
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
         while True:
             # A remainder within rounding of the step is the step.
@@ -107,6 +110,18 @@ class RungeKutta(Integrator):
             shrink = 0.9 * error ** (-1 / 5) if math.isfinite(error) else 0.1
             h = clipped * min(0.9, max(0.1, shrink))
 
+    def _check_tolerances(self, u: Array, t: float) -> None:
+        """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
+        xp = namespace(u)
+        unit = float(xp.finfo(u.dtype).eps) / 2
+        rounding = _weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u))
+        if rounding > 1:
+            raise StepFailureError(
+                f"rtol={self.rtol:g}, atol={self.atol:g}: no step can meet them at t={t:.6g}, where to round the "
+                f"signal to {u.dtype} is an error of {rounding:.3g} times the tolerances; raise the tolerances "
+                f"(rtol={unit:.2g} is enough), or use float64"
+            )
+
     def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
         if self.dt is not None:
             return self.dt
@@ -128,9 +143,15 @@ class RungeKutta(Integrator):
             slopes.append(flow.velocity(stage))
         difference = h * _combine(self._E, slopes)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
-        # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
-        ratio = xp.where(scale > 0, difference / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
-        return stage, slopes[-1], float(xp.sqrt(xp.mean(ratio**2)))
+        return stage, slopes[-1], _weighted(difference, scale)
+
+
+def _weighted(error: Array, scale: Array) -> float:
+    """Return the root mean square of error / scale."""
+    xp = namespace(error)
+    # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
+    ratio = xp.where(scale > 0, error / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
+    return float(xp.sqrt(xp.mean(ratio**2)))
 
 
 def _combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
