@@ -11,7 +11,7 @@ from nlflow._array import Array, namespace, underflowing
 from nlflow.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.errors import InputError, check_number
 from nlflow.flow import Flow
-from nlflow.integrators.base import Integrator
+from nlflow.integrators.base import Integrator, check_made_of
 
 __all__ = ["Exponential"]
 
@@ -45,11 +45,12 @@ class Exponential(Integrator):
         return math.inf
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` for evolving and for non-symmetric flows."""
+        """Raise `InputError` for evolving and for non-symmetric flows, and for those that are more than linear."""
         if flow.evolving:
             raise InputError("integrator: Exponential needs a frozen kernel; use RungeKutta() or SemiImplicit()")
         if not flow.symmetric:
             raise InputError("integrator: Exponential needs a symmetric affinity; use RungeKutta() or SemiImplicit()")
+        check_made_of(flow, "linear", self)
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal at `target`; see `Integrator.advance`."""
