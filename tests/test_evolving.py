@@ -393,6 +393,29 @@ def test_pieces_that_are_overridden_together_are_taken() -> None:
     assert flow("degree").more_than("average") is None
 
 
+class Decay(nl.GradientFlow):
+    """du/dt = P u - u - u / 2, said where the operator is."""
+
+    def diffusion(self, v: Any) -> Any:
+        return super().diffusion(v) + v / 2
+
+    def spectral_bounds(self) -> tuple[float, float]:
+        low, high = super().spectral_bounds()
+        return low + 0.5, high + 0.5
+
+
+def test_operators_of_ones_own_are_exponentiated_with_their_mean() -> None:
+    decay = Decay(nl.J(gaussian()), "degree")
+    assert not decay.conserves_mean
+    k = gaussian_matrix(START, WIDTH) * WEIGHTS
+    moves = k / k.sum(axis=1, keepdims=True)
+    exact = Case(lambda: decay, lambda u: moves @ u - 1.5 * u).exact()
+    for integrator in (None, nl.RungeKutta(1e-11, 1e-13)):
+        found = nl.solve(decay, START, t=T, integrator=integrator, energies=False)
+        assert found.stats["order"] == (5.0 if integrator else math.inf)
+        np.testing.assert_allclose(found.final, exact, rtol=0, atol=1e-10)
+
+
 @pytest.mark.parametrize("make", [lambda: reaction(True), lambda: Drift(gaussian(), evolving=True)])
 def test_subclasses_stay_what_they_are_when_their_kernel_is_rebuilt(make: Callable[[], Any]) -> None:
     one = make()

@@ -138,6 +138,13 @@ class Flow:
         above = order[order.index(piece) + 1 :]
         return next((name for name in reversed(above) if self._depth(name) < depth), None)
 
+    @property
+    def conserves_mean(self) -> bool:
+        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
+        pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
+        own = self.more_than("average") is not None or self._depth("average") < self._depth("conserves_mean")
+        return self.symmetric and not (pulls or own)
+
     def _depth(self, name: str) -> int:
         """Return how far from this object a method is defined: 0 on itself, then class by class."""
         if name in vars(self):

@@ -81,9 +81,11 @@ class Exponential(Integrator):
             safe = np.where(small, 1.0, a)
             return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
 
-        if flow.fidelity is None or flow.observed is None or flow.fidelity.bounds()[1] == 0:
+        if flow.conserves_mean or flow.fidelity is None or flow.observed is None:
             coefficients, tail = chebyshev_coefficients(decay, low, high, tol)
             memory["error_bound"] = memory.get("error_bound", 0.0) + tail
+            if not flow.conserves_mean:
+                return chebyshev_sums(flow.linear, u, low, high, [coefficients])[0], target
             # What is conserved takes no part in the recurrence, nor what rounding adds to it.
             mean = flow.mean(u)
             v = u - mean
