@@ -32,7 +32,7 @@ class Problem:
     def exact(self, t: float) -> Floats:
         """Return u(t) by the matrix exponential.
 
-        Of [[-A, phi f], [0, 0]] for short times. Over long ones that matrix loses digits in its last column, and
+        Of [[-A, phi f], [0, 0]] for short times. Over long ones that matrix loses digits, about t rho eps, and
         u* + exp(-tA) (u_0 - u*) keeps them: -A has no negative entry off its diagonal, so nothing cancels in exp(-tA).
         """
         n = len(self.start)
@@ -40,7 +40,7 @@ class Problem:
         source = self.fidelity[:, None] * self.observed.reshape(n, -1)
         if not source.any():
             return np.asarray((expm(-t * self.matrix) @ start).reshape(self.start.shape))
-        if t * self.radius > 100:
+        if t * self.radius > 10:
             limit = np.linalg.solve(self.matrix, source)
             return np.asarray((limit + expm(-t * self.matrix) @ (start - limit)).reshape(self.start.shape))
         block = np.zeros((n + start.shape[1],) * 2)

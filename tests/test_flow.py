@@ -176,18 +176,6 @@ def test_evolving_attention_layers_are_the_loop_by_hand(every: int) -> None:
     np.testing.assert_allclose(final, by_hand, rtol=0, atol=1e-13)
 
 
-def test_evolving_kernel_with_the_adaptive_pair_starts_each_step_afresh() -> None:
-    points, u = features()
-    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(width=0.8), points, u)), "degree", evolving=True)
-    solution = nl.solve(flow, u, t=1.0, integrator=nl.RungeKutta(dt=0.25, adaptive=False))
-    by_hand = u
-    for _ in range(4):
-        frozen = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(width=0.8), points, by_hand)), "degree")
-        by_hand = nl.solve(frozen, by_hand, t=0.25, integrator=nl.RungeKutta(dt=0.25, adaptive=False)).final
-    np.testing.assert_allclose(solution.final, by_hand, rtol=0, atol=1e-14)
-    assert solution.stats["applications"] == 4 * 7  # no slope is carried over to another kernel
-
-
 @pytest.mark.parametrize("make", [nl.AttentionFlow, lambda a, **k: nl.GradientFlow(nl.J(a), **k)], ids=["A", "G"])
 @pytest.mark.parametrize(
     "affinity",

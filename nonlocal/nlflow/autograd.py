@@ -85,7 +85,8 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     Parameters
     ----------
     flow : GradientFlow or AttentionFlow
-        Of an affinity of torch features; an evolving one has its kernel taken from the signal each ``every`` steps.
+        Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does,
+        from u(0) at first, so the orders are those that `Integrator.order_for` says; features matter through u alone.
     u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
     integrator : FixedStep, or one whose steps have length 1
         Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
@@ -106,26 +107,29 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
             "ExplicitEuler(dt), SemiImplicit(dt) or AttentionStep()"
         )
     with torch.no_grad():
-        integrator.check(flow)
+        integrator.check(flow.rebuilt(u) if flow.evolving else flow)
+
+    # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
+    follows = flow.evolving and flow.every == 1
+
+    def step(v: Tensor, now: Flow) -> Tensor:
+        moved: Tensor = integrator.advance(now.rebuilt(v) if follows else now, v, 0.0, math.inf, {})[0]
+        return moved
 
     def several(v: Tensor, first: int, count: int) -> Tensor:
-        current = flow
-        for step in range(first, first + count):
-            if flow.evolving and step > 0:
-                current = _evolved(flow, current, v, step)
-            v = checkpoint(lambda w, f=current: integrator.advance(f, w, 0.0, math.inf, {})[0], v, use_reentrant=False)
+        now = flow
+        for number in range(first, first + count):
+            if flow.evolving and not follows and number % flow.every == 0:
+                now = flow.rebuilt(v)
+            v = checkpoint(step, v, now, use_reentrant=False)
         return v
 
-    if flow.evolving:  # what the kernel is taken from has to stay
+    if flow.evolving and not follows:  # what the kernel is taken from has to stay
         return several(u, 0, steps)
     segment = max(1, math.isqrt(steps))
     for first in range(0, steps, segment):
         u = checkpoint(several, u, first, min(segment, steps - first), use_reentrant=False)
     return u
-
-
-def _evolved(flow: Flow, current: Flow, v: Tensor, step: int) -> Flow:
-    return flow.rebuilt(v) if step % flow.every == 0 else current
 
 
 class _Solution(torch.autograd.Function):
@@ -239,6 +243,8 @@ def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000)
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with autograd.run")
+    if name := flow.more_than("linear"):
+        raise InputError(f"flow: got one whose {name}() is more than linear, expected a linear one; use autograd.run")
     if flow.fidelity is None or flow.observed is None:
         raise InputError("flow: got one without fidelity, whose limit is the mean of u(0); give it a fidelity > 0")
     functional = flow.functional

@@ -5,12 +5,17 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
     du/dt = r (Pu - u) + phi (f - u)
 
 with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does).
+
+The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal: `average`,
+`diffusion` and `linear` use that one, and so are linear. `velocity` and what is measured of a signal (`energy`,
+`speed`, `distance_to_constant`) use the kernel of the signal that they get.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -27,6 +32,9 @@ __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
 class Flow:
     """What integrators need of a flow.
 
+    A subclass may add to `velocity`, a reaction term say. Integrators that are made of the linear pieces refuse it then
+    (see `more_than`), and those that use `velocity` take it as it is.
+
     Attributes
     ----------
     affinity : Affinity
@@ -37,9 +45,13 @@ class Flow:
     symmetric : bool
         Whether the linear part is self-adjoint in the flow's measure; then energies exist and spectra are real.
     evolving : bool
-        Whether the kernel is recomputed from u(t), every `every` steps. Between two such moments it is frozen.
+        Whether the kernel is that of u(t).
+    every : int
+        With 1 the kernel follows the signal. With n > 1 it is taken from the signal at every n-th step and frozen
+        between two such moments.
     applications : int
-        How often P has been applied so far, a multichannel signal counting once.
+        How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share
+        the count.
     """
 
     def __init__(
@@ -52,15 +64,13 @@ class Flow:
         evolving: bool,
         every: int,
     ) -> None:
-        self.affinity = affinity
         self.metric = check_choice("metric", metric, METRICS)
-        self.fidelity = fidelity
         self.observed = observed
-        self.symmetric = affinity.symmetric
         self.evolving = bool(evolving)
         self.every = check_integer("every", every, minimum=1)
-        self.applications = 0
-        self._rate: Array | float = affinity.degree if metric == "l2" else 1.0
+        self._count = [0]  # one for all flows that come of this one by `rebuilt`
+        self._seen: Array | None = None  # the signal that `rebuilt` took the kernel from
+        self._take(affinity, fidelity)
         if self.evolving and not affinity.evolves:
             raise InputError(
                 "evolving: the affinity compares node positions or is a given matrix, which no signal changes; "
@@ -68,10 +78,78 @@ class Flow:
                 "from features, or leave evolving=False"
             )
 
+    def _take(self, affinity: Affinity, fidelity: Fidelity | None) -> None:
+        """Let P and the fidelity be these."""
+        self.affinity = affinity
+        self.fidelity = fidelity
+        self.symmetric = affinity.symmetric
+        self._rate: Array | float = affinity.degree if self.metric == "l2" else 1.0
+
+    @property
+    def applications(self) -> int:
+        """How often P has been applied so far."""
+        return self._count[0]
+
+    @applications.setter
+    def applications(self, count: int) -> None:
+        self._count[0] = count
+
     @property
     def functional(self) -> J | None:
         """The functional that the flow descends; None for a flow that is no gradient flow."""
         return None
+
+    def at(self, u: Array) -> Self:
+        """Return the flow with the kernel that it has at the signal `u`.
+
+        Itself for a frozen kernel, and for one that is held for ``every`` > 1 steps. A flow that `rebuilt` made from
+        this very array is taken for that of `u`: do not change the array in place.
+        """
+        follows = self.evolving and self.every == 1
+        return self.rebuilt(u) if follows and not self.is_of(u) else self
+
+    def is_of(self, u: Array) -> bool:
+        """Whether `rebuilt` took the kernel from this very array."""
+        return self._seen is u
+
+    def more_than(self, piece: str) -> str | None:
+        """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
+
+        `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
+        overrides adds to the pieces below it, unless they are overridden there too.
+
+        Parameters
+        ----------
+        piece : {'average', 'diffusion', 'linear'}
+            What an integrator is made of, beside the fidelity.
+
+        Examples
+        --------
+        >>> from nlflow import Gaussian, GradientFlow, Grid, J, affinity
+        >>> class Reaction(GradientFlow):
+        ...     def velocity(self, u):
+        ...         return super().velocity(u) + u - u**3
+        >>> weights = affinity(Gaussian(width=1.0), Grid(5))
+        >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
+        (None, 'velocity')
+        """
+        order = ("average", "diffusion", "linear", "velocity")
+        depth = self._depth(piece)
+        above = order[order.index(piece) + 1 :]
+        return next((name for name in reversed(above) if self._depth(name) < depth), None)
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
+        pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
+        own = self.more_than("average") is not None or self._depth("average") < self._depth("conserves_mean")
+        return self.symmetric and not (pulls or own)
+
+    def _depth(self, name: str) -> int:
+        """Return how far from this object a method is defined: 0 on itself, then class by class."""
+        if name in vars(self):
+            return 0
+        return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
 
     def average(self, u: Array) -> Array:
         """Return Pu, counted."""
@@ -79,19 +157,20 @@ class Flow:
         return self.affinity._average(u)
 
     def diffusion(self, v: Array) -> Array:
-        """Return r (v - Pv), the part of the linear operator that smooths."""
+        """Return r (v - Pv), the part of the linear operator that smooths, for the kernel that the flow holds."""
         return self._times_rate(v - self.average(v))
 
     def linear(self, v: Array) -> Array:
-        """Return A v = r (v - Pv) + phi v; the flow is du/dt = -A u + phi f."""
+        """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""
         result = self.diffusion(v)
         return result if self.fidelity is None else result + self.fidelity.times(v)
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`. One average."""
-        result = -self.diffusion(u)
-        if self.fidelity is not None and self.observed is not None:
-            result = result + self.fidelity.times(self.observed - u)
+        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average."""
+        now = self.at(u)
+        result = -now.diffusion(u)
+        if now.fidelity is not None and now.observed is not None:
+            result = result + now.fidelity.times(now.observed - u)
         return result
 
     def _times_rate(self, v: Array) -> Array:
@@ -127,11 +206,12 @@ class Flow:
 
     def energy(self, u: Array) -> float:
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
-        functional = self.functional
+        now = self.at(u)
+        functional = now.functional
         if functional is None:
             return math.nan
         try:
-            return functional.value(u, average=self.average(u))
+            return functional.value(u, average=now.average(u))
         except NumericalError:
             return math.inf
 
@@ -145,12 +225,14 @@ class Flow:
 
     def distance_to_constant(self, u: Array) -> float:
         """Return the root mean square of u - mean(u) in the flow's measure, over nodes; channels are added up."""
-        return self.norm(u - self.mean(u))
+        now = self.at(u)
+        return now.norm(u - now.mean(u))
 
     def speed(self, u: Array) -> float:
         """Return the root mean square of du/dt in the flow's measure. One average."""
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
-            result = self.norm(self.velocity(u))
+            now = self.at(u)
+            result = now.norm(now.velocity(u))
         if not math.isfinite(result):
             raise NumericalError("speed: degree or fidelity times the signal overflows; scale one of them down")
         return result
@@ -176,9 +258,16 @@ class Flow:
             )
         return u
 
-    def rebuilt(self, u: Array) -> Flow:
-        """Return the flow with its kernel taken from the signal `u`; counts go on."""
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
         raise NotImplementedError  # pragma: no cover - abstract
+
+    def _with(self, affinity: Affinity, fidelity: Fidelity | None, u: Array) -> Self:
+        """Return a copy with this affinity, which was taken from the signal `u`."""
+        result = copy.copy(self)
+        result._take(affinity, fidelity)
+        result._seen = u
+        return result
 
 
 @underflowing
@@ -192,10 +281,12 @@ class GradientFlow(Flow):
         ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
         du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work.
     evolving : bool
-        Recompute the kernel from u(t), as a transformer does from layer to layer. Then it is no gradient flow of one J,
-        but every step is still an average.
+        Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
+        affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.
     every : int
-        Steps between two recomputations.
+        1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
+        is taken from the signal every n steps and frozen between. This splits the flow in time, which makes any
+        integrator one of order 1 in the time between two kernels, and no tolerance sees that error.
 
     Examples
     --------
@@ -226,11 +317,11 @@ class GradientFlow(Flow):
         """The functional that the flow descends."""
         return self._functional
 
-    def rebuilt(self, u: Array) -> GradientFlow:
-        """Return the flow with its kernel taken from the signal `u`; counts go on."""
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
         functional = self._functional.with_affinity(self._functional.given.update(u))
-        result = GradientFlow(functional, self.metric, evolving=self.evolving, every=self.every)
-        result.applications = self.applications
+        result = self._with(functional.affinity, functional.fidelity_in(self.metric), u)
+        result._functional = functional
         return result
 
     def __repr__(self) -> str:
@@ -289,14 +380,9 @@ class AttentionFlow(Flow):
             return J(self.affinity)
         return E(self.affinity, self.observed, self.fidelity, measure="degree")
 
-    def rebuilt(self, u: Array) -> AttentionFlow:
-        """Return the flow with its kernel taken from the signal `u`; counts go on."""
-        fidelity = 0.0 if self.fidelity is None else self.fidelity
-        result = AttentionFlow(
-            self.affinity.update(u), self.observed, fidelity, evolving=self.evolving, every=self.every
-        )  # fmt: skip
-        result.applications = self.applications
-        return result
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        return self._with(self.affinity.update(u), self.fidelity, u)
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"

@@ -45,8 +45,9 @@ class Solution:
         What happened and, where it failed, what to change.
     stats : dict
         ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
-        ``error_bound`` (a-priori, exponential integrator), ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``,
-        ``integrator``; ``method``, ``reason`` and ``error_estimate`` of the affinity.
+        ``order`` that the integrator has for this flow, ``error_bound`` (a-priori, exponential integrator),
+        ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``,
+        ``reason`` and ``error_estimate`` of the affinity.
     records : dict of str to dict
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict

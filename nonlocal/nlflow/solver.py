@@ -68,7 +68,7 @@ def solve(
     t_eval : array_like, optional
         Increasing output times; 0 and `t` by default.
     integrator : Integrator, optional
-        `Exponential` for frozen symmetric flows and `RungeKutta` for others by default.
+        By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others.
     trackers : sequence of Tracker
         Energies, distances, checkpoints, callbacks and stopping rules, in any number.
     progress : bool
@@ -79,6 +79,12 @@ def solve(
         A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
         is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
         damaged or of another problem, the one before it is used, with a warning.
+
+    Notes
+    -----
+    The kernel of an evolving flow is that of u(0) at the start. With ``every`` = 1 it then follows the signal, and the
+    flow is integrated with the order of the integrator. With ``every`` = n it is taken from the signal after each n
+    steps, which is of order 1; ``Solution.stats["order"]`` says which order the result has.
 
     Returns
     -------
@@ -103,7 +109,8 @@ def solve(
     check_untracked("start or features", tracked, "nlflow.autograd.run")
     times = _output_times(t, t_eval)
     if integrator is None:
-        integrator = RungeKutta() if flow.evolving or not flow.symmetric else Exponential()
+        exact = flow.symmetric and not flow.evolving and not flow.more_than("linear")
+        integrator = Exponential() if exact else RungeKutta()
     if not isinstance(integrator, Integrator):
         raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
     if integrator.unit_steps and np.any(times != np.round(times)):
@@ -116,6 +123,8 @@ def solve(
     for tracker in trackers:
         if not isinstance(tracker, Tracker):
             raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
+    if flow.evolving:
+        flow = flow.rebuilt(u)
     integrator.check(flow)
     watchers = [*trackers, Progress()] if progress else list(trackers)
     return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
@@ -143,7 +152,7 @@ class _State:
     t: float = 0.0
     steps: int = 0
     memory: dict[str, Any] = field(default_factory=dict)
-    kernel_signal: Array | None = None  # what an evolving kernel was last taken from
+    kernel_signal: Array | None = None  # what an evolving kernel was taken from
     outputs: tuple[tuple[float, Array, float], ...] = ()  # times, signals and energies that are due
     applications: int = 0  # of P, by the steps
     analysis: int = 0  # of P, by energies and trackers
@@ -167,7 +176,7 @@ class _Loop:
         # Checkpoints last: they hold what the others have seen.
         self.watchers = sorted(watchers, key=lambda watcher: isinstance(watcher, Checkpoint))
         self.with_energies = with_energies
-        self.state = _State(u)
+        self.state = _State(u, kernel_signal=u if flow.evolving else None)
         self._start = (flow, u)
         self.tracker_seconds = 0.0
 
@@ -213,6 +222,7 @@ class _Loop:
             "solve_seconds": time.perf_counter() - start - compile_seconds - self.tracker_seconds,
             "tracker_seconds": self.tracker_seconds,
             "integrator": repr(self.integrator),
+            "order": self.integrator.order_for(self.flow),
             "method": self.flow.affinity.method,
             "reason": self.flow.affinity.reason,
             "error_estimate": self.flow.affinity.error_estimate,
@@ -246,10 +256,7 @@ class _Loop:
             ahead = self.times[self.times > now.t]
             if ahead.size == 0:
                 return Status.FINISHED, f"reached t={now.t:.6g}"
-            kernel_signal = now.kernel_signal
             if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
-                kernel_signal = now.u
-                self.flow = self.flow.rebuilt(now.u)
                 self.integrator.check(self.flow)  # the stable range moves with the kernel
             memory, before = dict(now.memory), self.flow.applications
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
@@ -262,14 +269,23 @@ class _Loop:
                     f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
                     "RungeKutta() or Exponential(), or scale the signal down where it is very large already"
                 )
+            applications = now.applications + self.flow.applications - before
+            kernel_signal = now.kernel_signal
+            if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
+                self.flow, kernel_signal = self._followed(u, memory), u
             self.state = replace(
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
-                applications=now.applications + self.flow.applications - before,
+                applications=applications,
             )  # fmt: skip
             if asked:
                 sound = self.state
             if reason := self._look():
                 return Status.STOPPED, reason
+
+    def _followed(self, u: Array, memory: dict[str, Any]) -> Flow:
+        """Return the flow with the kernel of `u`; an integrator that has built it already leaves it in its memory."""
+        left = memory.get("_flow")
+        return left if isinstance(left, Flow) and left.is_of(u) else self.flow.rebuilt(u)
 
     def _asked(self, u: Array, due: bool) -> bool:
         """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
@@ -367,6 +383,8 @@ class _Loop:
         same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
         if fingerprint != self.fingerprint or not bool(same):
             return _ANOTHER
+        if self.flow.evolving and "kernel_signal" not in arrays:
+            return "the checkpoint has no kernel_signal"
         nodes = self.flow.affinity.whole_shape
         return incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
 
@@ -382,10 +400,11 @@ class _Loop:
         like, own = self.state.u, self.flow.affinity.own
         columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
         outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
-        signal = own(arrays["kernel_signal"], like) if "kernel_signal" in arrays else None
-        if signal is not None:
-            self.flow = self.flow.rebuilt(signal)
         u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        signal = None
+        if self.flow.evolving:
+            signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
+            self.flow = self.flow.rebuilt(signal)
         self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             prefix = f"record/{name}/"

@@ -25,7 +25,7 @@ def problem(kind: str) -> tuple[nl.flow.Flow, Any]:
     energy = nl.E(affinity, signal, 0.3, measure="degree")
     if kind == "euler":
         return nl.GradientFlow(energy, "degree"), nl.ExplicitEuler(0.01)
-    if kind == "runge-kutta":  # its kernel follows the signal
+    if kind == "runge-kutta":  # its kernel is taken from the signal after every other step
         return nl.GradientFlow(energy, "degree", evolving=True, every=2), nl.RungeKutta(1e-10, 1e-12)
     return nl.GradientFlow(energy, "degree"), nl.Exponential()
 

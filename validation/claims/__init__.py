@@ -21,6 +21,7 @@ MODULES = (
     "asymmetric_attention",
     "killed_walk",
     "energy_balance",
+    "order_of_evolving_flows",
     "nonlocal_bayes",
     "token_similarity",
     "energy_by_block",

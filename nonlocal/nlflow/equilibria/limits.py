@@ -172,11 +172,16 @@ def _iterate(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equil
 
 
 def check_frozen(flow: Any) -> None:
-    """Raise `InputError` unless `flow` is a flow with a frozen kernel."""
+    """Raise `InputError` unless `flow` is a linear flow with a frozen kernel."""
     if not isinstance(flow, Flow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
+    if name := flow.more_than("average"):
+        raise InputError(
+            f"flow: got a {type(flow).__name__} whose {name}() is overridden, expected one that is given by its kernel "
+            "and its fidelity alone, of which limits are known; follow it with solve()"
+        )
 
 
 def _check_iterative(flow: Flow, method: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flow import Flow
-from nlflow.integrators.base import SLACK, Integrator
+from nlflow.integrators.base import SLACK, Integrator, check_made_of
 from nlflow.spectrum import euler_limit, largest_eigenvalue
 
 __all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiImplicit"]
@@ -18,7 +18,9 @@ __all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiI
 class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.
 
-    A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit.
+    A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit. A step of more
+    than one stage has its order for evolving kernels too if its stages call `Flow.velocity`, which takes the kernel
+    from the signal that it gets.
 
     Parameters
     ----------
@@ -47,7 +49,8 @@ class FixedStep(Integrator):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels.
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. Of a flow whose
+    `velocity` is more than linear the limit is that of the linear part alone: what is added may need a shorter step.
 
     Parameters
     ----------
@@ -58,7 +61,7 @@ class ExplicitEuler(FixedStep):
     order = 1.0
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / rho(A)."""
+        """Return 2 / rho(A), A being the linear part of the flow with the kernel that it holds."""
         return euler_limit(flow)
 
     def check(self, flow: Flow) -> None:
@@ -105,7 +108,8 @@ class SemiImplicit(FixedStep):
         return 2 / excess if excess > 0 else math.inf
 
     def check(self, flow: Flow) -> None:
-        """Raise `StabilityError` when dt is above the stability limit."""
+        """Raise `StabilityError` for dt above the stability limit, `InputError` for a flow that is more than linear."""
+        check_made_of(flow, "diffusion", self)
         if self.dt * flow.diffusion_bound() <= 2:
             return
         limit = self.stability_limit(flow)
@@ -139,8 +143,9 @@ class AttentionStep(Integrator):
         return math.inf
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` for the L2 metric and for flows with a fidelity."""
+        """Raise `InputError` for the L2 metric, for flows with a fidelity and for those that are more than P."""
         _needs_degree_metric(flow, "an attention step")
+        check_made_of(flow, "average", self)
         if flow.fidelity is not None:
             raise InputError(
                 "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
@@ -168,8 +173,9 @@ class NeutrenoStep(Integrator):
         return euler_limit(flow)
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` for the L2 metric and `StabilityError` for too large a fidelity."""
+        """Raise `InputError` for the L2 metric and flows that are more than P; `StabilityError` if unstable."""
         _needs_degree_metric(flow, "a NeuTRENO step")
+        check_made_of(flow, "average", self)
         if flow.safe_step > 1 or (flow.fidelity is None and flow.safe_step == 1):
             return
         limit = self.stability_limit(flow)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 from nlflow._array import Array, namespace, underflowing
-from nlflow.errors import InputError, StabilityError, check_number
+from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flow import Flow
 from nlflow.integrators.base import SLACK, Integrator, StepFailureError
 from nlflow.spectrum import euler_limit
@@ -20,12 +21,18 @@ class RungeKutta(Integrator):
 
     (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
     proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
-    or not, symmetric or not. Six averages a step.
+    or not, symmetric or not, linear or not. Six averages a step.
+
+    A kernel that follows the signal is built anew for each of the six stages, from the signal of that stage, and the
+    order stays 5. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
+    order 1, and the tolerances do not see it (`order_for`).
 
     Parameters
     ----------
     rtol, atol : float
-        Tolerances of the local error, per node, root mean square. Below about 1e-6 relative they ask for float64.
+        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
+        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
+        integration at once (`StepFailureError`); rtol >= u always can.
     dt : float, optional
         First step; with `adaptive` off, every step.
     adaptive : bool
@@ -58,7 +65,10 @@ class RungeKutta(Integrator):
             raise InputError("dt: needed when adaptive=False")
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return infinity when the step adapts; otherwise about 3.3 / rho(A), the reach along the real axis."""
+        """Return infinity when the step adapts; otherwise about 3.3 / rho(A), the reach along the real axis.
+
+        A is the linear part of the flow, with the kernel that it holds.
+        """
         if self.adaptive:
             return math.inf
         return 3.3 / 2 * euler_limit(flow)
@@ -74,15 +84,18 @@ class RungeKutta(Integrator):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
         # The slope at the end of the last step is the one at the start of this, unless the kernel changed between.
-        kept_for, slope = memory.pop("_slope", (None, None))
+        kept_for, slope = memory.pop("_flow", None), memory.pop("_slope", None)
         first = slope if kept_for is flow and slope is not None else flow.velocity(u)
         remaining = target - t
         if not self.adaptive:
             h = min(float(self.dt or remaining), remaining)
             h = remaining if remaining - h < 1e-9 * h else h
-            result, slope, _ = self._try(flow, u, first, h)
-            memory["_slope"] = (flow, slope)
-            return result, target if h == remaining else t + h
+            tried = self._try(flow, u, first, h)
+            if tried.failure:
+                raise StepFailureError(f"the kernel of a stage of the step from t={t:.6g}: {tried.failure}; reduce dt")
+            memory.update(_flow=tried.flow, _slope=tried.slope)
+            return tried.u, target if h == remaining else t + h
+        self._check_tolerances(u, t)
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
         while True:
             # A remainder within rounding of the step is the step.
@@ -93,7 +106,8 @@ class RungeKutta(Integrator):
                     f"atol={self.atol:g}: "
                     "raise the tolerances, use float64, or check the signal for values that overflow"
                 )
-            result, slope, error = self._try(flow, u, first, clipped)
+            tried = self._try(flow, u, first, clipped)
+            error = tried.error
             if math.isfinite(error) and error <= 1:
                 previous = memory.get("error", 1.0)
                 factor = 0.9 * max(error, 1e-10) ** (-0.7 / 5) * previous ** (0.4 / 5)
@@ -101,11 +115,23 @@ class RungeKutta(Integrator):
                 # A step cut short by a target says little about the step to come.
                 memory["h"] = max(grown, h) if clipped < h else grown
                 memory["error"] = max(error, 1e-4)
-                memory["_slope"] = (flow, slope)
-                return result, target if clipped == remaining else t + clipped
+                memory.update(_flow=tried.flow, _slope=tried.slope)
+                return tried.u, target if clipped == remaining else t + clipped
             memory["rejected"] = memory.get("rejected", 0) + 1
             shrink = 0.9 * error ** (-1 / 5) if math.isfinite(error) else 0.1
             h = clipped * min(0.9, max(0.1, shrink))
+
+    def _check_tolerances(self, u: Array, t: float) -> None:
+        """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
+        xp = namespace(u)
+        unit = float(xp.finfo(u.dtype).eps) / 2
+        rounding = _weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u))
+        if rounding > 1:
+            raise StepFailureError(
+                f"rtol={self.rtol:g}, atol={self.atol:g}: no step can meet them at t={t:.6g}, where to round the "
+                f"signal to {u.dtype} is an error of {rounding:.3g} times the tolerances; raise the tolerances "
+                f"(rtol={unit:.2g} is enough), or use float64"
+            )
 
     def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
         if self.dt is not None:
@@ -119,18 +145,45 @@ class RungeKutta(Integrator):
         speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
         return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3
 
-    def _try(self, flow: Flow, u: Array, first: Array, h: float) -> tuple[Array, Array, float]:
-        xp = namespace(u)
+    def _try(self, flow: Flow, u: Array, first: Array, h: float) -> _Tried:
         slopes = [first]
-        stage = u
+        stage, here = u, flow
         for row in self._A[1:]:
             stage = u + h * _combine(row, slopes)
-            slopes.append(flow.velocity(stage))
-        difference = h * _combine(self._E, slopes)
+            try:
+                here = _at(flow, stage)
+            except (InputError, NumericalError) as error:
+                return _Tried(flow, u, first, math.inf, str(error))
+            slopes.append(here.velocity(stage))
+        xp = namespace(u)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
-        # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
-        ratio = xp.where(scale > 0, difference / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
-        return stage, slopes[-1], float(xp.sqrt(xp.mean(ratio**2)))
+        return _Tried(here, stage, slopes[-1], _weighted(h * _combine(self._E, slopes), scale))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What came of a step: the signal at its end, the flow and the slope there, and the error over the tolerances."""
+
+    flow: Flow
+    u: Array
+    slope: Array
+    error: float
+    failure: str = ""
+
+
+def _at(flow: Flow, stage: Array) -> Flow:
+    """Return the flow with the kernel of a stage; raise `NumericalError` where a step was so long that it has none."""
+    if flow.evolving and not bool(namespace(stage).all(namespace(stage).isfinite(stage))):
+        raise NumericalError("the signal overflowed")
+    return flow.at(stage)
+
+
+def _weighted(error: Array, scale: Array) -> float:
+    """Return the root mean square of error / scale."""
+    xp = namespace(error)
+    # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
+    ratio = xp.where(scale > 0, error / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
+    return float(xp.sqrt(xp.mean(ratio**2)))
 
 
 def _combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:

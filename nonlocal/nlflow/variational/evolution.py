@@ -12,7 +12,7 @@ from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.fidelity import NodeFidelity
 from nlflow.flow import Flow
 from nlflow.integrators import FixedStep
-from nlflow.integrators.base import StepFailureError
+from nlflow.integrators.base import StepFailureError, check_made_of
 from nlflow.variational.dirichlet import Jp
 from nlflow.variational.lagged import quadratic_step
 
@@ -123,6 +123,7 @@ class LaggedDiffusivity(FixedStep):
                 f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
                 "SemiImplicit()"
             )
+        check_made_of(flow, "diffusion", self)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Minimise the quadratic functional that touches J_p at u."""
