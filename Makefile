@@ -15,7 +15,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test lint format docs bench history robustness constraints clean distclean
+.PHONY: help demo test lint format docs bench history robustness mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo 'make bench        run the benchmarks against peers'
 	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
 	@echo 'make robustness   faults and fuzzing, with a table (hours; ARGS="--kills 20 --minutes 1" for less)'
+	@echo 'make mutants      wrong changes that the tests have to notice, with a table (hours; ARGS="--number 20" for less)'
 	@echo 'make constraints  write the versions that .venv holds to constraints.txt'
 	@echo 'make clean        remove caches and built files;  make distclean: and .venv'
 
@@ -104,6 +105,9 @@ $(BENCH): $(INPUT)
 robustness: $(DEV)
 	@$(BIN)/python -m robustness $(ARGS)
 
+mutants: $(DEV)
+	@$(BIN)/python -m robustness.mutants $(ARGS)
+
 # Local version labels such as +cpu name a build, not a version; pip itself is not ours to choose.
 constraints: $(DEV) $(BENCH)
 	@{ sed '/^[^#]/d' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed -e '/^pip==/d' -e 's/+.*//' | LC_ALL=C sort -f; } > constraints.new
@@ -111,7 +115,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks robustness tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
