@@ -15,19 +15,21 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all lint format docs bench history robustness constraints clean distclean
+.PHONY: help demo test test-all portable lint format docs bench history robustness mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
 	@echo 'make demo         run the demonstration'
 	@echo 'make test         check style, types and imports, then run the tests that are not slow'
 	@echo 'make test-all     the same with all tests, and with coverage'
+	@echo 'make portable     the numerical tests under other processors, with a table (ARGS="--data DIR" for images too)'
 	@echo 'make lint         the checks alone'
 	@echo 'make format       put the sources into shape'
 	@echo 'make docs         build the documentation, and run its gallery: docs/_build/html/index.html'
 	@echo 'make bench        run the benchmarks against peers'
 	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
 	@echo 'make robustness   faults and fuzzing, with a table (hours; ARGS="--kills 20 --minutes 1" for less)'
+	@echo 'make mutants      wrong changes that the tests have to notice, with a table (hours; ARGS="--number 20" for less)'
 	@echo 'make constraints  write the versions that .venv holds to constraints.txt'
 	@echo 'make clean        remove caches and built files;  make distclean: and .venv'
 
@@ -41,6 +43,9 @@ test: lint
 test-all: lint
 	@echo '== pytest, all tests'
 	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
+
+portable: $(DEV)
+	@$(BIN)/python -m robustness.processors $(ARGS)
 
 lint: $(DEV)
 	@echo '== ruff'
@@ -109,6 +114,9 @@ $(BENCH): $(INPUT)
 robustness: $(DEV)
 	@$(BIN)/python -m robustness $(ARGS)
 
+mutants: $(DEV)
+	@$(BIN)/python -m robustness.mutants $(ARGS)
+
 # Local version labels such as +cpu name a build, not a version; pip itself is not ours to choose.
 constraints: $(DEV) $(BENCH)
 	@{ sed '/^[^#]/d' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed -e '/^pip==/d' -e 's/+.*//' | LC_ALL=C sort -f; } > constraints.new
@@ -116,7 +124,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks robustness tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -15,7 +15,7 @@ from nlflow._terminal import plain
 from nlflow.storage import load_record, save_record
 from robustness.contract import Row
 
-__all__ = ["Entry", "line", "read", "write"]
+__all__ = ["Entry", "here", "line", "read", "write"]
 
 _KIND = "table of faults"
 
@@ -39,10 +39,15 @@ class Entry:
     @classmethod
     def of(cls, key: str, row: Row) -> Entry:
         """Return a row that was found now and here."""
-        state = git_state()
-        source = "unknown" if state is None else state["commit"][:10] + (" and changes" if state["changed"] else "")
-        machine = f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores"
-        return cls(key, row, datetime.now(UTC).date().isoformat(), source, machine)
+        return cls(key, row, *here())
+
+
+def here() -> tuple[str, str, str]:
+    """Return the date, the source and the machine."""
+    state = git_state()
+    source = "unknown" if state is None else state["commit"][:10] + (" and changes" if state["changed"] else "")
+    machine = f"{platform.system()} {platform.machine()}, {_processor()}, {os.cpu_count()} cores"
+    return datetime.now(UTC).date().isoformat(), source, machine
 
 
 def read(folder: Path) -> list[Entry]:
