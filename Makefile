@@ -124,7 +124,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output portable-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks robustness tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

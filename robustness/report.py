@@ -50,33 +50,39 @@ def here() -> tuple[str, str, str]:
     return datetime.now(UTC).date().isoformat(), source, machine
 
 
-def read(folder: Path) -> list[Entry]:
+def read(folder: Path, name: str = "robustness") -> list[Entry]:
     """Return the entries of a table that was written before; none if there is none."""
-    path = folder / "robustness.json"
+    path = folder / f"{name}.json"
     if not path.exists():
         return []
     entries = load_record(path, _KIND)["entries"]
     return [Entry(**{**entry, "row": Row(**entry["row"])}) for entry in entries]
 
 
-def write(folder: Path, entries: Sequence[Entry]) -> None:
-    """Write ``robustness.json`` and ``robustness.md``."""
+def write(
+    folder: Path,
+    entries: Sequence[Entry],
+    name: str = "robustness",
+    title: str = "Faults and hostile files",
+    command: str = "make robustness",
+) -> None:
+    """Write ``<name>.json`` and ``<name>.md``, the table with a title and the command that wrote it."""
     make_folder(folder)
-    save_record(folder / "robustness.json", _KIND,
+    save_record(folder / f"{name}.json", _KIND,
                 {"environment": environment(), "entries": [plain(asdict(entry)) for entry in entries]})  # fmt: skip
-    page = table(entries)
-    write_atomic(folder / "robustness.md", lambda file: file.write(page.encode()))
+    page = table(entries, title, command)
+    write_atomic(folder / f"{name}.md", lambda file: file.write(page.encode()))
 
 
-def table(entries: Sequence[Entry]) -> str:
+def table(entries: Sequence[Entry], title: str, command: str) -> str:
     """Return the table in Markdown."""
     dates = sorted({entry.date for entry in entries})
     when = " to ".join(dict.fromkeys((dates[0], dates[-1])))
     where = "; ".join(sorted({entry.machine for entry in entries}))
     lines = [
-        "# Faults and hostile files",
+        f"# {title}",
         "",
-        f"Written by `make robustness`. {when}; {where}.",
+        f"Written by `{command}`. {when}; {where}.",
         "",
         "| fault | tried | outcome | lost | wrong | seconds | processor seconds | source |",
         "|---|---:|---|---:|---:|---:|---:|---|",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
@@ -16,9 +17,12 @@ hypothesis.settings.load_profile("nlflow")
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Run compiled loops in one thread: on a busy machine the start of a thread costs more than all of a small loop."""
+    """Run compiled loops in one thread: on a busy machine the start of a thread costs more than all of a small loop.
+
+    ``NLFLOW_TEST_THREADS`` asks for another number.
+    """
     before = numba.get_num_threads()
-    numba.set_num_threads(1)
+    numba.set_num_threads(min(int(os.environ.get("NLFLOW_TEST_THREADS", "1")), before))
     yield
     numba.set_num_threads(before)
 
