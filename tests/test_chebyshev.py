@@ -14,6 +14,8 @@ from nlflow.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.errors import NumericalError
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem
 
+pytestmark = pytest.mark.numerical
+
 EPS = float(np.finfo(float).eps)
 METRICS = ("l2", "degree")
 RNG = np.random.default_rng(1)

@@ -27,6 +27,8 @@ from nlflow.fidelity import NodeFidelity
 from nlflow.functional import METRICS
 from tests.reference import feature_matrix, patch_matrix, plain_degree, plain_dirichlet, position_matrix
 
+pytestmark = pytest.mark.numerical
+
 POINTS = Points(np.arange(8.0), weights=np.linspace(0.5, 1.5, 8))
 LINE, PLANE = Grid(9, 0.3, "isolated"), Grid((3, 4), (0.5, 0.8), "periodic")
 

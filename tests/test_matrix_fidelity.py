@@ -20,6 +20,8 @@ from nlflow.spectrum import dense_operator, euler_limit, largest_eigenvalue, rel
 from tests.problems import torch_on_one_thread
 from tests.reference import feature_matrix, plain_dirichlet, position_matrix
 
+pytestmark = pytest.mark.numerical
+
 Floats = NDArray[np.float64]
 CHANNELS = 3
 POINTS = nl.Points(np.arange(8.0), weights=np.linspace(0.5, 1.5, 8))

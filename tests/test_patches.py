@@ -17,6 +17,8 @@ from nlflow.patches.search import fewest_candidates, reference_positions
 from validation.claims import nonlocal_bayes
 from validation.harness import Context
 
+pytestmark = pytest.mark.numerical
+
 Floats = NDArray[np.float64]
 
 

@@ -13,6 +13,8 @@ from nlflow.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functional import METRICS
 from nlflow.precondition import PRECONDITIONERS, Choice, Multigrid, Transform
 
+pytestmark = pytest.mark.numerical
+
 BOUNDARIES = ("reflect", "periodic", "isolated")
 SHAPES = [(131,), (13, 19), (24, 8)]
 
