@@ -74,6 +74,11 @@ def test_tables_of_exceptions_hold_public_names_alone() -> None:
 # ---- averages
 
 
+def identity(value: Any) -> str:
+    """Name a value in the name of a test."""
+    return str(getattr(value, "__name__", None) or getattr(value, "name", value))
+
+
 def _built(problem: Case, method: str) -> Any:
     if method != "tiled":
         return problem.affinity(method, **({"rtol": RTOL} if method in APPROXIMATE else {}))
@@ -114,7 +119,7 @@ def _check_average(problem: Case, method: str) -> None:
 @pytest.mark.parametrize(
     ("problem", "method", "dtype"),
     pairs(CASES, EXACT, DTYPES, where=lambda problem, _, dtype: problem.of(dtype).fits),
-    ids=str,
+    ids=identity,
 )
 def test_exact_averages(problem: Case, method: str, dtype: Any) -> None:
     problem = problem.of(dtype)
@@ -139,9 +144,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("method", APPROXIMATE)
-@pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.name)
+@pytest.mark.parametrize(
+    ("problem", "method", "dtype"), pairs(CASES, list(APPROXIMATE), [np.float32, np.float64]), ids=identity
+)
 def test_approximate_averages(problem: Case, method: str, dtype: Any) -> None:
     if method == "nufft":
         pytest.importorskip("finufft")
@@ -182,7 +187,7 @@ def test_push_is_the_transpose(name: str, method: str) -> None:
     pairs(
         [(1,), (2,), (5,), (1, 1), (2, 3)], [nl.Gaussian, nl.Laplace, nl.TopHat], ["periodic", "reflect", "isolated"]
     ),
-    ids=lambda value: getattr(value, "__name__", str(value)),
+    ids=identity,
 )
 def test_grids(shape: tuple[int, ...], kernel: Any, boundary: Any) -> None:
     """Widths from 1e-12 to 1e12 of grids in units from 1e-150 to 1e12: all methods agree, or say what they lack."""
