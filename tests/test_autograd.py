@@ -12,8 +12,6 @@ from nlflow import autograd
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 
-pytestmark = pytest.mark.numerical
-
 torch = torch_on_one_thread()
 N, D = 7, 2
 RNG = np.random.default_rng(0)

@@ -13,8 +13,6 @@ from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 from tests.test_tiled import host
 
-pytestmark = pytest.mark.numerical
-
 torch = torch_on_one_thread()
 
 from nlflow import autograd  # noqa: E402  # needs torch

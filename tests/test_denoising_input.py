@@ -103,7 +103,6 @@ def test_one_dimension_less_with_a_channel_axis():
 # ---- sizes
 
 
-@pytest.mark.numerical
 @pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize(
@@ -339,7 +338,6 @@ def test_memory_layout_and_byte_order_do_not_matter(image: Floats, quality: str)
 # ---- channels
 
 
-@pytest.mark.numerical
 @pytest.mark.parametrize(
     ("channels", "quality", "dtype", "dimension"),
     both(lambda presets: pairs([1, 2, 3, 5], presets, [np.uint8, np.float32, np.float64], [1, 2])),

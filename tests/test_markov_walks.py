@@ -21,8 +21,6 @@ from nlflow.markov.walks import AliasTables
 from tests.chains import CASES, built, directed_ring, given, ring, transitions
 from tests.problems import Floats
 
-pytestmark = pytest.mark.numerical
-
 LEVEL = 1e-6
 WALKERS = 100_003  # no multiple of a block
 

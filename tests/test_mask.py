@@ -13,8 +13,6 @@ from nlflow import Mask
 from tests.problems import torch_on_one_thread
 from tests.test_tiled import Watch, host
 
-pytestmark = pytest.mark.numerical
-
 torch = torch_on_one_thread()
 
 N, WIDTH, CHANNELS = 70, 3, 4

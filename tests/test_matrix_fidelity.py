@@ -285,7 +285,7 @@ def test_limits_of_steps(name: str, metric: str) -> None:
     assert np.abs(np.linalg.eigvals(step)).max() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_extreme_eigenvalues_by_iteration(shared: bool) -> None:
     """More unknowns than are looked at densely: 3 channels on 340 nodes."""
     k = nl.affinity(nl.Gaussian(2.0), nl.Grid(340, boundary="isolated"))  # whose degrees halve towards the ends

@@ -311,6 +311,7 @@ def test_memory_is_asked_for_first() -> None:
 # --- the claim -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # the claim itself is among those that all tests run
 def test_the_claim_fails_where_the_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(self: MatrixFidelity, v: Floats, observed: Floats, step: float) -> Floats:
         return self.damped(v + step * self.times(observed), 1.001 * step)

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -20,8 +19,6 @@ import nlflow as nl
 from nlflow.flow import Flow
 from nlflow.integrators import Integrator
 from tests.problems import Floats
-
-pytestmark = pytest.mark.numerical
 
 EPS = float(np.finfo(float).eps)
 METRICS = st.sampled_from(["l2", "degree"])
