@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from nlflow.denoising.presets import Grouping, GroupPreset
@@ -13,6 +15,9 @@ from nlflow.denoising.presets import Grouping, GroupPreset
 Floats = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
 ON_GROUPS = QUALITIES[1:]
+# For what one preset on groups shows as well as the other: `best` runs the same code, only longer.
+_BEST = pytest.param("best", marks=pytest.mark.slow)
+SLOWLY, GROUPS_SLOWLY = ("fast", "balanced", _BEST), ("balanced", _BEST)
 
 _IMAGE, _SIGNAL = Grouping(patch=4, neighbours=10, radius=4, stride=3), Grouping(6, 8, 12, 3)
 # Its strips overlap by little, so that small images have several.
@@ -20,6 +25,11 @@ SMALL = GroupPreset(
     steps=2, first=((math.inf, _IMAGE),), later=((0.5, _IMAGE), (math.inf, Grouping(3, 12, 3, 2))),
     first_signal=_SIGNAL, later_signal=_SIGNAL,
 )  # fmt: skip
+
+
+def both(cases: Callable[[Sequence[str]], list[tuple[Any, ...]]]) -> list[Any]:
+    """Cases of a test for the presets other than `best`, and those for `best`, marked as slow."""
+    return [*cases(QUALITIES[:-1]), *(pytest.param(*case, marks=pytest.mark.slow) for case in cases(["best"]))]
 
 
 def picture(side: int = 64) -> Floats:

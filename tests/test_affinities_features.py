@@ -27,6 +27,8 @@ from nlflow import (
 from nlflow.affinities import DenseAffinity, dense
 from tests.reference import TOLERANCE, check_affinity, feature_matrix, kept_bytes, plain_average, plain_degree
 
+pytestmark = pytest.mark.numerical
+
 DTYPES = [np.float64, np.float32]
 WEIGHTS = np.linspace(0.5, 2.0, 12)
 POINTS = Points(np.arange(12.0), weights=WEIGHTS)

@@ -29,6 +29,8 @@ from nlflow.affinities import blas, cholesky
 from nlflow.affinities.lowrank import LowRankAffinity
 from tests.reference import check_affinity, kept_bytes
 
+pytestmark = pytest.mark.numerical
+
 N = 240
 WEIGHTS = np.random.default_rng(5).random(N) * 3 + 0.1
 DOMAIN = Points(np.arange(float(N)), weights=WEIGHTS)

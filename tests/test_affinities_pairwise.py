@@ -38,6 +38,9 @@ from nlflow import (
     solve,
 )
 from nlflow.affinities.pair_sums import PairSums
+from tests.covering import pairs
+
+pytestmark = pytest.mark.numerical
 
 Floats = NDArray[Any]
 KERNELS = {
@@ -80,10 +83,9 @@ def nodes(n: int, d: int, dtype: str = "float64", seed: int = 0) -> tuple[Floats
     return rng.normal(size=(n, d)).astype(dtype), domain, rng.normal(size=(n, d)).astype(dtype)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("d", [1, 2, 3, 4, 5, 8, 16, 17, 40])
-@pytest.mark.parametrize("name", KERNELS)
-def test_averages_and_degrees(name: str, d: int, dtype: str) -> None:
+# A loop is compiled for each dimension up to a few and for two widths of channels; all of them meet each kernel.
+@pytest.mark.parametrize(("d", "name", "dtype"), pairs([1, 2, 3, 4, 5, 8, 16, 17, 40], list(KERNELS), list(ROUNDING)))
+def test_averages_and_degrees(d: int, name: str, dtype: str) -> None:
     x, domain, _ = nodes(301, d, dtype)
     x *= np.float64(d) ** -0.5
     x = x.astype(dtype)
@@ -97,10 +99,16 @@ def test_averages_and_degrees(name: str, d: int, dtype: str) -> None:
         np.testing.assert_allclose(p.log_degree, log_degree, rtol=ROUNDING[dtype], atol=ROUNDING[dtype])
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize(("n", "d"), [(1, 2), (2, 1), (63, 3), (64, 3), (65, 3), (1023, 2), (1024, 2), (2500, 2)])
-@pytest.mark.parametrize("name", ["gaussian", "laplace", "dot product"])
-def test_sizes_at_the_edges_of_tiles_and_blocks(name: str, n: int, d: int, dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("size", "name", "dtype"),
+    pairs(
+        [(1, 2), (2, 1), (63, 3), (64, 3), (65, 3), (1023, 2), (1024, 2), (2500, 2)],
+        ["gaussian", "laplace", "dot product"],
+        list(ROUNDING),
+    ),
+)
+def test_sizes_at_the_edges_of_tiles_and_blocks(size: tuple[int, int], name: str, dtype: str) -> None:
+    n, d = size
     x, domain, q = nodes(n, d, dtype)
     u = np.random.default_rng(1).normal(size=(n, 2)).astype(dtype)
     dot = name == "dot product"
@@ -113,7 +121,7 @@ def test_sizes_at_the_edges_of_tiles_and_blocks(name: str, n: int, d: int, dtype
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "top hat"])
 def test_blocks_that_are_skipped_change_nothing(name: str, width: float) -> None:
     rng = np.random.default_rng(2)
-    x = np.concatenate([rng.uniform(size=(3000, 2)), 5 + 0.01 * rng.normal(size=(500, 2)), [[100.0, -40.0]]])
+    x = np.concatenate([rng.uniform(size=(1500, 2)), 5 + 0.01 * rng.normal(size=(300, 2)), [[100.0, -40.0]]])
     domain, u = Points(x, weights=rng.uniform(0.1, 3, len(x))), rng.normal(size=len(x))
     kernel = type(KERNELS[name])(width)  # type: ignore[call-arg]
     with warnings.catch_warnings():
@@ -169,10 +177,9 @@ def test_a_sum_of_a_million_terms_is_pairwise() -> None:
     assert sums[0, 0] == pytest.approx(n * float(np.float32(1 / 3)), rel=1e-6)
 
 
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("name", ["dot product", "steep dot product"])
-@pytest.mark.parametrize("d", [3, 20])
-@pytest.mark.parametrize("same", [True, False])
+@pytest.mark.parametrize(
+    ("name", "dtype", "d", "same"), pairs(["dot product", "steep dot product"], list(ROUNDING), [3, 20], [True, False])
+)
 def test_push_and_the_symmetrised(name: str, dtype: str, d: int, same: bool) -> None:
     x, domain, q = nodes(400, d, dtype)
     kernel = KERNELS[name]
@@ -224,6 +231,7 @@ def narrower_processors() -> list[Any]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("processor", "features", "width"), narrower_processors())
 def test_processors_with_narrower_vectors(processor: str, features: str, width: int, tmp_path: Path) -> None:
     code = """
@@ -380,29 +388,31 @@ def test_an_evolving_kernel_is_built_by_the_same_method() -> None:
 # ---- approximations
 
 
-@pytest.mark.parametrize("rtol", [1e-3, 1e-6, 1e-10])
-@pytest.mark.parametrize("m", [1, 2, 3])
 @pytest.mark.parametrize(
-    ("method", "kernel"),
-    [("sparse", Gaussian(0.08)), ("sparse", Laplace(0.03)), ("sparse", TopHat(0.3)), ("nufft", Gaussian(0.08))],
-    ids=lambda v: v if isinstance(v, str) else type(v).__name__,
+    ("way", "m", "rtol"),
+    pairs(
+        [("sparse", Gaussian(0.08)), ("sparse", Laplace(0.03)), ("sparse", TopHat(0.3)), ("nufft", Gaussian(0.08))],
+        [1, 2, 3],
+        [1e-3, 1e-6, 1e-10],
+    ),
+    ids=lambda v: f"{v[0]}, {type(v[1]).__name__}" if isinstance(v, tuple) else None,
 )
-def test_the_error_is_within_its_estimate(method: str, kernel: Any, m: int, rtol: float) -> None:
-    rng = np.random.default_rng(7)
-    x = rng.uniform(size=(1500, m)) ** 1.5
-    domain = Points(x, weights=rng.uniform(0.5, 2, 1500))
+def test_the_error_is_within_its_estimate(way: tuple[str, Any], m: int, rtol: float) -> None:
+    (method, kernel), n, rng = way, 600, np.random.default_rng(7)
+    x = rng.uniform(size=(n, m)) ** 1.5
+    domain = Points(x, weights=rng.uniform(0.5, 2, n))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NlflowWarning)  # some nodes in three dimensions are alone
         p = affinity(kernel, domain, method=method, rtol=rtol)
     assert p.error_estimate <= rtol
-    for u in (rng.normal(size=1500), 100 + rng.normal(size=(1500, 3)), np.sign(x[:, 0] - 0.5)):
-        average, log_degree = plain(kernel, x, x, domain.weights, u.reshape(1500, -1))
+    for u in (rng.normal(size=n), 100 + rng.normal(size=(n, 3)), np.sign(x[:, 0] - 0.5)):
+        average, log_degree = plain(kernel, x, x, domain.weights, u.reshape(n, -1))
         size = 0.5 * np.ptp(u)
         floor = 1e-12 * (1 + np.abs(u).max())
-        assert np.abs(p.average(u).reshape(1500, -1) - average).max() <= p.error_estimate * size + floor
+        assert np.abs(p.average(u).reshape(n, -1) - average).max() <= p.error_estimate * size + floor
         assert np.abs(p.log_degree - log_degree).max() <= p.error_estimate + 1e-12
         assert p.measure_error(u) <= p.error_estimate + floor
-    np.testing.assert_allclose(p.average(np.full(1500, 3.0)), 3.0, rtol=1e-13)
+    np.testing.assert_allclose(p.average(np.full(n, 3.0)), 3.0, rtol=1e-13)
 
 
 @pytest.mark.parametrize("method", ["sparse", "nufft"])

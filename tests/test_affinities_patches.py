@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import struct
 from functools import cache
@@ -15,7 +16,10 @@ from skimage.restoration import denoise_nl_means
 
 from nlflow import Grid, NlflowWarning, Patch, affinity
 from nlflow.affinities import DenseAffinity, PatchStencil
+from tests.covering import pairs
 from tests.reference import TOLERANCE, PatchSums, check_affinity, patch_matrix
+
+pytestmark = pytest.mark.numerical
 
 BOUNDARIES = ["periodic", "reflect", "isolated"]
 DTYPES = [np.float64, np.float32]
@@ -55,12 +59,19 @@ def patch_case(name: str, image: str, boundary: Any) -> tuple[Grid, Any, Any]:
     return domain, values, patch_matrix(PATCHES[name], domain, values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("storage", STORAGE)
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("image", IMAGES)
-@pytest.mark.parametrize("name", PATCHES)
-def test_patch_kernel(name: str, image: str, boundary: Any, storage: str, dtype: Any) -> None:
+TURNS = list(itertools.product(PATCHES, DTYPES))
+
+
+# What is clipped depends on the image, the boundary and the storage together, so that these meet as triples;
+# kernels and dtypes take turns, so that all pairs occur.
+@pytest.mark.parametrize(
+    ("image", "boundary", "storage", "name", "dtype"),
+    [
+        (*way, *TURNS[(2 * i + i // 2) % len(TURNS)])
+        for i, way in enumerate(itertools.product(IMAGES, BOUNDARIES, STORAGE))
+    ],
+)
+def test_patch_kernel(image: str, boundary: Any, storage: str, name: str, dtype: Any) -> None:
     domain, values, matrix = patch_case(name, image, boundary)
     result = affinity(PATCHES[name], domain, values.astype(dtype), **STORAGE[storage])  # type: ignore[arg-type]
     assert isinstance(result, DenseAffinity if storage == "dense" else PatchStencil)
@@ -70,9 +81,9 @@ def test_patch_kernel(name: str, image: str, boundary: Any, storage: str, dtype:
     check_affinity(result, matrix, dtype=dtype)
 
 
-@pytest.mark.parametrize("tokens", ["pixel", "patch"])
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("patch_size", [1, 3, 5, 7, 9, 11])
+@pytest.mark.parametrize(
+    ("patch_size", "boundary", "tokens"), pairs([1, 3, 5, 7, 9, 11], BOUNDARIES, ["pixel", "patch"])
+)
 def test_patch_sizes(patch_size: int, boundary: Any, tokens: Any) -> None:
     """Sums over patches of every size, most of them larger than the grid along one axis."""
     kernel = Patch(0.5, patch_size=patch_size, search_radius=2, tokens=tokens)
@@ -135,10 +146,9 @@ TILED: dict[str, tuple[tuple[int, ...], list[tuple[int, ...]]]] = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", ["pixel", "patch"])
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("name", TILED)
+@pytest.mark.parametrize(
+    ("name", "boundary", "tokens", "dtype"), pairs(list(TILED), BOUNDARIES, ["pixel", "patch"], DTYPES)
+)
 def test_more_than_one_tile(name: str, boundary: Any, tokens: Any, dtype: Any) -> None:
     shape, sampled = TILED[name]
     kernel, domain = Patch(0.5, patch_size=3, search_radius=3, tokens=tokens), Grid(shape, boundary=boundary)

@@ -9,6 +9,7 @@ import pytest
 
 import nlflow as nl
 from nlflow import Batch, Mask
+from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 from tests.test_tiled import host
 
@@ -48,9 +49,11 @@ def one(array: Any, index: tuple[int, ...]) -> Any:
     return np.broadcast_to(array, (*LEADING, *array.shape[-2:]))[index]
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("kernel", [nl.DotProduct(amplitude=3.0), nl.Laplace(1.0)], ids=["dot product", "laplace"])
+@pytest.mark.parametrize(
+    ("mask", "shape", "kernel"),
+    pairs(list(MASKS), list(SHAPES), [nl.DotProduct(amplitude=3.0), nl.Laplace(1.0)]),
+    ids=str,
+)
 def test_items_are_what_they_are_alone(kernel: Any, shape: str, mask: str) -> None:
     x, q = normal((2, *SHAPES[shape]))
     queries = q if isinstance(kernel, nl.DotProduct) else None

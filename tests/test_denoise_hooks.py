@@ -10,8 +10,9 @@ import pytest
 from nlflow import GradientFlow, NlflowWarning, NumericalError, denoise
 from nlflow.denoising import Trail, following, pixelwise
 from nlflow.denoising.following import within
-
-QUALITIES = ("fast", "balanced", "best")
+from nlflow.denoising.presets import PRESETS
+from tests.covering import pairs
+from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, SMALL
 
 
 class Stop(BaseException):
@@ -25,7 +26,7 @@ def noisy() -> np.ndarray[Any, Any]:
     return clean + np.random.default_rng(3).normal(0, 10, clean.shape)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_shares_rise_to_one_and_leave_the_bits(noisy: np.ndarray[Any, Any], quality: str) -> None:
     shares: list[float] = []
     told = denoise(noisy, 10, quality=quality, progress=shares.append)
@@ -49,26 +50,35 @@ def test_shares_of_fast_are_those_of_weights_and_steps(noisy: np.ndarray[Any, An
         {"quality": "balanced", "stopping": "sure"},
         {"quality": "fast", "sigma": np.linspace(5, 30, 48 * 48).reshape(48, 48)},
         {"quality": "balanced", "mask": np.arange(48 * 48).reshape(48, 48) % 97 == 0},
-        {"quality": "balanced", "max_memory": 4_000_000},
         {"sigma": 0.0},
     ],
 )
 def test_shares_of_other_ways(noisy: np.ndarray[Any, Any], words: dict[str, Any]) -> None:
     words = {"sigma": 10, **words}
-    image = np.tile(noisy, (20, 1)) if "max_memory" in words else noisy
     shares: list[float] = []
-    told, info = denoise(image, **words, return_info=True, progress=shares.append)
-    assert np.array_equal(told, denoise(image, **words))
+    told = denoise(noisy, **words, progress=shares.append)
+    assert np.array_equal(told, denoise(noisy, **words))
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    assert "max_memory" not in words or info.tiles > 1
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("error", [Stop(), KeyboardInterrupt(), NumericalError("mine"), ValueError("mine")])
-@pytest.mark.parametrize("at", [0.0, 0.52, 1.0])
+def test_shares_of_strips(noisy: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PRESETS, "balanced", SMALL)
+    image, shares = np.tile(noisy[:, :24], (9, 1)), []
+    whole, info = denoise(image, 10, return_info=True)
+    told, parts = denoise(image, 10, max_memory=0.8 * info.memory_bytes, return_info=True, progress=shares.append)
+    assert parts.tiles > info.tiles == 1
+    assert np.array_equal(told, whole)
+    assert shares == sorted(shares)
+    assert shares[-1] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("error", "quality", "at"),
+    pairs([Stop(), KeyboardInterrupt(), NumericalError("mine"), ValueError("mine")], QUALITIES, [0.0, 0.52, 1.0]),
+)
 def test_what_is_raised_comes_out_as_it_is(
-    noisy: np.ndarray[Any, Any], quality: str, error: BaseException, at: float
+    noisy: np.ndarray[Any, Any], error: BaseException, quality: str, at: float
 ) -> None:
     calls: list[float] = []
 
@@ -204,7 +214,7 @@ def test_a_course_costs_one_average_beyond_the_steps(
     assert len(counts) == 7
 
 
-@pytest.mark.parametrize("quality", ["balanced", "best"])
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 def test_course_of_groups(noisy: np.ndarray[Any, Any], quality: str) -> None:
     trail = Trail()
     result, info = denoise(noisy, 10, quality=quality, return_info=True, progress=trail)

@@ -8,11 +8,14 @@ import numpy as np
 import pytest
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
+from nlflow._numba import groups as loops
 from nlflow.denoising import api, groupwise
 from nlflow.denoising.groupwise import Groups, estimates, halo
 from nlflow.denoising.presets import Grouping, GroupPreset
 from nlflow.patches.search import reference_positions
-from tests.pictures import ON_GROUPS, SMALL, Floats, noisy, rms, steps_and_waves, waves
+from tests.pictures import GROUPS_SLOWLY, SMALL, Floats, noisy, rms, steps_and_waves, waves
+
+pytestmark = pytest.mark.numerical
 
 IMAGE = Grouping(patch=4, neighbours=12, radius=4, stride=3)
 SIGNAL = Grouping(patch=6, neighbours=10, radius=15, stride=2)
@@ -212,6 +215,18 @@ def test_a_step_moves_the_state_so_far_that_the_wanted_noise_is_left():
     assert np.std(last) < 0.3
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_loops_are_compiled_for_what_they_are_called_with(dtype: Any):
+    """A call with other types than those that were asked for compiles a loop once more, unseen, for seconds."""
+    image = planes(1, (13, 14), dtype)
+    variance = np.broadcast_to(np.linspace(0.5, 1.5, 14, dtype=dtype), image.shape)
+    Groups(image, IMAGE).step(image, image, image, variance, leave=0.5)
+    Groups(image, IMAGE).step(image, image, image, uniform(1, dtype), shrink=1.0, running=False)
+    for name in ("find_groups", "filter_groups", "add_windows"):
+        loop: Any = loops.loop(name, np.dtype(dtype).name)
+        assert len(loop.signatures) <= 2
+
+
 # ---- the path
 
 
@@ -266,7 +281,7 @@ def test_a_sample_looks_no_farther_than_the_halo():
 # ---- precision
 
 
-@pytest.mark.parametrize("quality", ON_GROUPS)
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 @pytest.mark.parametrize("ratio", [20, 100, 240])
 def test_single_precision_is_enough_where_it_is_used(quality: str, ratio: float, monkeypatch: pytest.MonkeyPatch):
     """Smooth content of many times the noise: covariances that are nearly singular."""
@@ -282,7 +297,7 @@ def test_single_precision_is_enough_where_it_is_used(quality: str, ratio: float,
         assert rms(single, clean) < 1.05 * rms(double, clean)
 
 
-@pytest.mark.parametrize("quality", ON_GROUPS)
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 1e6, 1e9, 1e10])
 def test_hardly_any_noise_does_no_harm(quality: str, ratio: float):
     for clean in (steps_and_waves(400), np.sin(np.arange(300) / 20), waves(32, 32)):
@@ -291,7 +306,7 @@ def test_hardly_any_noise_does_no_harm(quality: str, ratio: float):
         assert rms(denoise(noisy(clean, sigma), sigma, quality=quality), clean) < max(sigma, 1e-7)
 
 
-@pytest.mark.parametrize("quality", ON_GROUPS)
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 def test_one_outlier_does_no_harm(quality: str):
     clean = 20 * waves(32, 32)
     clean[20, 11] = 1e9
@@ -300,7 +315,7 @@ def test_one_outlier_does_no_harm(quality: str):
     assert abs(error[20, 11]) < 4
 
 
-@pytest.mark.parametrize("quality", ON_GROUPS)
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 @pytest.mark.parametrize("weak", [0.05, 0.2, 0.6])
 def test_no_estimate_on_the_path_is_worse_than_the_input_where_noise_varies(
     quality: str, weak: float, monkeypatch: pytest.MonkeyPatch

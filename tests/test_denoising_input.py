@@ -10,9 +10,11 @@ import pytest
 from skimage.util import img_as_float
 
 from nlflow import InputError, denoise, estimate_sigma
-from tests.pictures import ON_GROUPS, QUALITIES, Floats, noisy, picture, rms, waves
+from tests.covering import pairs
+from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, both, noisy, picture, rms, waves
 
 SIGMA = 0.1
+INTEGERS = (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64)
 BAD_IMAGES: list[tuple[Any, str]] = [
     (np.empty((0, 5)), "image: got an empty array"),
     ([], "image: got an empty array"),
@@ -135,6 +137,7 @@ def test_thin_and_tiny_inputs(shape: tuple[int, ...], quality: str):
     np.testing.assert_allclose(result, 1000 * denoise(value, SIGMA, quality=quality), atol=2)
 
 
+@pytest.mark.numerical
 @pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_a_row_and_a_column_are_treated_as_the_signal(quality: str):
@@ -153,9 +156,10 @@ def test_one_node_is_returned_unchanged(shape: tuple[int, ...], quality: str):
     np.testing.assert_allclose(result, value, rtol=1e-12)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int32, np.float32, np.float64])
-@pytest.mark.parametrize("sigma", [None, 0, 3.0])
+@pytest.mark.parametrize(
+    ("dtype", "sigma", "quality"),
+    pairs([np.uint8, np.int16, np.int32, np.float32, np.float64], [None, 0, 3.0], QUALITIES),
+)
 def test_a_constant_is_returned_unchanged(dtype: Any, sigma: Any, quality: str):
     value = np.full((12, 12), 100, dtype)
     result, info = denoise(value, sigma, quality=quality, preserve_range=True, return_info=True)
@@ -177,9 +181,11 @@ def test_no_noise_means_no_change(image: Floats, quality: str):
     np.testing.assert_array_equal(denoise(image, 1e-14, quality=quality), image)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e30])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.numerical
+@pytest.mark.parametrize(
+    ("scale", "quality", "dtype"),
+    both(lambda quality: pairs([1e-30, 1e-6, 1e6, 1e30], quality, [np.float32, np.float64])),
+)
 def test_units_do_not_matter(image: Floats, scale: float, dtype: Any, quality: str):
     expected = denoise(image.astype(dtype), SIGMA, quality=quality)
     result = denoise(image.astype(dtype) * dtype(scale), SIGMA * scale, quality=quality)
@@ -187,6 +193,7 @@ def test_units_do_not_matter(image: Floats, scale: float, dtype: Any, quality: s
     assert rms(result / dtype(scale), expected) < 1e-4 * SIGMA
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("top", [1e6, 1e-6])
 def test_a_huge_dynamic_range(quality: str, top: float):
@@ -207,6 +214,7 @@ def test_a_range_that_overflows_is_left_alone(quality: str):
         denoise(value, 1.0, quality=quality, mask=np.eye(8, dtype=bool))
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_the_ends_of_single_precision(quality: str):
     large = np.where(np.arange(24) % 4 == 0, -3e38, 3e38).astype(np.float32) * np.ones((20, 1), np.float32)
@@ -215,7 +223,7 @@ def test_the_ends_of_single_precision(quality: str):
     assert np.isfinite(denoise(small, 1e-47, quality=quality)).all()
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize(
     ("dtype", "expected"),
     [(np.float16, np.float32), (np.float32, np.float32), (np.float64, np.float64), (np.longdouble, np.float64)],
@@ -228,8 +236,14 @@ def test_floats_keep_their_precision_and_units(image: Floats, dtype: Any, expect
     assert rms(result, same) < (0.1 if dtype == np.float16 else 1e-3)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64])
+# Integers become floats before a preset sees them, so that one preset shows every type.
+@pytest.mark.parametrize(
+    ("quality", "dtype"),
+    [
+        *(("fast", t) for t in INTEGERS),
+        *(("balanced", np.uint8), ("balanced", np.int64), ("best", np.int16)),
+    ],
+)
 def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: Any, quality: str):
     top = float(np.iinfo(dtype).max)
     value = np.clip(np.rint(image * top / 2), np.iinfo(dtype).min, top / 2).astype(dtype)
@@ -244,8 +258,13 @@ def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: 
     np.testing.assert_allclose(denoise(value, 0, quality=quality), img_as_float(value), rtol=1e-7)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.int16, np.uint16, np.int32, np.int64, np.uint64])
+@pytest.mark.parametrize(
+    ("quality", "dtype"),
+    [
+        *(("fast", t) for t in INTEGERS if t is not np.uint32),
+        *(("balanced", np.uint8), ("balanced", np.int64), ("best", np.int16)),
+    ],
+)
 def test_integer_limits_do_not_wrap(dtype: Any, quality: str):
     low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
     value = np.full((24, 24), low, dtype)
@@ -259,7 +278,7 @@ def test_integer_limits_do_not_wrap(dtype: Any, quality: str):
     assert rms(result, img_as_float(value)) < 0.05
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_wide_integers_keep_small_noise_on_a_large_offset(image: Floats, quality: str):
     counts = np.rint(image * 1000).astype(np.int64)
     expected = denoise(counts, 1000 * SIGMA, quality=quality, preserve_range=True)
@@ -268,7 +287,7 @@ def test_wide_integers_keep_small_noise_on_a_large_offset(image: Floats, quality
     assert rms(shifted - 2**40, expected) < 0.02
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_booleans_become_floats(quality: str):
     clean = picture(32) > 0.5
     value = clean ^ (np.random.default_rng(0).random(clean.shape) < 0.05)
@@ -285,9 +304,9 @@ def test_lists_are_taken(quality: str):
     np.testing.assert_array_equal(denoise(rows.tolist(), 0.1, quality="balanced"), denoise(rows, 0.1))
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("sigma", [0, SIGMA])
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8])
+@pytest.mark.parametrize(
+    ("dtype", "quality", "sigma"), pairs([np.float32, np.float64, np.uint8], QUALITIES, [0, SIGMA])
+)
 def test_the_input_is_never_modified_nor_shared(image: Floats, sigma: float, dtype: Any, quality: str):
     value = (100 * image + 50).astype(dtype)
     mask = np.zeros(value.shape, bool)
@@ -302,7 +321,7 @@ def test_the_input_is_never_modified_nor_shared(image: Floats, sigma: float, dty
     assert result.flags.writeable
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_memory_layout_and_byte_order_do_not_matter(image: Floats, quality: str):
     expected = denoise(image, SIGMA, quality=quality)
     spread = np.zeros((80, 120))
@@ -319,10 +338,10 @@ def test_memory_layout_and_byte_order_do_not_matter(image: Floats, quality: str)
 # ---- channels
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.float64])
-@pytest.mark.parametrize("channels", [1, 2, 3, 5])
-@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize(
+    ("channels", "quality", "dtype", "dimension"),
+    both(lambda presets: pairs([1, 2, 3, 5], presets, [np.uint8, np.float32, np.float64], [1, 2])),
+)
 def test_types_channels_and_their_place(quality: str, dtype: Any, channels: int, dimension: int):
     shape = (26, 23) if dimension == 2 else (120,)
     clean = waves(*shape) if dimension == 2 else np.sin(np.arange(120) / 9)
@@ -346,7 +365,7 @@ def test_types_channels_and_their_place(quality: str, dtype: Any, channels: int,
         np.testing.assert_array_equal(expected[..., 0], denoise(value[..., 0], 8.0, **options))
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_the_estimate_of_the_noise_follows_the_channel_axis(colour: Floats, quality: str):
     found = [
         denoise(np.moveaxis(colour, -1, axis), quality=quality, channel_axis=axis, return_info=True)[1].sigma
@@ -358,7 +377,8 @@ def test_the_estimate_of_the_noise_follows_the_channel_axis(colour: Floats, qual
 # ---- images that are hard on it
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_saturated_regions_stay_saturated(quality: str):
     clean = np.full((32, 40), 255.0)
     clean[:, 20:] = 100
@@ -372,7 +392,8 @@ def test_saturated_regions_stay_saturated(quality: str):
     assert rms(result, np.clip(300 * waves(40, 40), 0, 255)) < 20
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("kind", ["waves", "chequers", "lines"])
 def test_exactly_periodic_images(quality: str, kind: str):
     """Distances tie exactly, and groups hold copies of the same patch."""
@@ -391,6 +412,7 @@ def test_exactly_periodic_images(quality: str, kind: str):
     assert np.isfinite(denoise(whole, quality=quality)).all()
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", ON_GROUPS)
 def test_two_values_and_a_single_point(quality: str):
     point = np.zeros((24, 24))

@@ -11,7 +11,7 @@ import pytest
 from nlflow import InputError, Poisson, denoise, estimate_sigma
 from nlflow.denoising import api
 from nlflow.denoising.inputs import decorrelated
-from tests.pictures import ON_GROUPS, QUALITIES, Floats, noisy, picture, rms, steps_and_waves, waves
+from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
 
 def levels(shape: tuple[int, ...], low: float = 0.3, high: float = 1.8) -> Floats:
@@ -22,6 +22,7 @@ def levels(shape: tuple[int, ...], low: float = 0.3, high: float = 1.8) -> Float
 # ---- maps
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("shape", [(56, 56), (700,)])
 def test_a_map_of_the_noise_helps_where_the_noise_varies(quality: str, shape: tuple[int, ...]):
@@ -39,7 +40,7 @@ def test_a_map_of_the_noise_helps_where_the_noise_varies(quality: str, shape: tu
     assert not info.sigma_estimated
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_a_constant_map_is_its_number(quality: str):
     value = noisy(5 * waves(30, 33), 1.3)
     expected, info = denoise(value, 1.3, quality=quality, return_info=True)
@@ -53,7 +54,7 @@ def test_a_constant_map_is_its_number(quality: str):
         np.testing.assert_array_equal(denoise(colour, same, **options), expected)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_a_map_follows_scale_shift_and_channels(quality: str):
     value, level = noisy(5 * waves(30, 34), levels((30, 34))), levels((30, 34))
     expected = denoise(value, level, quality=quality)
@@ -64,7 +65,8 @@ def test_a_map_follows_scale_shift_and_channels(quality: str):
     np.testing.assert_array_equal(denoise(colour, each, **options), denoise(colour, level, **options))
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("where", ["half", "dots", "all but one"])
 def test_samples_without_noise_are_kept_and_the_others_denoised(quality: str, where: str):
     clean, (y, x) = 4 * waves(48, 48), np.mgrid[:48, :48]
@@ -115,7 +117,8 @@ def test_unusable_noise_is_refused(quality: str, sigma: Any, axis: int | None, m
 # ---- one number a channel
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("channels", [2, 3, 5])
 def test_channels_may_have_noise_of_their_own(quality: str, channels: int):
     clean = np.stack([(1 + c) * waves(40, 40) for c in range(channels)], axis=-1)
@@ -135,6 +138,7 @@ def test_channels_may_have_noise_of_their_own(quality: str, channels: int):
     np.testing.assert_array_equal(denoise(units * value, units * sigma, **options), units * told)
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_a_channel_without_noise_is_kept(quality: str):
     clean = np.stack([waves(30, 30)] * 3, axis=0)
@@ -146,6 +150,7 @@ def test_a_channel_without_noise_is_kept(quality: str):
     assert rms(result[::2], clean[::2]) < (0.21 if quality == "fast" else 0.15)
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("channels", [1, 2, 3, 5])
 def test_channels_are_turned_without_loss(channels: int):
     f = np.random.default_rng(0).normal(size=(7, 6, channels)) + np.arange(channels)
@@ -158,7 +163,7 @@ def test_channels_are_turned_without_loss(channels: int):
         assert power.tolist() == sorted(power, reverse=True)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_channels_help_each_other(quality: str):
     grey = np.repeat(picture(48)[..., None], 3, axis=-1)
     value = noisy(grey)
@@ -170,7 +175,7 @@ def test_channels_help_each_other(quality: str):
 # ---- unknown noise
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_the_noise_is_estimated_when_it_is_not_given(quality: str):
     value = noisy(picture(48))
     result, info = denoise(value, quality=quality, return_info=True)
@@ -187,7 +192,8 @@ def counted(scale: float, seed: int = 0, shape: tuple[int, int] = (56, 56)) -> t
     return expected, np.random.default_rng(seed).poisson(expected)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("scale", [1.0, 6.0, 80.0])
 def test_counts_come_back_with_their_mean_and_closer_than_when_taken_for_gaussian(quality: str, scale: float):
     expected, counts = counted(scale)
@@ -203,7 +209,8 @@ def test_counts_come_back_with_their_mean_and_closer_than_when_taken_for_gaussia
     assert not info.sigma_estimated
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_a_camera_is_a_model_of_its_own(quality: str):
     expected, counts = counted(8.0)
     model = Poisson(gain=2.5, sigma=4.0, offset=100.0)
@@ -216,7 +223,7 @@ def test_a_camera_is_a_model_of_its_own(quality: str):
     np.testing.assert_allclose(denoise(2 * value - 206, noise=scaled, quality=quality), 2 * result - 206, atol=1e-3)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_counts_of_every_type(quality: str):
     _, counts = counted(6.0, shape=(24, 24))
     expected = denoise(counts.astype(np.float64), noise="poisson", quality=quality)
@@ -276,6 +283,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[Floats]]:
     return seen
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_sure_is_close_to_the_error_and_takes_the_least(quality: str, seed: int, paths: list[list[Floats]]):
@@ -291,7 +299,8 @@ def test_sure_is_close_to_the_error_and_takes_the_least(quality: str, seed: int,
     assert "SURE" in info.stopped_by
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.numerical
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_sure_knows_channels_and_maps(quality: str):
     # Nothing can be done about the noise of the first channel, and much about that of the second.
     clean = np.stack([100 * np.random.default_rng(9).normal(size=(48, 48)), 60 * waves(48, 48)], axis=-1)
@@ -306,6 +315,7 @@ def test_sure_knows_channels_and_maps(quality: str):
     assert info.risk == pytest.approx(rms(result, clean) ** 2, abs=4 * deviation)
 
 
+@pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_discrepancy_takes_the_residual_nearest_to_the_noise(quality: str, paths: list[list[Floats]]):
     clean = 5 * waves(48, 48)
@@ -329,7 +339,7 @@ def test_a_rule_chooses_from_the_path_of_the_preset(quality: str, paths: list[li
     np.testing.assert_allclose(paths[0][-1][..., 0] + value.mean(), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_only_the_probe_of_sure_is_random(quality: str):
     value = noisy(5 * waves(30, 30), 1.0)
     for options in ({"stopping": "sure"}, {"stopping": "discrepancy"}, {}):

@@ -14,7 +14,8 @@ from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
 from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.tiles import bytes_needed, in_tiles
-from tests.pictures import ON_GROUPS, QUALITIES, SMALL, Floats, noisy, steps_and_waves, waves
+from tests.covering import pairs
+from tests.pictures import GROUPS_SLOWLY, ON_GROUPS, QUALITIES, SLOWLY, SMALL, Floats, noisy, steps_and_waves, waves
 
 TALL, LONG = (420, 24), (1, 5200)
 
@@ -35,9 +36,8 @@ def cut(image: Floats, variance: Floats, missing: Floats | None, limit: float | 
 # ---- tiles
 
 
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", ["plain", "map", "missing"])
-@pytest.mark.parametrize("shape", [TALL, LONG])
+@pytest.mark.numerical
+@pytest.mark.parametrize(("shape", "kind", "channels"), pairs([TALL, LONG], ["plain", "map", "missing"], [1, 3]))
 def test_strips_have_the_bits_of_the_whole(shape: tuple[int, int], kind: str, channels: int):
     image = planes(shape, channels)
     variance = np.ones((channels, 1, 1), np.float32)
@@ -96,7 +96,7 @@ def test_strips_follow_a_mask_and_a_rule(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("quality", QUALITIES)
 def test_too_little_memory_is_refused(quality: str):
-    value = np.zeros((4000, 4000), np.float32)
+    value = np.zeros((300, 300), np.float32)
     value[0, 0] = 1
     with pytest.raises(MemoryLimitError, match=r"needs .* bytes\), the\s+limit is .*memory"):
         denoise(value, 0.1, quality=quality, max_memory=10_000)
@@ -124,7 +124,7 @@ def test_the_default_limit_is_that_of_the_package(monkeypatch: pytest.MonkeyPatc
 # ---- memory
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
+@pytest.mark.parametrize("quality", SLOWLY)
 def test_the_working_memory_of_a_pixel(quality: str):
     value = noisy(5 * waves(256, 256), 1.0).astype(np.float32)
     denoise(value[:20, :20], 1.0, quality=quality)  # loops are compiled before anything is counted
@@ -155,8 +155,14 @@ def test_memory_grows_with_what_there_is():
 # ---- threads
 
 
-@pytest.mark.parametrize("quality", QUALITIES)
-@pytest.mark.parametrize("channels", [None, 3])
+@pytest.mark.numerical
+@pytest.mark.parametrize(
+    ("quality", "channels"),
+    [
+        *(("fast", None), ("fast", 3), ("balanced", None)),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("balanced", 3), ("best", None), ("best", 3))),
+    ],
+)
 def test_the_number_of_threads_does_not_matter(quality: str, channels: int | None):
     value = noisy(5 * waves(44, 70), 1.0)
     if channels is not None:
@@ -176,7 +182,7 @@ def test_the_number_of_threads_does_not_matter(quality: str, channels: int | Non
 # ---- progress
 
 
-@pytest.mark.parametrize("quality", ON_GROUPS)
+@pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 @pytest.mark.parametrize("hidden", [False, True])
 def test_progress_goes_to_stderr_alone_and_ends_at_all(quality: str, hidden: bool, capsys: pytest.CaptureFixture[str]):
     value, missing = noisy(5 * waves(), 1.0), np.zeros((40, 40), bool)

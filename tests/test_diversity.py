@@ -28,6 +28,8 @@ from tests.chains import (
 )
 from tests.problems import Floats, problem, random_chain, torch_on_one_thread
 
+pytestmark = pytest.mark.numerical
+
 METRICS = ("l2", "degree")
 
 

@@ -16,8 +16,12 @@ from extremes import CASES, Case, case, exact, signals
 import nlflow as nl
 from nlflow import attention
 from nlflow.kernel import Kernel
+from tests.covering import pairs
 
-pytestmark = pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")  # nodes that see no other: meant here
+pytestmark = [
+    pytest.mark.numerical,
+    pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning"),  # nodes that see no other: meant here
+]
 
 EXACT = ("dense", "pairwise", "tiled")
 APPROXIMATE = {"sparse": (nl.Gaussian, nl.Laplace, nl.TopHat), "nufft": nl.Gaussian, "lowrank": Kernel}
@@ -70,6 +74,11 @@ def test_tables_of_exceptions_hold_public_names_alone() -> None:
 # ---- averages
 
 
+def identity(value: Any) -> str:
+    """Name a value in the name of a test."""
+    return str(getattr(value, "__name__", None) or getattr(value, "name", value))
+
+
 def _built(problem: Case, method: str) -> Any:
     if method != "tiled":
         return problem.affinity(method, **({"rtol": RTOL} if method in APPROXIMATE else {}))
@@ -107,13 +116,13 @@ def _check_average(problem: Case, method: str) -> None:
         assert np.abs(average.astype(float) - problem.average(u)).max() <= allowed, name
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("method", EXACT)
-@pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.name)
+@pytest.mark.parametrize(
+    ("problem", "method", "dtype"),
+    pairs(CASES, EXACT, DTYPES, where=lambda problem, _, dtype: problem.of(dtype).fits),
+    ids=identity,
+)
 def test_exact_averages(problem: Case, method: str, dtype: Any) -> None:
     problem = problem.of(dtype)
-    if not problem.fits:
-        pytest.skip("the dtype cannot hold these features")
     lightest = float(problem.w.min()) / float(problem.w.max())
     least = {"pairwise": 1e-280, "tiled": float(np.finfo(problem.table().dtype).smallest_normal)}.get(method, 0.0)
     if lightest < least:  # sums would lose such nodes
@@ -135,9 +144,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=lambda dtype: np.dtype(dtype).name)
-@pytest.mark.parametrize("method", APPROXIMATE)
-@pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.name)
+@pytest.mark.parametrize(
+    ("problem", "method", "dtype"), pairs(CASES, list(APPROXIMATE), [np.float32, np.float64]), ids=identity
+)
 def test_approximate_averages(problem: Case, method: str, dtype: Any) -> None:
     if method == "nufft":
         pytest.importorskip("finufft")
@@ -173,10 +182,14 @@ def test_push_is_the_transpose(name: str, method: str) -> None:
         assert np.abs(pushed - expected).max() <= allowed
 
 
-@pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
-@pytest.mark.parametrize("shape", [(1,), (2,), (5,), (1, 1), (2, 3)], ids=str)
-@pytest.mark.parametrize("kernel", [nl.Gaussian, nl.Laplace, nl.TopHat], ids=lambda kernel: kernel.__name__)
-def test_grids(kernel: Any, shape: tuple[int, ...], boundary: Any) -> None:
+@pytest.mark.parametrize(
+    ("shape", "kernel", "boundary"),
+    pairs(
+        [(1,), (2,), (5,), (1, 1), (2, 3)], [nl.Gaussian, nl.Laplace, nl.TopHat], ["periodic", "reflect", "isolated"]
+    ),
+    ids=identity,
+)
+def test_grids(shape: tuple[int, ...], kernel: Any, boundary: Any) -> None:
     """Widths from 1e-12 to 1e12 of grids in units from 1e-150 to 1e12: all methods agree, or say what they lack."""
     for spacing in (1.0, 1e-12, 1e12, 1e-150):
         grid = nl.Grid(shape, spacing=spacing, boundary=boundary)

@@ -14,7 +14,7 @@ from extremes import case, columns, exact, floats, signals
 import nlflow as nl
 from nlflow import attention
 
-pytestmark = pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")
+pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
 
 EPS = float(np.finfo(float).eps)
 UNITS = (2.0**-990, 2.0**-40, 2.0**40, 2.0**990)

@@ -25,7 +25,10 @@ from nlflow import (
 )
 from nlflow.fidelity import NodeFidelity
 from nlflow.functional import METRICS
+from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, plain_dirichlet, position_matrix
+
+pytestmark = pytest.mark.numerical
 
 POINTS = Points(np.arange(8.0), weights=np.linspace(0.5, 1.5, 8))
 LINE, PLANE = Grid(9, 0.3, "isolated"), Grid((3, 4), (0.5, 0.8), "periodic")
@@ -129,10 +132,9 @@ def test_dirichlet_energy(name: str, channels: tuple[int, ...]) -> None:
     assert j.fidelity_in("l2") is None
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (3,)])
-@pytest.mark.parametrize("per_node", [False, True])
-@pytest.mark.parametrize("measure", METRICS)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "measure", "per_node", "channels"), pairs(list(CASES), METRICS, [False, True], [(), (1,), (3,)])
+)
 def test_energy_with_fidelity(name: str, measure: str, per_node: bool, channels: tuple[int, ...]) -> None:
     build, matrix = CASES[name]
     k = build()

@@ -18,6 +18,8 @@ from nlflow.errors import InputError
 from nlflow.integrators import Integrator
 from tests.problems import Floats, Problem, problem, random_chain, torch_on_one_thread
 
+pytestmark = pytest.mark.numerical
+
 METRICS = ("l2", "degree")
 FIDELITIES = {"J": None, "E": 0.7, "E per node": np.linspace(0.0, 1.5, 24)}
 EVERY_INTEGRATOR: list[Integrator] = [

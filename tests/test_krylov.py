@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 
 from nlflow.krylov import Solved, conjugate_gradients, gmres
 
+pytestmark = pytest.mark.numerical
+
 N = 12
 
 

@@ -26,6 +26,8 @@ from tests.chains import (
 from tests.problems import torch_on_one_thread
 from tests.reference import check_affinity
 
+pytestmark = pytest.mark.numerical
+
 DTYPES = ("float64", "float32")
 ALL = pytest.mark.parametrize("name", CASES)
 BOTH = pytest.mark.parametrize("dtype", DTYPES)

@@ -14,6 +14,8 @@ from nlflow import MarkovChain
 from tests.chains import CASES, built, directed_ring, given, lazily, ring, stationary_law
 from tests.problems import Floats
 
+pytestmark = pytest.mark.numerical
+
 
 def variation(p: Floats, q: Floats) -> float:
     return float(np.abs(p - q).sum()) / 2

@@ -21,6 +21,8 @@ from nlflow.markov.stationary import left_eigenvector, state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
 from tests.problems import Floats
 
+pytestmark = pytest.mark.numerical
+
 
 def exact_law(matrix: Floats) -> list[Fraction]:
     """Return the stationary law by Gaussian elimination in rational numbers, from the moves off the diagonal alone."""

@@ -20,6 +20,8 @@ from nlflow.spectrum import dense_operator, euler_limit, largest_eigenvalue, rel
 from tests.problems import torch_on_one_thread
 from tests.reference import feature_matrix, plain_dirichlet, position_matrix
 
+pytestmark = pytest.mark.numerical
+
 Floats = NDArray[np.float64]
 CHANNELS = 3
 POINTS = nl.Points(np.arange(8.0), weights=np.linspace(0.5, 1.5, 8))
@@ -283,7 +285,7 @@ def test_limits_of_steps(name: str, metric: str) -> None:
     assert np.abs(np.linalg.eigvals(step)).max() <= 1 + 1e-12
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_extreme_eigenvalues_by_iteration(shared: bool) -> None:
     """More unknowns than are looked at densely: 3 channels on 340 nodes."""
     k = nl.affinity(nl.Gaussian(2.0), nl.Grid(340, boundary="isolated"))  # whose degrees halve towards the ends

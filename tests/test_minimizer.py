@@ -10,7 +10,10 @@ import pytest
 
 from nlflow import DotProduct, E, Gaussian, Grid, Laplace, NumericalError, Patch, Points, affinity, from_matrix
 from nlflow.functional import METRICS
+from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, position_matrix
+
+pytestmark = pytest.mark.numerical
 
 LINE, PLANE = Grid(15, 0.3), Grid((5, 6), (0.5, 0.8), "isolated")
 POINTS = Points(np.arange(12.0), weights=np.linspace(0.5, 1.5, 12))
@@ -57,11 +60,11 @@ def solved(k: Any, domain: Any, f: Any, fidelity: Any, measure: str) -> Any:
     return u.reshape(f.shape)
 
 
-@pytest.mark.parametrize("channels", [(), (1,), (12,)])
-@pytest.mark.parametrize("fidelity", ["weak", "strong", "per node", "with holes", "one node"])
-@pytest.mark.parametrize("measure", METRICS)
-@pytest.mark.parametrize("name", CASES)
-def test_minimizer(name: str, measure: str, fidelity: str, channels: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("name", "fidelity", "measure", "channels"),
+    pairs(list(CASES), ["weak", "strong", "per node", "with holes", "one node"], METRICS, [(), (1,), (12,)]),
+)
+def test_minimizer(name: str, fidelity: str, measure: str, channels: tuple[int, ...]) -> None:
     """Also where data is missing (zeros of the fidelity), down to one node that holds all others."""
     build, matrix = CASES[name]
     k = build()

@@ -10,6 +10,8 @@ from skimage.restoration import estimate_sigma as median_of_wavelets
 from nlflow import estimate_sigma
 from nlflow.noise import estimate_sigmas, estimation
 
+pytestmark = pytest.mark.numerical
+
 PHOTOGRAPHS = {"camera": data.camera, "coins": data.coins, "moon": data.moon, "brick": data.brick, "cell": data.cell}
 
 

@@ -9,6 +9,8 @@ from scipy.ndimage import gaussian_filter
 from nlflow import InputError
 from nlflow.noise import discrepancy, perturbation, sure
 
+pytestmark = pytest.mark.numerical
+
 SIGMA = 0.3
 
 

@@ -11,6 +11,8 @@ import nlflow
 from nlflow import InputError, Poisson
 from nlflow.noise.stabilising import expected_transform
 
+pytestmark = pytest.mark.numerical
+
 SPREADS = [0.0, 1e-3, 0.3, 1.0, 4.0, 15.0, 40.0]  # of the Gaussian part, in counts
 LEVELS = np.array([0.0, 0.01, 0.1, 0.5, 1, 2, 5, 10, 30, 100, 290, 299, 301, 320, 1000, 3000, 10_000])
 

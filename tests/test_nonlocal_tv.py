@@ -15,6 +15,8 @@ from nlflow import E, Ep, Grid, InputError, MemoryLimitError, Patch, Points, Top
 from nlflow.variational import primal_dual
 from nlflow.variational.certificate import bounding_box, fidelity_slack
 
+pytestmark = pytest.mark.numerical
+
 
 def normal(shape: Any, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(size=shape)

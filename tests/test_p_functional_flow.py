@@ -36,6 +36,8 @@ from nlflow import (
 )
 from nlflow.variational import evolution
 
+pytestmark = pytest.mark.numerical
+
 
 def normal(shape: Any, seed: int = 1) -> Any:
     return np.random.default_rng(seed).normal(size=shape)

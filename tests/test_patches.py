@@ -17,6 +17,8 @@ from nlflow.patches.search import fewest_candidates, reference_positions
 from validation.claims import nonlocal_bayes
 from validation.harness import Context
 
+pytestmark = pytest.mark.numerical
+
 Floats = NDArray[np.float64]
 
 
@@ -309,6 +311,7 @@ def test_memory_is_asked_for_first() -> None:
 # --- the claim -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # the claim itself is among those that all tests run
 def test_the_claim_fails_where_the_step_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(self: MatrixFidelity, v: Floats, observed: Floats, step: float) -> Floats:
         return self.damped(v + step * self.times(observed), 1.001 * step)

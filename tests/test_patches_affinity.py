@@ -17,6 +17,8 @@ from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
 from tests import test_properties as properties
 from tests.problems import torch_on_one_thread
 
+pytestmark = pytest.mark.numerical
+
 Floats = NDArray[np.float64]
 WEIGHTS = np.random.default_rng(0).uniform(0.2, 3, (3, 4))
 

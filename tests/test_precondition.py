@@ -12,6 +12,9 @@ from nlflow.affinities.sparse import SparseAffinity
 from nlflow.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functional import METRICS
 from nlflow.precondition import PRECONDITIONERS, Choice, Multigrid, Transform
+from tests.covering import pairs
+
+pytestmark = pytest.mark.numerical
 
 BOUNDARIES = ("reflect", "periodic", "isolated")
 SHAPES = [(131,), (13, 19), (24, 8)]
@@ -63,10 +66,13 @@ def preconditioner(k: Any, phi: Any, name: str, channels: tuple[int, ...] = ()) 
     return Choice(both, fidelity, lambda v: v - both.average(v) + fidelity.times(v), like, name, 1e-10).first
 
 
-@pytest.mark.parametrize("fidelity", ["uniform", "holes", "one node"])
-@pytest.mark.parametrize("boundary", BOUNDARIES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("build", [patches, table])
+@pytest.mark.parametrize(
+    ("build", "shape", "boundary", "fidelity"),
+    [
+        *pairs([patches], SHAPES, BOUNDARIES, ["uniform", "holes", "one node"]),
+        *pairs([table], SHAPES, BOUNDARIES, ["uniform", "holes", "one node"]),
+    ],
+)
 def test_solution(build: Any, shape: Any, boundary: str, fidelity: str) -> None:
     k = build(shape, boundary)
     f = normal(shape if fidelity == "holes" else (*shape, 3), 4)

@@ -15,6 +15,8 @@ from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
 from tests.chains import CASES, TOLERANCE, built, given, normal, ring
 from tests.problems import problem
 
+pytestmark = pytest.mark.numerical
+
 METRICS = ("l2", "degree")
 FIDELITIES: dict[str, Any] = {
     "J": None,

@@ -15,6 +15,8 @@ from nlflow.errors import StabilityError
 from nlflow.spectrum import euler_limit, largest_eigenvalue, relaxation_rate
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
 
+pytestmark = pytest.mark.numerical
+
 METRICS = ("l2", "degree")
 FIDELITIES = {"J": None, "E": 0.7, "E per node": np.linspace(0.0, 1.5, 24)}
 

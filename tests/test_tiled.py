@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 import nlflow as nl
+from tests.covering import pairs
 from tests.problems import torch_on_one_thread, unchecked
+
+pytestmark = pytest.mark.numerical
 
 torch = torch_on_one_thread()
 dispatch = pytest.importorskip("torch.utils._python_dispatch", reason="torch is optional")
@@ -48,9 +51,7 @@ def host(tensor: Any) -> Any:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("dtype", ROUNDING)
-@pytest.mark.parametrize("weights", WEIGHTS)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "weights", "dtype"), pairs(list(KERNELS), list(WEIGHTS), list(ROUNDING)))
 def test_numbers_are_those_of_the_dense_matrix(name: str, weights: str, dtype: str, device: str) -> None:
     reference, p = both(name, weights, dtype, device)
     atol = ROUNDING[dtype] * (20 if name == "steep queries" else 1)
@@ -112,7 +113,7 @@ class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # o
 
 @pytest.mark.parametrize("kernel", [nl.DotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__)
 def test_no_tensor_has_the_size_of_the_matrix(kernel: Any) -> None:
-    n = 12_000
+    n = 9000  # a matrix of 8.1e7 entries
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))
     with Watch() as watch:
         p = nl.affinity(kernel, nl.Points(np.arange(float(n))), x)

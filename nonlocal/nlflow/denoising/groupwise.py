@@ -141,6 +141,8 @@ class Groups:
         rounding = tuple(float(np.finfo(kind).eps) / self._loops.ERROR for kind in (state.dtype, np.float64))
         filter_groups = self._loops.loop("filter_groups", state.dtype.name)
         add_windows = self._loops.loop("add_windows", state.dtype.name)
+        # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
+        variance = np.require(variance, requirements="W")
         with threadpool_limits(1, "blas"):
             for first in range(0, self.jobs, _JOBS):
                 jobs = (first, min(first + _JOBS, self.jobs))
