@@ -206,6 +206,7 @@ def test_parameters_are_those_of_the_nearest_sigma() -> None:
     assert [nearest(table, s) for s in (0, 10, 19, 20, 35, 36, 60)] == ["a", "a", "a", "b", "b", "c", "c"]
 
 
+@pytest.mark.slow
 def test_peak_memory_sees_what_a_task_takes_and_gives_back() -> None:
     # In a process of its own, as the benchmark has it: what other tests left behind may be given back meanwhile.
     size = 64 * 2**20
