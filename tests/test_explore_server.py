@@ -254,7 +254,7 @@ def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pip install 'nlflow[explore]'" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_ctrl_c_ends_it(number: signal.Signals) -> None:
     with serving() as (url, process):
         assert get(url, "/")[0] == 200
@@ -264,6 +264,7 @@ def test_ctrl_c_ends_it(number: signal.Signals) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_other_addresses_are_warned_of() -> None:
     command = [sys.executable, "-m", "nlflow.cli", "explore", "--no-browser", "--port", "0", "--host", "0.0.0.0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
