@@ -254,7 +254,8 @@ def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     assert "pip install 'nlflow[explore]'" in result.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_ends_it(number: signal.Signals) -> None:
     with serving() as (url, process):
         assert get(url, "/")[0] == 200

@@ -263,7 +263,7 @@ def test_a_part_is_saved_with_its_part_of_the_rest(tmp_path: Path) -> None:
     [
         {},
         {"signal": "waves", "kernel": "Laplace", "boundary": "periodic", "metric": "l2"},
-        {"signal": "disc", "boundary": "isolated", "width": 0.08},
+        pytest.param({"signal": "disc", "boundary": "isolated", "width": 0.08}, marks=pytest.mark.slow),
         {"signal": "photograph", "kernel": "TopHat", "width": 0.1, "fidelity": 1.2, "noise": 0.0, "span": 3.0},
     ],
 )

@@ -88,8 +88,15 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("quality", ["fast", "balanced"])
-@pytest.mark.parametrize("case", CASES)
+# Each case in one quality; in the other it is slow.
+@pytest.mark.parametrize(
+    ("case", "quality"),
+    [
+        pytest.param(case, quality, marks=pytest.mark.slow if (number + turn) % 2 else [])
+        for number, case in enumerate(CASES)
+        for turn, quality in enumerate(["fast", "balanced"])
+    ],
+)
 def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
     image, chunks, sigma, options = CASES[case]
     options = {"quality": quality, **options}

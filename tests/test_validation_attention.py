@@ -86,13 +86,13 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("what", "found_by"),
     [
-        ("ways are compared without v", "gradient-cosine"),
         ("the fidelity may always be 1", "stability-of-fidelity"),
         ("sharpening smooths", "sharpening-eigenvalue"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
                 ("the term draws to the values", "neutreno-minilm"),
+                ("ways are compared without v", "gradient-cosine"),
                 ("the energy forgets its half", "energy-by-block"),
                 ("redundancy within a layer", "head-redundancy"),
                 ("sub-steps are too long", "discretisation-of-layers"),
