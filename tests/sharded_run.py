@@ -295,6 +295,10 @@ def main(job: str, out: str) -> None:
     def write(name: str, found: dict[str, Any]) -> None:
         Path(f"{out}.{name}.{rank}.json").write_text(json.dumps(found))
 
+    if job == "basics":
+        np.savez(f"{out}.ring.{rank}.npz", **numbers(Many("ring"), BASICS))
+        dist.destroy_process_group()
+        return
     write("refusals", refusals())
     if job == "numbers":
         np.savez(f"{out}.ring.{rank}.npz", **numbers(Many("ring"), EVERYTHING, BASICS))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nlflow.errors import InputError
+from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
@@ -56,9 +57,9 @@ def test_padding_on_the_left_changes_nothing(name: str, base: str) -> None:
     torch.testing.assert_close(together, model(input_ids=tokens, use_cache=False)[0], rtol=1e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("affinity", ["softmax", "symmetric", "softplus"])
-@pytest.mark.parametrize("base", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "base", "affinity"), pairs(DECODERS, ["eager", "sdpa"], ["softmax", "symmetric", "softplus"])
+)
 def test_the_future_is_not_seen(name: str, base: str, affinity: str) -> None:
     model = moved(attach(build(name, base), affinity=affinity, **EVERYTHING))
     tokens = inputs(name, batch=1)["input_ids"]
@@ -69,10 +70,12 @@ def test_the_future_is_not_seen(name: str, base: str, affinity: str) -> None:
     assert (one[:, 5:] - two[:, 5:]).abs().max() > 0.01
 
 
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
-@pytest.mark.parametrize("base", ["eager", "sdpa"])
-@pytest.mark.parametrize("affinity", ["softmax", "symmetric", "gaussian", "sigmoid", "matrix"])
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "affinity", "base", "cache"),
+    pairs(
+        DECODERS, ["softmax", "symmetric", "gaussian", "sigmoid", "matrix"], ["eager", "sdpa"], ["dynamic", "static"]
+    ),
+)
 @torch.no_grad()
 def test_decoding_with_a_cache_equals_the_full_forward(name: str, affinity: str, base: str, cache: str) -> None:
     options = {"matrix_fidelity": True} if affinity == "matrix" else {"affinity": affinity}
@@ -192,8 +195,10 @@ def test_checkpointing_that_loses_derivatives_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("name", "options"),
-    [("bert", {"affinity": "sigmoid", "learned": True}), ("gpt2", EVERYTHING)],
-    ids=["bert", "gpt2"],
+    [
+        pytest.param("bert", {"affinity": "sigmoid", "learned": True}, id="bert", marks=pytest.mark.slow),
+        pytest.param("gpt2", EVERYTHING, id="gpt2"),
+    ],
 )
 def test_compiled_models_equal_those_that_are_not(name: str, options: dict[str, Any]) -> None:
     torch.compiler.reset()

@@ -10,6 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nlflow import InputError, Mask
+from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
@@ -39,9 +40,7 @@ def pair(kernel: str, window: int | None, count: int = COUNT) -> tuple[Head, Hea
     return Head(q, k, v, 0.4, None, kernel, Mask(causal=True, window=window)), Head(q, k, v, 0.4, bias, kernel)
 
 
-@pytest.mark.parametrize("kept", ["a matrix", "no matrix"])
-@pytest.mark.parametrize("window", [None, 5], ids=["causal", "window"])
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(("kernel", "window", "kept"), pairs(KERNELS, [None, 5], ["a matrix", "no matrix"]))
 def test_a_rule_is_the_matrix_of_what_is_seen(
     kernel: str, window: int | None, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,6 +8,8 @@ from matplotlib import image
 
 from nlflow.demo import run_demo
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory):

@@ -113,9 +113,16 @@ def test_the_command_line_has_the_same_names() -> None:
 # ---- studies on tensors
 
 
-@pytest.mark.parametrize("method", ["dense", "tiled"])
+# Each study with one of the methods; with the other it is slow.
+@pytest.mark.parametrize(
+    ("study", "method"),
+    [
+        pytest.param(study, method, marks=pytest.mark.slow if (number + turn) % 2 else [])
+        for number, study in enumerate(STUDIES)
+        for turn, method in enumerate(["dense", "tiled"])
+    ],
+)
 @pytest.mark.parametrize("device", ON_TENSORS)
-@pytest.mark.parametrize("study", STUDIES)
 def test_tables_are_those_of_numpy(study: str, device: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, options = STUDIES[study]
     expected = run_study(kind, **options).rows

@@ -81,6 +81,7 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert cosines[1] < cosines[0]
 
 
+@pytest.mark.slow
 def test_the_pages_build(tmp_path: Path) -> None:
     """Every link leads somewhere, and every page is in the tree; the gallery's programs have a test of their own."""
     pytest.importorskip("sphinx", reason="pip install '.[docs]'")

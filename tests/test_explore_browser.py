@@ -19,7 +19,7 @@ from nlflow.explore import pictures
 from tests.explorer import Page, browsing, missing, serving
 from tests.test_explore_views import executed, layers_report, small_image, small_sound
 
-pytestmark = pytest.mark.skipif(bool(missing()), reason=missing() or "there is all")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(missing()), reason=missing() or "there is all")]
 
 
 @pytest.fixture(scope="module")

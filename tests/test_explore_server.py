@@ -357,6 +357,7 @@ def ipv6() -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "host"), [(signal.SIGINT, "127.0.0.1"), (signal.SIGTERM, "::1" if ipv6() else "localhost")]
 )
@@ -371,6 +372,7 @@ def test_ctrl_c_ends_it(number: signal.Signals, host: str) -> None:
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_other_addresses_are_warned_of() -> None:
     command = [sys.executable, "-m", "nlflow.cli", "explore", "--no-browser", "--port", "0", "--host", "0.0.0.0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -183,19 +183,22 @@ def test_commands_of_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
-def test_commands_of_a_part_and_of_the_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("what", ["a part", pytest.param("the example", marks=pytest.mark.slow)])
+def test_commands_of_a_part_and_of_the_example(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "it's $HOME; `x`\nPYTHON\n.png"  # nothing that the shell may read
-    for source, settings, saved in (
-        (sources.open_source(small_image(Path(name))), DenoiseSettings(sigma=15.0, crop=((3, 30), (2, 33))),
-         f"{Path(name).stem}-3-30-2-33-denoised.npy"),
-        (sources.example(), DenoiseSettings(sigma=25.0, steps=1), "example-denoised.npy"),
-    ):  # fmt: skip
-        assert saved in denoising_view.command_note(settings, source)
-        ran_in_a_shell(denoising_view.as_command(settings, source))
-        assert np.array_equal(np.load(saved), denoising_view.compute(settings, source).result)
+    if what == "a part":
+        source = sources.open_source(small_image(Path(name)))
+        settings = DenoiseSettings(sigma=15.0, crop=((3, 30), (2, 33)))
+        saved = f"{Path(name).stem}-3-30-2-33-denoised.npy"
+    else:
+        source, settings, saved = sources.example(), DenoiseSettings(sigma=25.0, steps=1), "example-denoised.npy"
+    assert saved in denoising_view.command_note(settings, source)
+    ran_in_a_shell(denoising_view.as_command(settings, source))
+    assert np.array_equal(np.load(saved), denoising_view.compute(settings, source).result)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
 def test_the_command_of_a_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -266,7 +269,7 @@ def test_a_part_is_saved_with_its_part_of_the_rest(tmp_path: Path) -> None:
     [
         {},
         {"signal": "waves", "kernel": "Laplace", "boundary": "periodic", "metric": "l2"},
-        {"signal": "disc", "boundary": "isolated", "width": 0.08},
+        pytest.param({"signal": "disc", "boundary": "isolated", "width": 0.08}, marks=pytest.mark.slow),
         {"signal": "photograph", "kernel": "TopHat", "width": 0.1, "fidelity": 1.2, "noise": 0.0, "span": 3.0},
     ],
 )

@@ -83,7 +83,7 @@ def test_files_cut_anywhere_are_refused_or_read(name: str, guard: Guard) -> None
 @example("gaussian:width=1_0")
 @example("gaussian:width=٣")
 @example("gaussian:width=1e-400")
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_kernels_by_name(text: str) -> None:
     try:
         kernel = parse_kernel(text)
@@ -286,6 +286,7 @@ def test_same_seed_same_mutations() -> None:
 # --- processes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_without_atheris_counts_and_keeps(tmp_path: Path) -> None:
     row = campaign.run_target("npy", 0.07, tmp_path, guided=False)
     assert row.good

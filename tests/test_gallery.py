@@ -20,6 +20,7 @@ from tests.problems import torch_on_one_thread
 
 GALLERY = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLES = sorted(GALLERY.glob("*/plot_*.py"))
+CHEAP = "plot_orders"  # the one that is no slow test
 SECTIONS = sorted(folder for folder in GALLERY.iterdir() if folder.is_dir() and not folder.name.startswith("_"))
 OPTIONAL = ("dask", "finufft", "torch", "transformers", "zarr")
 PATIENCE = 60.0  # seconds of processor time; on two cores no example takes more than a quarter of it
@@ -79,9 +80,14 @@ def test_text(example: Path) -> None:
         resolved(name)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")  # plt.show() is for those who have a screen
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(example, id=example.stem, marks=[] if example.stem == CHEAP else [pytest.mark.slow])
+        for example in EXAMPLES
+    ],
+)
 def test_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source_of(example)
     monkeypatch.chdir(example.parent)  # where the gallery runs it

@@ -284,6 +284,7 @@ def test_archives_write_nowhere(tmp_path: Path) -> None:
 # --- memory and time -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_bombs_are_refused_by_their_header(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     pytest.importorskip("transformers", minversion="5")

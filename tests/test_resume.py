@@ -20,6 +20,7 @@ from nlflow.errors import FileFormatError, NlflowWarning
 from nlflow.events import Tracker
 from nlflow.flow import Flow
 from nlflow.storage import load_archive
+from tests.covering import pairs
 from tests.problems import Floats, problem, torch_on_one_thread, unchecked
 
 U = np.random.default_rng(8).standard_normal((20, 2))
@@ -74,9 +75,7 @@ def same_solution(one: nl.Solution, two: nl.Solution) -> None:
 # --- resuming --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["stop", "Ctrl-C"])
-@pytest.mark.parametrize("steps", [0, 1, 2, 3, 4, 7])
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(("run", "steps", "how"), pairs(list(RUNS), [0, 1, 2, 3, 4, 7], ["stop", "Ctrl-C"]))
 def test_resumed_runs_have_the_bits_of_whole_ones(run: str, steps: int, how: str, tmp_path: Path) -> None:
     make, integrator = RUNS[run]
     path = tmp_path / "checkpoint"
@@ -234,6 +233,7 @@ def ctrl_c_at_line(number: int) -> Iterator[list[int]]:
         sys.settrace(before)
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_line_leaves_a_state_that_can_be_resumed(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
 
@@ -262,7 +262,9 @@ def test_ctrl_c_at_any_line_leaves_a_state_that_can_be_resumed(tmp_path: Path) -
     assert not wrong, f"{len(wrong)} of {lines[0]}: {wrong[:8]}"
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize(
+    "run", [pytest.param(run, marks=pytest.mark.slow if run == "evolving, Runge-Kutta" else []) for run in RUNS]
+)
 def test_ctrl_c_in_any_average_leaves_a_state_that_can_be_resumed(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

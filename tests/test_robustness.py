@@ -25,19 +25,36 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts
 FOLDER = FolderRun()
 
 
-@pytest.mark.parametrize("victim", [FLOWS[1], FOLDER], ids=["flow", "folder"])
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signals_at_random_times(victim: Victim, number: signal.Signals, tmp_path: Path) -> None:
-    row = killed(victim, number, 2, tmp_path / "work", 7)
+class FewClaims(Claims):
+    """Claims of a second or two; `make robustness` has longer ones."""
+
+    claims = ("frechet-derivative", "killed-walk", "energy-balance")
+
+
+@pytest.mark.parametrize(
+    ("victim", "number", "times"),
+    [
+        pytest.param(FLOWS[1], signal.SIGKILL, 1, id="SIGKILL-flow-once"),
+        *(
+            pytest.param(victim, number, 2, id=f"{number.name}-{name}", marks=pytest.mark.slow)
+            for number in (signal.SIGKILL, signal.SIGINT, signal.SIGTERM)
+            for name, victim in (("flow", FLOWS[1]), ("folder", FOLDER))
+        ),
+    ],
+)
+def test_signals_at_random_times(victim: Victim, number: signal.Signals, times: int, tmp_path: Path) -> None:
+    row = killed(victim, number, times, tmp_path / "work", 7)
     assert row.good, row.details
-    assert dict(row.outcomes) == {SAME: 2}
+    assert dict(row.outcomes) == {SAME: times}
 
 
+@pytest.mark.slow
 def test_killed_studies(tmp_path: Path) -> None:
     row = killed(Study(), signal.SIGKILL, 1, tmp_path / "work", 7)
     assert row.good, row.details
 
 
+@pytest.mark.slow
 def test_the_campaign_sees_what_is_lost_and_what_is_done_again(tmp_path: Path) -> None:
     undisturbed(FOLDER, tmp_path / "work")
     place = tmp_path / "work"
@@ -54,6 +71,7 @@ def test_the_campaign_sees_what_is_lost_and_what_is_done_again(tmp_path: Path) -
     assert str(problem_left(FOLDER, place, before)).startswith("what was done cannot be read")
 
 
+@pytest.mark.slow
 def test_the_campaign_sees_other_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kills, "differs", lambda *_: "another result")
     row = killed(FOLDER, signal.SIGKILL, 1, tmp_path / "work", 7)
@@ -61,6 +79,7 @@ def test_the_campaign_sees_other_results(tmp_path: Path, monkeypatch: pytest.Mon
     assert row.wrong == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [FLOWS[1], FOLDER], ids=["flow", "folder"])
 def test_full_disks(victim: Victim, tmp_path: Path) -> None:
     if not mountable(tmp_path):
@@ -69,6 +88,7 @@ def test_full_disks(victim: Victim, tmp_path: Path) -> None:
     assert row.good, row.details
 
 
+@pytest.mark.slow
 def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     if not mountable(tmp_path):
         pytest.skip("mounting a folder read-only takes a superuser")
@@ -76,17 +96,20 @@ def test_folders_that_cannot_be_written(tmp_path: Path) -> None:
     assert row.good, row.details
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", [FLOWS[0], FOLDER], ids=["flow", "folder"])
 def test_a_second_process_is_refused(victim: Victim, tmp_path: Path) -> None:
     row = second_writer(victim, 1, tmp_path / "work")
     assert row.good, row.details
 
 
+@pytest.mark.slow
 def test_clocks_that_go_back(tmp_path: Path) -> None:
     row = clock_back(FLOWS[1], tmp_path / "work")
     assert row.good, row.details
 
 
+@pytest.mark.slow
 def test_dead_workers_of_a_pool(tmp_path: Path) -> None:
     row = dead_workers(False, 1, tmp_path / "work", 7)
     assert row.good, row.details
@@ -145,7 +168,8 @@ def test_trials_side_by_side() -> None:
     }
 
 
-@pytest.mark.parametrize("victim", [Training(), Claims()], ids=lambda victim: victim.name)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [Training(), FewClaims()], ids=lambda victim: victim.name)
 def test_trainings_and_claims_go_on(victim: Victim, tmp_path: Path) -> None:
     row = killed(victim, signal.SIGTERM, 1, tmp_path / "work", 7)
     assert row.good, row.details

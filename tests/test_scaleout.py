@@ -88,8 +88,15 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("quality", ["fast", "balanced"])
-@pytest.mark.parametrize("case", CASES)
+# Each case in one quality; in the other it is slow.
+@pytest.mark.parametrize(
+    ("case", "quality"),
+    [
+        pytest.param(case, quality, marks=pytest.mark.slow if (number + turn) % 2 else [])
+        for number, case in enumerate(CASES)
+        for turn, quality in enumerate(["fast", "balanced"])
+    ],
+)
 def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
     image, chunks, sigma, options = CASES[case]
     options = {"quality": quality, **options}
@@ -274,6 +281,7 @@ def test_errors_of_workers_are_those_of_the_package(cluster: LocalCluster):
             denoise_array(da.from_array(GREY - 200, chunks=(50, 50)), noise="poisson", quality="fast")
 
 
+@pytest.mark.slow
 def test_a_killed_worker_changes_nothing(cluster: LocalCluster, tmp_path: Path):
     image = np.tile(BYTES, (3, 3))
     source = write(tmp_path / "in.zarr", image, 90)
@@ -297,6 +305,7 @@ def test_a_killed_worker_changes_nothing(cluster: LocalCluster, tmp_path: Path):
     np.testing.assert_array_equal(read(tmp_path / "out.zarr"), in_memory(image, 20.0, quality="fast", steps=1))
 
 
+@pytest.mark.slow
 def test_a_block_that_kills_every_worker_is_an_error(cluster: LocalCluster, tmp_path: Path, monkeypatch: Any):
     source = write(tmp_path / "in.zarr", BYTES, 50)
     target = tmp_path / "out.zarr"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import joblib
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
+from tqdm import tqdm
 
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
 from nlflow._encoding import encode
@@ -29,6 +31,7 @@ OPTIONS: dict[str, Any] = {
     "integrator": ["euler", "semi-implicit"],
     "metric": "degree",
     "fidelity": 0.5,
+    "dt": [0.1, 0.05, 0.025],
 }
 
 
@@ -109,13 +112,14 @@ print(digest(encode(result.rows)), result.provenance["cases"]["read"])
 """
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path: Path) -> None:
     def process(name: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-W", "error", "-c", KILLED, str(tmp_path / name)]
         return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     killed = process("killed")
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 600
     cases = tmp_path / "killed" / "cases"
     while time.monotonic() < deadline and (not cases.exists() or len(list(cases.glob("0*.json"))) < 2):
         time.sleep(0.01)
@@ -124,7 +128,7 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
     done = {path: path.stat().st_mtime_ns for path in cases.glob("0*.json")}
     assert 2 <= len(done) < 6
     resumed, whole = process("killed"), process("whole")
-    words = [runner.communicate(timeout=60)[0].split() for runner in (resumed, whole)]
+    words = [runner.communicate(timeout=600)[0].split() for runner in (resumed, whole)]
     assert words[0] == [words[1][0], str(len(done))]
     assert words[1][1] == "0"
     assert {path: path.stat().st_mtime_ns for path in done} == done
@@ -197,7 +201,8 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path, workers: None) -> No
         assert table(run_study("monte-carlo", jobs=None, seeds=5)) == table(run_study("monte-carlo", seeds=5))
 
 
-def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nlflow.study.runner.tqdm", partial(tqdm, mininterval=0))  # each case, however fast
     run_study("time-order", progress=True, **OPTIONS)
     shown = capsys.readouterr()
     assert shown.out == ""

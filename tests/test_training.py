@@ -303,7 +303,12 @@ def test_learning_rate_rises_and_falls(data: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("cifar10", "neutreno"), ("text", "neutreno-featscale"), ("scenes", "gaussian")]
+    ("kind", "name"),
+    [
+        ("text", "neutreno-featscale"),
+        pytest.param("cifar10", "neutreno", marks=pytest.mark.slow),
+        pytest.param("scenes", "gaussian", marks=pytest.mark.slow),
+    ],
 )
 def test_resumed_trainings_have_the_same_bits(kind: str, name: str, data: Path, tmp_path: Path) -> None:
     options = {"steps": 5, "batch": 4}
@@ -355,6 +360,7 @@ def test_a_record_tells_each_epoch(data: Path, tmp_path: Path, monkeypatch: pyte
     assert {layer.kernel for layer in trace} == {"symmetric"}
 
 
+@pytest.mark.slow
 def test_trainings_learn(tmp_path: Path, data: Path) -> None:
     for name in ("softmax", "neutreno"):
         record = train(make("text", data, steps=40, rate=5e-3), name, 0, tmp_path / name, progress=False)
@@ -569,6 +575,7 @@ def test_interrupted_in_a_callback_at_the_end(
     assert capsys.readouterr().err == f"train: {word}; go on with --resume\n"
 
 
+@pytest.mark.slow
 def test_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for module in (train_cifar10, train_text, train_scenes):
         name = module.__name__.split(".")[-1]

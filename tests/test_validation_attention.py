@@ -86,17 +86,22 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("what", "found_by"),
     [
-        ("the term draws to the values", "neutreno-minilm"),
-        ("the energy forgets its half", "energy-by-block"),
-        ("ways are compared without v", "gradient-cosine"),
-        ("redundancy within a layer", "head-redundancy"),
         ("the fidelity may always be 1", "stability-of-fidelity"),
-        ("sub-steps are too long", "discretisation-of-layers"),
-        ("AttnScale forgets the mean", "frequency-scaling"),
-        ("FeatScale doubles its scale", "frequency-scaling"),
         ("sharpening smooths", "sharpening-eigenvalue"),
-        ("logits are doubled", "gradient-steps"),
-        ("the term makes a copy", "cost-of-the-term"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("the term draws to the values", "neutreno-minilm"),
+                ("ways are compared without v", "gradient-cosine"),
+                ("the energy forgets its half", "energy-by-block"),
+                ("redundancy within a layer", "head-redundancy"),
+                ("sub-steps are too long", "discretisation-of-layers"),
+                ("AttnScale forgets the mean", "frequency-scaling"),
+                ("FeatScale doubles its scale", "frequency-scaling"),
+                ("logits are doubled", "gradient-steps"),
+                ("the term makes a copy", "cost-of-the-term"),
+            )
+        ),
     ],
 )
 def test_a_broken_formula_makes_a_claim_fail(what: str, found_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
