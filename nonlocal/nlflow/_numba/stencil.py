@@ -29,8 +29,13 @@ _TILE_COLUMNS = 512
 # exp(x) for x <= 0: x = (n + f) log 2 with |f| <= 1/2, a Taylor polynomial for 2^f = exp(f log 2), and n put into the
 # exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 4e-7 relative in float32;
 # degree 13 with a two-part log 2 leaves 2e-15 in float64 down to exp(-60), 2e-14 at exp(-700). Below the normal range
-# the result is zero.
-@njit(types.float32(types.float32), fastmath=FLAGS, inline="always")
+# the result is zero. Terms keep their order: n times the first part of log 2 is exact, and that is lost where the parts
+# are added first (which compilers do for processors without fused multiply-add). So the functions have flags of their
+# own, and are inlined by LLVM, which keeps them; Numba would give them those of the caller.
+_ORDERED = FLAGS - {"reassoc"}
+
+
+@njit(types.float32(types.float32), fastmath=_ORDERED, forceinline=True)
 def _exp_float32(x):
     y = max(x, np.float32(-87.0))
     n = np.int32(y * np.float32(1.4426950408889634) - np.float32(0.5))
@@ -46,7 +51,7 @@ def _exp_float32(x):
     return value if x > np.float32(-87.0) else np.float32(0.0)
 
 
-@njit(types.float64(types.float64), fastmath=FLAGS, inline="always")
+@njit(types.float64(types.float64), fastmath=_ORDERED, forceinline=True)
 def _exp_float64(x):
     y = max(x, -708.0)
     n = np.int64(y * 1.4426950408889634 - 0.5)
