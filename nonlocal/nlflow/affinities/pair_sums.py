@@ -48,6 +48,11 @@ class PairSums:
     bias : array of shape (N,), optional
         Added to the logits of a dot product.
 
+    Attributes
+    ----------
+    log_unit : float
+        Logarithm of the largest quadrature weight, relative to which the others are kept.
+
     Raises
     ------
     InputError
@@ -62,7 +67,7 @@ class PairSums:
             known = ", ".join(k.__name__ for k in _KNOWN)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
-        self._weights, self._log_unit = relative_weights(weights, _WEIGHTS["float64"])
+        self._weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
         self._lightest = float(self._weights.min())
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
@@ -116,6 +121,7 @@ class PairSums:
         rows: NDArray[np.intp] | None = None,
         *,
         degrees: bool = True,
+        weighted: bool = True,
         memory_limit: float | None = None,
     ) -> tuple[Floats, Floats, Floats]:
         """Return the sums.
@@ -128,6 +134,8 @@ class PairSums:
             The queries that are asked for; all by default.
         degrees : bool
             Whether the sums of the weights themselves are wanted; they are 0 otherwise.
+        weighted : bool
+            Whether values are multiplied by the quadrature weights. Sums without are relative to exp(peaks - log_unit).
         memory_limit : float, optional
             Bytes.
 
@@ -152,8 +160,8 @@ class PairSums:
         )
         if name not in self._tables:
             self._tables[name] = self._prepare(name)
-        sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees)
-        return sums, totals, peaks + self._log_unit
+        sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees, weighted)
+        return sums, totals, peaks + self.log_unit
 
     @property
     def memory_bytes(self) -> int:
@@ -211,7 +219,7 @@ class PairSums:
         )  # fmt: skip
 
     def _sum(
-        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
+        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool, by_weight: bool
     ) -> tuple[Floats, Floats, Floats]:
         from nlflow._numba.pairwise import CODES, group, loop
 
@@ -220,7 +228,8 @@ class PairSums:
         nodes, channels = values.shape
         weighted = np.zeros((len(tables.y), channels + degrees), f)
         own = weighted[:nodes]
-        np.multiply(values[self.order], tables.weights[:, None], out=own[:, :channels], casting="same_kind")
+        factors = tables.weights[:, None] if by_weight else f.type(1)
+        np.multiply(values[self.order], factors, out=own[:, :channels], casting="same_kind")
         own[:, channels:] = tables.weights[:, None]
         x, offset, count = tables.x, tables.offset, len(self._x)
         if rows is not None:
