@@ -68,7 +68,8 @@ class TorchSums:
         table: bool = False,
     ) -> None:
         self._dtype: torch.dtype | None = None if precision is None else getattr(torch, precision)
-        x, y = queries.to(self._dtype or keys.dtype), keys.to(self._dtype or keys.dtype)
+        y = keys.to(self._dtype or keys.dtype)
+        x = y if queries is keys else queries.to(y.dtype)
         self._kernel, self._x, self._y, self._weights = kernel, x, y, weights
         self._present, self._seen = present, seen
         self._form = Form(causal=causal)

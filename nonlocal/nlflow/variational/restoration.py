@@ -53,8 +53,8 @@ def nonlocal_tv(
 
     Minimises E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
     smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). Edges and piecewise constant
-    regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`. An input of so
-    few samples that the graph has no edges comes back unchanged, with success and a message that says so.
+    regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`. An input of
+    so few samples that the graph has no edges comes back unchanged, with success and a message that says so.
 
     Parameters
     ----------
