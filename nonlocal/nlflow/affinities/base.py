@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["MASS", "Affinity", "Sparse", "check_rows", "middle_of_range", "properties"]
+__all__ = ["MASS", "Affinity", "Sparse", "check_rows", "log_transitions", "middle_of_range", "properties"]
 
 MASS = 1e-6
 """How far the mass of a law may be from what it was, relatively, after one move."""
@@ -70,6 +70,12 @@ def check_rows(highest: Array, start: int = 0) -> None:
     else:
         what = "has logits that overflow; scale the features or the kernel"
     raise InputError(f"affinity: row {start + row} {what}")
+
+
+def log_transitions(logits: Array, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
+    logs = to_numpy(logits) + np.log(weights.ravel())
+    return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
 
 
 @underflowing
@@ -167,6 +173,13 @@ class Affinity(ABC):
             )
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
         return over_channels(measure, law) * self._average(density) * size
+
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        """Return log P_ij, shape (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
+
+        Only asked of affinities that are not symmetric.
+        """
+        return None
 
     def known_spectrum(self) -> NDArray[np.float64] | None:
         """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.

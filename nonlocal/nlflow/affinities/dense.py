@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse, check_rows, properties
+from nlflow.affinities.base import Affinity, Sparse, check_rows, log_transitions, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_memory
@@ -268,6 +268,11 @@ class DenseAffinity(Affinity):
 
     def _log_degree_wide(self) -> Array:
         return self._log_degrees
+
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        if self._log_block is None:
+            return None
+        return log_transitions(self._log_block(0, self.domain.size), self.domain.weights)
 
     def _edge_bound(self) -> int:
         return int(np.count_nonzero(self._matrix))

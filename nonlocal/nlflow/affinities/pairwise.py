@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import power_of_two
-from nlflow.affinities.base import Affinity, properties
+from nlflow.affinities.base import Affinity, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domain import Domain
@@ -42,6 +42,7 @@ class PairwiseAffinity(Affinity):
     """
 
     method = "pairwise"
+    kernel: Kernel
 
     def __init__(
         self,
@@ -133,8 +134,10 @@ class PairwiseAffinity(Affinity):
     def _log_degree_wide(self) -> NDArray[Any]:
         return self.logarithm(self.dtype or np.float64).reshape(self.domain.shape)
 
+    def _log_transitions(self) -> Floats | None:
+        q, k = (np.asarray(a, dtype=np.float64) for a in (self._queries, self._keys))
+        return log_transitions(self.kernel.log_matrix(q, k), self._weights)
+
     def _symmetrised(self) -> Affinity:
-        if self.kernel is None:  # not reached: it has one
-            return super()._symmetrised()
         other = PairwiseAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
         return MixedAffinity(self, other)

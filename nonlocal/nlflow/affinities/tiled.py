@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nlflow._array import Array, constant_like, namespace
-from nlflow.affinities.base import Affinity, check_rows, properties
+from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domain import Domain
@@ -190,6 +193,14 @@ class TiledAffinity(Affinity):
         )  # fmt: skip
         result._log_scale = self._log_scale
         return result
+
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        if self.domain.leading:
+            return None
+        logits = self.kernel.log_matrix(self._queries.double(), self._keys.double()).detach()
+        if self._sight is not None:
+            logits = self._sight.applied(logits, slice(None))
+        return log_transitions(logits, self.domain.weights)
 
     def _symmetrised(self) -> Affinity:
         sight = None if self._sight is None else self._sight.transposed()

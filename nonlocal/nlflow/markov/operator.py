@@ -156,8 +156,18 @@ class Transitions:
             target[:, low:high] = to_numpy(part).reshape(n, high - low)
         if self.affinity.method == "convolution":
             result[result < _NOISE] = 0.0
+        if self.affinity.method == "pairwise":  # its loops take the smallest float for what underflows
+            result[result < self.least_move] = 0.0
         result /= result.sum(axis=1, keepdims=True)
         return result
+
+    @property
+    def least_move(self) -> float:
+        """A probability below which moves have lost digits to underflow."""
+        single = "float32" in str(self.affinity.dtype)
+        if self.affinity.method == "pairwise":  # relative to a logit that is within 21 of the largest
+            return 1e-27 if single else 1e-290
+        return 1e-36 if single else 1e-300
 
     def matrix(self) -> Floats:
         """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.
