@@ -50,8 +50,10 @@ class PairSums:
 
     Attributes
     ----------
+    weights : array of shape (N,)
+        Over the largest quadrature weight.
     log_unit : float
-        Logarithm of the largest quadrature weight, relative to which the others are kept.
+        Logarithm of that.
 
     Raises
     ------
@@ -67,8 +69,8 @@ class PairSums:
             known = ", ".join(k.__name__ for k in _KNOWN)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
-        self._weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
-        self._lightest = float(self._weights.min())
+        self.weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
+        self._lightest = float(self.weights.min())
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
@@ -189,7 +191,7 @@ class PairSums:
     def _prepare(self, name: str) -> _Tables:
         f, kernel = np.dtype(name), self._kernel
         x, y = self._x, self._y[self.order]
-        weights = self._weights[self.order].astype(f)
+        weights = self.weights[self.order].astype(f)
         if not isinstance(kernel, RadialKernel):
             return _Tables.of_products(f, x, y, self._bias[self.order], weights)
         if f != y.dtype and f == np.float32:
@@ -205,7 +207,7 @@ class PairSums:
         starts = np.arange(0, len(y), BLOCK)
         lows, highs = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
         # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
-        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self._weights.sum())
+        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self.weights.sum())
         limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
         scales: dict[type, float] = {
             Gaussian: -0.5 * _LOG2E / self._width**2,

@@ -124,12 +124,16 @@ class PairwiseAffinity(Affinity):
 
     def _push_near(self, flat: Floats) -> Floats:
         """Return p P for a radial kernel, w_j sum_i k_ij p_i / d_i, of a law (N, D); such a k is symmetric."""
-        logs = self.logarithm(np.float64)
-        least = float(logs.min())
+        self.logarithm(np.float64)
+        # In units of the largest weight, without logarithms, in which small weights have lost digits.
+        totals, peaks = self._degrees["float64"]
+        unit = self.pairs.log_unit
+        degrees = totals * np.exp(peaks - unit)
+        least = float(degrees.min())
         sums, _, peaks = self.pairs(
-            flat * np.exp(least - logs)[:, None], degrees=False, weighted=False, memory_limit=self._limit
+            flat * (least / degrees)[:, None], degrees=False, weighted=False, memory_limit=self._limit
         )
-        return np.asarray(sums * np.exp(np.log(self._weights) + (peaks - self.pairs.log_unit) - least)[:, None])
+        return np.asarray(sums * (self.pairs.weights / least * np.exp(peaks - unit))[:, None])
 
     def _log_degree_wide(self) -> NDArray[Any]:
         return self.logarithm(self.dtype or np.float64).reshape(self.domain.shape)
