@@ -31,6 +31,8 @@ FEATURES, QUERIES = (torch.from_numpy(a) for a in RNG.normal(size=(2, N, 3)))
 SIGNAL = torch.from_numpy(RNG.normal(size=(N, 2)))
 STRENGTH = torch.from_numpy(RNG.uniform(0, 1, N))
 WEIGHTS = RNG.uniform(0.5, 2, N)
+SINGLE, SINGLE_QUERIES = ((1e-3 * a + torch.tensor([1e3, 0, 0])).float() for a in (FEATURES, QUERIES))
+"""Logits of 1e6, of which float32 holds no fraction, with differences of order 1."""
 CASES: dict[str, tuple[Any, bool, bool]] = {
     "gaussian": (nl.Gaussian(1.5), False, True),
     "narrow gaussian": (nl.Gaussian(0.05), False, False),
@@ -96,6 +98,8 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
         found[f"{name}: log degree"] = problem.whole(p, p.log_degree)
         found[f"{name}: log total"] = p.log_total()
         found[f"{name}: mean"] = np.asarray(p.mean(u, "l2")[0])
+        both = p.symmetrised()
+        found[f"{name}: push"] = problem.whole(both, both.push(u))
         functional = nl.E(p, u, problem.shard(p, STRENGTH))
         found[f"{name}: J"] = nl.J(p).value(2 * u)
         found[f"{name}: E"] = functional.value(2 * u)
@@ -128,6 +132,9 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
             for record in solution.records.values():
                 if "value" in record:
                     found[f"{name}, {how}: record"] = record["value"]
+    for name, queries in (("keys", None), ("queries", SINGLE_QUERIES)):
+        p = problem.affinity(nl.DotProduct(scale=1.0), WEIGHTS, SINGLE, queries).symmetrised()
+        found[f"float32, {name}: push"] = problem.whole(p, p.push(u.float())).astype(np.float64)
     p = problem.affinity(nl.DotProduct(), WEIGHTS, SIGNAL)
     flow = nl.GradientFlow(nl.J(p), "degree", evolving=True, every=2)
     solution = nl.solve(flow, u, t=3.0, integrator=nl.SemiImplicit(0.5))

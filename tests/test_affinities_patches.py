@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import struct
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from skimage.restoration import denoise_nl_means
 
-from nlflow import Grid, NlflowWarning, Patch, affinity
+from nlflow import Grid, Jp, NlflowWarning, Patch, affinity
 from nlflow.affinities import DenseAffinity, PatchStencil
 from tests.covering import pairs
 from tests.reference import TOLERANCE, PatchSums, check_affinity, patch_matrix
@@ -259,3 +260,21 @@ def test_scikit_image(sigma: float) -> None:
     for node in [(i, j) for i in range(6, 18, 3) for j in range(6, 18, 2)]:
         assert abs(ours[node] - nonlocal_means(image, node, kernel, as_scikit_image=False)) < 1e-13
         assert abs(theirs[node] - nonlocal_means(image, node, kernel, as_scikit_image=True)) < 1e-12
+
+
+@pytest.mark.parametrize("store", [True, False])
+@pytest.mark.parametrize("shape", [(30,), (3, 20), (20, 3)], ids=str)
+def test_edges_of_windows_that_are_clipped(shape: tuple[int, ...], store: bool) -> None:
+    """Windows of another radius along each axis: W_ij = k_ij + k_ji between nodes that are in each other's window."""
+    image = np.random.default_rng(0).random(shape)
+    radii = [min(3, (n - 1) // 2) for n in shape]
+    kernel = Patch(0.5, patch_size=1, search_radius=3)
+    with contextlib.nullcontext() if min(shape) > 6 else pytest.warns(NlflowWarning, match="larger than the grid"):
+        built = affinity(kernel, Grid(shape, boundary="isolated"), image, store=store)
+    places = np.array(list(np.ndindex(*shape)))
+    near = (np.abs(places[:, None] - places) <= radii).all(axis=-1) & ~np.eye(len(places), dtype=bool)
+    values = image.ravel()
+    expected = np.where(near, 2 * np.exp(-((values[:, None] - values) ** 2) / 0.5**2), 0.0)
+    np.testing.assert_allclose(built.edges().toarray(), expected, rtol=1e-12, atol=0)
+    total = 0.5 * (expected * np.abs(values[:, None] - values)).sum()
+    assert Jp(built, 1).value(image) == pytest.approx(total, rel=1e-12)

@@ -266,3 +266,21 @@ def test_the_windows_are_those_of_the_cosine_transform():
     assert windows.mean[place] == pytest.approx(values[4:12, 7:15].mean())
     assert windows.structure[place] == pytest.approx(np.sum(first[(i + j > 0) & (i + j < 11)] ** 2))
     np.testing.assert_allclose(np.sort(windows.high[place]), np.sort(first[i + j >= 11]), rtol=1e-5)
+
+
+@pytest.mark.parametrize(("rise", "accepted"), [(0.6, True), (0.85, False)])
+def test_where_more_windows_are_not_taken(rise: float, accepted: bool) -> None:
+    """The variance from twice as many windows may be higher by the root of the difference of both uncertainties.
+
+    With e and e / 2 for their squares that is (e / 2)^(1/2) = 0.71 e^(1/2), not (3 e / 2)^(1/2) = 1.22 e^(1/2).
+    """
+    count, frequencies, repeats = 40, 8, 4.0
+    error = 2 * repeats / (count * frequencies)
+    # Of so many squares, one half 1, the other half with the wanted mean of both in the middle: that is their median.
+    second = 1 + 2 * rise * np.sqrt(error)
+    high = np.sqrt(np.repeat([1.0, second], count))[:, None] * np.ones((1, frequencies))
+    windows = estimation._Windows(np.arange(2.0 * count), high.astype(np.float32), np.zeros(2 * count), repeats)
+    assert windows.first <= count
+    found = estimation._while_consistent(windows, np.arange(2 * count), 0.5)
+    variance = (1 + rise * np.sqrt(error) if accepted else 1.0) / 0.4549364231195724
+    assert found == pytest.approx(np.sqrt(variance), rel=1e-6)

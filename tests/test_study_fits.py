@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlflow import DotProduct, Gaussian, Grid, InputError, Points
+from nlflow import DotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
 from nlflow._encoding import decode, encode
 from nlflow.kernel import RadialKernel
+from nlflow.study import mixing
 from nlflow.study.contract import judged
 from nlflow.study.fits import no_fit, power_fit, regress
 from nlflow.study.identity import describe
@@ -96,6 +97,33 @@ def test_judgement() -> None:
     assert judged(math.nan, 1.0)["note"] == "not finite"
     assert judged(math.inf, 1.0)["used"] is False
     assert judged(1e-10, 1.0, 1e-9)["used"] is False
+
+
+def test_rounding_decides_no_flag_of_mixing() -> None:
+    """Distances that fall by 0.72 a step and end at some units in the last place: whatever these are."""
+    unit = 3 * 2.0**-52
+    exact = 0.7 * 0.7254 ** np.arange(114)
+    flags = []
+    for size in (0.02, 0.1, 0.18, 0.2, 0.3, 0.5, 1.0, 3.0):
+        noise = size * unit * np.random.default_rng(int(100 * size)).uniform(1, 3, exact.size)
+        flags.append([row["used"] for row in mixing._late(np.hypot(exact, noise), unit)])
+    assert all(other == flags[0] for other in flags)
+    used = np.flatnonzero(flags[0])
+    assert used.size > 30
+    assert exact[used[-1]] > 500 * unit
+    # What ends higher is left out from higher on.
+    approximate = mixing._late(np.hypot(exact, 1e-9), unit)
+    assert 5e-7 < exact[[row["used"] for row in approximate]].min() < 2e-6
+
+
+def test_what_is_so_near_to_a_threshold_lies_at_it() -> None:
+    """Eigenvalues and distances that exact arithmetic puts on a threshold."""
+    # Of two states with moves of probability 1/4 the distance after k moves is 2^-(k + 1): 1/4 after one.
+    for error in (0.0, 1e-15, -1e-15):
+        both = np.array([[0.75 + error, 0.25], [0.25, 0.75 + error]])
+        chain = MarkovChain(from_matrix(both, Points([0.0, 1.0], [1.0, 1.0])))
+        assert [chain.mixing_time(eps) for eps in (0.25, 0.125, 2.0**-20)] == [1, 2, 19]
+        assert [chain.mixing_time(eps, 0) for eps in (0.25, 0.125, 2.0**-20)] == [1, 2, 19]
 
 
 # --- plain data ------------------------------------------------------------------------------------------------------

@@ -307,3 +307,22 @@ def test_half_precision_where_there_is_no_kernel_for_it() -> None:
             nl.affinity(nl.DotProduct(), domain, precision="float32", **arguments)
     with pytest.raises(nl.InputError, match="precision: only affinities of torch features"):
         nl.affinity(nl.Gaussian(1.0), domain, precision="float32")
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["queries", "keys"])
+@pytest.mark.parametrize(("extra", "itemsize"), [("nothing", 0), ("missing", 8), ("bfloat16", 2)])
+def test_memory_of_queries_of_their_own(own: bool, extra: str, itemsize: int) -> None:
+    """Queries and keys count once each, and again where sums keep them in another form; then the degree."""
+    n, d = 24, 4
+    keys, queries = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((2, n, d)))
+    present = np.arange(n) > 2
+    p = nl.affinity(
+        nl.DotProduct(), nl.Points(np.arange(float(n)), np.ones(n)), keys, queries=queries if own else None,
+        method="tiled", mask=nl.Mask(present=present) if extra == "missing" else None,
+        precision="bfloat16" if extra == "bfloat16" else None,
+    )  # fmt: skip
+    tables = 2 if own else 1
+    again = {"nothing": 0, "missing": 2 * n * (d + 1), "bfloat16": tables * n * d}[extra]
+    assert p.memory_bytes == 8 * tables * n * d + itemsize * again
+    assert p.log_degree.shape == (n,)
+    assert p.memory_bytes == 8 * tables * n * d + itemsize * again + 8 * n

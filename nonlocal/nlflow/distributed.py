@@ -312,7 +312,16 @@ class _Sharded(Affinity):
                 f"{self.method}: p P is not available for queries that are not keys where nodes are shared out among "
                 "processes; build the affinity in one process"
             )
-        return super()._push(law)
+        # P is pushed between two scalings by degrees, whose logarithms in float32 have lost digits of the law.
+        if self.dtype == torch.float64:
+            return Affinity._push(self, law)
+        wide = Shard.of(Shard.rows(law).double(), self._processes)
+        pushed = Affinity._push(self._in_float64(), wide)
+        return Shard.of(Shard.rows(pushed).to(law.dtype), self._processes)
+
+    def _in_float64(self) -> _Sharded:
+        """Return the same affinity with its features in float64."""
+        raise NotImplementedError  # pragma: no cover - abstract
 
     def __repr__(self) -> str:
         # Whatever the number of processes: the same problem.
@@ -337,6 +346,7 @@ class ShardedAffinity(_Sharded):
     """
 
     method = "sharded"
+    kernel: Kernel
 
     def __init__(
         self,
@@ -393,6 +403,13 @@ class ShardedAffinity(_Sharded):
             self._logs = self._sums.sums(self._keys[:, :0])[1]
         return Shard.of(self._logs + self._shift, self._processes)
 
+    def _in_float64(self) -> _Sharded:
+        keys = self._keys.double()
+        queries = keys if self._queries is self._keys else self._queries.double()
+        return ShardedAffinity(
+            self._processes, self.kernel, self.domain, queries, keys, mode=self.mode, memory_limit=self._limit
+        )
+
     def _symmetrised(self) -> Affinity:
         if not isinstance(self.kernel, DotProduct):  # not reached: the others are symmetric
             return super()._symmetrised()
@@ -409,3 +426,7 @@ class _MixedShards(_Sharded, MixedAffinity):
     def __init__(self, first: Affinity, second: Affinity, processes: Processes) -> None:
         super().__init__(first, second)
         self._processes = processes
+
+    def _in_float64(self) -> _Sharded:
+        first, second = (part._in_float64() for part in self._parts if isinstance(part, _Sharded))
+        return _MixedShards(first, second, self._processes)

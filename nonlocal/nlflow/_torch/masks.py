@@ -22,11 +22,16 @@ class _Sums(Protocol):
     fused: bool
 
     @property
+    def wide(self) -> bool: ...
+
+    @property
     def kept(self) -> tuple[Tensor, ...]: ...
 
     def average(self, values: Tensor) -> Tensor: ...
 
     def log_totals(self) -> Tensor: ...
+
+    def log_totals_wide(self) -> Tensor: ...
 
     def push(self, law: Tensor) -> Tensor: ...
 
@@ -94,6 +99,11 @@ class MaskedSums:
         return self._sums.fused
 
     @property
+    def wide(self) -> bool:
+        """Whether laws are pushed in float64 though features are not."""
+        return self._sums.wide
+
+    @property
     def kept(self) -> tuple[Tensor, ...]:
         """The tensors that are as large as the features, or larger."""
         return self._sums.kept
@@ -112,7 +122,14 @@ class MaskedSums:
 
     def log_totals(self) -> Tensor:
         """Return the logarithms of the sums of weights, shape (..., N)."""
-        result = self._ordered(self._sums.log_totals(), -1)
+        return self._with_missing(self._ordered(self._sums.log_totals(), -1))
+
+    def log_totals_wide(self) -> Tensor:
+        """Return the same in float64 where float32 would not hold their digits."""
+        return self._with_missing(self._ordered(self._sums.log_totals_wide(), -1))
+
+    def _with_missing(self, result: Tensor) -> Tensor:
+        """Return logarithms of sums with those of missing nodes, which see themselves alone."""
         if self._missing is None:
             return result
         own = torch.zeros_like(result) if self._logs is None else self._logs.to(result.dtype)
@@ -177,6 +194,10 @@ class _BandSums:
         self.fused = self._sums.fused
 
     @property
+    def wide(self) -> bool:
+        return self._sums.wide
+
+    @property
     def kept(self) -> tuple[Tensor, ...]:
         return self._sums.kept
 
@@ -206,6 +227,9 @@ class _BandSums:
 
     def log_totals(self) -> Tensor:
         return self._sums.log_totals().flatten(-2, -1)[..., : self._count]
+
+    def log_totals_wide(self) -> Tensor:
+        return self._sums.log_totals_wide().flatten(-2, -1)[..., : self._count]
 
     def push(self, law: Tensor) -> Tensor:
         return self._folded(self._sums.push(self._blocked(law)))

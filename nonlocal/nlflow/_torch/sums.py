@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from nlflow._torch.attention import Form, attend, fused, log_sum_exp, offered, spread, widened, width_for
+from nlflow._torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
 from nlflow.kernel import DotProduct, Gaussian, Kernel, RadialKernel
 
 __all__ = ["TorchSums"]
@@ -20,6 +21,7 @@ _STEEPEST = 1e4
 """Up to which scale of a dot product, and down to its inverse, half precision has a logit that is far below others."""
 # Relative error of a weight from which squared distances are not taken out of squares any more.
 _ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
+_LAW_ROUNDING = 2e-6  # of a weight, from which on laws are pushed in float64
 
 
 class TorchSums:
@@ -66,10 +68,13 @@ class TorchSums:
         table: bool = False,
     ) -> None:
         self._dtype: torch.dtype | None = None if precision is None else getattr(torch, precision)
-        x, y = queries.to(self._dtype or keys.dtype), keys.to(self._dtype or keys.dtype)
+        y = keys.to(self._dtype or keys.dtype)
+        x = y if queries is keys else queries.to(y.dtype)
         self._kernel, self._x, self._y, self._weights = kernel, x, y, weights
         self._present, self._seen = present, seen
         self._form = Form(causal=causal)
+        self._inner = seen is None or causal or table  # then all that are there see themselves
+        self._far = False  # whether the last coordinate puts missing keys far below
         self._offset: Tensor | None = None
         if seen is not None and table:
             every = seen(slice(None))
@@ -96,6 +101,7 @@ class TorchSums:
             if not 1 / _STEEPEST <= scale <= _STEEPEST:
                 return False
             # One more coordinate, in which the missing ones are far below.
+            self._far = True
             self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
             self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], dim=-1)
             return True
@@ -114,6 +120,11 @@ class TorchSums:
         self._y = torch.cat([y, lowered], dim=-1)
         self._offset = -0.5 * square_x[..., 0]
         return True
+
+    @property
+    def wide(self) -> bool:
+        """Whether laws are pushed in float64 though features are not."""
+        return self._wide != self._y.dtype
 
     def average(self, values: Tensor) -> Tensor:
         """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D), in their dtype."""
@@ -150,35 +161,62 @@ class TorchSums:
         return result if self._offset is None else result + self._offset
 
     def push(self, law: Tensor) -> Tensor:
-        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D)."""
-        if self._dtype is not None:
-            return self._push(law.to(self._dtype)).to(law.dtype)
-        return self._push(law)
+        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D).
 
-    def _push(self, law: Tensor) -> Tensor:
-        if not self.fused:
-            total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=law.dtype, device=law.device)
-            for rows in self._tiles():
-                total += self._softmax(self._logits(self._x[..., rows, :], rows)).mT @ law[..., rows, :]
-            return total
-        if self._weights is None:
-            return spread(self._x, self._y, law, self._form)
-        weights = self._column(self._weights)
-        mean = attend(self._x, self._y, weights, self._form)
-        return weights * spread(self._x, self._y, law / mean, self._form)
+        In tiles, whose rows are normalised as they are, which keeps the mass of the law. The derivative of fused
+        attention takes the degrees from their logarithms, which have lost as many digits as they are large.
+        """
+        dtype = self._wide
+        total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=torch.float64, device=law.device)
+        for rows in self._tiles(dtype):
+            weights = self._softmax(self._logits(self._x[..., rows, :], rows, dtype))
+            total += weights.mT @ law[..., rows, :].to(dtype)
+        return total.to(law.dtype)
+
+    def log_totals_wide(self) -> Tensor:
+        """Return log sum_j w_j k_ij, shape (..., M), in float64 where float32 would not hold its digits."""
+        if self._wide != torch.float64 or self._tracked():
+            return self.log_totals()
+        parts = [
+            self._log_sum(self._logits(self._x[..., rows, :], rows, self._wide)) for rows in self._tiles(self._wide)
+        ]
+        result = torch.cat(parts, dim=-1)
+        return result if self._offset is None else result + self._offset
+
+    @cached_property
+    def _wide(self) -> torch.dtype:
+        """The dtype in which logits that are formed from what is kept have no rounding that a law shows."""
+        x, y = self._x.detach(), self._y.detach()
+        if y.dtype == torch.float64:
+            return y.dtype
+        if isinstance(self._kernel, RadialKernel) and not self.fused:
+            # Each node sees itself, with logit 0, beside which those that are large have no weight; or a rule says no.
+            return torch.float32 if y.dtype == torch.float32 and self._inner else torch.float64
+        x, y = (t[..., :-1] if self._far else t for t in (x, y))
+        lengths = [float(torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max()) for t in (x, y)]
+        size = abs(self._form.scale if self.fused else _scale(self._kernel, y)) * lengths[0] * lengths[1]
+        exact = size * torch.finfo(y.dtype).eps / 2 <= _LAW_ROUNDING
+        return torch.float32 if exact and y.dtype == torch.float32 else torch.float64
 
     def _column(self, weights: Tensor) -> Tensor:
         return weights.to(self._y.dtype)[..., None].expand(*self._y.shape[:-1], 1)
 
-    def _logits(self, x: Tensor, rows: slice) -> Tensor:
-        """Return log w_j k(x_i, y_j) for the queries x of some rows, (..., m, N); -inf where they see nothing."""
+    def _logits(self, x: Tensor, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """Return log w_j k(x_i, y_j) for the queries x of some rows, (..., m, N); -inf where they see nothing.
+
+        Where attention is fused without the offset of each row.
+        """
         y, kernel = self._y, self._kernel
-        if isinstance(kernel, RadialKernel):
+        if dtype is not None:
+            x, y = x.to(dtype), y.to(dtype)
+        if self.fused:
+            logits = (x * self._form.scale) @ y.mT
+        elif isinstance(kernel, RadialKernel):
             # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.
             squared = (x[..., :, None, 0] - y[..., None, :, 0]) ** 2
             for column in range(1, y.shape[-1]):
                 squared = squared + (x[..., :, None, column] - y[..., None, :, column]) ** 2
-            logits: Tensor = kernel.log_profile(squared)
+            logits = kernel.log_profile(squared)
         else:
             logits = (x * _scale(kernel, y)) @ y.mT
         if self._weights is not None:
@@ -202,9 +240,9 @@ class TorchSums:
         result = torch.logsumexp(logits, dim=-1)
         return result if empty is None else result.masked_fill(empty, -torch.inf)
 
-    def _tiles(self) -> list[slice]:
+    def _tiles(self, dtype: torch.dtype | None = None) -> list[slice]:
         count = self._x.shape[-2]
-        row = self._y.numel() // self._y.shape[-1] * 4 * self._y.element_size()
+        row = self._y.numel() // self._y.shape[-1] * 4 * (dtype or self._y.dtype).itemsize
         step = max(1, min(count, _TILE_BYTES // row))
         return [slice(start, min(start + step, count)) for start in range(0, count, step)]
 

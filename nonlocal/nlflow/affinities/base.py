@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["Affinity", "Sparse", "check_rows", "middle_of_range", "properties"]
+__all__ = ["MASS", "Affinity", "Sparse", "check_rows", "log_transitions", "middle_of_range", "properties"]
+
+MASS = 1e-6
+"""How far the mass of a law may be from what it was, relatively, after one move."""
 
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
@@ -67,6 +70,12 @@ def check_rows(highest: Array, start: int = 0) -> None:
     else:
         what = "has logits that overflow; scale the features or the kernel"
     raise InputError(f"affinity: row {start + row} {what}")
+
+
+def log_transitions(logits: Array, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
+    logs = to_numpy(logits) + np.log(weights.ravel())
+    return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
 
 
 @underflowing
@@ -138,6 +147,13 @@ class Affinity(ABC):
         """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""
         return self._log_degree()
 
+    def _log_degree_wide(self) -> Array:
+        """Return log d without the amplitude before it is rounded to the dtype of signals, where that is known.
+
+        A large logarithm in float32 has lost the digits that laws need: at 1e6 its last one is a factor of 1.06.
+        """
+        return self._log_degree()
+
     def _push(self, law: Array) -> Array:
         """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
         if not self.symmetric:
@@ -158,12 +174,24 @@ class Affinity(ABC):
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
         return over_channels(measure, law) * self._average(density) * size
 
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        """Return log P_ij, shape (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
+
+        Only asked of affinities that are not symmetric.
+        """
+        return None
+
     def known_spectrum(self) -> NDArray[np.float64] | None:
         """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
 
         None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
         """
         return None
+
+    @property
+    def laws_have_more_digits(self) -> bool:
+        """Whether `push` is computed in a higher precision than `average`, so that it says more about P."""
+        return False
 
     @property
     def tracked(self) -> bool:
@@ -240,7 +268,7 @@ class Affinity(ABC):
     def push(self, law: Array) -> Array:
         """Return the law of a walker after one more move, (p P)_j = sum_i p_i w_j k_ij / d_i.
 
-        The transpose of `average`, at the same cost.
+        The transpose of `average`. Its mass is that of `law` to 1e-6, or to `error_estimate` where that is more.
 
         Parameters
         ----------
@@ -251,8 +279,25 @@ class Affinity(ABC):
         ------
         InputError
             For a wrong shape or dtype, and for NaN or infinite values.
+        NumericalError
+            When mass would be lost to rounding.
         """
-        return self._push(self.check_signal("law", law))
+        law = self.check_signal("law", law)
+        pushed = self._push(law)
+        self._check_mass(law, pushed)
+        return pushed
+
+    def _check_mass(self, law: Array, pushed: Array) -> None:
+        """Raise `NumericalError` where a law has another mass than before it was pushed."""
+        xp, axes = namespace(law), tuple(range(len(self.domain.shape)))
+        before, size, after = (xp.sum(values, axis=axes, dtype=xp.float64) for values in (law, xp.abs(law), pushed))
+        allowed = max(MASS, self.error_estimate) * size
+        if not bool(xp.all(xp.abs(after - before) <= allowed)):
+            gained = scalar(xp.max(xp.abs(after - before) / xp.where(size > 0, size, xp.ones_like(size))))
+            raise NumericalError(
+                f"law: its mass would change by {gained:.3g} of it, since rounding in {law.dtype} moves the degrees of "
+                "this affinity; build it with method='dense' or from float64 features, or scale the logits down"
+            )
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal that this affinity can average, or raise `InputError`."""
@@ -487,7 +532,7 @@ class Affinity(ABC):
         weights = constant_like(self.domain.weights, xp.astype(like, xp.float64))
         if metric == "l2":
             return weights
-        log_degree = xp.astype(self.log_degree, xp.float64)
+        log_degree = xp.astype(self._log_degree_wide(), xp.float64)
         leading = len(self.domain.leading)
         if by_item and leading:
             axes = tuple(range(leading, log_degree.ndim))

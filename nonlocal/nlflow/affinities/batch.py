@@ -64,6 +64,9 @@ class BatchAffinity(Affinity):
     def _log_degree(self) -> Array:
         return self._joined([item.log_degree for item in self._items])
 
+    def _log_degree_wide(self) -> Array:
+        return self._joined([item._log_degree_wide() + item._log_scale for item in self._items])
+
     def _edge_bound(self) -> int:
         return sum(item._edge_bound() for item in self._items)
 

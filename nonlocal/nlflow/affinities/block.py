@@ -89,7 +89,8 @@ class BlockAffinity(Affinity):
         self._zeros = constant_like(np.zeros(domain.shape), weights) if foreign else None
 
     def _weights(self, u: Array) -> Array:
-        return over_channels(constant_like(self.domain.weights, u), u)
+        weights = self.domain.weights
+        return over_channels(constant_like(weights / weights.max(), u), u)  # whatever their unit
 
     def _mean(self, weighted: Array, weights: Array | None) -> Array:
         """Return sums over groups divided by those of weights, in float64."""

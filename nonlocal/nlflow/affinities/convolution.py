@@ -96,6 +96,12 @@ class ConvolutionAffinity(Affinity):
             result /= degrees.reshape(degrees.shape + (1,) * (u.ndim - degrees.ndim))
         return result
 
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        if self._grid.boundary != "isolated":
+            return self._convolve(law)  # all degrees are alike
+        degrees = self._degrees.astype(law.dtype, copy=False)
+        return self._convolve(law / degrees.reshape(degrees.shape + (1,) * (law.ndim - degrees.ndim)))
+
     def _log_degree(self) -> NDArray[np.float64]:
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse, check_rows, properties
+from nlflow.affinities.base import Affinity, Sparse, check_rows, log_transitions, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domain import Domain, Grid
 from nlflow.errors import InputError, check_array, check_memory
@@ -67,7 +67,7 @@ class DenseAffinity(Affinity):
         device = array_api_compat.device(like)
         self.device = None if is_numpy(like) else device
         self._matrix = xp.empty((n, n), dtype=like.dtype, device=device)
-        self._log_degrees = xp.empty((n,), dtype=like.dtype, device=device)
+        self._log_degrees = xp.empty((n,), dtype=xp.float64, device=device)
         step = max(1, block_bytes // (8 * n))
         for start in range(0, n, step):
             stop = min(start + step, n)
@@ -78,7 +78,7 @@ class DenseAffinity(Affinity):
             weights = xp.exp(logits - highest)
             total = xp.sum(weights, axis=1, keepdims=True)
             self._matrix[start:stop, :] = xp.astype(weights / total, like.dtype)
-            self._log_degrees[start:stop] = xp.astype((highest + xp.log(total))[:, 0], like.dtype)
+            self._log_degrees[start:stop] = xp.astype((highest + xp.log(total))[:, 0], xp.float64)
         self._log_degrees = xp.reshape(self._log_degrees, domain.shape)
 
     # ---- builders
@@ -100,11 +100,10 @@ class DenseAffinity(Affinity):
         sight = None if mask is None else Sight(mask, (), domain.size, keys)
         tags = properties(kernel, queries, keys, mask)
         tags["symmetric"] = tags["symmetric"] and (sight is None or sight.symmetric)
-        # Copies, since K = k + k^T may be asked for after the features have changed. Logits in float64 for NumPy
-        # whatever the features are: a block of rows is small, and rounding in a logit is multiplied by its size.
-        kept = np.float64 if is_numpy(keys) else keys.dtype
-        k = xp.astype(keys, kept, copy=True)
-        q = k if same else xp.astype(queries, kept, copy=True)
+        # Copies, since K = k + k^T may be asked for after the features have changed. Logits in float64 whatever the
+        # features are: a block of rows is small, and rounding in a logit is multiplied by its size.
+        k = xp.astype(keys, xp.float64, copy=True)
+        q = k if same else xp.astype(queries, xp.float64, copy=True)
 
         def masked(logits: Array, start: int, stop: int, *, transposed: bool = False) -> Array:
             if sight is None:
@@ -156,7 +155,7 @@ class DenseAffinity(Affinity):
         def logarithm(values: Array) -> LogBlock:
             def block(start: int, stop: int) -> Array:
                 with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-                    return xp.log(values[start:stop, :])
+                    return xp.log(xp.astype(values[start:stop, :], xp.float64))
 
             return block
 
@@ -243,7 +242,7 @@ class DenseAffinity(Affinity):
     @property
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
-        return self.domain.size * (self.domain.size + 1) * int(self._matrix.dtype.itemsize) + self._kept_bytes
+        return self.domain.size * (self.domain.size * int(self._matrix.dtype.itemsize) + 8) + self._kept_bytes
 
     def _average(self, u: Array) -> Array:
         return self._product(self._matrix, u)
@@ -265,7 +264,15 @@ class DenseAffinity(Affinity):
         return xp.reshape(xp.astype(product, u.dtype, copy=False), u.shape)
 
     def _log_degree(self) -> Array:
+        return namespace(self._matrix).astype(self._log_degrees, self._matrix.dtype, copy=False)
+
+    def _log_degree_wide(self) -> Array:
         return self._log_degrees
+
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        if self._log_block is None:
+            return None
+        return log_transitions(self._log_block(0, self.domain.size), self.domain.weights)
 
     def _edge_bound(self) -> int:
         return int(np.count_nonzero(self._matrix))

@@ -40,8 +40,20 @@ class MixedAffinity(Affinity):
         share = over_channels(xp.exp(-xp.logaddexp(xp.zeros_like(logs), logs)), u)  # d / (d + d')
         return share * one + (1 - share) * two
 
+    def _push(self, law: Array) -> Array:
+        # The rows of P are those of both parts in these shares, so that nothing is divided by a degree that underflows.
+        first, second = self._parts
+        logs = second._log_degree_wide() - first._log_degree_wide()
+        xp = namespace(logs)
+        share, rest = (over_channels(xp.exp(-xp.logaddexp(xp.zeros_like(logs), r)), law) for r in (logs, -logs))
+        return first._push(share * law) + second._push(rest * law)
+
     def _log_degree(self) -> Array:
         first, second = (part._log_degree() for part in self._parts)
+        return namespace(first).logaddexp(first, second)
+
+    def _log_degree_wide(self) -> Array:
+        first, second = (part._log_degree_wide() for part in self._parts)
         return namespace(first).logaddexp(first, second)
 
     def _item(self, index: tuple[int, ...]) -> Affinity:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domain import Domain
@@ -140,9 +141,12 @@ class NonuniformAffinity(Affinity):
 
     def _sums(self, values: Floats) -> Floats:
         """Return sum_j w_j k_ij v_j for the columns of an (N, D) array."""
-        weighted = values * self._weights[:, None]
+        return self._transformed(values * self._weights[:, None])
+
+    def _transformed(self, weighted: Floats) -> Floats:
+        """Return sum_j k_ij v_j for the columns of an (N, D) array."""
         result = np.empty_like(weighted)
-        for start in range(0, values.shape[1], 2):
+        for start in range(0, weighted.shape[1], 2):
             pair = weighted[:, start : start + 2]  # two real channels are one complex signal
             packed = np.ascontiguousarray(pair[:, 0] + 1j * pair[:, 1] if pair.shape[1] == 2 else pair[:, 0] + 0j)
             modes = self._forward.execute(packed)
@@ -160,9 +164,20 @@ class NonuniformAffinity(Affinity):
         average = self._sums(flat - middle) / self._degrees[:, None] + middle
         return np.asarray(average.astype(u.dtype).reshape(u.shape))
 
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        # (p P)_j = w_j sum_i k_ij p_i / d_i, without the weights that would cancel: the error in the sum of absolute
+        # values is that of averages, whatever the weights. The two transforms are adjoint, which keeps the mass.
+        flat = np.asarray(self.flatten(law), dtype=np.float64)
+        strengths = flat / self._degrees[:, None]
+        size = np.array([power_of_two(float(s)) for s in np.abs(strengths).max(axis=0)])  # two channels share an error
+        arrived = self._weights[:, None] * self._transformed(strengths / size) * size
+        return np.asarray(arrived.astype(law.dtype).reshape(law.shape))
+
     def _log_degree(self) -> NDArray[Any]:
-        logs = np.log(self._degrees) + self._log_unit
-        return np.asarray(logs.astype(self.dtype or np.float64).reshape(self.domain.shape))
+        return np.asarray(self._log_degree_wide().astype(self.dtype or np.float64))
+
+    def _log_degree_wide(self) -> NDArray[Any]:
+        return np.asarray((np.log(self._degrees) + self._log_unit).reshape(self.domain.shape))
 
     @property
     def memory_bytes(self) -> int:

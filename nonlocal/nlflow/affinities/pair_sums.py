@@ -48,6 +48,13 @@ class PairSums:
     bias : array of shape (N,), optional
         Added to the logits of a dot product.
 
+    Attributes
+    ----------
+    weights : array of shape (N,)
+        Over the largest quadrature weight.
+    log_unit : float
+        Logarithm of that.
+
     Raises
     ------
     InputError
@@ -62,8 +69,8 @@ class PairSums:
             known = ", ".join(k.__name__ for k in _KNOWN)
             raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
         self._kernel = kernel
-        self._weights, self._log_unit = relative_weights(weights, _WEIGHTS["float64"])
-        self._lightest = float(self._weights.min())
+        self.weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
+        self._lightest = float(self.weights.min())
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
@@ -116,6 +123,7 @@ class PairSums:
         rows: NDArray[np.intp] | None = None,
         *,
         degrees: bool = True,
+        weighted: bool = True,
         memory_limit: float | None = None,
     ) -> tuple[Floats, Floats, Floats]:
         """Return the sums.
@@ -128,6 +136,8 @@ class PairSums:
             The queries that are asked for; all by default.
         degrees : bool
             Whether the sums of the weights themselves are wanted; they are 0 otherwise.
+        weighted : bool
+            Whether values are multiplied by the quadrature weights. Sums without are relative to exp(peaks - log_unit).
         memory_limit : float, optional
             Bytes.
 
@@ -152,8 +162,8 @@ class PairSums:
         )
         if name not in self._tables:
             self._tables[name] = self._prepare(name)
-        sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees)
-        return sums, totals, peaks + self._log_unit
+        sums, totals, peaks = self._sum(self._tables[name], values, rows, degrees, weighted)
+        return sums, totals, peaks + self.log_unit
 
     @property
     def memory_bytes(self) -> int:
@@ -181,7 +191,7 @@ class PairSums:
     def _prepare(self, name: str) -> _Tables:
         f, kernel = np.dtype(name), self._kernel
         x, y = self._x, self._y[self.order]
-        weights = self._weights[self.order].astype(f)
+        weights = self.weights[self.order].astype(f)
         if not isinstance(kernel, RadialKernel):
             return _Tables.of_products(f, x, y, self._bias[self.order], weights)
         if f != y.dtype and f == np.float32:
@@ -197,7 +207,7 @@ class PairSums:
         starts = np.arange(0, len(y), BLOCK)
         lows, highs = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
         # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
-        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self._weights.sum())
+        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self.weights.sum())
         limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
         scales: dict[type, float] = {
             Gaussian: -0.5 * _LOG2E / self._width**2,
@@ -211,7 +221,7 @@ class PairSums:
         )  # fmt: skip
 
     def _sum(
-        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool
+        self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool, by_weight: bool
     ) -> tuple[Floats, Floats, Floats]:
         from nlflow._numba.pairwise import CODES, group, loop
 
@@ -220,7 +230,8 @@ class PairSums:
         nodes, channels = values.shape
         weighted = np.zeros((len(tables.y), channels + degrees), f)
         own = weighted[:nodes]
-        np.multiply(values[self.order], tables.weights[:, None], out=own[:, :channels], casting="same_kind")
+        factors = tables.weights[:, None] if by_weight else f.type(1)
+        np.multiply(values[self.order], factors, out=own[:, :channels], casting="same_kind")
         own[:, channels:] = tables.weights[:, None]
         x, offset, count = tables.x, tables.offset, len(self._x)
         if rows is not None:

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import power_of_two
-from nlflow.affinities.base import Affinity, properties
+from nlflow.affinities.base import Affinity, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domain import Domain
@@ -42,6 +42,7 @@ class PairwiseAffinity(Affinity):
     """
 
     method = "pairwise"
+    kernel: Kernel
 
     def __init__(
         self,
@@ -108,19 +109,39 @@ class PairwiseAffinity(Affinity):
         return self.logarithm(u.dtype).reshape(self.domain.shape)
 
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        # In float64: the rounding of a logit in float32, and of a log degree, is a share of the mass.
+        flat = np.asarray(self.flatten(law), dtype=np.float64)
         if not isinstance(self.kernel, DotProduct):
-            return np.asarray(super()._push(law))
+            return self._push_near(flat).astype(law.dtype).reshape(law.shape)
         # (p P)_j = w_j sum_i exp(logit_ij - log d_i) p_i: a sum over queries, whose log degrees are a bias. For queries
         # equal to keys too, where P is self-adjoint, but between scalings that span more decades than a float has.
         if self._backward is None:
             ones = np.ones(self.domain.size)
-            self._backward = PairSums(self.kernel, self._keys, self._queries, ones, bias=-self.logarithm(law.dtype))
-        sums, _, peaks = self._backward(self.flatten(law), memory_limit=self._limit)
+            self._backward = PairSums(self.kernel, self._keys, self._queries, ones, bias=-self.logarithm(np.float64))
+        sums, _, peaks = self._backward(flat, memory_limit=self._limit)
         result = sums * np.exp(np.log(self._weights) + peaks)[:, None]  # one of the two alone may be out of range
         return np.asarray(result.astype(law.dtype).reshape(law.shape))
 
+    def _push_near(self, flat: Floats) -> Floats:
+        """Return p P for a radial kernel, w_j sum_i k_ij p_i / d_i, of a law (N, D); such a k is symmetric."""
+        self.logarithm(np.float64)
+        # In units of the largest weight, without logarithms, in which small weights have lost digits.
+        totals, peaks = self._degrees["float64"]
+        unit = self.pairs.log_unit
+        degrees = totals * np.exp(peaks - unit)
+        least = float(degrees.min())
+        sums, _, peaks = self.pairs(
+            flat * (least / degrees)[:, None], degrees=False, weighted=False, memory_limit=self._limit
+        )
+        return np.asarray(sums * (self.pairs.weights / least * np.exp(peaks - unit))[:, None])
+
+    def _log_degree_wide(self) -> NDArray[Any]:
+        return self.logarithm(self.dtype or np.float64).reshape(self.domain.shape)
+
+    def _log_transitions(self) -> Floats | None:
+        q, k = (np.asarray(a, dtype=np.float64) for a in (self._queries, self._keys))
+        return log_transitions(self.kernel.log_matrix(q, k), self._weights)
+
     def _symmetrised(self) -> Affinity:
-        if self.kernel is None:  # not reached: it has one
-            return super()._symmetrised()
         other = PairwiseAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
         return MixedAffinity(self, other)

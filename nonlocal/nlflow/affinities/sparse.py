@@ -48,13 +48,25 @@ class SparseAffinity(Affinity):
         result = np.where(self._alone[:, None], flat, total / self._sums[:, None])
         return np.asarray((result.astype(u.dtype, copy=False) * size).reshape(u.shape))
 
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        # W is symmetric, so that p P = W (p / sums): no degree is multiplied by again.
+        flat = np.asarray(self.flatten(law), dtype=np.float64)
+        size = power_of_two(float(np.abs(flat).max()))
+        least = self._sums.min()  # what the quotients are relative to: they stay within the size of the law
+        arrived = self._product(flat / size * (least / self._sums)[:, None]) / least
+        result = np.where(self._alone[:, None], flat, arrived * size)
+        return np.asarray(result.astype(law.dtype).reshape(law.shape))
+
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
         """Return W u for a signal (N, D)."""
         return np.asarray(self._graph @ flat)
 
     def _log_degree(self) -> NDArray[Any]:
+        return np.asarray(self._log_degree_wide().astype(self.dtype or np.float64, copy=False))
+
+    def _log_degree_wide(self) -> NDArray[Any]:
         logs = np.log(self._sums) - np.log(self.domain.weights.reshape(-1)) + self._log_unit
-        return np.asarray(logs.astype(self.dtype or np.float64, copy=False).reshape(self.domain.shape))
+        return np.asarray(logs.reshape(self.domain.shape))
 
     def _edge_bound(self) -> int:
         return int(self._graph.nnz)

@@ -65,6 +65,13 @@ class _Stencil(Affinity):
         out /= self._degrees_for(u.dtype)
         return np.ascontiguousarray(np.moveaxis(out, 0, -1)).reshape(u.shape)
 
+    def _push(self, law: NDArray[Any]) -> NDArray[Any]:
+        # k is symmetric and all cells are alike: p P is the sum of k_ij p_i / d_i.
+        flat = np.moveaxis(self.flatten(law).reshape(*self._grid.shape, -1), -1, 0)
+        degrees = self._degrees_for(law.dtype).reshape(self._grid.shape)
+        out = self._weighted_sums(np.ascontiguousarray(np.moveaxis(flat / degrees, 0, -1)))
+        return np.ascontiguousarray(np.moveaxis(out, 0, -1)).reshape(law.shape)
+
     def _degrees_for(self, dtype: Any) -> NDArray[Any]:
         return self._degrees.astype(dtype, copy=False)
 

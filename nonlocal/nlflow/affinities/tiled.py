@@ -6,8 +6,11 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
 from nlflow._array import Array, constant_like, namespace
-from nlflow.affinities.base import Affinity, check_rows, properties
+from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domain import Domain
@@ -100,6 +103,7 @@ class TiledAffinity(Affinity):
                 f"{keys.device}: half precision is for dot products in fused attention"
             )
         self._log_degrees: Array | None = None
+        self._wide_degrees: Array | None = None
         if sight is not None and sight.mask.rule is not None and not sight.reversed and isinstance(kernel, TopHat):
             check_rows(namespace(keys).reshape(self._log_degree(), (-1,)))  # what a rule lets see may be out of reach
 
@@ -119,6 +123,11 @@ class TiledAffinity(Affinity):
         return self._sums.fused
 
     @property
+    def laws_have_more_digits(self) -> bool:
+        """Whether `push` is computed in a higher precision than `average`: where logits do not fit that of features."""
+        return self._sums.wide
+
+    @property
     def tracked(self) -> bool:
         """Whether it was made from tensors that require a gradient."""
         return bool(self._keys.requires_grad or self._queries.requires_grad)
@@ -127,8 +136,7 @@ class TiledAffinity(Affinity):
     def memory_bytes(self) -> int:
         """Bytes that the affinity keeps."""
         kept = {id(a): a for a in (self._queries, self._keys, *self._sums.kept)}
-        if self._log_degrees is not None:
-            kept[id(self._log_degrees)] = self._log_degrees
+        kept.update({id(a): a for a in (self._log_degrees, self._wide_degrees) if a is not None})
         return sum(int(a.numel()) * int(a.dtype.itemsize) for a in kept.values())
 
     def _by_items(self, of: Callable[[Array], Array], u: Array) -> Array:
@@ -149,14 +157,25 @@ class TiledAffinity(Affinity):
     def _log_degree(self) -> Array:
         if self._log_degrees is not None:
             return self._log_degrees
-        xp = namespace(self._keys)
-        result = xp.astype(self._sums.log_totals(), self._keys.dtype) + self._shift
-        item = self.domain.shape[len(self.domain.leading) :]
-        result = xp.broadcast_to(xp.reshape(result, (*self._leading, *item)), self.domain.shape)
+        logs = namespace(self._keys).astype(self._sums.log_totals(), self._keys.dtype)
+        result = self._by_shape(logs + self._shift)
         # Derivatives go through what a tensor was computed from only once; and what is computed without any, has none.
         if not self.tracked:
             self._log_degrees = result
         return result
+
+    def _by_shape(self, logs: Array) -> Array:
+        """Return one number for each node of an item, or of all, in the shape of the domain."""
+        xp, item = namespace(logs), self.domain.shape[len(self.domain.leading) :]
+        return xp.broadcast_to(xp.reshape(logs, (*self._leading, *item)), self.domain.shape)
+
+    def _log_degree_wide(self) -> Array:
+        if self._wide_degrees is None:
+            logs = self._sums.log_totals_wide()
+            if self.tracked or logs.dtype == self._keys.dtype:  # derivatives, or no more digits
+                return self._log_degree()
+            self._wide_degrees = self._by_shape(logs + self._shift)
+        return self._wide_degrees
 
     def _push(self, law: Array) -> Array:
         return self._by_items(self._sums.push, law)
@@ -174,6 +193,14 @@ class TiledAffinity(Affinity):
         )  # fmt: skip
         result._log_scale = self._log_scale
         return result
+
+    def _log_transitions(self) -> NDArray[np.float64] | None:
+        if self.domain.leading:
+            return None
+        logits = self.kernel.log_matrix(self._queries.double(), self._keys.double()).detach()
+        if self._sight is not None:
+            logits = self._sight.applied(logits, slice(None))
+        return log_transitions(logits, self.domain.weights)
 
     def _symmetrised(self) -> Affinity:
         sight = None if self._sight is None else self._sight.transposed()

@@ -233,6 +233,9 @@ class _OnHost(Affinity):
     def _push(self, law: Floats) -> Floats:
         return to_numpy(self._tensors._push(torch.from_numpy(np.ascontiguousarray(law))))
 
+    def _log_transitions(self) -> Floats | None:
+        return self._tensors._log_transitions()
+
     def _log_degree(self) -> Floats:
         return to_numpy(self._tensors.log_degree)
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Array, namespace, power_of_two, scalar, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
@@ -28,6 +28,7 @@ __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
 Floats = NDArray[np.float64]
 # Up to this many nodes eigenvalues and singular values come from the whole matrix.
 _DENSE_NODES = 1000
+_CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far above rounding
 
 
 @underflowing
@@ -43,16 +44,56 @@ def diversity(flow: Flow, u: Any) -> float:
     Returns
     -------
     float
-        `Flow.distance_to_constant` for a symmetric flow; otherwise from pi^T u, in `MarkovChain.norm_weights`: pi, or
-        w where transient states (causal attention) have pi = 0.
+        `Flow.distance_to_constant` for a symmetric flow; otherwise from pi^T u, in L2(pi), or in L2(w) where transient
+        states (causal attention) have pi = 0. Formed in log space where pi underflows, which is no such case.
+
+    Raises
+    ------
+    NumericalError
+        When no float holds it, or the logarithm of pi is not known.
     """
     if not isinstance(flow, Flow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
-        return flow.distance_to_constant(u)
+        usual = flow.distance_to_constant(u)
+        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * _largest(u):
+            return usual
+        return _in_log_space(MarkovChain(flow.affinity), u) if _on_host(flow) else usual
     # The lazy chain has the same stationary law, and a limit where the chain itself is periodic.
-    return float(MarkovChain(flow.affinity, laziness=0.5).distance_to_limit(u, 0)[0])
+    chain = MarkovChain(flow.affinity, laziness=0.5)
+    return float(chain.distance_to_limit(u, 0)[0]) if chain.log_law is None else _in_log_space(chain, u)
+
+
+def _largest(u: Array) -> float:
+    xp = namespace(u)
+    return scalar(xp.max(xp.abs(u)))
+
+
+def _on_host(flow: Flow) -> bool:
+    """Whether one process has all nodes."""
+    return flow.affinity.whole_shape == flow.affinity.domain.shape
+
+
+def _in_log_space(chain: MarkovChain, u: Array) -> float:
+    """Return |u - pi^T u| in L2(pi) from log pi, without the underflow of pi and without cancellation."""
+    logs = chain.log_law
+    if logs is None:  # not reached: callers have looked, or k is symmetric
+        raise InputError("affinity: got transient states")
+    values = np.asarray(to_numpy(u), dtype=np.float64).reshape(chain.states, -1)
+    # About the node where pi is largest: what differs from it there is exact, and has the size of what is looked for.
+    values = values - values[np.argmax(logs)]
+    size = power_of_two(float(np.abs(values).max()))
+    values = values / size
+    deviation = np.exp(logs / 2)[:, None] * (values - np.exp(logs) @ values)
+    unit = power_of_two(float(np.abs(deviation).max()))  # squares of what is small have no float
+    found = float(np.linalg.norm(deviation / unit)) * (unit * size)
+    if found == 0 and np.any(values):
+        raise NumericalError(
+            "u: its diversity is below the smallest float, since pi is almost all at nodes where u is constant; scale "
+            "the logits down"
+        )
+    return found
 
 
 @underflowing
@@ -108,22 +149,40 @@ def _check_irreducible(flow: Flow) -> None:
 
 
 def _singular_values(flow: Flow, fidelity: float) -> Floats:
-    """Return the singular values of I - P + fidelity on signals with pi^T v = 0, decreasing, in the chain's norm."""
+    """Return the singular values of I - P + fidelity on signals with pi^T v = 0, decreasing, in the norm of diversity.
+
+    Raises
+    ------
+    InputError
+        For a single node, where all such signals are 0.
+    """
     chain = MarkovChain(flow.affinity)
-    law, root = chain.stationary.ravel(), np.sqrt(chain.norm_weights.ravel())
-    inside = root > 1e-140  # what underflows has no weight
-    if int(inside.sum()) == 1:
-        return np.array([fidelity])
-    root = root[inside]
-    a = root[:, None] * dense_operator(flow, diffusion=True)[np.ix_(inside, inside)] / root
+    if chain.states == 1:
+        raise InputError("affinity: got a single node, expected at least two: one has no diversity")
+    logs = chain.log_law
+    if logs is None:
+        root = np.sqrt(chain.norm_weights.ravel())
+        mean = chain.stationary.ravel() / root
+        a = root[:, None] * dense_operator(flow, diffusion=True) / root
+    else:
+        mean = np.exp(logs / 2)
+        a = _similar(chain, logs)
+    mean /= np.linalg.norm(mean)
     # An orthonormal basis of the signals of mean 0: the columns but the first of the reflection that takes the first
     # unit vector to the direction of the mean.
-    mean = law[inside] / root
-    mean /= np.linalg.norm(mean)
     reflected = mean.copy()
     reflected[0] += math.copysign(1.0, mean[0])
     basis = (np.eye(len(mean)) - np.outer(reflected, reflected) / (1 + abs(mean[0])))[:, 1:]
     return np.asarray(np.linalg.svd(basis.T @ a @ basis + fidelity * np.eye(len(mean) - 1), compute_uv=False))
+
+
+def _similar(chain: MarkovChain, logs: Floats) -> Floats:
+    """Return sqrt(pi_i) (I - P)_ij / sqrt(pi_j); between nodes at most 1, since pi_i P_ij is at most pi_i and pi_j."""
+    moves = chain.log_moves
+    between = np.minimum(moves + (logs[:, None] - logs) / 2, 0.0)
+    np.fill_diagonal(moves, -np.inf)
+    np.fill_diagonal(between, -np.inf)
+    return np.asarray(np.diag(np.exp(moves).sum(axis=1)) - np.exp(between))
 
 
 @underflowing
@@ -149,7 +208,8 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     Raises
     ------
     InputError
-        For a fraction outside (0, 1), an evolving kernel, and transient states among more than 1000 nodes.
+        For a fraction outside (0, 1), an evolving kernel, transient states among more than 1000 nodes, and where no
+        node sees another, so that every fidelity > 0 is enough.
 
     Warns
     -----
@@ -166,6 +226,12 @@ def fidelity_for(flow: Flow, fraction: float) -> float:
     else:
         _check_irreducible(flow)
         highest = 2.0
+    if not highest > 0:
+        raise InputError(
+            f"affinity: got {flow.affinity.domain.size} node(s) of which none sees another in float64, expected some "
+            "that do: without, every fidelity > 0 keeps all of the diversity, and none is the smallest; use a wider "
+            "kernel, or smaller logits"
+        )
     fidelity = fraction / (1 - fraction) * highest
     limit = 2 - highest if flow.symmetric else neutreno_limit(flow.affinity)
     if flow.metric == "degree" and fidelity >= limit:

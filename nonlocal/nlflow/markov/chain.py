@@ -91,7 +91,7 @@ class MarkovChain(Equilibrated):
         return float(np.abs(laws - self.stationary.ravel()).sum(axis=1).max()) / 2
 
     def mixing_time(self, eps: float = 0.25, start: Any = None) -> int:
-        """Return the smallest k at which the law is within `eps` of pi in total variation.
+        """Return the smallest k at which the law is within `eps` of pi in total variation, up to rounding.
 
         Parameters
         ----------
@@ -113,16 +113,17 @@ class MarkovChain(Equilibrated):
                 "mixing_bounds()"
             )
         self.require_limit("the mixing time")
+        within = eps + self._rounding(eps)
         if start is not None:
             for k, law in enumerate(islice(self._laws(start), _PATIENCE + 1)):
-                if self._worst(law.reshape(1, -1)) <= eps:
+                if self._worst(law.reshape(1, -1)) <= within:
                     return k
             raise NumericalError(f"eps: {eps:g} was not reached in {_PATIENCE} moves; use mixing_bounds()")
         # The distance decreases with k: double until it is small enough, then add up the powers that keep it above.
         powers = [self.matrix()]
-        if self._worst(np.eye(self.states)) <= eps:
+        if self._worst(np.eye(self.states)) <= within:
             return 0
-        while self._worst(powers[-1]) > eps:
+        while self._worst(powers[-1]) > within:
             if len(powers) > 60:
                 raise NumericalError(f"eps: {eps:g} was not reached in 2^60 moves; the chain hardly mixes")
             square = powers[-1] @ powers[-1]
@@ -130,9 +131,18 @@ class MarkovChain(Equilibrated):
         done, reached = 0, np.eye(self.states)
         for exponent in reversed(range(len(powers) - 1)):
             further = reached @ powers[exponent]
-            if self._worst(further) > eps:
+            if self._worst(further) > within:
                 done, reached = done + 2**exponent, further
         return done + 1
+
+    def _rounding(self, eps: float) -> float:
+        """Return by how much distances may pass `eps` and still count as within it.
+
+        Distances of small chains are often fractions of small numbers, and equal to an `eps` such as 1/4 before they
+        are rounded.
+        """
+        single = "float32" in str(self.affinity.dtype)
+        return min(1e-6 if single else _SMALLEST_DISTANCE, eps / 4)
 
     def mixing_bounds(self, eps: float = 0.25) -> tuple[float, float]:
         """Return lower and upper bounds of the worst-case mixing time from the spectral gap of a reversible chain.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, to_numpy, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import MASS
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.flow import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
@@ -58,17 +59,18 @@ class Transitions:
         return moved if self.laziness == 0 else self.laziness * before + (1 - self.laziness) * moved
 
     def _transposed(self, v: Floats) -> Floats:
-        return np.asarray(self._lazily(to_numpy(self.affinity.push(self.affinity.as_signal(v))), v), dtype=np.float64)
+        return np.asarray(self._lazily(to_numpy(self.affinity._push(self.affinity.as_signal(v))), v), dtype=np.float64)
 
     def _push(self, law: Floats) -> Floats:
-        moved = np.maximum(self._transposed(law), 0)  # transforms leave roundings below 0
+        moved = self._transposed(law)
         total = float(moved.sum())
-        if not abs(total - 1) <= 1e-3:
+        if not abs(total - 1) <= max(MASS, self.affinity.error_estimate):
             raise NumericalError(
                 f"start: probability {1 - total:.3g} is lost, since the degrees of some nodes underflow beside the "
-                "others; scale the kernel's logits down"
+                "others, or are rounded; use float64 features, or scale the kernel's logits down"
             )
-        return np.asarray(moved / total)  # rows of a float32 affinity sum to 1 up to 1e-7, which adds up
+        moved = np.maximum(moved, 0)  # transforms leave roundings below 0
+        return np.asarray(moved / moved.sum())  # rows of a float32 affinity sum to 1 up to 1e-7, which adds up
 
     def expectation(self, v: Any, steps: int = 1) -> Array:
         """Return E[v(B_k) | B_0 = i] = (P^k v)_i, the values after k attention layers (Lemma 1).
@@ -142,17 +144,30 @@ class Transitions:
             result = np.asarray(given, dtype=np.float64)
             return result if given.dtype == np.float64 else result / result.sum(axis=1, keepdims=True)
         result = np.empty((n, n))
+        # Averages of unit signals are columns, laws after a move from one node are rows.
+        by_rows = self.affinity.laws_have_more_digits
+        apply, target = (self.affinity._push, result.T) if by_rows else (self.affinity._average, result)
         columns = max(1, 2**22 // n)
         for low in range(0, n, columns):
             high = min(low + columns, n)
             unit = np.zeros((n, high - low))
             unit[np.arange(low, high), np.arange(high - low)] = 1.0
-            part = self.affinity.average(self.affinity.as_signal(unit.reshape(*self.affinity.domain.shape, high - low)))
-            result[:, low:high] = to_numpy(part).reshape(n, high - low)
+            part = apply(self.affinity.as_signal(unit.reshape(*self.affinity.domain.shape, high - low)))
+            target[:, low:high] = to_numpy(part).reshape(n, high - low)
         if self.affinity.method == "convolution":
             result[result < _NOISE] = 0.0
+        if self.affinity.method == "pairwise":  # its loops take the smallest float for what underflows
+            result[result < self.least_move] = 0.0
         result /= result.sum(axis=1, keepdims=True)
         return result
+
+    @property
+    def least_move(self) -> float:
+        """A probability below which moves have lost digits to underflow."""
+        single = "float32" in str(self.affinity.dtype)
+        if self.affinity.method == "pairwise":  # relative to a logit that is within 21 of the largest
+            return 1e-27 if single else 1e-290
+        return 1e-36 if single else 1e-300
 
     def matrix(self) -> Floats:
         """Return all transition probabilities, shape (N, N), rows summing to 1; a copy, float64, 8 N^2 bytes.

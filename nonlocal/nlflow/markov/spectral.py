@@ -11,15 +11,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
-from nlflow.errors import InputError, check_memory
+from nlflow.errors import InputError, NumericalError, check_memory
+from nlflow.kernel import DotProduct
 from nlflow.markov.operator import Floats, Transitions
-from nlflow.markov.stationary import balanced, largest_eigenvalues, left_eigenvector, state_reduction
+from nlflow.markov.stationary import (
+    balanced,
+    communicating_classes,
+    largest_eigenvalues,
+    left_eigenvector,
+    log_state_reduction,
+    state_reduction,
+)
 from nlflow.spectrum import largest_eigenvalue, relaxation_rate
 
 __all__ = ["DENSE_STATES", "Equilibrated"]
 
 # Up to this many states spectra come from the whole matrix, which takes a second or so.
 DENSE_STATES = 1000
+_LEAST = 1e-280  # of a law: below, its digits are not all there
 _REDUCED_STATES = 4096  # state reduction takes a few seconds
 # The laws of affinities that are not symmetric: an equilibrium, its diversity and their bounds each make a chain of
 # their own, lazy or not, over many fidelities, and all of these have one law. By identity, for as long as the affinity
@@ -48,7 +57,7 @@ class Equilibrated(Transitions):
             whole = len(inside) == self.states
             moves = self._moves if whole else self._moves[np.ix_(inside, inside)]
             law = self.stationary.ravel() if whole else state_reduction(moves)
-            if not balanced(moves, law, rtol, 1e-36 if single else 1e-300):
+            if not balanced(moves, law, rtol, self.least_move):
                 return False
         return True
 
@@ -86,6 +95,8 @@ class Equilibrated(Transitions):
         return law.reshape(shape).copy()
 
     def _found_law(self) -> Floats:
+        if self.states <= DENSE_STATES and self._moves_that_underflow is not None and self.log_law is not None:
+            return np.exp(self.log_law)
         inside = self._closed[0]
         law = np.zeros(self.states)
         if len(inside) <= _REDUCED_STATES:
@@ -95,6 +106,57 @@ class Equilibrated(Transitions):
             law[np.setdiff1d(np.arange(self.states), inside)] = 0
             law /= law.sum()
         return law
+
+    @cached_property
+    def log_law(self) -> Floats | None:
+        """Log pi, shape (N,), finite where pi underflows; None with transient states, where pi is 0.
+
+        Raises
+        ------
+        InputError
+            As `stationary`.
+        NumericalError
+            Where pi underflows and the affinity does not know its moves in log space, or has more than 1000 states.
+        """
+        if self.affinity.symmetric:
+            logs = np.asarray(to_numpy(self.affinity._log_degree_wide()), dtype=np.float64).ravel()
+            logs = logs + np.log(self.affinity.domain.weights).ravel()
+            return np.asarray(logs - np.logaddexp.reduce(logs))
+        moves = self._moves_that_underflow
+        if moves is None:
+            law = self.stationary.ravel()
+            if float(law.min()) > _LEAST:
+                return np.asarray(np.log(law))
+            moves = self.affinity._log_transitions()
+        if moves is None:
+            # Moves of probability 0 as they were given; a dot product has none of its own.
+            if not isinstance(self.affinity.kernel, DotProduct) and len(self._closed[0]) < self.states:
+                return None
+        elif communicating_classes(np.isfinite(moves))[0] > 1:  # by a mask, or in a matrix
+            return None
+        elif self.states <= DENSE_STATES:
+            return log_state_reduction(moves)
+        raise NumericalError(
+            f"affinity: got method={self.affinity.method!r} on {self.states} nodes with a stationary law that "
+            f"underflows, expected method='dense', 'pairwise' or 'tiled' on at most {DENSE_STATES} nodes, of which its "
+            "logarithm is known; use one of these, or scale the logits down"
+        )
+
+    @cached_property
+    def _moves_that_underflow(self) -> Floats | None:
+        """The logarithms of all moves where some underflow (not only such as cannot happen); None elsewhere."""
+        rare = self._moves < self.least_move
+        if not np.any(rare):
+            return None
+        logs = self.affinity._log_transitions()
+        return logs if logs is not None and np.any(np.isfinite(logs) & rare) else None
+
+    @property
+    def log_moves(self) -> Floats:
+        """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
+        known = self._moves_that_underflow
+        with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+            return np.log(self._moves) if known is None else known.copy()
 
     @cached_property
     def norm_weights(self) -> Floats:

@@ -77,7 +77,7 @@ class EquilibriumStudy(Kind):
             predicted = relaxation_rate(flow)
             rate = _rate(flow, limit.u, limit.u + before * away, predicted)
             gap = predicted - fidelity
-            small = fidelity <= _SMALL * gap
+            small = fidelity <= _SMALL * gap * (1 + _SLACK)
             rows.append(
                 {
                     "fidelity": fidelity, "diversity": share, "low": low, "high": high,

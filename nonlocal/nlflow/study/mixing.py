@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from nlflow._array import Array, namespace, scalar
 from nlflow.errors import InputError, check_memory
 from nlflow.markov import MarkovChain
 from nlflow.study.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
@@ -26,6 +27,9 @@ _FALLEN = math.log(1e-3)  # what the slowest mode has to fall by before it can b
 _TOO_SLOW = f"mixes too slowly for {_MOST_STEPS} steps"
 _MOST_ROWS = 200
 _CLEAR, _DECADES = 1000.0, 1e-8
+_USUAL = 50.0  # units in the last place of the largest value: what rounding leaves of a distance, and well above
+_WHOLE = 1e-6  # what is so near to a whole number of steps is one
+_REAL = 1e-6  # of its modulus: below, an imaginary part may be the root of a rounding, which splits double eigenvalues
 _MOST_WORK = 2e10  # of the products that follow the worst start, which cost N^3 each
 _MARKERS = 25  # of one line in the figure
 _NORM = "|P^k v - pi v|"
@@ -69,20 +73,23 @@ class Mixing(Kind):
         chain.limit(problem.start)  # raises for chains that have none
         second = chain.second_eigenvalue
         rate = math.log(abs(second)) if second != 0 else -math.inf
-        steps = min(max(8, math.ceil(math.log(ROUNDING / 50) / rate)), _MOST_STEPS)
+        steps = min(max(8, math.ceil(math.log(ROUNDING / 50) / rate - _WHOLE)), _MOST_STEPS)
         distance = chain.distance_to_limit(problem.start, steps)
         far = steps if origin is not None else int(min(steps, max(1, _MOST_WORK / chain.states**3)))
         variation = chain.total_variation(far, origin)
         low, high = chain.mixing_bounds(eps) if chain.reversible else (None, None)
         shared = {
-            "mu_2": abs(second), "rate": rate, "complex": isinstance(second, complex) and abs(second.imag) > 1e-12,
+            "mu_2": abs(second), "rate": rate,
+            "complex": isinstance(second, complex) and abs(second.imag) > _REAL * abs(second),
             "mixing_time": chain.mixing_time(eps, origin),
             # The lower bound is one of the worst start.
             "lower": low if origin is None else None, "upper": high,
         }  # fmt: skip
         kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
         slow = steps == _MOST_STEPS and rate * steps > _FALLEN
-        judgement = [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance)
+        judgement = (
+            [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance, _unit(problem.start))
+        )
         return [
             {
                 "k": int(k),
@@ -137,11 +144,23 @@ class Mixing(Kind):
         )  # fmt: skip
 
 
-def _late(distance: Floats) -> list[Row]:
-    """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules."""
+def _unit(v: Array) -> float:
+    """Return a unit in the last place of the largest value of a signal."""
+    xp = namespace(v)
+    return float(xp.finfo(v.dtype).eps) * scalar(xp.max(xp.abs(v)))
+
+
+def _late(distance: Floats, unit: float) -> list[Row]:
+    """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules.
+
+    Where rounding begins is told by the precision of the signal, of which `unit` is the last place, and not by where
+    the distances end: that is rounding itself, and the half of a count that it decides would turn with it.
+    """
     lowest, first = float(distance.min()), float(distance[0])
-    # Where it ends after many decades is the rounding of the limit; well above that the two do not mix.
-    floor = max(_CLEAR * lowest if lowest < _DECADES * first else 0.0, 20 * ROUNDING * first)
+    floor = max(_CLEAR * unit, 20 * ROUNDING * first)
+    if _USUAL * unit < lowest < _DECADES * first:
+        # An affinity that approximates ends higher; well above that the two do not mix.
+        floor = max(_CLEAR * lowest, floor)
     above = np.flatnonzero(distance > floor)
     last = int(above[-1]) if above.size else 0
     notes = ["early" if 2 * k < last else "" if k <= last else "rounding level" for k in range(distance.size)]

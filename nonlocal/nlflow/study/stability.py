@@ -31,6 +31,7 @@ _FIDELITIES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.0
 _PERTURBATIONS = 4
 _DENSE = 1000
 _FIRST_WINDOW, _LAST_WINDOW = 64, 2048
+_MARGINAL = 1e-9  # relative: what is so near to the limit is at it, where nothing decays
 _SETTLED = 1e-4  # change of log growth from one window to the next
 _ALMOST = 1e-3  # the same after the last window: what a crowd of close eigenvalues may leave
 _NEAR = 0.1  # of growth 1: what the measured limit is read from
@@ -81,8 +82,9 @@ class Stability(Kind):
             predicted = None if spectrum is None else float(np.abs(spectrum - fidelity).max())
             rows.append(
                 {
-                    "fidelity": fidelity, "growth": growth, "growth_predicted": predicted, "stable": growth < 1,
-                    "stable_predicted": fidelity < limit, "limit": limit, "used": settled,
+                    "fidelity": fidelity, "growth": growth, "growth_predicted": predicted,
+                    "stable": growth < 1 - _MARGINAL, "stable_predicted": fidelity < limit * (1 - _MARGINAL),
+                    "limit": limit, "used": settled,
                     "note": "" if settled else "not settled",
                 }
             )  # fmt: skip

@@ -106,6 +106,12 @@ class Jp:
         powers = np.hypot(slopes, smoothing) ** self.p
         return float(np.sum(self.measure * powers)) / (2 * self.p)
 
+    def rounding(self, rigid: Floats, dtype: Any) -> float:
+        """Return what rounding to a dtype leaves of J_p and of 1/2 sum_i r_i |u_i - f_i|^2 for signals of size 1."""
+        eps = float(np.finfo(dtype).eps)
+        steepest = np.sqrt(self.graph.degree / self.measure) if self.isotropic else np.ones(len(self.graph))
+        return self.smoothed(eps * steepest, 0.0) + eps * eps * float(rigid.sum()) / 2
+
     def lagged(self, slopes: Floats, smoothing: float) -> Floats:
         """Return the factors (x^2 + smoothing^2)^((p - 2)/2) of the quadratic J that touches J_p from above at x."""
         return np.asarray(np.hypot(slopes, smoothing) ** (self.p - 2))

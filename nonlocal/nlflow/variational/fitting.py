@@ -13,7 +13,7 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.fidelity import NodeFidelity, as_fidelity
 from nlflow.variational import lagged, primal_dual
-from nlflow.variational.certificate import CertifiedMinimizer
+from nlflow.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.variational.dirichlet import Jp
 
 __all__ = ["Ep"]
@@ -99,7 +99,7 @@ class Ep(Jp):
 
         The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where
         the fidelity is 0: it then counts what the signal could gain there if it moved anywhere in that box, and falls
-        more slowly.
+        more slowly. On a graph without edges J_p is 0 and f the minimiser (its mean where it is not observed).
 
         Parameters
         ----------
@@ -137,6 +137,9 @@ class Ep(Jp):
         if size == 0:
             u = np.broadcast_to(flat[known][0], flat.shape).reshape(f.shape).astype(f.dtype)
             return CertifiedMinimizer(u, 0.0, 0.0, 0, True, "what is observed is constant, and so is the minimiser")
+        if not len(self.graph):
+            u = np.where(known[:, None], flat, shift).reshape(f.shape).astype(f.dtype)
+            return CertifiedMinimizer(u, 0.0, 0.0, 0, True, NO_EDGES)
         scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
         if guess is not None:
             guess = (guess - shift) / size
@@ -177,7 +180,10 @@ class Ep(Jp):
             f"the reweighting of {len(self.graph)} edges", 60 * len(self.graph),
             "use a smaller window or fewer nodes, or raise memory_limit", self._memory_limit,
         )  # fmt: skip
+        floor = self.rounding(self.affinity.domain.weights.ravel() * fidelity, np.float64)
         for count, best in enumerate(lagged.iterates(self, f, fidelity, guess), start=1):
+            if best.value <= floor:  # a minimum of 0, near which no gap is small beside the value
+                return best.u, 0.0, 0.0, count
             if best.gap <= rtol * best.value or count == maxiter:
                 break
         return best.u, best.value, best.gap, count

@@ -55,8 +55,7 @@ class Graph:
     @cached_property
     def reverse(self) -> NDArray[np.int64]:
         """Number of the edge j -> i for each edge i -> j."""
-        numbered = type(self._sparse)((np.arange(len(self)), self._sparse.indices, self._sparse.indptr))
-        return np.asarray(numbered.T.tocsr().data)
+        return np.asarray(self._with(np.arange(len(self))).T.tocsr().data)
 
     @cached_property
     def degree(self) -> Floats:
@@ -87,5 +86,5 @@ class Graph:
         """Return the affinity k with w_i w_j (k_ij + k_ji) = weights_ij."""
         return SparseAffinity(self.domain, self._with(weights / 2))
 
-    def _with(self, values: Floats) -> Any:
+    def _with(self, values: NDArray[Any]) -> Any:
         return type(self._sparse)((values, self._sparse.indices, self._sparse.indptr), shape=self._sparse.shape)

@@ -78,12 +78,14 @@ def minimise(
         memory_limit,
     )
     iteration = _Iteration(jp, f, rigid, start, dual)
-    saddle = iteration.saddle
+    saddle, floor = iteration.saddle, jp.rounding(rigid, f.dtype)
     due = _EVERY
     while saddle.iterations < maxiter:
         for _ in range(min(_EVERY, maxiter - saddle.iterations)):
             iteration.step()
         iteration.certify()
+        if saddle.value <= floor:  # a minimum of 0, near which no gap is small beside the value
+            saddle.value = saddle.gap = 0.0
         if saddle.gap <= rtol * saddle.value:
             break
         if saddle.iterations >= due:

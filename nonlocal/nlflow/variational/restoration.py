@@ -16,7 +16,7 @@ from nlflow.errors import check_integer, check_number
 from nlflow.kernel import Patch
 from nlflow.noise import estimate_sigma
 from nlflow.variational import primal_dual
-from nlflow.variational.certificate import CertifiedMinimizer
+from nlflow.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.variational.dirichlet import Jp
 
 __all__ = ["nonlocal_tv"]
@@ -53,7 +53,8 @@ def nonlocal_tv(
 
     Minimises E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
     smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). Edges and piecewise constant
-    regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`.
+    regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`. An input of
+    so few samples that the graph has no edges comes back unchanged, with success and a message that says so.
 
     Parameters
     ----------
@@ -146,11 +147,14 @@ def _fit(
     jp: Jp, f: NDArray[Any], given: float | None, wanted: float, rtol: float, maxiter: int, memory_limit: float | None
 ) -> tuple[CertifiedMinimizer, float]:
     """Minimise E_1, with the fidelity that is given or leaves the wanted residual, by a secant on logarithms."""
+    if not len(jp.graph):
+        return CertifiedMinimizer(f, 0.0, 0.0, 0, True, NO_EDGES), math.inf if given is None else given
     spread = float(np.sqrt(np.mean(f.astype(np.float64) ** 2)))
     if given is None and spread <= wanted:
         mean = np.zeros_like(f)  # f has the mean 0
         return CertifiedMinimizer(mean, 0.0, 0.0, 0, True, "all of the signal is within the noise: its mean"), 0.0
-    scale = float(np.median(jp.graph.degree))
+    degree = jp.graph.degree
+    scale = float(np.median(degree[degree > 0]))
     strength = given or _FIRST * (math.sqrt(scale) if jp.isotropic else scale)
     tried: list[tuple[float, float]] = []
     saddle: primal_dual.Saddle | None = None
