@@ -326,8 +326,8 @@ def _wiener(tokens, source, noise, shrink, fast, change, weight):
         Inverse variance of each sample of the estimate.
     """
     count, size = tokens.shape
-    zero = 0 * noise[0]
-    share = 1 / (zero + count)
+    real = noise.dtype.type
+    zero, share = real(0), real(1 / count)
     matrix = np.empty((size, size), noise.dtype)
     np.dot(source.T, source, matrix)
     for i in range(size):
@@ -394,8 +394,8 @@ def filter_groups(
     runs = (columns.shape[0] + RUN - 1) // RUN
     uniform = variance.shape[1] * variance.shape[2] == 1
     most = members.shape[1]
-    zero = 0 * leave
-    one = zero + 1
+    real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
+    zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
     for slot in prange(jobs[1] - jobs[0]):
         job = jobs[0] + slot
         first = (job % runs) * RUN
@@ -419,7 +419,7 @@ def filter_groups(
             number = (job // runs) * columns.shape[0] + reference
             corners = members[number]
             count = counts[number]
-            share = one / count
+            share = real(1 / count)
             for c in range(planes):
                 _gather(state[c], corners, count, ph, pw, tokens)
                 # The noise of the group: in each sample of a patch the mean over its members.
@@ -454,9 +454,9 @@ def filter_groups(
                         power += second_sum
                     shift /= count * size
                     spread = max(power / (count * size) - shift * shift, 0.0)
-                    rest = max(one - math.sqrt(spread / total), max(leave, one / 1000))
+                    rest = max(real(1 - math.sqrt(spread / total)), max(part, one / 1000))
                 for j in range(size):
-                    noise[j] *= rest * rest * factor
+                    noise[j] *= rest * rest * scale
                 _gather(pilot[c], corners, count, ph, pw, source)
                 _centre(source[:count], mean)
                 _centre(tokens[:count], centre)
@@ -477,7 +477,7 @@ def filter_groups(
                         noise[j] = max(noise[j], least)
                     condition = (trace + noise.max()) / noise.min()
                     if count * rounding[0] * condition * condition < 1:
-                        _wiener(tokens[:count], source[:count], noise, shrink, True, change[:count], weight)
+                        _wiener(tokens[:count], source[:count], noise, lowered, True, change[:count], weight)
                     else:
                         _gather(state[c], corners, count, ph, pw, wide[0])
                         _gather(pilot[c], corners, count, ph, pw, wide[1])
@@ -488,7 +488,7 @@ def filter_groups(
                         _wiener(wide[0, :count], wide[1, :count], wide_mean, shrink, fast, wide[2, :count], wide_weight)
                         change[:] = wide[2]
                         weight[:] = wide_weight
-                keep = leave / rest
+                keep = part / rest
                 for k in range(count):
                     token = tokens[k]
                     taken = change[k]
@@ -499,7 +499,7 @@ def filter_groups(
                             j = r * pw + s
                             now = token[j] + centre[j]
                             sums[0, c, y + r, x + s] += weight[j] * (now - taken[j])
-                            sums[1, c, y + r, x + s] += weight[j] * (now - (1 - keep) * taken[j])
+                            sums[1, c, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
                             sums[2, c, y + r, x + s] += weight[j]
 
 
