@@ -185,8 +185,8 @@ def _columns(given: _Given, result: Array, details: dict[str, Any]) -> list[dict
     media = given.media
     parts = details.pop("columns", ())
     if not media.separate:
-        one = {name: details[name] for name in ("sigma", "sigma_estimated", "stopped_by", "residual")}
-        return [{"name": name, **one} for name in media.columns]
+        keys = ("sigma", "sigma_estimated", "stopped_by", "residual")
+        return [{"name": name, **{key: details[key] for key in keys}} for name in media.columns]
     rows = []
     for c, (name, part) in enumerate(zip(media.columns, parts, strict=False)):
         part.pop("columns", None)

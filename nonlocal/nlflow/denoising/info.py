@@ -68,4 +68,4 @@ class DenoiseInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""
-        return asdict(self)
+        return {**asdict(self), "columns": [column.as_dict() for column in self.columns]}
