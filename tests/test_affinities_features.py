@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import math
 import re
+import tracemalloc
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from nlflow import (
     InputError,
     J,
     Laplace,
+    MemoryLimitError,
     NumericalError,
     Patch,
     Points,
@@ -336,6 +338,20 @@ def test_from_matrix_of_whole_numbers() -> None:
 def test_from_matrix_refuses(matrix: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         from_matrix(matrix, Grid((2, 2)))
+
+
+def test_a_matrix_beyond_the_memory_limit_is_not_copied() -> None:
+    """One that is not symmetric would be kept beside what is made of it."""
+    n = 600
+    matrix = np.random.default_rng(2).random((n, n))
+    tracemalloc.start()
+    try:
+        with pytest.raises(MemoryLimitError, match=r"a dense affinity of 600 nodes needs"):
+            from_matrix(matrix, Points(np.arange(float(n))), memory_limit=matrix.nbytes)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < matrix.nbytes / 2
 
 
 def test_memory_of_dense_affinities_is_what_is_kept() -> None:

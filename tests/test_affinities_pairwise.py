@@ -37,6 +37,7 @@ from nlflow import (
     affinity,
     solve,
 )
+from nlflow.affinities.nonuniform import count_modes
 from nlflow.affinities.pair_sums import PairSums
 from tests.covering import pairs
 
@@ -425,6 +426,24 @@ def test_approximations_of_signals_in_float32(method: str) -> None:
     features = affinity(Gaussian(0.1), domain, domain.nodes.astype(np.float32), method=method)
     assert features.average(u).dtype == features.log_degree.dtype == np.float32
     np.testing.assert_allclose(features.average(u), p.average(u), atol=1e-5)
+
+
+@pytest.mark.parametrize("tolerance", [1e-9, 1e-12])
+@pytest.mark.parametrize("extent", [0.3, 4.0, 60.0])
+def test_modes_are_as_many_as_the_tolerance_takes(tolerance: float, extent: float) -> None:
+    """The Fourier sum is within the tolerance for all distances there are, and no longer with a sixth fewer modes."""
+    width, distances = 0.7, np.linspace(0, extent, 400)
+    exact = np.exp(-0.5 * (distances / width) ** 2)
+    (modes,), (period,) = count_modes(np.array([extent]), width, tolerance)
+
+    def worst(half: int) -> float:
+        frequencies = 2 * np.pi / period * np.arange(-half, half + 1)
+        share = width * np.sqrt(2 * np.pi) / period * np.exp(-0.5 * (width * frequencies) ** 2)
+        return float(np.abs(np.cos(np.outer(distances, frequencies)) @ share - exact).max())
+
+    assert modes % 2 == 1
+    assert worst(modes // 2) <= tolerance
+    assert worst(int(modes // 2 / 1.2)) > tolerance
 
 
 def test_the_measured_error_sees_a_broken_sum(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -377,6 +377,20 @@ def test_noise_that_varies_is_met_at_levels_in_between():
 
 
 @pytest.mark.numerical
+def test_what_is_told_of_a_map_is_that_of_the_strongest_noise():
+    """Levels a factor of 1.5 apart; kernel, mean fidelity and course are those of the last of them."""
+    level = np.geomspace(0.5, 0.5 * 1.5**3, 40)[:, None]
+    value = noisy(5 * waves(40, 1), level)
+    options: dict[str, Any] = {"patch_size": 3, "search_radius": 5, "steps": 1}
+    told = pixelwise.run_map(value, level**2, **options)
+    last = pixelwise.run(value / level.max(), **options)
+    assert told.fidelity_mean == pytest.approx(last.fidelity_mean, rel=1e-9)
+    np.testing.assert_allclose(told.solution.final, last.solution.final, rtol=1e-9)
+    first = pixelwise.run(value / level.min(), **options)
+    assert told.fidelity_mean != pytest.approx(first.fidelity_mean, rel=1e-2)
+
+
+@pytest.mark.numerical
 def test_smoothed_patches_carry_the_noise_that_the_kernel_corrects_for():
     noise = np.random.default_rng(0).normal(size=(300, 300, 1))
     kernel = pixelwise.kernel_for(0.0, 2, 1, None, 3, 5)

@@ -175,6 +175,23 @@ def test_tolerance_that_cannot_be_reached() -> None:
     np.testing.assert_allclose(solved.x, system.x, rtol=0, atol=1e-11)
 
 
+def test_residuals_that_hardly_fall_are_not_given_up() -> None:
+    """A chain fixed at both ends, pulled at one: residuals fall as 1 / k until the pull is at the other end."""
+    n = 700
+
+    def bent(v: Any) -> Any:
+        padded = np.pad(v, ((1, 1), (0, 0)))
+        return 2 * v - padded[:-2] - padded[2:]
+
+    pull = np.eye(n, 1)
+    solved = conjugate_gradients(
+        bent, pull, np.zeros_like(pull), inner=lambda a, b: (a * b).sum(axis=0, keepdims=True),
+        precondition=lambda v: v, rtol=1e-9, maxiter=2 * n,
+    )  # fmt: skip
+    assert solved.residual <= 1e-9
+    np.testing.assert_allclose(solved.x[:, 0], 1 - np.arange(1, n + 1) / (n + 1), rtol=0, atol=1e-10)
+
+
 def test_one_application_an_iteration() -> None:
     system = System()
     solved = system.solve(rtol=1e-9)
@@ -263,3 +280,11 @@ def test_gmres_ends_where_rounding_is_all_that_is_left() -> None:
     solved = gmres(lambda v: a @ v, b, np.zeros_like(b), rtol=1e-30, maxiter=100_000)
     assert solved.iterations < 1000
     assert solved.residual < 1e-12
+
+
+@pytest.mark.parametrize("size", [2.0**-50, 2.0**30])
+def test_gmres_knows_no_unit(size: float) -> None:
+    a, b = resolvent(60, 0.1), np.random.default_rng(1).standard_normal((60, 2))
+    solved = gmres(lambda v: a @ v, size * b, np.zeros_like(b), rtol=1e-12, maxiter=1000)
+    assert solved.residual <= 1e-12
+    np.testing.assert_allclose(solved.x / size, np.linalg.solve(a, b), rtol=0, atol=1e-9)

@@ -179,6 +179,14 @@ def test_a_law_that_moves_on_is_uncertain() -> None:
         left_eigenvector(lambda law: law @ p + tilt * law, 60)
 
 
+def test_a_law_that_leaks_is_none() -> None:
+    """A move that loses one in ten millions has no eigenvalue 1, however far the next one is."""
+    p = transitions(np.ones((60, 60)) + np.eye(60), np.ones(60))
+    np.testing.assert_allclose(left_eigenvector(lambda law: law @ p, 60), 1 / 60, rtol=1e-10)
+    with pytest.raises(nl.NumericalError, match="the eigenvalue 1 is not separated from the next"):
+        left_eigenvector(lambda law: (1 - 1e-7) * (law @ p), 60)
+
+
 def test_arnoldi_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stationary, "_RESTARTS", 1)
     p = ring(400, 0.5)

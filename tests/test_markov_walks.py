@@ -7,6 +7,7 @@ million (`LEVEL`) with right walks; a bias of a percent fails for nearly all.
 from __future__ import annotations
 
 import math
+import tracemalloc
 from typing import Any
 
 import numba
@@ -70,6 +71,25 @@ def test_starts() -> None:
     law /= law.sum()
     agrees(histogram(chain.walk(law, 0, WALKERS, rng=4), n), law)
     agrees(histogram(chain.walk(law, 2, WALKERS, rng=4), n), law.ravel() @ p @ p)
+
+
+def test_memory_of_starts_is_what_it_takes() -> None:
+    """Numbers that are drawn and states beside them: a limit just below what is used is refused, one above is not."""
+    law, walkers = np.full(10, 0.1), 100_000
+
+    def drawn(limit: float | None = None) -> Any:
+        return walks.starting_states(law, walkers, (10,), 10, np.random.default_rng(0), limit)
+
+    drawn()
+    tracemalloc.start()
+    try:
+        drawn()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(drawn(1.03 * peak)) == walkers
+    with pytest.raises(nl.MemoryLimitError, match="a start for each of 100000 walkers"):
+        drawn(0.97 * peak)
 
 
 def test_one_state_and_one_walker() -> None:

@@ -476,6 +476,18 @@ def test_refused(name: str) -> None:
         call()
 
 
+@pytest.mark.parametrize(("shape", "by"), [((20_000, 2, 2), 1e-12), ((1, 60, 60), 1e-13)])
+def test_rounding_grows_with_the_matrix_and_not_with_their_number(shape: tuple[int, ...], by: float) -> None:
+    """Sums over D rows round by up to D bits; how many matrices there are is another matter."""
+    given = np.broadcast_to(np.eye(shape[-1]), shape).copy()
+    given[-1, 0, 1] += by
+    if shape[0] == 1:
+        assert MatrixFidelity(given).bounds() == pytest.approx((1, 1))
+        given[-1, 0, 1] += 9 * by
+    with pytest.raises(nl.InputError, match="an asymmetry of 1e-12"):
+        MatrixFidelity(given)
+
+
 def test_rounding_is_not_refused() -> None:
     """Covariances of few vectors have eigenvalues of 0, which rounding makes negative."""
     vectors = 1e3 * normal((50, 4, 20))

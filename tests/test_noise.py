@@ -186,6 +186,17 @@ def test_areas_that_were_filled_in_do_not_count(level):
     assert estimate_sigma(line) == pytest.approx(1, rel=0.15)
 
 
+@pytest.mark.parametrize(("length", "left_out"), [(8, False), (9, True)])
+def test_nine_equal_samples_in_a_row_were_filled_in(length, left_out):
+    line = white(400)
+    for start in range(10, 400, 40):
+        line[start : start + length] = line[start]
+    middles = np.zeros(400, bool)
+    middles[14::40] = True
+    told = estimate_sigmas(line[:, None], missing=middles)
+    assert (estimate_sigmas(line[:, None]) == told).all() == left_out
+
+
 @pytest.mark.parametrize("sigma", [25, 50])
 def test_clipped_samples_do_not_count(sigma):
     image = PHOTOGRAPHS["camera"]().astype(float)

@@ -123,6 +123,13 @@ def test_small_windows_make_small_groups() -> None:
     assert fewest_candidates(np.array([[3], [0]]), (3,), 9) == 4
 
 
+def test_members_lie_within_twelve_samples_unless_told() -> None:
+    """64 of the 625 patches around each, none alike: some are as far as they may be."""
+    positions = nl.PatchGroups(normal((48, 48)), step=8).positions
+    assert positions.shape[1] == 64
+    assert np.abs(positions - positions[:, :1]).max() == 12
+
+
 # --- tokens ----------------------------------------------------------------------------------------------------------
 
 

@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.sparse import csr_array
 
 from nlflow import DotProduct, E, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functional import METRICS
 from nlflow.precondition import PRECONDITIONERS, Choice, Multigrid, Transform
+from nlflow.precondition.coarsening import split
 from tests.covering import pairs
 
 pytestmark = pytest.mark.numerical
@@ -278,6 +280,15 @@ def test_nothing_to_coarsen() -> None:
     one = E(affinity(Gaussian(width=1.0), Grid(1), window=1, method="stencil"), np.array([2.0]), 0.5)
     for name in ("multigrid", "transform"):
         np.testing.assert_allclose(one.minimizer(preconditioner=name).u, 2.0)
+
+
+def test_a_coarse_matrix_without_an_edge() -> None:
+    diagonal, graph = split(csr_array(np.diag([2.0, 3.0, 0.5])))
+    np.testing.assert_array_equal(diagonal, [2.0, 3.0, 0.5])
+    assert graph.nnz == 0
+    again, graph = split(graph)
+    np.testing.assert_array_equal(again, 1.0)
+    assert graph.shape == (3, 3)
 
 
 def test_what_does_not_exist() -> None:

@@ -117,6 +117,20 @@ def test_the_limit_may_come_of_an_eigenvalue_that_is_not_among_the_largest() -> 
         nl.solve(flow, start, t=1040.0, integrator=nl.ExplicitEuler(1.04))
 
 
+@pytest.mark.usefixtures("iterate")
+def test_a_limit_that_is_found_by_trial() -> None:
+    """The cycle now stays with 0.03, |a| = 1.68: its limit 1 / 0.97 is below that of the pairs, above the safe step."""
+    k = np.zeros((43, 43))
+    k[:3, :3] = 0.03 * np.eye(3) + 0.97 * np.roll(np.eye(3), 1, axis=1)
+    for i in range(3, 43, 2):
+        k[i : i + 2, i : i + 2] = [[0.05, 0.95], [0.95, 0.05]]
+    flow = nl.AttentionFlow(nl.from_matrix(k, nl.Points(np.arange(43.0), np.ones(43))))
+    values = np.linalg.eigvals(np.eye(43) - k)
+    values = values[np.abs(values) > 1e-10]
+    assert np.min(2 * values.real / np.abs(values) ** 2) == pytest.approx(1 / 0.97, rel=1e-12)
+    assert euler_limit(flow) == pytest.approx(1 / 0.97, rel=2e-6)
+
+
 @pytest.mark.parametrize("n", [1, 5, 500])
 def test_a_flow_that_does_not_move_has_no_limit(n: int) -> None:
     flow = nl.GradientFlow(nl.J(nl.from_matrix(np.eye(n), nl.Points(np.arange(float(n))))), "degree")
