@@ -282,7 +282,7 @@ def test_gmres_ends_where_rounding_is_all_that_is_left() -> None:
     assert solved.residual < 1e-12
 
 
-@pytest.mark.parametrize("size", [2.0**-50, 2.0**30])
+@pytest.mark.parametrize("size", [2.0**-60, 2.0**60])
 def test_gmres_knows_no_unit(size: float) -> None:
     a, b = resolvent(60, 0.1), np.random.default_rng(1).standard_normal((60, 2))
     solved = gmres(lambda v: a @ v, size * b, np.zeros_like(b), rtol=1e-12, maxiter=1000)

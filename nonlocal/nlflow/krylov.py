@@ -181,14 +181,15 @@ def gmres(
         y = np.zeros((b.shape[1], 0))
         for j in range(min(restart, maxiter - done)):
             w = operator(basis[j])
+            moved = np.linalg.norm(w, axis=0)
             done += 1
             for i, v in enumerate(basis):
                 hessenberg[:, i, j] = np.sum(v * w, axis=0)
                 w = w - hessenberg[:, i, j] * v
             length = np.linalg.norm(w, axis=0)
             hessenberg[:, j + 1, j] = length
-            # A column whose space holds its solution goes on with 0.
-            basis.append(w / np.where(length > 1e-14 * scale, length, np.inf))
+            # A column whose space holds its solution goes on with 0: what is left of w is rounding.
+            basis.append(w / np.where(length > 1e-14 * moved, length, np.inf))
             target = np.zeros((b.shape[1], j + 2))
             target[:, 0] = start
             # Pseudo-inverses, for the columns that are solved already.
