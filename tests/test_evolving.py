@@ -393,6 +393,17 @@ def test_pieces_that_are_overridden_together_are_taken() -> None:
     assert flow("degree").more_than("average") is None
 
 
+def test_a_method_on_the_object_goes_before_those_of_its_class() -> None:
+    class Doubled(nl.GradientFlow):
+        def linear(self, v: Any) -> Any:
+            return 2 * super().linear(v)
+
+    own = Doubled(nl.J(gaussian()))
+    assert own.more_than("linear") is None
+    own.velocity = lambda u: -own.linear(u)  # type: ignore[method-assign]
+    assert own.more_than("linear") == "velocity"
+
+
 class Decay(nl.GradientFlow):
     """du/dt = P u - u - u / 2, said where the operator is."""
 
