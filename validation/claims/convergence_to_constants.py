@@ -25,13 +25,12 @@ from nlflow import (
     Points,
     TopHat,
     affinity,
-    solve,
 )
 from nlflow.domain import Domain
 from nlflow.kernel import Kernel
 from nlflow.plotting import Course, decay_figure
 from nlflow.spectrum import relaxation_rate
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

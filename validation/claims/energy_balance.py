@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.spatial import ConvexHull
 
-from nlflow import E, ExplicitEuler, Exponential, Gaussian, GradientFlow, J, Points, affinity, from_matrix, solve
+from nlflow import E, ExplicitEuler, Exponential, Gaussian, GradientFlow, J, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

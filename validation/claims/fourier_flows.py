@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import E, Exponential, Gaussian, GradientFlow, Grid, J, RungeKutta, affinity, solve
+from nlflow import E, Exponential, Gaussian, GradientFlow, Grid, J, RungeKutta, affinity
 from nlflow.plotting import Course, decay_figure, spacetime_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome
+from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from skimage import data
 
-from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, solve
+from nlflow import E, GradientFlow, PatchGroups, SemiImplicit
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome, largest, smallest
+from validation.harness import Check, Claim, Context, Outcome, largest, smallest, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

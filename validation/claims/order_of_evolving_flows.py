@@ -25,10 +25,9 @@ from nlflow import (
     RungeKutta,
     SemiImplicit,
     affinity,
-    solve,
 )
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome, largest
+from validation.harness import Check, Claim, Context, Outcome, largest, solve
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

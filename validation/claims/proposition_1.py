@@ -23,10 +23,9 @@ from nlflow import (
     diversity,
     diversity_bounds,
     equilibrium,
-    solve,
 )
 from nlflow.plotting import bounds_figure, spacetime_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest, solve
 
 Floats = NDArray[np.float64]
 

@@ -20,10 +20,9 @@ from nlflow import (
     affinity,
     from_matrix,
     neutreno_limit,
-    solve,
 )
 from nlflow.plotting import new_figure, phase_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest, solve
 
 Floats = NDArray[np.float64]
 
