@@ -14,7 +14,7 @@ from typing import Any
 def pairs(*levels: Sequence[Any], where: Callable[..., bool] | None = None) -> list[tuple[Any, ...]]:
     """Cases in which each pair of values of two parameters occurs at least once.
 
-    Each level holds the values of one parameter. Of all combinations the one that brings most new pairs is taken next,
+    Each level holds the values of one parameter. The combination that brings most new pairs is taken next,
     the first among equals, so that the same call gives the same cases in the same order. ``where`` is called with the
     values of a case, in the order of the levels, and says whether they may meet; a pair that occurs in no such case is
     left out. One level gives each of its values; two give their product.

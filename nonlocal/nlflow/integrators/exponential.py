@@ -34,7 +34,7 @@ class Exponential(Integrator):
     Notes
     -----
     A step of the recurrence rounds by at most g = 2 (m + 8) eps times the largest value, where rows of P have m
-    entries. What becomes of a rounding in the mode of eigenvalue a is a Chebyshev polynomial of the second kind,
+    entries. A rounding in the mode of eigenvalue a grows as a Chebyshev polynomial of the second kind,
     U_k <= k + 1, at most 1 / sin in between. The coefficients of exp(-ta) fall from term to term and their moduli sum
     to 1, so (by Abel's summation) all steps together add at most g rho / (3 a) to that mode for any t, and at most
     g t rho / 2 where a is about 0. rho is the upper end of the interval; the constant 1/3 was computed, for t rho up
