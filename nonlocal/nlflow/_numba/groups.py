@@ -409,11 +409,13 @@ def filter_groups(
         given = np.empty((most, size), state.dtype)
         change = np.empty((most, size), state.dtype)
         mean = np.empty(size, state.dtype)
+        squares = np.empty(size, state.dtype)
         centre = np.empty(size, state.dtype)
         noise = np.empty(size, state.dtype)
         weight = np.empty(size, state.dtype)
         wide = np.empty((3, most, size), np.float64)
         wide_mean = np.empty(size, np.float64)
+        wide_noise = np.empty(size, np.float64)
         wide_weight = np.empty(size, np.float64)
         for reference in range(first, last):
             number = (job // runs) * columns.shape[0] + reference
@@ -460,12 +462,12 @@ def filter_groups(
                 _gather(pilot[c], corners, count, ph, pw, source)
                 _centre(source[:count], mean)
                 _centre(tokens[:count], centre)
-                mean[:] = 0
+                squares[:] = 0
                 for k in range(count):
                     row = source[k]
                     for j in range(size):
-                        mean[j] += row[j] * row[j]
-                trace = mean.sum() * share
+                        squares[j] += row[j] * row[j]
+                trace = squares.sum() * share
                 # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
                 # the input the group is left as it is.
                 least = count * rounding[1] * trace
@@ -483,9 +485,11 @@ def filter_groups(
                         _gather(pilot[c], corners, count, ph, pw, wide[1])
                         _centre(wide[0, :count], wide_mean)
                         _centre(wide[1, :count], wide_mean)
-                        wide_mean[:] = noise
+                        wide_noise[:] = noise
                         fast = count * rounding[1] * condition * condition < 1
-                        _wiener(wide[0, :count], wide[1, :count], wide_mean, shrink, fast, wide[2, :count], wide_weight)
+                        _wiener(
+                            wide[0, :count], wide[1, :count], wide_noise, shrink, fast, wide[2, :count], wide_weight
+                        )
                         change[:] = wide[2]
                         weight[:] = wide_weight
                 keep = part / rest
