@@ -45,7 +45,7 @@ test-all: lint
 	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
 
 portable: $(DEV)
-	@$(BIN)/python -m robustness.processors $(ARGS)
+	@$(BIN)/python -m validation.robustness.processors $(ARGS)
 
 lint: $(DEV)
 	@echo '== ruff'
@@ -112,10 +112,10 @@ $(BENCH): $(INPUT)
 	@touch $(CORE) $@
 
 robustness: $(DEV)
-	@$(BIN)/python -m robustness $(ARGS)
+	@$(BIN)/python -m validation.robustness $(ARGS)
 
 mutants: $(DEV)
-	@$(BIN)/python -m robustness.mutants $(ARGS)
+	@$(BIN)/python -m validation.robustness.mutants $(ARGS)
 
 # Local version labels such as +cpu name a build, not a version; pip itself is not ours to choose.
 constraints: $(DEV) $(BENCH)
@@ -125,7 +125,7 @@ constraints: $(DEV) $(BENCH)
 
 clean:
 	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output portable-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find nonlocal benchmarks robustness tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
+	@find nonlocal benchmarks tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
 	@rm -rf $(VENV)

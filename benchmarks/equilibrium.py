@@ -5,7 +5,7 @@ factorisation on the one, the minimiser with whatever preconditioner it takes on
 process's peak, which sees what SuperLU allocates, too.
 
 `python -m benchmarks.equilibrium crossover` prints what a set-up of multigrid and its iterations cost in iterations
-with the diagonal, from which `nlflow.precondition.PAYS` and `PAYS_EDGE` come.
+with the diagonal, from which `nlflow.functionals.preconditioners.PAYS` and `PAYS_EDGE` come.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._numba.pairwise import loop
+from nlflow.backends.numba.pairwise import loop
 
 
 def best(task: Callable[[], Any], repeats: int = 7) -> float:

@@ -14,7 +14,7 @@ import numpy as np  # noqa: E402  # the paths come first
 from sphinx.util import logging  # noqa: E402  # as above
 
 import nlflow  # noqa: E402  # as above
-from nlflow._machine import version  # noqa: E402  # as above
+from nlflow.backends.machine import version  # noqa: E402  # as above
 
 project = "nlflow"
 author = "the authors of nlflow"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow import cli
+from nlflow.commands import main as cli
 from nlflow.errors import NlflowWarning
 
 RNG = np.random.default_rng(11)

@@ -114,12 +114,12 @@ def within(limit: int, read: Callable[[], object]) -> Callable[[], object]:
 
 def cases(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is read in each case; the files are written first."""
-    from nlflow import files
-    from nlflow._terminal import read_tokens
     from nlflow.attention.loading import load_model
-    from nlflow.companions import read_mask
-    from nlflow.storage import load_archive
-    from nlflow.study import run_study
+    from nlflow.io import files
+    from nlflow.io.companions import read_mask
+    from nlflow.io.storage import load_archive
+    from nlflow.io.terminal import read_tokens
+    from nlflow.studies import run_study
     from validation.training.data import read_pictures
     from validation.training.state import read_tensors
 

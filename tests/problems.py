@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from scipy.linalg import expm
 
 import nlflow as nl
-from nlflow.integrators import Integrator
+from nlflow.flows.integrators import Integrator
 
 Floats = NDArray[np.float64]
 

@@ -1,4 +1,4 @@
-"""What the tests of `nlflow.distributed` run in several processes, and in one to compare with.
+"""What the tests of `nlflow.affinities.sharded` run in several processes, and in one to compare with.
 
 ``python sharded_run.py JOB OUT`` in each process, with the environment that torchrun sets; rank 0 writes OUT.
 """
@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import nlflow as nl
-from nlflow import distributed
+from nlflow.affinities import sharded as distributed
 from nlflow.errors import NlflowError
 
 N = 91

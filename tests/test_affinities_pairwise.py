@@ -238,7 +238,7 @@ def test_processors_with_narrower_vectors(processor: str, features: str, width: 
     code = """
         import numpy as np
         from nlflow import DotProduct, Gaussian, Points, affinity
-        from nlflow._numba.vectors import AVX512, BYTES
+        from nlflow.backends.numba.vectors import AVX512, BYTES
 
         rng = np.random.default_rng(0)
         x, u = rng.normal(size=(150, 3)), rng.normal(size=(150, 2))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import autograd
+from nlflow.flows import derivatives as autograd
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 
@@ -347,10 +347,10 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
             lambda e, u: autograd.equilibrium(attention(torch.ones_like(u), 0.1, u), maxiter=1).sum().backward(),
             "equilibrium: the residual of its derivative is",
         ),
-        (lambda e, u: e.minimizer(), "requires a gradient, expected one that does not; use nlflow.autograd.minimizer"),
+        (lambda e, u: e.minimizer(), "requires a gradient, use nlflow.flows.derivatives.minimizer"),
         (lambda e, u: nl.E(attention(u, 0.1).affinity, U_PLAIN, learnt(0.1)).minimizer(), "a gradient, .*minimi"),
-        (lambda e, u: nl.equilibrium(attention(U_PLAIN, learnt(0.1))), "a gradient, .*autograd.equili"),
-        (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "requires a gradient, .* use nlflow.autograd.run"),
+        (lambda e, u: nl.equilibrium(attention(U_PLAIN, learnt(0.1))), "a gradient, .*derivatives.equili"),
+        (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), U, t=1.0), "start: got dtype float64"),
     ],
     ids=["numpy", "adaptive", "unstable", "negative", "J", "unsolved", "no flow", "evolving", "without", "zero",

@@ -15,7 +15,7 @@ from tests.test_tiled import host
 
 torch = torch_on_one_thread()
 
-from nlflow import autograd  # noqa: E402  # needs torch
+from nlflow.flows import derivatives as autograd  # noqa: E402  # needs torch
 
 ITEMS, HEADS, N, WIDTH, CHANNELS = 2, 3, 24, 4, 5
 LEADING = (ITEMS, HEADS)

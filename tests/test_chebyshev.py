@@ -12,8 +12,8 @@ from numpy.polynomial import chebyshev
 from scipy.special import ive
 
 import nlflow as nl
-from nlflow.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.errors import NumericalError
+from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from tests.covering import pairs
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, torch_on_one_thread
 

@@ -28,9 +28,9 @@ def test_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((out, progress))
         return "table"
 
-    module = types.ModuleType("nlflow.demo")
+    module = types.ModuleType("nlflow.commands.demo")
     module.run_demo = run_demo  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "nlflow.demo", module)
+    monkeypatch.setitem(sys.modules, "nlflow.commands.demo", module)
     assert run("demo").stdout == "table\n"
     run("demo", "--out", "there", "--quiet")
     assert calls == [(Path("demo-output"), False), (Path("there"), False)]

@@ -14,7 +14,8 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nlflow import FileFormatError, InputError, NlflowWarning, cli
+from nlflow import FileFormatError, InputError, NlflowWarning
+from nlflow.commands import main as cli
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -219,7 +220,7 @@ def test_inputs_that_cannot_be_used(folder: Path) -> None:
 
 
 def test_without_torch(folder: Path) -> None:
-    code = "import sys; sys.modules['torch'] = None; from nlflow.cli import main; main()"
+    code = "import sys; sys.modules['torch'] = None; from nlflow.commands.main import main; main()"
     command = [sys.executable, "-c", code, "attention", str(folder / "bert"), "--text", "x"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -17,8 +17,8 @@ import tifffile
 from PIL import Image
 
 import nlflow
-from nlflow import files
 from nlflow.errors import InputError
+from nlflow.io import files
 from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, install, listing, run
 
 
@@ -109,7 +109,7 @@ def test_counts(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatc
         given.append(words)
         return "Poisson"
 
-    monkeypatch.setattr("nlflow.noise.Poisson", poisson, raising=False)
+    monkeypatch.setattr("nlflow.denoising.noise.Poisson", poisson, raising=False)
     run("denoise", "in.png", "a.png", "--noise", "poisson", "--gain", "2", "--read-noise", "3.5", "--offset", "100")
     run("denoise", "in.png", "b.png", "--noise", "poisson", "--gain", "2")
     assert given == [{"gain": 2, "sigma": 3.5, "offset": 100}, {"gain": 2}]

@@ -19,7 +19,7 @@ def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_entry_point_and_start() -> None:
     heavy = "{'numpy', 'numba', 'scipy', 'matplotlib', 'PIL', 'skimage', 'torch', 'rich'}"
     check = f"import atexit, sys; atexit.register(lambda: print(sorted({heavy} & set(sys.modules))));"
-    result = process(check + "from nlflow.cli import main; main()", "--help")
+    result = process(check + "from nlflow.commands.main import main; main()", "--help")
     assert result.returncode == 0
     assert result.stdout.startswith("Usage: nonlocal [OPTIONS]")
     assert result.stdout.endswith("[]\n")
@@ -38,7 +38,7 @@ def denoise(image, *args, **options):
         pass  # as a flow does that returns what it has reached
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
 sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
-from nlflow.cli import main
+from nlflow.commands.main import main
 main()
 """
     result = process(code, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
@@ -60,7 +60,7 @@ def denoise(image, *args, **options):
     time.sleep(60)
     return image, types.SimpleNamespace(as_dict=lambda: {{"sigma": 1.0}})
 sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
-from nlflow.cli import main
+from nlflow.commands.main import main
 main()
 """
     result = process(program, "denoise", str(tmp_path / "in.png"), str(tmp_path / "out.png"))
@@ -73,7 +73,7 @@ def test_sigterm_where_ctrl_c_is_ignored() -> None:
     program = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what runs in the background
-from nlflow._terminal import terminable
+from nlflow.io.terminal import terminable
 with terminable() as terminated:
     try:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -99,7 +99,7 @@ def denoise(image, *args, **options):
         time.sleep(60)
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
 sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
-from nlflow.cli import main
+from nlflow.commands.main import main
 main()
 """
     out = tmp_path / "out"
@@ -111,7 +111,7 @@ main()
 
 def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
     result = process(
-        "from nlflow.cli import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")
+        "from nlflow.commands.main import main; main()", "denoise", str(tmp_path / "no.png"), str(tmp_path / "o.png")
     )
     assert result.returncode == 1
     assert result.stdout == ""

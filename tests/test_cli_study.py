@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow import cli, run_study
-from nlflow.study.registry import KINDS
+from nlflow import run_study
+from nlflow.commands import main as cli
+from nlflow.studies.registry import KINDS
 
 SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5",
          "--dt", "0.1,0.05,0.025"]  # fmt: skip
@@ -169,7 +170,7 @@ def test_ctrl_c_leaves_what_is_done_for_the_next_run(folder: Path) -> None:
     code = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
-from nlflow.study.registry import KINDS
+from nlflow.studies.registry import KINDS
 kind = type(KINDS["time-order"])
 measure, calls = kind.measure, []
 def interrupted(self, options, seed):
@@ -178,7 +179,7 @@ def interrupted(self, options, seed):
         os.kill(os.getpid(), signal.SIGINT)
     return measure(self, options, seed)
 kind.measure = interrupted
-from nlflow.cli import main
+from nlflow.commands.main import main
 main()
 """
     command = [sys.executable, "-W", "error", "-c", code, "study", *SMALL, "--out", "results"]
@@ -190,7 +191,7 @@ main()
 
 
 def test_help_names_the_options_of_every_kind() -> None:
-    from nlflow.cli_study import HELP
+    from nlflow.commands.study import HELP
 
     common = {"kernel", "nodes", "dimension", "channels"}
     lines = HELP.split("which all have\n")[1].splitlines()[: len(KINDS)]

@@ -10,9 +10,9 @@ import pytest
 import tifffile
 from PIL import Image
 
-from nlflow import files
-from nlflow.companions import find, read_map, read_mask, read_reference
 from nlflow.errors import FileFormatError, InputError
+from nlflow.io import files
+from nlflow.io.companions import find, read_map, read_mask, read_reference
 
 RNG = np.random.default_rng(4)
 WHERE = RNG.random((5, 8)) < 0.4

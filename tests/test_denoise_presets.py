@@ -11,7 +11,7 @@ from skimage.restoration import inpaint_biharmonic
 from nlflow import PatchGroups, denoise
 from nlflow.denoising import api, groupwise, presets
 from nlflow.denoising.presets import PRESETS, Grouping
-from nlflow.fidelity import MatrixFidelity
+from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
-from nlflow._numba import groups as loops
+from nlflow.backends.numba import groups as loops
 from nlflow.denoising import api, groupwise
 from nlflow.denoising.groupwise import Groups, estimates, halo
+from nlflow.denoising.patches.search import reference_positions
 from nlflow.denoising.presets import Grouping, GroupPreset
-from nlflow.patches.search import reference_positions
 from tests.pictures import GROUPS_SLOWLY, SMALL, Floats, noisy, rms, steps_and_waves, waves
 
 pytestmark = pytest.mark.numerical

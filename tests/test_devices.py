@@ -12,13 +12,15 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow import J, affinity, cli, cli_study, run_study
+from nlflow import J, affinity, run_study
 from nlflow.affinities import choice
-from nlflow.devices import CPU, DEVICES, DTYPES, Device, choose_device, found_devices
+from nlflow.backends.devices import CPU, DEVICES, DTYPES, Device, choose_device, found_devices
+from nlflow.commands import main as cli
+from nlflow.commands import study as cli_study
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, format_bytes
-from nlflow.kernel import DotProduct, Gaussian, Laplace, TopHat
-from nlflow.study.registry import KINDS
-from nlflow.study.settings import build
+from nlflow.kernels import DotProduct, Gaussian, Laplace, TopHat
+from nlflow.studies.registry import KINDS
+from nlflow.studies.settings import build
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()

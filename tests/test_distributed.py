@@ -21,7 +21,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("torch is built without gloo", allow_module_level=True)
 
 import nlflow as nl  # noqa: E402
-from nlflow import distributed  # noqa: E402
+from nlflow.affinities import sharded as distributed  # noqa: E402
 from nlflow.errors import InputError  # noqa: E402
 from tests import sharded_run  # noqa: E402
 

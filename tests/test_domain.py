@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nlflow import Grid, InputError, Points
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 from tests.reference import image_of
 
 BOUNDARIES = ["periodic", "reflect", "isolated"]

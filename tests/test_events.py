@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow.checkpoints import Checkpoints
 from nlflow.errors import InputError, NlflowError
-from nlflow.events import Progress, Tracker
+from nlflow.flows.trackers import Progress, Tracker
+from nlflow.io.checkpoints import Checkpoints
 from tests.problems import Floats, problem
 
 EULER = nl.ExplicitEuler(0.125)
@@ -263,7 +263,7 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_integration
 def test_checkpoints_take_at_most_a_fiftieth_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock of its own: a step takes a second, writing takes three."""
     now, written = [0.0], []
-    monkeypatch.setattr("nlflow.events.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nlflow.flows.trackers.time.monotonic", lambda: now[0])
     original = Checkpoints.save
 
     def save(self: Checkpoints, arrays: Any, meta: Any) -> None:

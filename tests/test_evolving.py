@@ -17,7 +17,7 @@ from scipy.integrate import RK45, solve_ivp
 
 import nlflow as nl
 from nlflow.errors import InputError
-from nlflow.integrators import FixedStep, Integrator
+from nlflow.flows.integrators import FixedStep, Integrator
 from tests.problems import Floats, gaussian_matrix, torch_on_one_thread, unchecked
 from tests.reference import patch_matrix
 
@@ -302,7 +302,7 @@ def test_items_of_a_batch_are_flows_of_their_own() -> None:
 @pytest.mark.parametrize("integrator", [Midpoint(0.2), nl.SemiImplicit(0.2)], ids=["own", "SemiImplicit"])
 def test_derivatives_are_those_of_the_steps_of_solve(integrator: Integrator, every: int) -> None:
     torch = torch_on_one_thread()
-    from nlflow import autograd
+    from nlflow.flows import derivatives as autograd
 
     def final(u: Any) -> Any:
         functional = nl.E(nl.affinity(nl.Gaussian(width=WIDTH), POINTS, u.detach()), torch.from_numpy(OBSERVED), 0.4)

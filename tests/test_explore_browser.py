@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from nlflow.explore import pictures
+from nlflow.explorer import pictures
 from tests.explorer import Page, browsing, missing, serving
 from tests.test_explore_views import executed, layers_report, small_image, small_sound
 
@@ -144,7 +144,9 @@ def test_files_are_opened_and_saved(page: Page, place: Path, monkeypatch: pytest
     assert executed(page.python())["clean"].shape == (40, 52)
     words = page.command().split()
     assert words[:3] == ["nonlocal", "denoise", "a.png"]
-    done = subprocess.run([sys.executable, "-m", "nlflow.cli", *words[1:]], cwd=place, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "nlflow.commands.main", *words[1:]], cwd=place, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     save = next(one for one in page.all(".nl-action button") if one.text.startswith("Download result"))
     page.settled(save.click)

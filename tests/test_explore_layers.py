@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow import cli
-from nlflow.explore.layers_view import read_layers
+from nlflow.commands import main as cli
+from nlflow.explorer.layers_view import read_layers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")

@@ -20,19 +20,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from nlflow import InputError, cli
-from nlflow.explore import server, uploads
-from nlflow.explore.sources import example
+from nlflow import InputError
+from nlflow.commands import main as cli
+from nlflow.explorer import server, uploads
+from nlflow.explorer.sources import example
 from tests.explorer import serving
 
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
-from nlflow.explore.denoise_tab import DenoiseTab  # noqa: E402
-from nlflow.explore.desk import Desk  # noqa: E402
-from nlflow.explore.flow_tab import FlowTab  # noqa: E402
-from nlflow.explore.layers_tab import LayersTab  # noqa: E402
-from nlflow.explore.page import Contents  # noqa: E402
+from nlflow.explorer.denoise_tab import DenoiseTab  # noqa: E402
+from nlflow.explorer.desk import Desk  # noqa: E402
+from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
+from nlflow.explorer.layers_tab import LayersTab  # noqa: E402
+from nlflow.explorer.page import Contents  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +246,7 @@ def test_the_page_names_no_other_server(address: str) -> None:
 def desk() -> Iterator[Desk]:
     import skimage.metrics  # noqa: F401  # as the server does: not in two threads at a time
 
-    from nlflow.explore.worker import Worker
+    from nlflow.explorer.worker import Worker
 
     worker = Worker()
     yield Desk(worker, uploads.Limits(content=10_000), None)
@@ -374,7 +375,17 @@ def test_ctrl_c_ends_it(number: signal.Signals, host: str) -> None:
 
 @pytest.mark.slow
 def test_other_addresses_are_warned_of() -> None:
-    command = [sys.executable, "-m", "nlflow.cli", "explore", "--no-browser", "--port", "0", "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "nlflow.commands.main",
+        "explore",
+        "--no-browser",
+        "--port",
+        "0",
+        "--host",
+        "0.0.0.0",
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().split()[2]
@@ -388,7 +399,7 @@ def test_other_addresses_are_warned_of() -> None:
 
 
 def test_names_as_browsers_write_them() -> None:
-    from nlflow.explore.gate import hosts_of
+    from nlflow.explorer.gate import hosts_of
 
     assert hosts_of(["0:0:0:0:0:0:0:1", "MyHost", "127.0.0.1"], 80) == {
         "[::1]", "[::1]:80", "myhost", "myhost:80", "127.0.0.1", "127.0.0.1:80",

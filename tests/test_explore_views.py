@@ -20,15 +20,16 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
-from nlflow import FileFormatError, InputError, MemoryLimitError, cli, denoise
-from nlflow._quality import psnr, ssim
+from nlflow import FileFormatError, InputError, MemoryLimitError, denoise
+from nlflow.commands import main as cli
 from nlflow.denoising.following import Trail
-from nlflow.explore import denoising_view, flow_view, layers_view, pictures, sources, uploads
-from nlflow.explore.denoising_view import DenoiseSettings
-from nlflow.explore.flow_view import FlowSettings
-from nlflow.explore.texts import call, decibels, digits
-from nlflow.explore.worker import Cancelled, Job, Worker
-from nlflow.files import read
+from nlflow.denoising.quality import psnr, ssim
+from nlflow.explorer import denoising_view, flow_view, layers_view, pictures, sources, uploads
+from nlflow.explorer.denoising_view import DenoiseSettings
+from nlflow.explorer.flow_view import FlowSettings
+from nlflow.explorer.texts import call, decibels, digits
+from nlflow.explorer.worker import Cancelled, Job, Worker
+from nlflow.io.files import read
 from tests import hostile
 
 RNG = np.random.default_rng(5)
@@ -647,7 +648,7 @@ def test_a_closed_worker_ends() -> None:
 
 def test_views_load_no_panel() -> None:
     program = (
-        "import sys; from nlflow.explore import denoising_view, flow_view, layers_view, uploads, pictures, worker;"
+        "import sys; from nlflow.explorer import denoising_view, flow_view, layers_view, uploads, pictures, worker;"
         "print({'panel', 'bokeh', 'param', 'tornado'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -15,7 +15,7 @@ from extremes import CASES, Case, case, exact, signals
 
 import nlflow as nl
 from nlflow import attention
-from nlflow.kernel import Kernel
+from nlflow.kernels import Kernel
 from tests.covering import pairs
 
 pytestmark = [

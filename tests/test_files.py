@@ -14,8 +14,8 @@ import tifffile
 from PIL import Image
 from scipy.io import wavfile
 
-from nlflow import files
 from nlflow.errors import FileFormatError, InputError
+from nlflow.io import files
 
 
 def samples(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -250,6 +250,6 @@ def test_not_a_number_is_left_to_the_denoiser(tmp_path: Path) -> None:
 
 
 def test_import_is_cheap() -> None:
-    code = "import sys, nlflow.files; print([m for m in ('PIL', 'tifffile', 'scipy', 'numba') if m in sys.modules])"
+    code = "import sys, nlflow.io.files; print([m for m in ('PIL', 'tifffile', 'scipy', 'numba') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

@@ -11,7 +11,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.errors import InputError
-from nlflow.flow import Flow
+from nlflow.flows.flow import Flow
 from tests.problems import Floats, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
 
 pytestmark = pytest.mark.numerical

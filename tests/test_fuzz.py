@@ -21,16 +21,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nlflow import FileFormatError, InputError, files
-from nlflow._npy import read_array
-from nlflow._terminal import read_tokens
+from nlflow import FileFormatError, InputError
 from nlflow.errors import NlflowError
-from nlflow.storage import load_archive
-from nlflow.study.options import kernel_label, parse_kernel
-from robustness.fuzz import campaign, engine, mutate, seeds
-from robustness.fuzz.targets import TARGETS
-from robustness.fuzz.watch import READ, REFUSED, BrokenPropertyError, Guard, judge, place_of
+from nlflow.io import files
+from nlflow.io.npy import read_array
+from nlflow.io.storage import load_archive
+from nlflow.io.terminal import read_tokens
+from nlflow.studies.options import kernel_label, parse_kernel
 from tests import hostile
+from validation.robustness.fuzz import campaign, engine, mutate, seeds
+from validation.robustness.fuzz.targets import TARGETS
+from validation.robustness.fuzz.watch import READ, REFUSED, BrokenPropertyError, Guard, judge, place_of
 
 ROOT = Path(__file__).resolve().parents[1]
 #: How many mutated inputs each reader gets here; `make robustness` gives it half an hour.
@@ -198,7 +199,7 @@ def guard_file(guard: Guard) -> Path:
 def test_readers_that_fill_the_memory_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     # The peak of a process never falls: what other tests took would hide what this one takes.
     peaks = iter([2**30, 2**30 + 2**29 + 1])
-    monkeypatch.setattr("robustness.fuzz.watch._peak", lambda: next(peaks))
+    monkeypatch.setattr("validation.robustness.fuzz.watch._peak", lambda: next(peaks))
     with pytest.raises(BrokenPropertyError, match=r"peak of memory grew by 536870913 bytes for an input of 3 bytes"):
         judge(lambda data: None, b"abc")
 
@@ -261,7 +262,7 @@ def test_mutations_get_past_the_lengths_of_headers() -> None:
 
 
 def test_mutations_get_past_the_checksum_of_cases() -> None:
-    from nlflow.storage import load_record, save_record
+    from nlflow.io.storage import load_record, save_record
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "record"
@@ -302,7 +303,7 @@ def test_a_reader_that_fails_hangs_or_dies_is_told(tmp_path: Path) -> None:
     broken = """
 import os, sys, time
 from dataclasses import replace
-from robustness.fuzz import engine
+from validation.robustness.fuzz import engine
 def make(folder):
     def read(data):
         if len(data) > 60: raise KeyError('long')
@@ -327,7 +328,11 @@ engine.main()
 
 def test_command_lists_its_readers() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "robustness.fuzz", "--list"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "validation.robustness.fuzz", "--list"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert [line.split()[0] for line in done.stdout.splitlines()] == list(TARGETS)
 

@@ -18,11 +18,12 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import FileFormatError, InputError, files
-from nlflow._npy import read_array
-from nlflow._terminal import read_tokens
+from nlflow import FileFormatError, InputError
 from nlflow.errors import MemoryLimitError, NlflowError
-from nlflow.storage import load_archive, save_archive
+from nlflow.io import files
+from nlflow.io.npy import read_array
+from nlflow.io.storage import load_archive, save_archive
+from nlflow.io.terminal import read_tokens
 from tests import hostile
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -70,7 +71,7 @@ def _ways_to_code(source: str) -> list[str]:
 
 
 # Where the words above are said on purpose: a pickle as an input of the fuzzer, made here, which readers must refuse.
-_KNOWN = {"robustness/fuzz/seeds.py": ["allow_pickle=True"]}
+_KNOWN = {"validation/robustness/fuzz/seeds.py": ["allow_pickle=True"]}
 
 
 def test_no_source_unpickles_or_evaluates() -> None:

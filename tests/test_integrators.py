@@ -13,9 +13,9 @@ import pytest
 from scipy.integrate import solve_ivp
 
 import nlflow as nl
-from nlflow import integrators
 from nlflow.errors import InputError
-from nlflow.integrators import Integrator
+from nlflow.flows import integrators
+from nlflow.flows.integrators import Integrator
 from tests.problems import Floats, Problem, problem, random_chain, torch_on_one_thread
 
 pytestmark = pytest.mark.numerical

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from nlflow._interrupts import delivered
-from nlflow._numba.loading import compiled
+from nlflow.backends.interrupts import delivered
+from nlflow.backends.numba.loading import compiled
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
 

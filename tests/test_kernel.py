@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlflow import DotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
-from nlflow.kernel import Kernel, RadialKernel
+from nlflow.kernels import Kernel, RadialKernel
 from tests.reference import feature_matrix, profile
 
 RADIAL = [Gaussian(width=0.7), Laplace(width=1.3), TopHat(radius=1.5), Gaussian(width=2.0, amplitude=3.0)]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nlflow.krylov import Solved, conjugate_gradients, gmres
+from nlflow.functionals.krylov import Solved, conjugate_gradients, gmres
 
 pytestmark = pytest.mark.numerical
 

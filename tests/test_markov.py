@@ -305,8 +305,8 @@ def test_iterations_agree_with_all_eigenvalues(many: bool) -> None:
         with pytest.MonkeyPatch.context() as patch:
             if many:
                 patch.setattr("nlflow.markov.spectral.DENSE_STATES", 40)
-                patch.setattr("nlflow.spectrum._DENSE_NODES", 40)
-                patch.setattr("nlflow.spectrum._DENSE_RATE_NODES", 40)
+                patch.setattr("nlflow.flows.spectrum._DENSE_NODES", 40)
+                patch.setattr("nlflow.flows.spectrum._DENSE_RATE_NODES", 40)
             for laziness in (0.0, 0.4):
                 chain = MarkovChain(given(k), laziness=laziness)
                 if many:

@@ -181,7 +181,7 @@ def test_one_move_of_any_row(row: list[float]) -> None:
 
 def test_the_number_zero_leads_nowhere_impossible() -> None:
     """With key 0 the first walker's first number is 0: cell 0, of which nothing is kept where state 0 is impossible."""
-    from nlflow._numba.walks import loop
+    from nlflow.backends.numba.walks import loop
 
     tables = AliasTables(np.tile([0.0, 0.5, 0.5], (3, 1)))
     states = np.ones(1, np.int64)

@@ -13,10 +13,10 @@ from scipy.linalg import expm
 
 import nlflow as nl
 from nlflow.affinities import BlockAffinity
-from nlflow.fidelity import Fidelity, MatrixFidelity, NodeFidelity
-from nlflow.functional import METRICS
-from nlflow.integrators import Integrator
-from nlflow.spectrum import dense_operator, euler_limit, largest_eigenvalue, relaxation_rate
+from nlflow.flows.integrators import Integrator
+from nlflow.flows.spectrum import dense_operator, euler_limit, largest_eigenvalue, relaxation_rate
+from nlflow.functionals.fidelity import Fidelity, MatrixFidelity, NodeFidelity
+from nlflow.functionals.quadratic import METRICS
 from tests.problems import torch_on_one_thread
 from tests.reference import feature_matrix, plain_dirichlet, position_matrix
 

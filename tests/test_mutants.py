@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from coverage import CoverageData
 
-from robustness.mutants.__main__ import Campaign, line, main
-from robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
-from robustness.mutants.results import EQUIVALENT, Result, judged, read, table, write
-from robustness.mutants.selection import Map, mirrors
-from robustness.mutants.workshop import ROOT, Workshop
+from validation.robustness.mutants.__main__ import Campaign, line, main
+from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
+from validation.robustness.mutants.results import EQUIVALENT, Result, judged, read, table, write
+from validation.robustness.mutants.selection import Map, mirrors
+from validation.robustness.mutants.workshop import ROOT, Workshop
 
 SOURCE = '''"""Text with 1 < 2."""
 __all__ = ["f"]
@@ -90,7 +90,7 @@ def test_the_draw() -> None:
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--list", "--only", "krylov.py:"]) == 0
-    assert capsys.readouterr().out.count("nonlocal/nlflow/krylov.py:") >= 2
+    assert capsys.readouterr().out.count("nonlocal/nlflow/functionals/krylov.py:") >= 2
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,10 +102,12 @@ def checkout(tmp_path: Path) -> Path:
     root = tmp_path / "checkout"
     files = {
         "nonlocal/nlflow/__init__.py": "",
-        "nonlocal/nlflow/flow.py": "def half(x):\n    return x / 2\n\n\ndef third(x):\n    return x / 3\n",
-        "nonlocal/nlflow/_numba/sums.py": "def total(x):\n    return x + x\n",
-        "nonlocal/nlflow/krylov.py": "def double(x):\n    from nlflow._numba.sums import total\n    return total(x)\n",
-        "tests/test_flow.py": "import os\nfrom nlflow.flow import half\n\ndef test_breaks():\n    assert False\n\n"
+        "nonlocal/nlflow/flows/flow.py": "def half(x):\n    return x / 2\n\n\ndef third(x):\n    return x / 3\n",
+        "nonlocal/nlflow/backends/numba/sums.py": "def total(x):\n    return x + x\n",
+        "nonlocal/nlflow/functionals/krylov.py": "def double(x):\n"
+        "    from nlflow.backends.numba.sums import total\n    return total(x)\n",
+        "tests/test_flow.py": "import os\nfrom nlflow.flows.flow import half\n\n"
+        "def test_breaks():\n    assert False\n\n"
         "def test_half():\n    assert half(4) == 2\n    assert os.getcwd() in half.__code__.co_filename\n",
         "pyproject.toml": "[tool.pytest.ini_options]\nmarkers = ['slow']\n",
     }
@@ -116,7 +118,7 @@ def checkout(tmp_path: Path) -> Path:
     return root
 
 
-def _mutant(root: Path, operator: str, function: str = "half", file: str = "nonlocal/nlflow/flow.py") -> Mutant:
+def _mutant(root: Path, operator: str, function: str = "half", file: str = "nonlocal/nlflow/flows/flow.py") -> Mutant:
     found = mutants_of((root / file).read_bytes(), file)
     return next(mutant for mutant in found if (mutant.function, mutant.operator) == (function, operator))
 
@@ -137,14 +139,14 @@ def test_mutants_are_killed_by_tests_that_pass_without_them(
         assert (survived.outcome, survived.test, survived.tried) == ("survived", "", 1)
         broken = campaign.tried(replace(_mutant(checkout, "/ to *"), text="/ /"))
         assert (broken.outcome, broken.how) == ("killed", "import")
-        loops = workshop.tree / "nonlocal/nlflow/_numba"
-        (loops / "more.py").write_text("from nlflow._numba.sums import total\n")
+        loops = workshop.tree / "nonlocal/nlflow/backends/numba"
+        (loops / "more.py").write_text("from nlflow.backends.numba.sums import total\n")
         (loops / "__pycache__").mkdir()
         compiled = [loops / "__pycache__" / f"{name}.f-1.py311.1.nbc" for name in ("sums", "more", "other")]
         for path in compiled:
             path.touch()
         before = (loops / "sums.py").stat()
-        with workshop.changed(_mutant(checkout, "+ to -", "total", "nonlocal/nlflow/_numba/sums.py")):
+        with workshop.changed(_mutant(checkout, "+ to -", "total", "nonlocal/nlflow/backends/numba/sums.py")):
             assert "x - x" in (loops / "sums.py").read_text()
             assert [path.exists() for path in compiled] == [False, False, True]
         assert [path.exists() for path in compiled] == [True, True, True]
@@ -180,8 +182,8 @@ def test_maps(checkout: Path, tmp_path: Path) -> None:
     assert tests.tests_of(_mutant(now, "/ to *")) == [(near, half), (more, b)]
     assert tests.tests_of(_mutant(now, "/ to *", "third")) == [(more, fixture)]
     # Loops are seen by who runs the Python that calls them.
-    assert tests.tests_of(_mutant(now, "+ to -", "total", "nonlocal/nlflow/_numba/sums.py")) == [(near, half)]
-    flow = now / "nonlocal/nlflow/flow.py"
+    assert tests.tests_of(_mutant(now, "+ to -", "total", "nonlocal/nlflow/backends/numba/sums.py")) == [(near, half)]
+    flow = now / "nonlocal/nlflow/flows/flow.py"
     flow.write_text("# one line\n\n" + flow.read_text())
     assert tests.tests_of(_mutant(now, "/ to *", "third")) == [(more, fixture)]
     # What the map does not know: a function that is new, and a file that no test has run.
@@ -199,7 +201,7 @@ def test_the_nearest_tests() -> None:
 
 
 def test_the_table(tmp_path: Path) -> None:
-    killed = Result("a", "nonlocal/nlflow/flow.py", "f", 1, "a | b -> a & b", "killed", "import", "", 0, 0, 1.0,
+    killed = Result("a", "nonlocal/nlflow/flows/flow.py", "f", 1, "a | b -> a & b", "killed", "import", "", 0, 0, 1.0,
                     "2026-11-22", "1804795", "machine")  # fmt: skip
     same, open_ = (replace(killed, name=name, outcome="survived", how="", tried=2, selected=3) for name in "bc")
     results = [killed, same, open_]
@@ -207,9 +209,9 @@ def test_the_table(tmp_path: Path) -> None:
     assert read(tmp_path) == results
     assert judged(tmp_path / "none.toml") == {}
     assert all(reason for reason in judged().values())
-    assert EQUIVALENT.parent == ROOT / "robustness" / "results"
+    assert EQUIVALENT.parent == ROOT / "validation" / "robustness" / "results"
     page = table(results, "Title.", {("b", same.change): "nothing else", ("c", "another change"): "no more"}, ["t"])
     assert "| flow | 3 | 1 | 0 | 1 | 1 |" in page
     assert "1 could not be imported" in page
-    assert "| nonlocal/nlflow/flow.py:1 f | `a \\| b -> a & b` | 2 of 3 | 1 |" in page
+    assert "| nonlocal/nlflow/flows/flow.py:1 f | `a \\| b -> a & b` | 2 of 3 | 1 |" in page
     assert "`a \\| b -> a & b`: nothing else |" in page

@@ -8,7 +8,7 @@ from skimage import data
 from skimage.restoration import estimate_sigma as median_of_wavelets
 
 from nlflow import estimate_sigma
-from nlflow.noise import estimate_sigmas, estimation
+from nlflow.denoising.noise import estimate_sigmas, estimation
 
 pytestmark = pytest.mark.numerical
 

@@ -7,7 +7,7 @@ import pytest
 from scipy.ndimage import gaussian_filter
 
 from nlflow import InputError
-from nlflow.noise import discrepancy, perturbation, sure
+from nlflow.denoising.noise import discrepancy, perturbation, sure
 
 pytestmark = pytest.mark.numerical
 

@@ -9,7 +9,7 @@ from scipy.stats import poisson
 
 import nlflow
 from nlflow import InputError, Poisson
-from nlflow.noise.stabilising import expected_transform
+from nlflow.denoising.noise.stabilising import expected_transform
 
 pytestmark = pytest.mark.numerical
 

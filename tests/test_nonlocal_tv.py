@@ -12,8 +12,8 @@ import pytest
 from scipy.optimize import lsq_linear, minimize
 
 from nlflow import E, Ep, Grid, InputError, MemoryLimitError, Patch, Points, TopHat, affinity, from_matrix, nonlocal_tv
-from nlflow.variational import primal_dual
-from nlflow.variational.certificate import bounding_box, fidelity_slack
+from nlflow.functionals.variational import primal_dual
+from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
 
 pytestmark = pytest.mark.numerical
 

@@ -34,7 +34,7 @@ from nlflow import (
     from_matrix,
     solve,
 )
-from nlflow.variational import evolution
+from nlflow.flows import p_flow
 
 pytestmark = pytest.mark.numerical
 
@@ -175,8 +175,8 @@ def test_what_is_refused() -> None:
 
 
 def test_linear_problems_that_are_too_hard_end_the_flow(monkeypatch: pytest.MonkeyPatch) -> None:
-    solve_linear = evolution.quadratic_step
-    monkeypatch.setattr(evolution, "quadratic_step", lambda *a: replace(solve_linear(*a), residual=1e-3, message="far"))
+    solve_linear = p_flow.quadratic_step
+    monkeypatch.setattr(p_flow, "quadratic_step", lambda *a: replace(solve_linear(*a), residual=1e-3, message="far"))
     solution = solve(PFlow(Jp(cloud(), 1)), normal(9), t=1.0, integrator=LaggedDiffusivity(0.5))
     assert not solution.success
     assert solution.status is Status.STEP_FAILED

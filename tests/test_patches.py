@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import nlflow as nl
-from nlflow.fidelity import MatrixFidelity
-from nlflow.patches.search import fewest_candidates, reference_positions
+from nlflow.denoising.patches.search import fewest_candidates, reference_positions
+from nlflow.functionals.fidelity import MatrixFidelity
 from validation.claims import nonlocal_bayes
 from validation.harness import Context
 
@@ -158,7 +158,7 @@ def test_tokens_are_patches_and_come_back(name: str, dtype: Any) -> None:
 @pytest.mark.parametrize("which", [None, "token", "component", "group"])
 @pytest.mark.parametrize("name", ["image", "colour", "signal"])
 def test_aggregation_is_a_weighted_mean(name: str, which: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.patches.groups._BLOCK", 300)
+    monkeypatch.setattr("nlflow.denoising.patches.groups._BLOCK", 300)
     shape, axis, options = SHAPES[name]
     groups = nl.PatchGroups(normal(shape), channel_axis=axis, **options)
     tokens = normal(groups.shape, 2)

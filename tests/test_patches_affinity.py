@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 import nlflow as nl
 from nlflow.affinities import BlockAffinity, Blocks
-from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
+from nlflow.flows.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
 from tests import test_properties as properties
 from tests.problems import torch_on_one_thread
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from robustness.processors import __main__ as portable
-from robustness.processors.figures import SIGNALS, demonstration
-from robustness.processors.settings import SETTINGS, SHORT, Setting, in_effect, lacking
-from robustness.report import read
+from validation.robustness.processors import __main__ as portable
+from validation.robustness.processors.figures import SIGNALS, demonstration
+from validation.robustness.processors.settings import SETTINGS, SHORT, Setting, in_effect, lacking
+from validation.robustness.report import read
 
 
 def test_each_setting_changes_what_it_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 import nlflow as nl
-from nlflow.flow import Flow
-from nlflow.integrators import Integrator
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Integrator
 from tests.problems import Floats
 
 EPS = float(np.finfo(float).eps)

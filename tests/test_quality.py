@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 
-from nlflow._quality import psnr, snr, ssim
+from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.errors import InputError
 
 RNG = np.random.default_rng(8)

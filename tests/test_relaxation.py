@@ -11,7 +11,7 @@ from scipy.linalg import eigvals
 
 import nlflow as nl
 from nlflow import AttentionFlow, GradientFlow, J, equilibrium
-from nlflow.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
+from nlflow.flows.spectrum import dense_operator, largest_eigenvalue, relaxation_rate
 from tests.chains import CASES, TOLERANCE, built, given, normal, ring
 from tests.problems import problem
 
@@ -30,7 +30,7 @@ FIDELITIES: dict[str, Any] = {
 @pytest.fixture(params=[False, True], ids=["dense", "iterated"])
 def iterated(request: Any, monkeypatch: pytest.MonkeyPatch) -> bool:
     if request.param:
-        monkeypatch.setattr("nlflow.spectrum._DENSE_RATE_NODES", 5)
+        monkeypatch.setattr("nlflow.flows.spectrum._DENSE_RATE_NODES", 5)
         monkeypatch.setattr(np.linalg, "eigvals", None)  # the whole matrix is not looked at
     return bool(request.param)
 
@@ -130,7 +130,7 @@ def test_a_rate_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*args: Any, **options: Any) -> None:
         raise ArpackError(-9999)
 
-    monkeypatch.setattr("nlflow.spectrum._DENSE_RATE_NODES", 5)
+    monkeypatch.setattr("nlflow.flows.spectrum._DENSE_RATE_NODES", 5)
     monkeypatch.setattr("scipy.sparse.linalg.eigs", fails)
     flow = AttentionFlow(built("queries")[0])
     with pytest.raises(nl.NumericalError, match="flow: the slowest rate was not found by iteration; use at most 5"):

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import solver
 from nlflow.errors import FileFormatError, NlflowWarning
-from nlflow.events import Tracker
-from nlflow.flow import Flow
-from nlflow.storage import load_archive
+from nlflow.flows import solver
+from nlflow.flows.flow import Flow
+from nlflow.flows.trackers import Tracker
+from nlflow.io.storage import load_archive
 from tests.covering import pairs
 from tests.problems import Floats, problem, torch_on_one_thread, unchecked
 

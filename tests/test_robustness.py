@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from robustness.__main__ import main
-from robustness.contract import Row, Trial, rows_of
-from robustness.faults import kills
-from robustness.faults.disks import full_disk, mountable, read_only
-from robustness.faults.kills import SAME, killed
-from robustness.faults.others import clock_back, dead_workers, second_writer
-from robustness.faults.processes import Running, problem_left, undisturbed
-from robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
-from robustness.report import read
+from validation.robustness.__main__ import main
+from validation.robustness.contract import Row, Trial, rows_of
+from validation.robustness.faults import kills
+from validation.robustness.faults.disks import full_disk, mountable, read_only
+from validation.robustness.faults.kills import SAME, killed
+from validation.robustness.faults.others import clock_back, dead_workers, second_writer
+from validation.robustness.faults.processes import Running, problem_left, undisturbed
+from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
+from validation.robustness.report import read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts and /proc of Linux")
 
@@ -131,7 +131,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
         return [Trial(f"{name}, {kills} times, seed {seed}", partial(run, name)) for name in ("a fault", "another")]
 
-    monkeypatch.setattr("robustness.faults.campaign.trials", trials)
+    monkeypatch.setattr("validation.robustness.faults.campaign.trials", trials)
     call = ["--only", "faults", "--seed", "2", "--out", str(tmp_path), "--kills"]
     assert main([*call, "5"]) == 1
     page = (tmp_path / "robustness.md").read_text()

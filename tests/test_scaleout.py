@@ -22,14 +22,14 @@ import zarr
 from distributed import Client, LocalCluster
 
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
-from nlflow._numba import loading
-from nlflow._samples import exact_means, exact_sums, mean_of_sums
+from nlflow.backends.numba import loading
+from nlflow.denoising.large import denoise_array, denoise_store, open_image
+from nlflow.denoising.large import store as storing
+from nlflow.denoising.large.survey import Blocks, estimated, statistics
+from nlflow.denoising.noise import estimate_sigma
 from nlflow.denoising.presets import PRESETS
+from nlflow.domains.samples import exact_means, exact_sums, mean_of_sums
 from nlflow.errors import WorkerError
-from nlflow.noise import estimate_sigma
-from nlflow.scaleout import denoise_array, denoise_store, open_image
-from nlflow.scaleout import store as storing
-from nlflow.scaleout.survey import Blocks, estimated, statistics
 from tests.commands import fails, run
 from tests.pictures import SMALL, Floats, noisy, waves
 

@@ -17,10 +17,10 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import _numba
+from nlflow.backends.numba import loading
 from nlflow.errors import InputError
-from nlflow.flow import Flow
-from nlflow.integrators import Integrator
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Integrator
 from tests.problems import Floats, problem, random_chain, torch_on_one_thread, unchecked
 
 INTEGRATORS = [nl.ExplicitEuler(0.25), nl.SemiImplicit(0.25), nl.RungeKutta(1e-9, 1e-12), nl.Exponential()]
@@ -184,9 +184,9 @@ def test_compile_and_solve_time_are_apart(options: dict[str, Any], monkeypatch: 
     def compile_at_first(call: int) -> None:
         if call == 1:
             time.sleep(0.3)
-            _numba.seconds += 0.3
+            loading.seconds += 0.3
 
-    monkeypatch.setattr(_numba, "seconds", 5.0)  # what was compiled before does not count
+    monkeypatch.setattr(loading, "seconds", 5.0)  # what was compiled before does not count
     count_averages(p.flow, monkeypatch, compile_at_first)
     start = time.perf_counter()
     stats = nl.solve(p.flow, p.start, t=1.0, **options).stats

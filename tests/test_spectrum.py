@@ -10,9 +10,9 @@ import pytest
 from scipy import sparse
 
 import nlflow as nl
-from nlflow import spectrum
 from nlflow.errors import StabilityError
-from nlflow.spectrum import euler_limit, largest_eigenvalue, relaxation_rate
+from nlflow.flows import spectrum
+from nlflow.flows.spectrum import euler_limit, largest_eigenvalue, relaxation_rate
 from tests.problems import Floats, Problem, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
 
 pytestmark = pytest.mark.numerical

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import spectrum
 from nlflow.errors import InputError, StabilityError
-from nlflow.integrators import Integrator
+from nlflow.flows import spectrum
+from nlflow.flows.integrators import Integrator
 from tests.problems import Floats, Problem, problem, random_chain, unchecked
 
 pytestmark = pytest.mark.numerical

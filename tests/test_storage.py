@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow._atomic import temporary_name
-from nlflow._machine import environment
-from nlflow.checkpoints import Checkpoints, previous
+from nlflow.backends.machine import environment
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowWarning
-from nlflow.flow import Flow
-from nlflow.storage import (
+from nlflow.flows.flow import Flow
+from nlflow.io.atomic import temporary_name
+from nlflow.io.checkpoints import Checkpoints, previous
+from nlflow.io.storage import (
     FORMAT,
     load_archive,
     load_record,
@@ -389,7 +389,7 @@ def test_what_this_process_wrote_is_not_read_again(tmp_path: Path, monkeypatch: 
     """Otherwise a checkpoint would cost as much again as it does."""
     states = Checkpoints(tmp_path / "checkpoint", "mine")
     states.save(*state(0))
-    monkeypatch.setattr("nlflow.checkpoints.load_archive", lambda *_: pytest.fail("read"))
+    monkeypatch.setattr("nlflow.io.checkpoints.load_archive", lambda *_: pytest.fail("read"))
     states.save(*state(1))
     states.check_replaceable("path", fits)
 
@@ -478,7 +478,7 @@ def test_nothing_else_is_replaced(tmp_path: Path) -> None:
 
 HOLDER = """
 import sys
-from nlflow.storage import locked
+from nlflow.io.storage import locked
 with locked(sys.argv[1], "OUT"):
     print("locked", flush=True)
     sys.stdin.read()

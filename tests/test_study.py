@@ -14,11 +14,11 @@ import pytest
 
 import nlflow as nl
 from nlflow import Gaussian, Grid, InputError, Laplace, Points, TopHat, run_study
-from nlflow.integrators import ExplicitEuler, Integrator, RungeKutta
-from nlflow.kernel import RadialKernel
-from nlflow.study import StudyResult
-from nlflow.study.mixing import _time
-from nlflow.study.stability import _growth
+from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta
+from nlflow.kernels import RadialKernel
+from nlflow.studies import StudyResult
+from nlflow.studies.mixing import _time
+from nlflow.studies.stability import _growth
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ import pytest
 from scipy.integrate import dblquad, quad
 
 from nlflow import Gaussian, InputError, Laplace, NumericalError, TopHat
-from nlflow.kernel import RadialKernel
-from nlflow.study.continuum import continuum_average
+from nlflow.kernels import RadialKernel
+from nlflow.studies.continuum import continuum_average
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,13 @@ import pytest
 from scipy import stats
 
 from nlflow import DotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
-from nlflow._encoding import decode, encode
-from nlflow.kernel import RadialKernel
-from nlflow.study import mixing
-from nlflow.study.contract import judged
-from nlflow.study.fits import no_fit, power_fit, regress
-from nlflow.study.identity import describe
-from nlflow.study.options import kernel_label, parse_kernel
+from nlflow.io.encoding import decode, encode
+from nlflow.kernels import RadialKernel
+from nlflow.studies import mixing
+from nlflow.studies.contract import judged
+from nlflow.studies.fits import no_fit, power_fit, regress
+from nlflow.studies.identity import describe
+from nlflow.studies.options import kernel_label, parse_kernel
 
 
 def test_regression_is_that_of_scipy(rng: np.random.Generator) -> None:
@@ -186,8 +186,8 @@ def test_a_function_that_knows_itself_is_described() -> None:
 def test_descriptions_are_the_same_in_every_process() -> None:
     code = """
 import numpy as np, dataclasses
-from nlflow._encoding import encode
-from nlflow.study.identity import describe
+from nlflow.io.encoding import encode
+from nlflow.studies.identity import describe
 from nlflow import Gaussian, Points
 def start(x, names={"a": 1}):
     return x[:, 0] if str(x.dtype) in {"float64", "float32", "int8", "int16"} else None

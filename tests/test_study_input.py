@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlflow import Gaussian, InputError, MemoryLimitError, NumericalError, TopHat, run_study
-from nlflow.integrators import ExplicitEuler, RungeKutta
+from nlflow.flows.integrators import ExplicitEuler, RungeKutta
 
 DRAWS: dict[str, Any] = {"nodes": [8, 16, 32], "seeds": 3, "dimension": 1}
 

@@ -20,11 +20,11 @@ from joblib.externals.loky import get_reusable_executor
 from tqdm import tqdm
 
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
-from nlflow._encoding import encode
-from nlflow._machine import environment, source_digest
-from nlflow.integrators import ExplicitEuler
-from nlflow.storage import FORMAT, load_record, save_record
-from nlflow.study.registry import KINDS
+from nlflow.backends.machine import environment, source_digest
+from nlflow.flows.integrators import ExplicitEuler
+from nlflow.io.encoding import encode
+from nlflow.io.storage import FORMAT, load_record, save_record
+from nlflow.studies.registry import KINDS
 
 OPTIONS: dict[str, Any] = {
     "nodes": [10, 12],
@@ -68,7 +68,7 @@ def test_a_folder_holds_the_study_and_one_file_a_case(complete: Path) -> None:
 
 def test_a_second_run_reads_and_computes_nothing(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fresh = run_study("time-order", **OPTIONS)
-    monkeypatch.setattr("nlflow.study.runner._execute", lambda *_: pytest.fail("computed again"))
+    monkeypatch.setattr("nlflow.studies.runner._execute", lambda *_: pytest.fail("computed again"))
     again = run_study("time-order", out=complete, **OPTIONS)
     assert again.provenance["cases"] == {"computed": 0, "read": 4}
     assert fresh.provenance["cases"] == {"computed": 4, "read": 0}
@@ -100,7 +100,7 @@ def test_rows_are_plain_before_they_are_files(monkeypatch: pytest.MonkeyPatch) -
 KILLED = """
 import sys, time
 from nlflow import run_study
-from nlflow._encoding import digest, encode
+from nlflow.io.encoding import digest, encode
 
 def start(x):
     time.sleep(0.4)
@@ -202,7 +202,7 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path, workers: None) -> No
 
 
 def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.study.runner.tqdm", partial(tqdm, mininterval=0))  # each case, however fast
+    monkeypatch.setattr("nlflow.studies.runner.tqdm", partial(tqdm, mininterval=0))  # each case, however fast
     run_study("time-order", progress=True, **OPTIONS)
     shown = capsys.readouterr()
     assert shown.out == ""
@@ -236,14 +236,14 @@ def test_another_study_is_refused(complete: Path, change: dict[str, Any], messag
 
 def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {**environment()["versions"], "numpy": "99.0"}
-    monkeypatch.setattr("nlflow.study.store.environment", lambda: {"versions": versions})
+    monkeypatch.setattr("nlflow.studies.store.environment", lambda: {"versions": versions})
     with pytest.raises(FileFormatError, match=r'version of numpy is .* there and "99.0" here'):
         run_study("time-order", out=complete, **OPTIONS)
 
 
 def test_another_state_of_the_source_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert source_digest() == source_digest.__wrapped__()
-    monkeypatch.setattr("nlflow.study.store.source_digest", lambda: "0" * 64)
+    monkeypatch.setattr("nlflow.studies.store.source_digest", lambda: "0" * 64)
     with pytest.raises(FileFormatError, match=r'source of nlflow is .* there and "0000'):
         run_study("time-order", out=complete, **OPTIONS)
 

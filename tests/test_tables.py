@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nlflow import denoise, files
+from nlflow import denoise
+from nlflow.io import files
 from tests.commands import fails, run
 
 Array = NDArray[np.float64]

@@ -25,10 +25,10 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-from nlflow import cli  # noqa: E402
 from nlflow.attention import attach, load_model, probe, text_inputs  # noqa: E402
-from nlflow.checkpoints import previous  # noqa: E402
+from nlflow.commands import main as cli  # noqa: E402
 from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E402
+from nlflow.io.checkpoints import previous  # noqa: E402
 from validation import train_cifar10, train_scenes, train_text  # noqa: E402
 from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402

@@ -17,18 +17,18 @@ from typer.testing import CliRunner
 
 from nlflow import equilibria
 from nlflow.affinities import Affinity, from_matrix
-from nlflow.cli import app
-from nlflow.domain import Points
+from nlflow.commands.main import app
+from nlflow.domains import Points
 from nlflow.errors import InputError, NlflowWarning
-from nlflow.events import Callback
-from nlflow.fidelity import NodeFidelity
-from nlflow.flow import GradientFlow
-from nlflow.functional import E, J
-from nlflow.integrators import ExplicitEuler, NeutrenoStep
+from nlflow.flows.flow import GradientFlow
+from nlflow.flows.integrators import ExplicitEuler, NeutrenoStep
+from nlflow.flows.solver import solve
+from nlflow.flows.trackers import Callback
+from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.functionals.quadratic import E, J
 from nlflow.markov import MarkovChain
 from nlflow.markov.operator import Transitions
 from nlflow.plotting import new_figure
-from nlflow.solver import solve
 from validation import claims, runner
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest, smallest
 

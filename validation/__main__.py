@@ -2,7 +2,7 @@
 
 import sys
 
-from nlflow.cli import main
+from nlflow.commands.main import main
 
 sys.argv.insert(1, "validate")
 main()

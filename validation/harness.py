@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import nlflow
-from nlflow.result import Solution, Status
+from nlflow.flows.result import Solution, Status
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

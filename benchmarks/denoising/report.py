@@ -15,7 +15,7 @@ from benchmarks.denoising.methods import BM3D, GREY, QUALITIES, SIGNAL, TV, WAVE
 from benchmarks.denoising.targets import Record, Results, mean, sigmas, tuned, verdicts, wins
 from benchmarks.denoising.tasks import SETS
 from benchmarks.harness import machine, markdown
-from nlflow._atomic import make_folder, write_atomic
+from nlflow.io.atomic import make_folder, write_atomic
 
 
 def table(head: list[str], lines: Iterable[list[str]]) -> str:

@@ -26,10 +26,10 @@ from nlflow import (
     TopHat,
     affinity,
 )
-from nlflow.domain import Domain
-from nlflow.kernel import Kernel
+from nlflow.domains import Domain
+from nlflow.flows.spectrum import relaxation_rate
+from nlflow.kernels import Kernel
 from nlflow.plotting import Course, decay_figure
-from nlflow.spectrum import relaxation_rate
 from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
 
 if TYPE_CHECKING:

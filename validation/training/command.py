@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from nlflow._atomic import make_folder
-from nlflow._interrupts import delivered
-from nlflow._terminal import echo, mendable, terminable
+from nlflow.backends.interrupts import delivered
 from nlflow.errors import InputError
+from nlflow.io.atomic import make_folder
+from nlflow.io.terminal import echo, mendable, terminable
 from validation.training.export import export
 from validation.training.loop import train
 from validation.training.report import summarise, table, write_summary

@@ -11,11 +11,11 @@ import torch
 import transformers
 from torch import nn
 
-from nlflow._atomic import make_folder, write_atomic
 from nlflow.attention import detach
 from nlflow.attention.dispatch import TERMS
 from nlflow.attention.loading import attach_as_trained, no_bars
 from nlflow.errors import FileFormatError, InputError
+from nlflow.io.atomic import make_folder, write_atomic
 from validation.training.loop import WEIGHTS
 from validation.training.state import read_tensors, write_tensors
 from validation.training.task import Task

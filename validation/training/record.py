@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from nlflow._encoding import misfit
-from nlflow._terminal import plain
 from nlflow.errors import FileFormatError
-from nlflow.storage import load_record, save_record
+from nlflow.io.encoding import misfit
+from nlflow.io.storage import load_record, save_record
+from nlflow.io.terminal import plain
 from validation.training.task import LAYERS
 
 __all__ = ["RECORD", "read_record", "write_record"]

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from nlflow._atomic import write_atomic
-from nlflow._machine import provenance
-from nlflow._terminal import plain
+from nlflow.backends.machine import provenance
+from nlflow.io.atomic import write_atomic
+from nlflow.io.terminal import plain
 from validation.training.variants import VARIANTS
 
 __all__ = ["Difference", "difference", "summarise", "table", "write_summary"]

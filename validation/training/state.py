@@ -11,9 +11,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from nlflow._atomic import write_atomic
-from nlflow.checkpoints import Checkpoints, Fits
 from nlflow.errors import FileFormatError
+from nlflow.io.atomic import write_atomic
+from nlflow.io.checkpoints import Checkpoints, Fits
 
 __all__ = ["finite", "load_state", "read_tensors", "save_state", "states", "write_tensors"]
 

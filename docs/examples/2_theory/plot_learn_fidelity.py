@@ -2,17 +2,18 @@
 Learning a fidelity and a width
 ===============================
 
-The minimiser of E is differentiable in all that it is made of: :func:`nlflow.autograd.minimizer` takes the implicit
-function theorem, and all derivatives together cost one more linear system. So the strength of the fidelity and the
-width of the kernel can be learnt from one clean signal, and serve for others. (Steps of flows are differentiable too,
-by :func:`nlflow.autograd.run`.)
+The minimiser of E is differentiable in all that it is made of: :func:`nlflow.flows.derivatives.minimizer` takes the
+implicit function theorem, and all derivatives together cost one more linear system. So the strength of the fidelity
+and the width of the kernel can be learnt from one clean signal, and serve for others. (Steps of flows are
+differentiable too, by :func:`nlflow.flows.derivatives.run`.)
 """
 
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from nlflow import E, Gaussian, Points, affinity, autograd
+from nlflow import E, Gaussian, Points, affinity
+from nlflow.flows import derivatives as autograd
 
 # %%
 # Steps with noise. The kernel is that of the bilateral filter, a Gaussian of positions and values, so that averages do

@@ -4,7 +4,7 @@ Larger than memory
 
 A picture that does not fit is denoised in parts, and the result has the bits of the whole: strips within one process
 (``max_memory`` of :func:`nlflow.denoise`), or blocks of a Dask array, from disk to disk and on as many machines as
-there are (:func:`nlflow.scaleout.denoise_array`). Parts have halos as wide as the flow looks, so they leave no seams.
+there are (:func:`nlflow.denoising.large.denoise_array`). Parts have halos as wide as the flow looks: no seams.
 The pictures here are small, and the limits are too.
 """
 
@@ -19,7 +19,7 @@ from matplotlib.patches import Rectangle
 from skimage import data
 
 from nlflow import denoise
-from nlflow.scaleout import denoise_array
+from nlflow.denoising.large import denoise_array
 
 sigma = 25.0
 rng = np.random.default_rng(0)

@@ -23,10 +23,10 @@ from nlflow._array import (
     to_numpy,
     underflowing,
 )
-from nlflow.domain import Domain
+from nlflow.domains import Domain
+from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.kernel import Kernel
-from nlflow.mask import Mask
+from nlflow.kernels import Kernel
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
@@ -213,7 +213,7 @@ class Affinity(ABC):
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
         raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
 
-    # ---- what checkpoints need; other answers where nodes are shared out among processes (`nlflow.distributed`)
+    # ---- what checkpoints need; other answers where nodes are shared out among processes (`nlflow.affinities.sharded`)
 
     @property
     def whole_shape(self) -> tuple[int, ...]:

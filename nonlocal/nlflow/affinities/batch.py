@@ -9,7 +9,7 @@ import numpy as np
 
 from nlflow._array import Array, namespace
 from nlflow.affinities.base import Affinity, Sparse
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 
 __all__ = ["BatchAffinity"]
 

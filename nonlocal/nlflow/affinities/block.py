@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, to_numpy
 from nlflow.affinities.base import Affinity, Sparse
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer
 
 __all__ = ["BlockAffinity", "Blocks"]

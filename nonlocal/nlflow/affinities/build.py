@@ -17,10 +17,10 @@ from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
 from nlflow.affinities.table import CUT, table_radius, warn_shrunk
-from nlflow.domain import Domain, Grid
+from nlflow.domains import Domain, Grid
+from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
-from nlflow.kernel import DotProduct, Kernel, Patch, RadialKernel
-from nlflow.mask import Mask, check_present
+from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
 
 __all__ = ["METHODS", "affinity", "from_matrix"]
 

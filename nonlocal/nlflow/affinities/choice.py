@@ -20,10 +20,10 @@ from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
 from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums
 from nlflow.affinities.pairwise import PairwiseAffinity
 from nlflow.affinities.tiled import TiledAffinity
-from nlflow.domain import Domain
+from nlflow.domains import Domain
+from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
-from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
-from nlflow.mask import Mask
+from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 __all__ = ["APPROXIMATE", "METHODS", "at_once", "from_pairs"]
 

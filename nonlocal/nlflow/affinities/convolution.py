@@ -11,9 +11,9 @@ from scipy import fft
 
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.table import kernel_table, table_symbol, workers, wrap
-from nlflow.domain import Grid
+from nlflow.domains import Grid
 from nlflow.errors import check_memory
-from nlflow.kernel import RadialKernel
+from nlflow.kernels import RadialKernel
 
 __all__ = ["ConvolutionAffinity"]
 

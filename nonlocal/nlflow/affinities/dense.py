@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from nlflow._array import Array, constant_like, is_numpy, namespace
 from nlflow.affinities.base import Affinity, Sparse, check_rows, log_transitions, properties
 from nlflow.affinities.table import kernel_table
-from nlflow.domain import Domain, Grid
+from nlflow.domains import Domain, Grid
+from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_array, check_memory
-from nlflow.kernel import Kernel, Patch, RadialKernel
-from nlflow.mask import Mask, Sight
+from nlflow.kernels import Kernel, Patch, RadialKernel
 
 __all__ = ["DenseAffinity"]
 

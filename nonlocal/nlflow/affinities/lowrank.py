@@ -12,9 +12,9 @@ from nlflow._array import Array, is_numpy
 from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
-from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace
+from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace
 
 __all__ = ["LowRankAffinity"]
 

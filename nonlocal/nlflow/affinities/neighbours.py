@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from nlflow.affinities.base import Sparse
 from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 from nlflow.errors import check_memory
-from nlflow.kernel import RadialKernel, TopHat
+from nlflow.kernels import RadialKernel, TopHat
 
 __all__ = ["NeighbourAffinity", "count_neighbours"]
 

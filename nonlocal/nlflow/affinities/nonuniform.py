@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
-from nlflow.domain import Domain
+from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.kernel import Gaussian, Kernel
+from nlflow.kernels import Gaussian, Kernel
 
 __all__ = ["NonuniformAffinity", "count_modes"]
 

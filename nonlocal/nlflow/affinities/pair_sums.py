@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.errors import InputError, NlflowWarning, check_memory
-from nlflow.kernel import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 __all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "relative_weights", "warn_isolated"]
 
@@ -223,7 +223,7 @@ class PairSums:
     def _sum(
         self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool, by_weight: bool
     ) -> tuple[Floats, Floats, Floats]:
-        from nlflow._numba.pairwise import CODES, group, loop
+        from nlflow.backends.numba.pairwise import CODES, group, loop
 
         f = tables.x.dtype
         # The weights are one more channel, the last: their sum is the degree.
@@ -272,7 +272,7 @@ class _Tables:
 
     @classmethod
     def of(cls, name: str, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any], **others: Any) -> _Tables:
-        from nlflow._numba.pairwise import SOURCES, group
+        from nlflow.backends.numba.pairwise import SOURCES, group
 
         return cls(name, _filled(x, 1, group(x.dtype)), _filled(y, 0, SOURCES), weights, **others)
 

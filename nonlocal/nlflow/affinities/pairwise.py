@@ -11,8 +11,8 @@ from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
-from nlflow.domain import Domain
-from nlflow.kernel import DotProduct, Kernel
+from nlflow.domains import Domain
+from nlflow.kernels import DotProduct, Kernel
 
 __all__ = ["PairwiseAffinity"]
 

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import power_of_two
 from nlflow.affinities.base import Affinity, Sparse
-from nlflow.domain import Domain
-from nlflow.kernel import Kernel
+from nlflow.domains import Domain
+from nlflow.kernels import Kernel
 
 __all__ = ["SparseAffinity"]
 

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from nlflow.affinities.base import Affinity, Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
-from nlflow.domain import Grid
+from nlflow.domains import Grid
 from nlflow.errors import check_memory
-from nlflow.kernel import Patch, RadialKernel
+from nlflow.kernels import Patch, RadialKernel
 
 __all__ = ["PatchStencil", "TableStencil"]
 
 
 def _loop(name: str, dtype: Any) -> Any:
     # Imported here so that what does not need a compiled loop does not pay for loading numba.
-    from nlflow._numba.stencil import loop
+    from nlflow.backends.numba.stencil import loop
 
     return loop(name, np.dtype(dtype).name)
 

@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from nlflow.domain import Grid
+from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
-from nlflow.kernel import RadialKernel
+from nlflow.kernels import RadialKernel
 
 __all__ = ["CUT", "kernel_table", "table_radius", "table_symbol", "warn_shrunk", "workers", "wrap"]
 

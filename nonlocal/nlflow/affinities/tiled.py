@@ -13,14 +13,14 @@ from nlflow._array import Array, constant_like, namespace
 from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
-from nlflow.domain import Domain
+from nlflow.domains import Domain
+from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_choice, check_memory
-from nlflow.kernel import Kernel, TopHat
-from nlflow.mask import Mask, Sight
+from nlflow.kernels import Kernel, TopHat
 
 if TYPE_CHECKING:
-    from nlflow._torch.masks import MaskedSums
-    from nlflow._torch.sums import TorchSums
+    from nlflow.backends.torch.masks import MaskedSums
+    from nlflow.backends.torch.sums import TorchSums
 
 __all__ = ["TiledAffinity"]
 
@@ -110,10 +110,10 @@ class TiledAffinity(Affinity):
     def _make_sums(self, weights: Array | None) -> MaskedSums | TorchSums:
         kernel, sight, precision = self.kernel, self._sight, self._precision
         if sight is None:
-            from nlflow._torch.sums import TorchSums
+            from nlflow.backends.torch.sums import TorchSums
 
             return TorchSums(kernel, self._queries, self._keys, weights, precision=precision)
-        from nlflow._torch.masks import MaskedSums
+        from nlflow.backends.torch.masks import MaskedSums
 
         return MaskedSums(kernel, self._queries, self._keys, weights, sight, precision)
 

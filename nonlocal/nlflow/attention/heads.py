@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
 from nlflow.attention.averages import log_affinity, seen
-from nlflow.domain import Points
+from nlflow.domains import Points
+from nlflow.domains.mask import Mask, Sight
 from nlflow.equilibria import neutreno_limit
 from nlflow.errors import InputError, check_number
-from nlflow.kernel import DotProduct, Gaussian, Kernel
+from nlflow.kernels import DotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
-from nlflow.mask import Mask, Sight
 
 __all__ = ["Head", "rule_or_bias"]
 

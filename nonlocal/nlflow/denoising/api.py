@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import _numba
 from nlflow._array import root_mean_square, underflowing
-from nlflow._samples import finish
+from nlflow.backends.numba import loading
 from nlflow.denoising.columns import each_by_itself
 from nlflow.denoising.following import Trail, within
 from nlflow.denoising.info import DenoiseInfo
@@ -26,11 +25,12 @@ from nlflow.denoising.inputs import (
     shape_of,
     spatial_shape,
 )
+from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.runs import Run, Watch, fast, on_groups
 from nlflow.denoising.selection import STOPPING, select
+from nlflow.domains.samples import finish
 from nlflow.errors import check_choice, check_integer, check_number
-from nlflow.noise.estimation import estimate_sigmas
 
 __all__ = ["QUALITIES", "denoise"]
 
@@ -182,7 +182,7 @@ def denoise(
             search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
         )  # fmt: skip
         return (result, info) if return_info else result
-    begun, compiled = time.perf_counter(), _numba.seconds
+    begun, compiled = time.perf_counter(), loading.seconds
     tell, bar = (progress, False) if callable(progress) else (None, bool(progress))
     trail = progress if isinstance(progress, Trail) else None
     if trail is not None:
@@ -250,7 +250,7 @@ def denoise(
         residual=root_mean_square((u - samples)[present]),
         risk=risk,
         seconds=time.perf_counter() - begun,
-        compile_seconds=_numba.seconds - compiled,
+        compile_seconds=loading.seconds - compiled,
         **told,
     )
     result = finish(image, restore(u), preserve_range)

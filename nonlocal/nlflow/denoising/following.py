@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._encoding import digest
 from nlflow.affinities import Affinity
-from nlflow.domain import Grid
-from nlflow.events import Tracker
-from nlflow.flow import Flow, GradientFlow
-from nlflow.functional import J
-from nlflow.kernel import Kernel
-from nlflow.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.domains import Grid
+from nlflow.flows.flow import Flow, GradientFlow
+from nlflow.flows.trackers import Tracker
+from nlflow.functionals.quadratic import J
+from nlflow.io.encoding import digest
+from nlflow.kernels import Kernel
 
 __all__ = ["Follower", "RememberingFlow", "Tell", "Trail", "within"]
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.denoising.presets import Grouping, GroupPreset
-from nlflow.patches.search import nearest_offsets, reference_positions
 
 __all__ = [
     "FUNCTIONAL",
@@ -36,7 +36,7 @@ FUNCTIONAL = (
 METHOD = "groups: nearest patches in a window, one Wiener filter for each group"
 # Jobs whose windows are held at a time; enough to keep threads busy.
 _JOBS = 64
-# References in a run; `_numba.groups.RUN`, which is not loaded before it is needed.
+# References in a run; `nlflow.backends.numba.groups.RUN`, which is not loaded before it is needed.
 _RUN = 64
 
 
@@ -96,7 +96,7 @@ class Groups:
     def __init__(
         self, guide: Array, grouping: Grouping, rows: Array | None = None, columns: Array | None = None
     ) -> None:
-        from nlflow._numba import groups
+        from nlflow.backends.numba import groups
 
         self._loops = groups
         shape = guide.shape[1:]
@@ -134,7 +134,7 @@ class Groups:
         running: bool = True,
         advance: Callable[[int], Any] = lambda jobs: None,
     ) -> tuple[Array, Array]:
-        """Return the estimate and the next state, (C, H, W) each; see `_numba.groups.filter_groups`."""
+        """Return the estimate and the next state, (C, H, W) each; see `nlflow.backends.numba.groups.filter_groups`."""
         sums = np.zeros((3, *state.shape), state.dtype)
         (ry, _), (ph, _) = self.radii, self.patch
         windows = np.empty((min(_JOBS, self.jobs), 3, len(state), 2 * ry + ph, self._width), state.dtype)

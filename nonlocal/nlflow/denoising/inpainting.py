@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import affinity
-from nlflow.domain import Grid
-from nlflow.functional import E
-from nlflow.kernel import Gaussian
+from nlflow.domains import Grid
+from nlflow.functionals.quadratic import E
+from nlflow.kernels import Gaussian
 
 __all__ = ["FILLING_STEPS", "filled", "filling_levels"]
 

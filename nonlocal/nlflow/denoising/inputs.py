@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._samples import as_signal, exact_means, range_of
+from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_integer, check_number
-from nlflow.noise import Poisson
-from nlflow.noise.estimation import estimate_sigmas
 
 __all__ = [
     "OF_FAST",

@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow._numba.loading import one_thread
-from nlflow._samples import as_signal
+from nlflow.backends.numba.loading import one_thread
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.inputs import in_units
+from nlflow.denoising.noise import Poisson
 from nlflow.denoising.presets import PRESETS, Grouping
 from nlflow.denoising.tiles import bytes_needed
+from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
-from nlflow.kernel import Patch
-from nlflow.noise import Poisson
+from nlflow.kernels import Patch
 
 __all__ = ["Frame", "bytes_for", "denoise_part", "residual_squares"]
 

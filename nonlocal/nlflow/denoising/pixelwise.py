@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.following import Follower, RememberingFlow, Tell, Trail, within
 from nlflow.denoising.presets import noisiness
-from nlflow.domain import Grid
+from nlflow.domains import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning, NumericalError
-from nlflow.events import Callback, Discrepancy, Tracker
-from nlflow.flow import GradientFlow
-from nlflow.functional import E
-from nlflow.integrators import SemiImplicit
-from nlflow.kernel import Patch
-from nlflow.result import Solution, Status
-from nlflow.solver import solve
+from nlflow.flows.flow import GradientFlow
+from nlflow.flows.integrators import SemiImplicit
+from nlflow.flows.result import Solution, Status
+from nlflow.flows.solver import solve
+from nlflow.flows.trackers import Callback, Discrepancy, Tracker
+from nlflow.functionals.quadratic import E
+from nlflow.kernels import Patch
 
 __all__ = [
     "FUNCTIONAL",

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.noise.risk import discrepancy, perturbation, sure
+from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 
 __all__ = ["STOPPING", "select"]
 

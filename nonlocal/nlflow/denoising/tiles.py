@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._numba import groups as loops
+from nlflow.backends.numba import groups as loops
 from nlflow.denoising.groupwise import estimates, margin
 from nlflow.denoising.presets import Grouping, GroupPreset
 from nlflow.errors import MemoryLimitError, format_bytes, memory_limit

@@ -19,9 +19,9 @@ from nlflow._array import Array, namespace, power_of_two, scalar, to_numpy, unde
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
-from nlflow.flow import AttentionFlow, Flow
+from nlflow.flows.flow import AttentionFlow, Flow
+from nlflow.flows.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
-from nlflow.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
 
 __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
 

@@ -17,12 +17,12 @@ from nlflow.errors import (
     check_memory,
     check_number,
 )
-from nlflow.flow import Flow
-from nlflow.functional import E
-from nlflow.krylov import default_rtol, gmres, verdict
+from nlflow.flows.flow import Flow
+from nlflow.flows.spectrum import apply_operator
+from nlflow.functionals.krylov import default_rtol, gmres, verdict
+from nlflow.functionals.quadratic import E
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
-from nlflow.spectrum import apply_operator
 
 __all__ = ["Equilibrium", "check_frozen", "equilibrium"]
 
@@ -130,7 +130,7 @@ def equilibrium(
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
     given = (flow.observed, flow.fidelity.values)
     tracked = flow.affinity.tracked or any(getattr(array, "requires_grad", False) for array in given)
-    check_untracked("observed, fidelity or features", tracked, "nlflow.autograd.equilibrium")
+    check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.equilibrium")
     rtol = default_rtol(flow.observed) if rtol is None else rtol
     low, high = flow.fidelity.bounds()
     holes = low <= 1e-8 * high

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.kernel import DotProduct
+from nlflow.flows.spectrum import largest_eigenvalue, relaxation_rate
+from nlflow.kernels import DotProduct
 from nlflow.markov.operator import Floats, Transitions
 from nlflow.markov.stationary import (
     balanced,
@@ -22,7 +23,6 @@ from nlflow.markov.stationary import (
     log_state_reduction,
     state_reduction,
 )
-from nlflow.spectrum import largest_eigenvalue, relaxation_rate
 
 __all__ = ["DENSE_STATES", "Equilibrated"]
 

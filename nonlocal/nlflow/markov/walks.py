@@ -33,7 +33,7 @@ class AliasTables:
     """
 
     def __init__(self, rows: NDArray[np.float64], memory_limit: float | None = None) -> None:
-        from nlflow._numba.walks import loop
+        from nlflow.backends.numba.walks import loop
 
         states = len(rows)
         check_memory(
@@ -45,7 +45,7 @@ class AliasTables:
 
     def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
         """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
-        from nlflow._numba.walks import loop
+        from nlflow.backends.numba.walks import loop
 
         if steps > 2 * _MOST_MOVES:
             raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
@@ -63,7 +63,7 @@ class AliasTables:
 
     def walk_stopped(self, states: Positions, stop: NDArray[np.float64], rng: np.random.Generator) -> Positions:
         """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
-        from nlflow._numba.walks import loop
+        from nlflow.backends.numba.walks import loop
 
         # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
         expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._quality import psnr
+from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError
 from nlflow.plotting.base import new_figure
 

@@ -1,0 +1,1 @@
+"""What sums run on: compiled loops, tensors, devices and threads."""

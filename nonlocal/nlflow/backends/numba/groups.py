@@ -1,0 +1,570 @@
+"""Groups of alike patches: their search, and the local Wiener step on each group.
+
+Arrays are planar, (C, rows, columns); a one-dimensional signal is a grid of one row. A patch is known by its corner,
+the flat index ``row * columns + column``. The work is cut into jobs, each a run of at most `RUN` references in one
+row of them. A job sums the patches that it puts back into a window of its own, and the windows are added in the order
+of the jobs: the result has the same bits for any number of threads, and, as runs start at fixed references, for an
+image and for a strip of it.
+
+Products of matrices and eigenvalues are left to BLAS and LAPACK, which beat compiled loops here by a factor of 4 to 10.
+"""
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numba import njit, prange, types
+
+from nlflow.backends.numba.loading import compiled
+
+RUN = 64
+# Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
+# which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
+# kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for
+# the fast one, whose Schur complement has passed through an explicit inverse.
+ERROR = 0.1
+_FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
+
+
+@njit(fastmath=_FLAGS)
+def _kth_smallest(values, count, k):
+    """Return the k-th smallest of the first `count` values, which are reordered (Hoare's selection)."""
+    low = 0
+    high = count - 1
+    while low < high:
+        a = values[low]
+        b = values[(low + high) // 2]
+        c = values[high]
+        pivot = max(min(a, b), min(max(a, b), c))
+        i = low
+        j = high
+        while i <= j:
+            while values[i] < pivot:
+                i += 1
+            while values[j] > pivot:
+                j -= 1
+            if i <= j:
+                kept = values[i]
+                values[i] = values[j]
+                values[j] = kept
+                i += 1
+                j -= 1
+        if k <= j:
+            high = j
+        elif k >= i:
+            low = i
+        else:
+            break
+    return values[k]
+
+
+@njit(fastmath=_FLAGS)
+def _tied(guide, y, x, patch, radii, limit, rounding):
+    """Return between which squared distances patches are as near to that at (y, x) as one at the distance `limit`.
+
+    For m samples: (m + 3) roundings of the sum, and those of the samples, which change a difference by 4 of the largest
+    sample at most, and a distance d by 2 sqrt(m d) of that (half of it counts here, `rounding` being twice the unit).
+    """
+    ph, pw = patch
+    largest = 0 * limit
+    for c in range(guide.shape[0]):
+        for r in range(ph):
+            for s in range(pw):
+                largest = max(largest, abs(guide[c, y + r + radii[0], x + s + radii[1]]))
+    m = guide.shape[0] * ph * pw
+    root = math.sqrt(max(limit, 0 * limit))
+    slack = rounding * ((m + 3) * limit + 4 * (largest + root) * math.sqrt(m) * root)
+    return limit - slack, limit + slack
+
+
+@njit(parallel=True, cache=True, fastmath=_FLAGS)
+def find_groups(guide, rows, columns, shape, patch, radii, order, rounding, members, counts):
+    """Find the patches nearest to each reference patch, itself first, in its window.
+
+    Parameters
+    ----------
+    guide : (C, H + 2 Ry, W + 2 Rx)
+        What is compared, padded by the search radii (with anything finite).
+    rows, columns : (A,), (B,)
+        Corners of the references.
+    shape, patch, radii : (H, W), (ph, pw), (Ry, Rx)
+    order : (offsets,) int32
+        The offsets of a window (row by row), by their length: of patches that are equally near, within rounding, those
+        are taken whose offset comes first.
+    rounding : float
+        Relative rounding of the guide.
+    members : (A B, n) int32, output
+        Corners of the members, the reference first, then row by row.
+    counts : (A B,) int32, output
+        How many there are: n, or fewer where the window holds fewer patches.
+    """
+    H, W = shape
+    ph, pw = patch
+    Ry, Rx = radii
+    runs = (columns.shape[0] + RUN - 1) // RUN
+    wanted = members.shape[1]
+    offsets = (2 * Ry + 1) * (2 * Rx + 1)
+    for job in prange(rows.shape[0] * runs):
+        y = rows[job // runs]
+        first = (job % runs) * RUN
+        last = min(first + RUN, columns.shape[0])
+        left = columns[first]
+        length = columns[last - 1] - left + pw
+        distance = np.empty((last - first, offsets), guide.dtype)
+        squares = np.empty(length, guide.dtype)
+        sums = np.empty(length, guide.dtype)
+        candidates = np.empty(offsets, guide.dtype)
+        for dy in range(-Ry, Ry + 1):
+            outside = y + dy < 0 or y + dy > H - ph
+            for dx in range(-Rx, Rx + 1):
+                o = (dy + Ry) * (2 * Rx + 1) + dx + Rx
+                if outside:
+                    for r in range(last - first):
+                        distance[r, o] = -1
+                    continue
+                squares[:] = 0
+                for c in range(guide.shape[0]):
+                    for r in range(ph):
+                        here = guide[c, y + r + Ry, left + Rx : left + Rx + length]
+                        there = guide[c, y + r + dy + Ry, left + dx + Rx : left + dx + Rx + length]
+                        for j in range(length):
+                            squares[j] += (here[j] - there[j]) * (here[j] - there[j])
+                sums[:] = 0
+                for c in range(pw):
+                    for j in range(length - pw + 1):
+                        sums[j] += squares[j + c]
+                for r in range(last - first):
+                    x = columns[first + r] + dx
+                    distance[r, o] = sums[x - dx - left] if 0 <= x <= W - pw else -1
+        for r in range(last - first):
+            x = columns[first + r]
+            reference = (job // runs) * columns.shape[0] + first + r
+            chosen = members[reference]
+            chosen[0] = y * W + x
+            distance[r, Ry * (2 * Rx + 1) + Rx] = -1  # it is there already
+            found = 0
+            for o in range(offsets):
+                if distance[r, o] >= 0:
+                    candidates[found] = distance[r, o]
+                    found += 1
+            highest = np.inf
+            if found >= wanted:
+                limit = _kth_smallest(candidates, found, wanted - 2) if wanted > 1 else -1
+                lowest, highest = _tied(guide, y, x, patch, radii, limit, rounding)
+                spare = 1 - wanted
+                for o in range(offsets):
+                    if 0 <= distance[r, o] <= highest:
+                        spare += 1
+                for k in range(offsets - 1, -1, -1):
+                    if spare <= 0:
+                        break
+                    o = order[k]
+                    if lowest <= distance[r, o] <= highest:
+                        distance[r, o] = -1
+                        spare -= 1
+            count = 1
+            for o in range(offsets):
+                if 0 <= distance[r, o] <= highest:
+                    chosen[count] = (y + o // (2 * Rx + 1) - Ry) * W + x + o % (2 * Rx + 1) - Rx
+                    count += 1
+            counts[reference] = count
+
+
+@njit(fastmath=_FLAGS)
+def _gather(plane, corners, count, ph, pw, out):
+    """Copy the patches at `corners` to the rows of `out`."""
+    W = plane.shape[1]
+    for k in range(count):
+        y = corners[k] // W
+        x = corners[k] % W
+        target = out[k]
+        for r in range(ph):
+            source = plane[y + r]
+            for c in range(pw):
+                target[r * pw + c] = source[x + c]
+
+
+@njit(fastmath=_FLAGS)
+def _centre(tokens, mean):
+    """Take the mean token, left in `mean`, from each token."""
+    count = tokens.shape[0]
+    mean[:] = 0
+    for k in range(count):
+        row = tokens[k]
+        for j in range(mean.shape[0]):
+            mean[j] += row[j]
+    for j in range(mean.shape[0]):
+        mean[j] /= count
+    for k in range(count):
+        row = tokens[k]
+        for j in range(mean.shape[0]):
+            row[j] -= mean[j]
+
+
+@njit(fastmath=_FLAGS)
+def _sweep(matrix):
+    """Replace a symmetric positive definite matrix by its inverse (Gauss-Jordan, two pivots at a time)."""
+    size = matrix.shape[0]
+    for k in range(0, size - 1, 2):
+        a = matrix[k]
+        b = matrix[k + 1]
+        p = a[k]
+        q = a[k + 1]
+        r = b[k + 1]
+        scale = 1 / (p * r - q * q)
+        p, q, r = r * scale, -q * scale, p * scale
+        a[k] = 1
+        a[k + 1] = 0
+        b[k] = 0
+        b[k + 1] = 1
+        for j in range(size):
+            x = a[j]
+            y = b[j]
+            a[j] = p * x + q * y
+            b[j] = q * x + r * y
+        for i in range(size):
+            if i != k and i != k + 1:
+                row = matrix[i]
+                x = row[k]
+                y = row[k + 1]
+                row[k] = 0
+                row[k + 1] = 0
+                for j in range(size):
+                    row[j] -= x * a[j] + y * b[j]
+    if size % 2 == 1:
+        last = matrix[size - 1]
+        scale = 1 / last[size - 1]
+        last[size - 1] = 1
+        for j in range(size):
+            last[j] *= scale
+        for i in range(size - 1):
+            row = matrix[i]
+            x = row[size - 1]
+            row[size - 1] = 0
+            for j in range(size):
+                row[j] -= x * last[j]
+
+
+@njit(fastmath=_FLAGS)
+def _spd_inverse(matrix):
+    """Return the inverse of a symmetric positive definite matrix, through that of its halves and Schur's complement.
+
+    At the sizes of patches it takes half the time of LAPACK's general inverse (which is all that Numba offers), and it
+    loses the square of the condition where that loses the condition.
+    """
+    size = matrix.shape[0]
+    half = size // 2
+    upper = matrix[:half, :half].copy()
+    side = matrix[half:, :half].copy()
+    lower = matrix[half:, half:].copy()
+    _sweep(upper)
+    gain = np.dot(side, upper)
+    taken = np.dot(gain, side.T)
+    for i in range(size - half):
+        for j in range(size - half):
+            lower[i, j] -= taken[i, j]
+    _sweep(lower)
+    coupling = np.dot(lower, gain)
+    added = np.dot(gain.T, coupling)
+    inverse = np.empty_like(matrix)
+    for i in range(half):
+        for j in range(half):
+            inverse[i, j] = upper[i, j] + added[i, j]
+        for j in range(size - half):
+            inverse[i, half + j] = -coupling[j, i]
+    for i in range(size - half):
+        for j in range(half):
+            inverse[half + i, j] = -coupling[i, j]
+        for j in range(size - half):
+            inverse[half + i, half + j] = lower[i, j]
+    return inverse
+
+
+@njit(fastmath=_FLAGS)
+def _clipped_inverse(noisy, noise, shrink):
+    """Return (C' + N)^-1, N diagonal, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
+
+    C is the covariance of noisy tokens; eigenvalues are cut off at 0.
+    """
+    size = noisy.shape[0]
+    for i in range(size):
+        for j in range(size):
+            noisy[i, j] /= math.sqrt(noise[i] * noise[j])
+    values, vectors = np.linalg.eigh(noisy)
+    scaled = np.empty_like(vectors)
+    for k in range(size):
+        gain = 1 / (max(values[k] - shrink, 0 * shrink) + 1)
+        for i in range(size):
+            scaled[i, k] = vectors[i, k] * gain
+    inverse = np.ascontiguousarray(np.dot(scaled, vectors.T))
+    for i in range(size):
+        for j in range(size):
+            inverse[i, j] /= math.sqrt(noise[i] * noise[j])
+    return inverse
+
+
+@njit(fastmath=_FLAGS)
+def _wiener(tokens, source, noise, shrink, fast, change, weight):
+    """Filter the tokens of a group, all in one precision.
+
+    Parameters
+    ----------
+    tokens : (n, size)
+        z - m.
+    source : (n, size)
+        What the covariance C is taken from, about its mean.
+    noise : (size,)
+        The diagonal of N.
+    shrink : float
+        Multiple of the noise that is taken from the eigenvalues of C.
+    fast : bool
+        Whether the fast inverse of C + N is good enough.
+    change : (n, size), output
+        N (C + N)^-1 (z - m).
+    weight : (size,), output
+        Inverse variance of each sample of the estimate.
+    """
+    count, size = tokens.shape
+    real = noise.dtype.type
+    zero, share = real(0), real(1 / count)
+    matrix = np.empty((size, size), noise.dtype)
+    np.dot(source.T, source, matrix)
+    for i in range(size):
+        for j in range(size):
+            matrix[i, j] *= share
+        if shrink == 0:
+            matrix[i, i] += noise[i]
+    if shrink > 0:
+        inverse = _clipped_inverse(matrix, noise, shrink)
+    elif fast:
+        inverse = _spd_inverse(matrix)
+    else:
+        inverse = np.ascontiguousarray(np.linalg.inv(matrix))
+    for i in range(size):
+        # Variance of a sample of the estimate: that of the filter, and that of the mean. The first cannot be negative,
+        # whatever rounding leaves of it.
+        kept = max(1 - noise[i] * inverse[i, i], zero)
+        weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
+        for j in range(size):
+            inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
+    np.dot(tokens, inverse, change)
+
+
+@njit(parallel=True, cache=True, fastmath=_FLAGS)
+def filter_groups(
+    state, pilot, observed, variance, members, counts, rows, columns, jobs, patch, radii,
+    leave, factor, shrink, running, rounding, out,
+):  # fmt: skip
+    r"""Filter the groups of some jobs and put the patches back.
+
+    A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
+    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds.
+
+    Parameters
+    ----------
+    state, pilot, observed : (C, H, W)
+        The running state z, the estimate from which covariances are taken, and the input.
+    variance : (C, H, W) or (C, 1, 1)
+        Variance of the noise in the input.
+    members, counts : from `find_groups`
+    rows, columns : (A,), (B,)
+    jobs : (first, last)
+        Jobs in the order of `find_groups`.
+    patch, radii : (ph, pw), (Ry, Rx)
+    leave : float
+        Fraction of the noise that the step leaves.
+    factor : float
+        On the variance of the noise.
+    shrink : float
+        Multiple of the noise taken from the eigenvalues of the covariance (0: the pilot is free of noise).
+    running : bool
+        Whether noise has been taken out already.
+    rounding : (single, double)
+        Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
+        enough, and of double precision, in which the others are.
+    out : (jobs, 3, C, 2 Ry + ph, width), output
+        Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
+        ``columns[first] - Rx`` on.
+    """
+    ph, pw = patch
+    Ry, Rx = radii
+    size = ph * pw
+    planes, W = state.shape[0], state.shape[2]
+    runs = (columns.shape[0] + RUN - 1) // RUN
+    uniform = variance.shape[1] * variance.shape[2] == 1
+    most = members.shape[1]
+    real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
+    zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
+    for slot in prange(jobs[1] - jobs[0]):
+        job = jobs[0] + slot
+        first = (job % runs) * RUN
+        last = min(first + RUN, columns.shape[0])
+        top = rows[job // runs] - Ry
+        left = columns[first] - Rx
+        sums = out[slot]
+        sums[:] = 0
+        source = np.empty((most, size), state.dtype)
+        tokens = np.empty((most, size), state.dtype)
+        given = np.empty((most, size), state.dtype)
+        change = np.empty((most, size), state.dtype)
+        mean = np.empty(size, state.dtype)
+        squares = np.empty(size, state.dtype)
+        centre = np.empty(size, state.dtype)
+        noise = np.empty(size, state.dtype)
+        weight = np.empty(size, state.dtype)
+        wide = np.empty((3, most, size), np.float64)
+        wide_mean = np.empty(size, np.float64)
+        wide_noise = np.empty(size, np.float64)
+        wide_weight = np.empty(size, np.float64)
+        for reference in range(first, last):
+            number = (job // runs) * columns.shape[0] + reference
+            corners = members[number]
+            count = counts[number]
+            share = real(1 / count)
+            for c in range(planes):
+                _gather(state[c], corners, count, ph, pw, tokens)
+                # The noise of the group: in each sample of a patch the mean over its members.
+                if uniform:
+                    noise[:] = variance[c, 0, 0]
+                else:
+                    _gather(variance[c], corners, count, ph, pw, given)
+                    noise[:] = 0
+                    for k in range(count):
+                        row = given[k]
+                        for j in range(size):
+                            noise[j] += row[j] * share
+                total = zero
+                for j in range(size):
+                    total += noise[j] / size
+                # How much of it is left in the state: 1 - std(input - state) / sigma.
+                rest = one
+                if running:
+                    _gather(observed[c], corners, count, ph, pw, given)
+                    shift = 0.0
+                    power = 0.0
+                    for k in range(count):
+                        row = given[k]
+                        token = tokens[k]
+                        first_sum = zero
+                        second_sum = zero
+                        for j in range(size):
+                            removed = row[j] - token[j]
+                            first_sum += removed
+                            second_sum += removed * removed
+                        shift += first_sum
+                        power += second_sum
+                    shift /= count * size
+                    spread = max(power / (count * size) - shift * shift, 0.0)
+                    rest = max(real(1 - math.sqrt(spread / total)), max(part, one / 1000))
+                for j in range(size):
+                    noise[j] *= rest * rest * scale
+                _gather(pilot[c], corners, count, ph, pw, source)
+                _centre(source[:count], mean)
+                _centre(tokens[:count], centre)
+                squares[:] = 0
+                for k in range(count):
+                    row = source[k]
+                    for j in range(size):
+                        squares[j] += row[j] * row[j]
+                trace = squares.sum() * share
+                # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
+                # the input the group is left as it is.
+                least = count * rounding[1] * trace
+                if least > total:
+                    change[:] = 0
+                    weight[:] = 1 / total
+                else:
+                    for j in range(size):
+                        noise[j] = max(noise[j], least)
+                    condition = (trace + noise.max()) / noise.min()
+                    if count * rounding[0] * condition * condition < 1:
+                        _wiener(tokens[:count], source[:count], noise, lowered, True, change[:count], weight)
+                    else:
+                        _gather(state[c], corners, count, ph, pw, wide[0])
+                        _gather(pilot[c], corners, count, ph, pw, wide[1])
+                        _centre(wide[0, :count], wide_mean)
+                        _centre(wide[1, :count], wide_mean)
+                        wide_noise[:] = noise
+                        fast = count * rounding[1] * condition * condition < 1
+                        _wiener(
+                            wide[0, :count], wide[1, :count], wide_noise, shrink, fast, wide[2, :count], wide_weight
+                        )
+                        change[:] = wide[2]
+                        weight[:] = wide_weight
+                keep = part / rest
+                for k in range(count):
+                    token = tokens[k]
+                    taken = change[k]
+                    y = corners[k] // W - top
+                    x = corners[k] % W - left
+                    for r in range(ph):
+                        for s in range(pw):
+                            j = r * pw + s
+                            now = token[j] + centre[j]
+                            sums[0, c, y + r, x + s] += weight[j] * (now - taken[j])
+                            sums[1, c, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
+                            sums[2, c, y + r, x + s] += weight[j]
+
+
+@njit(cache=True)
+def add_windows(windows, rows, columns, jobs, radii, out):
+    """Add the windows of `filter_groups` to the image ``out`` (3, C, H, W), in the order of the jobs."""
+    Ry, Rx = radii
+    H, W = out.shape[2:]
+    runs = (columns.shape[0] + RUN - 1) // RUN
+    for slot in range(jobs[1] - jobs[0]):
+        job = jobs[0] + slot
+        top = rows[job // runs] - Ry
+        left = columns[(job % runs) * RUN] - Rx
+        start = max(-left, 0)
+        stop = min(windows.shape[4], W - left)
+        for kind in range(windows.shape[1]):
+            for c in range(windows.shape[2]):
+                for r in range(windows.shape[3]):
+                    y = top + r
+                    if 0 <= y < H:
+                        target = out[kind, c, y]
+                        source = windows[slot, kind, c, r]
+                        for j in range(start, stop):
+                            target[left + j] += source[j]
+
+
+@cache
+def loop(name: str, precision: str) -> Callable[..., None]:
+    """Return a loop compiled for ``float32`` or ``float64``, for arrays as this module describes them."""
+    real = types.float32 if precision == "float32" else types.float64
+
+    def array(ndim):
+        return types.Array(real, ndim, "C")
+
+    corners, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
+    members, counts = types.Array(types.int32, 2, "C"), types.Array(types.int32, 1, "C")
+    images = array(3)
+    if name == "find_groups":
+        order = types.Array(types.int32, 1, "C")
+        return compiled(find_groups, (images, corners, corners, two, two, two, order, real, members, counts))
+    if name == "filter_groups":
+        return compiled(
+            filter_groups,
+            (
+                images,
+                images,
+                images,
+                images,
+                members,
+                counts,
+                corners,
+                corners,
+                two,
+                two,
+                two,
+                types.float64,
+                types.float64,
+                types.float64,
+                types.boolean,
+                types.UniTuple(types.float64, 2),
+                array(5),
+            ),
+        )
+    return compiled(add_windows, (array(5), corners, corners, two, two, array(4)))

@@ -1,0 +1,320 @@
+"""Weighted sums over all pairs of nodes, with the kernel computed anew for each pair: O(N) memory.
+
+Queries lie in the lanes of vectors. A group of them meets `_LINE` sources at a time, in two steps: the weights of the
+pairs are put into a table that stays in the first cache, then the table is multiplied with the values. In both steps a
+few vectors of queries and a few sources (channels) share what is loaded, as in a matrix product, so arithmetic is what
+limits them, whatever the number of coordinates and channels.
+
+Sources are cut into blocks whatever the number of threads; a group is summed by one thread, line after line, so the
+bits do not depend on who does it. Within a line terms are added up in the precision of the features, lines in float64:
+the rounding of a sum of a million terms in float32 stays near that of a few dozen.
+
+Exponents are to the base 2: ``scale`` holds what turns a squared distance (or a distance) into one; for the top hat it
+is the largest squared distance.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numba import njit, prange, types
+from numba.extending import intrinsic
+
+from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
+
+__all__ = ["CODES", "SOURCES", "group", "loop"]
+
+CODES = {"Gaussian": 0, "Laplace": 1, "TopHat": 2, "DotProduct": 3}
+"""Kernels are numbers: one that is passed as a function would be compiled anew in each process."""
+_LINE = 128
+SOURCES = 4
+"""Sources that are taken at a time; their number has to be a multiple of it."""
+# Vectors of queries at a time: with 32 registers 16 sums are held, with 16 of them 8.
+_VECTORS = 4 if AVX512 else 2
+
+# Logits are taken relative to a reference that is kept while it serves: weights up to 2^_ABOVE lose nothing, and a sum
+# whose largest weight is 2^-_BELOW is as exact as one of which it is 1.
+_ABOVE, _BELOW = 8.0, 30.0
+
+
+def group(dtype: Any) -> int:
+    """Return how many queries are summed together; their number has to be a multiple of it."""
+    return int(_VECTORS * BYTES // np.dtype(dtype).itemsize)
+
+
+def _data(context: Any, builder: Any, signature: Any, arguments: Any, place: int) -> Any:
+    return context.make_array(signature.args[place])(context, builder, arguments[place]).data
+
+
+def _weigher(code: int) -> Any:
+    """Return an instruction that writes the weights between a group of queries and a line of sources."""
+
+    @intrinsic
+    def weigh(typingctx, d, x, y, start, count, reference, scale, table, top):
+        signature = types.void(d, x, y, start, count, reference, scale, table, top)
+
+        def codegen(context, builder, signature, arguments):
+            d, _, _, start, count, _, scale, _, _ = arguments
+            v = Vectors(builder, signature.args[1].dtype.bitwidth)
+            x, y, reference, table, top = (_data(context, builder, signature, arguments, i) for i in (1, 2, 5, 7, 8))
+            scale, queries = v.broadcast(scale), [index(q * v.lanes) for q in range(_VECTORS)]
+            width = index(_VECTORS * v.lanes)
+            dots = code == CODES["DotProduct"]
+            if dots:
+                first = [builder.fneg(v.load(reference, q)) for q in queries] * SOURCES
+                highest = [v.constant(-1e30)] * _VECTORS
+            else:
+                first, highest = [v.constant(0.0)] * (_VECTORS * SOURCES), []
+
+            def weight(t):
+                if code == CODES["Gaussian"]:
+                    return v.exp2(builder.fmul(scale, t))
+                if code == CODES["Laplace"]:
+                    return v.exp2(builder.fmul(scale, v.square_root(t)))
+                if code == CODES["TopHat"]:
+                    return builder.select(builder.fcmp_ordered("<=", t, scale), v.constant(1.0), v.constant(0.0))
+                return v.exp2(t)
+
+            def sources(j, highest):
+                rows = [builder.mul(builder.add(start, builder.add(j, index(k))), d) for k in range(SOURCES)]
+
+                def coordinate(c, terms):
+                    own = [v.load(x, builder.add(builder.mul(c, width), q)) for q in queries]
+                    result, terms = [], iter(terms)
+                    for row in rows:
+                        other = v.broadcast_from(y, builder.add(row, c))
+                        for here in own:
+                            gap = here if dots else builder.fsub(here, other)
+                            result.append(v.multiply_add(gap, other if dots else gap, next(terms)))
+                    return result
+
+                terms = iter(v.repeat(d, 1, first, coordinate))
+                for k in range(SOURCES):
+                    row = builder.mul(builder.add(j, index(k)), width)
+                    for i, q in enumerate(queries):
+                        t = next(terms)
+                        if dots:
+                            highest = [*highest[:i], v.larger(t, highest[i]), *highest[i + 1 :]]
+                        v.store(weight(t), table, builder.add(row, q))
+                return highest
+
+            for q, value in zip(queries, v.repeat(count, SOURCES, highest, sources), strict=False):
+                v.store(value, top, q)
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return weigh
+
+
+def _adder(channels: int, at_once: int) -> Any:
+    """Return an instruction that multiplies a table of weights with a few channels of the values.
+
+    `at_once` sources go to sums of their own, where there are few channels: an addition takes as long as eight can be
+    begun.
+    """
+
+    @intrinsic
+    def add(typingctx, table, count, values, start, first, every, sums):
+        signature = types.void(table, count, values, start, first, every, sums)
+
+        def codegen(context, builder, signature, arguments):
+            _, count, _, start, first, every, _ = arguments
+            v = Vectors(builder, signature.args[0].dtype.bitwidth)
+            table, values, sums = (_data(context, builder, signature, arguments, i) for i in (0, 2, 6))
+            queries, width = [index(q * v.lanes) for q in range(_VECTORS)], index(_VECTORS * v.lanes)
+
+            def sources(j, state):
+                result, state = [], iter(state)
+                for k in range(at_once):
+                    here = builder.add(j, index(k))
+                    weights = [v.load(table, builder.add(builder.mul(here, width), q)) for q in queries]
+                    row = builder.add(builder.mul(builder.add(start, here), every), first)
+                    for c in range(channels):
+                        value = v.broadcast_from(values, builder.add(row, index(c)))
+                        result += [v.multiply_add(w, value, next(state)) for w in weights]
+                return result
+
+            zero = v.constant(0.0)
+            state = v.repeat(count, at_once, [zero] * (at_once * channels * _VECTORS), sources)
+            part = channels * _VECTORS
+            for c in range(channels):
+                row = builder.mul(builder.add(first, index(c)), width)
+                for i, q in enumerate(queries):
+                    total = state[c * _VECTORS + i]
+                    for k in range(1, at_once):
+                        total = builder.fadd(total, state[k * part + c * _VECTORS + i])
+                    v.store(total, sums, builder.add(row, q))
+            return context.get_dummy_value()
+
+        return signature, codegen
+
+    return add
+
+
+_gaussian, _laplace, _top_hat, _dot_product = (_weigher(code) for code in CODES.values())
+_add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
+
+
+@njit
+def _add(table, count, values, start, sums):
+    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group)."""
+    channels = values.shape[1]
+    c = 0
+    while c + 4 <= channels:
+        _add_four(table, count, values, start, c, channels, sums)
+        c += 4
+    if c + 2 <= channels:
+        _add_two(table, count, values, start, c, channels, sums)
+        c += 2
+    if c < channels:
+        _add_one(table, count, values, start, c, channels, sums)
+
+
+@njit
+def _room(rows, columns, like):
+    """Scratch that starts where a vector does: loads across two lines of the cache cost twice as much."""
+    room = np.empty(rows * columns + 64 // like.itemsize, like.dtype)
+    first = (-room.ctypes.data % 64) // like.itemsize
+    return room[first : first + rows * columns].reshape(rows, columns)
+
+
+@njit(inline="always")
+def _near(low, high, lows, highs, block, limit):
+    """Whether the box of a group and that of a block come within ``limit`` (squared) of each other."""
+    square = 0.0
+    for c in range(len(low)):
+        gap = max(max(lows[block, c] - high[c], low[c] - highs[block, c]), 0.0)
+        square += gap * gap
+    return square <= limit
+
+
+@njit
+def _refer(reference, top, first, total):
+    """Move references to the largest logit where they do not serve; whether any was moved."""
+    moved = False
+    for i in range(len(reference)):
+        if top[i] > _ABOVE or (first and top[i] < -_BELOW):
+            before = np.float64(reference[i])
+            reference[i] += top[i]
+            # 2^t by the library: t may be anything. There are no sums yet at first, when it may overflow.
+            shrink = 0.0 if first else np.exp2(before - reference[i])
+            for c in range(total.shape[0]):
+                total[c, i] *= shrink
+            moved = True
+    return moved
+
+
+@njit(parallel=True, cache=True)
+def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
+    """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
+
+    Parameters
+    ----------
+    code : int
+        Which kernel, of `CODES`.
+    scale : float
+    limit : float
+        Blocks of sources all of which are farther away than that (squared) are left out; radial kernels.
+    size : int
+        Of a block of sources.
+    x : (d, M)
+        Queries, as many as a multiple of `group`; for the dot product times the kernel's scale times log2(e).
+    y : (N, d)
+        Sources, as many as a multiple of `SOURCES`.
+    lows, highs : (blocks, d)
+        Boxes around the blocks of sources, float64.
+    values : (N, C)
+        Times the quadrature weights.
+    sums : (M, C)
+        Written, float64; for the dot product over 2^peaks.
+    peaks : (M,)
+        Written, float64: for the dot product a number that is near the largest logit of the row, to the base 2, or
+        between it and 0; 0 for radial kernels.
+    """
+    d, queries = x.shape
+    sources, channels = values.shape
+    width = _VECTORS * BYTES // x.itemsize
+    radial = code != 3
+    for tile in prange(queries // width):
+        begin = tile * width
+        own, table = _room(d, width, x), _room(_LINE, width, x)
+        low, high = np.empty(d), np.empty(d)
+        for c in range(d):
+            low[c] = high[c] = x[c, begin]
+            for i in range(width):
+                own[c, i] = x[c, begin + i]
+                low[c] = min(low[c], own[c, i])
+                high[c] = max(high[c], own[c, i])
+        part, total = _room(channels, width, x), np.zeros((channels, width))
+        reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
+        for block in range((sources + size - 1) // size):
+            if radial and not _near(low, high, lows, highs, block, limit):
+                continue
+            end = min((block + 1) * size, sources)
+            for start in range(block * size, end, _LINE):
+                count = min(_LINE, end - start)
+                if code == 0:
+                    _gaussian(d, own, y, start, count, reference, scale, table, top)
+                elif code == 1:
+                    _laplace(d, own, y, start, count, reference, scale, table, top)
+                elif code == 2:
+                    _top_hat(d, own, y, start, count, reference, scale, table, top)
+                else:
+                    _dot_product(d, own, y, start, count, reference, scale, table, top)
+                    if _refer(reference, top, start == 0, total):
+                        _dot_product(d, own, y, start, count, reference, scale, table, top)
+                _add(table, count, values, start, part)
+                for c in range(channels):
+                    for i in range(width):
+                        total[c, i] += part[c, i]
+        for i in range(width):
+            peaks[begin + i] = reference[i]
+            for c in range(channels):
+                sums[begin + i, c] = total[c, i]
+
+
+@intrinsic
+def _power_of_two(typingctx, line, count, out):
+    signature = types.void(line, count, out)
+
+    def codegen(context, builder, signature, arguments):
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        line, out = (_data(context, builder, signature, arguments, i) for i in (0, 2))
+
+        def step(j, state):
+            v.store(v.exp2(v.load(line, j)), out, j)
+            return state
+
+        v.repeat(arguments[1], v.lanes, [], step)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(parallel=True, cache=True)
+def powers_of_two(x, rounds, out):
+    """Powers of two of every line (a multiple of 64 bytes), `rounds` times: what sums cannot be faster than."""
+    for row in prange(x.shape[0]):
+        for _ in range(rounds):
+            _power_of_two(x[row], x.shape[1], out[row])
+
+
+_LOOPS = {"pair_sums": pair_sums, "powers_of_two": powers_of_two}
+
+
+@cache
+def loop(name: str, dtype: str) -> Callable[..., None]:
+    """Return a loop for ``float32`` or ``float64``, compiled now or loaded from the cache."""
+    f = types.float32 if dtype == "float32" else types.float64
+    table = f[:, ::1]
+    boxes, column = types.float64[:, ::1], types.float64[::1]
+    signature = {
+        "pair_sums": (
+            types.int64, f, types.float64, types.int64, table, table, boxes, boxes, table, boxes, column,
+        ),
+        "powers_of_two": (table, types.int64, table),
+    }[name]  # fmt: skip
+    return compiled(_LOOPS[name], types.void(*signature))

@@ -1,0 +1,409 @@
+"""Windowed sums over a grid neighbourhood, with weights from patch distances.
+
+Arrays are planar: signals are (D, rows, columns), padded by the search radius; images are (C, rows, columns), padded by
+the search radius plus the reach of the patches. A one-dimensional signal is a grid of one row.
+
+Half of a symmetric stencil is kept: for the offsets s = (di, dj) with di > 0, or di = 0 and dj > 0, the weight
+w_s(x) = k(x, x + s) serves both x and x + s. It is needed for x in the domain and for x + s in the domain, so x runs
+over rows [-di, H) and over columns [-dj, W) or, when dj < 0, over [0, W - dj). In `store_weights` row i of the domain
+is row i + Ri, and column j is column j + max(dj, 0).
+
+The work is cut into tiles whose size does not depend on the number of threads, and each sum is formed by one tile in a
+fixed order: the result has the same bits for any number of threads.
+"""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+from numba import njit, prange, types
+from numba.extending import overload
+
+from nlflow.backends.numba.exponential import FLAGS, float32_of, float64_of
+from nlflow.backends.numba.loading import compiled
+
+_TILE_ROWS = 32
+_TILE_COLUMNS = 512
+
+
+# exp(x) for x <= 0: x = (n + f) log 2 with |f| <= 1/2, a Taylor polynomial for 2^f = exp(f log 2), and n put into the
+# exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 4e-7 relative in float32;
+# degree 13 with a two-part log 2 leaves 2e-15 in float64 down to exp(-60), 2e-14 at exp(-700). Below the normal range
+# the result is zero. Terms keep their order: n times the first part of log 2 is exact, and that is lost where the parts
+# are added first (which compilers do for processors without fused multiply-add). So the functions have flags of their
+# own, and are inlined by LLVM, which keeps them; Numba would give them those of the caller.
+_ORDERED = FLAGS - {"reassoc"}
+
+
+@njit(types.float32(types.float32), fastmath=_ORDERED, forceinline=True)
+def _exp_float32(x):
+    y = max(x, np.float32(-87.0))
+    n = np.int32(y * np.float32(1.4426950408889634) - np.float32(0.5))
+    f = (y - np.float32(n) * np.float32(0.693359375)) - np.float32(n) * np.float32(-2.12194440e-4)
+    p = np.float32(1.0 / 720.0)
+    p = p * f + np.float32(1.0 / 120.0)
+    p = p * f + np.float32(1.0 / 24.0)
+    p = p * f + np.float32(1.0 / 6.0)
+    p = p * f + np.float32(0.5)
+    p = p * f + np.float32(1.0)
+    p = p * f + np.float32(1.0)
+    value = p * float32_of(np.int32((n + np.int32(127)) << np.int32(23)))
+    return value if x > np.float32(-87.0) else np.float32(0.0)
+
+
+@njit(types.float64(types.float64), fastmath=_ORDERED, forceinline=True)
+def _exp_float64(x):
+    y = max(x, -708.0)
+    n = np.int64(y * 1.4426950408889634 - 0.5)
+    f = (y - n * 6.93147180369123816490e-01) - n * 1.90821492927058770002e-10
+    p = 1.0 / 6227020800.0
+    p = p * f + 1.0 / 479001600.0
+    p = p * f + 1.0 / 39916800.0
+    p = p * f + 1.0 / 3628800.0
+    p = p * f + 1.0 / 362880.0
+    p = p * f + 1.0 / 40320.0
+    p = p * f + 1.0 / 5040.0
+    p = p * f + 1.0 / 720.0
+    p = p * f + 1.0 / 120.0
+    p = p * f + 1.0 / 24.0
+    p = p * f + 1.0 / 6.0
+    p = p * f + 0.5
+    p = p * f + 1.0
+    p = p * f + 1.0
+    value = p * float64_of((n + np.int64(1023)) << np.int64(52))
+    return value if x > -708.0 else 0.0
+
+
+def _exp(x):
+    """Exponential of x <= 0 in the precision of x; only called from compiled code."""
+    return np.exp(x)
+
+
+@overload(_exp, jit_options={"fastmath": FLAGS}, inline="always")
+def _exp_by_type(x):
+    if x == types.float32:
+        return lambda x: _exp_float32(x)
+    return lambda x: _exp_float64(x)
+
+
+# Sums over the patch. Nothing is ever subtracted, so the relative error stays at a few roundings (a running sum that
+# adds the next term and subtracts the last would lose small distances beside large ones). The order of the additions
+# is the same for every node, wherever its tile begins: a part of an image has the bits of the whole, and weights that
+# are computed anew have those of stored ones.
+@njit(fastmath=FLAGS)
+def _row_sums(rows, first, width, columns, line):
+    """Sum `width` rows, an odd number, from `first` on: two at a time, since that many loads and one store balance."""
+    top = rows[first]
+    for j in range(columns):
+        line[j] = top[j]
+    for i in range(first + 1, first + width, 2):
+        here = rows[i]
+        next_ = rows[i + 1]
+        for j in range(columns):
+            line[j] += here[j] + next_[j]
+
+
+@njit(fastmath=FLAGS)
+def _box_line(line, spare, out, columns, width):
+    """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten.
+
+    Sums of 1, 2, 4 ... neighbours are formed and those that make up `width` in binary are added: about 2 log2(width)
+    vectorised additions on a line that stays in the first cache.
+    """
+    done = 0
+    size = 1
+    rest = width
+    length = columns + width - 1
+    while rest > 0:
+        if rest & 1:
+            if done == 0:
+                for j in range(columns):
+                    out[j] = line[j]
+            else:
+                for j in range(columns):
+                    out[j] += line[j + done]
+            done += size
+        rest >>= 1
+        if rest > 0:
+            # Out of place: a shifted sum within one array would not vectorise.
+            length -= size
+            for j in range(length):
+                spare[j] = line[j] + line[j + size]
+            line, spare = spare, line
+            size *= 2
+
+
+@njit(fastmath=FLAGS)
+def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
+    """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
+
+    `row` and `column` are the tile's corner in the coordinates of the padded `image`. The weight is
+    ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch when `tokens` is set.
+    The other arrays are work space.
+    """
+    ei = 2 * ri if tokens else ri
+    ej = 2 * rj if tokens else rj
+    channels = image.shape[0]
+    height = rows + 2 * ei
+    length = columns + 2 * ej
+    for i in range(height):
+        target = b[i]
+        for c in range(channels):
+            here = image[c, row - ei + i, column - ej : column - ej + length]
+            there = image[c, row - ei + i + di, column - ej + dj : column - ej + dj + length]
+            if c == 0:
+                for j in range(length):
+                    target[j] = (here[j] - there[j]) * (here[j] - there[j])
+            else:
+                for j in range(length):
+                    target[j] += (here[j] - there[j]) * (here[j] - there[j])
+    zero = offset - offset
+    share = (zero + 1) / ((2 * ri + 1) * (2 * rj + 1))
+    for step in range(2 if tokens else 1):
+        height -= 2 * ri
+        for i in range(height):
+            top = b[i]
+            _row_sums(b, i, 2 * ri + 1, length, line)
+            _box_line(line, spare, top, length - 2 * rj, 2 * rj + 1)
+            if step == 0:
+                for j in range(length - 2 * rj):
+                    top[j] = spatial * _exp(-max(scale * top[j] - offset, zero))
+            else:
+                for j in range(length - 2 * rj):
+                    top[j] *= share
+        length -= 2 * rj
+
+
+@njit(inline="always")
+def _tiles(rows, columns):
+    """Number of tiles along columns and in all, for a range of rows and columns."""
+    across = (columns + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    return across, across * ((rows + _TILE_ROWS - 1) // _TILE_ROWS)
+
+
+@njit(parallel=True, cache=True, fastmath=FLAGS)
+def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
+    """Fill ``weights[row, offset, column]`` with half of a symmetric stencil.
+
+    Parameters
+    ----------
+    image : (C, H + 2 m_i, W + 2 m_j)
+        Padded by m = search radius + patch radius (twice the patch radius for `tokens`).
+    offsets, spatial : (S, 2), (S,)
+        Half of the stencil and the factor that each offset carries.
+    reach : (Ri, Rj, ri, rj)
+        Search and patch radii.
+    weights : (H + Ri, S, W + Rj), output
+    """
+    Ri, Rj, ri, rj = reach
+    ei = 2 * ri if tokens else ri
+    ej = 2 * rj if tokens else rj
+    H = weights.shape[0] - Ri
+    W = weights.shape[2] - Rj
+    across, count = _tiles(H + Ri, W + Rj)
+    for tile in prange(count):
+        top = (tile // across) * _TILE_ROWS
+        left = (tile % across) * _TILE_COLUMNS
+        rows = min(_TILE_ROWS, H + Ri - top)
+        columns = min(_TILE_COLUMNS, W + Rj - left)
+        b = np.empty((rows + 2 * ei, columns + 2 * ej), image.dtype)
+        line = np.empty(b.shape[1], image.dtype)
+        spare = np.empty_like(line)
+        for s in range(offsets.shape[0]):
+            di = offsets[s, 0]
+            dj = offsets[s, 1]
+            shift = max(dj, 0)
+            # Only rows from -di on are ever used, and columns up to W + |dj|.
+            skip = min(max(Ri - di - top, 0), rows)
+            used = max(min(columns, W + abs(dj) - left), 0)
+            if used > 0 and skip < rows:
+                _tile_weights(
+                    image, top + skip + ri + (ei - ri), left - shift + Rj + ej, rows - skip, used, di, dj, ri, rj,
+                    offset, scale, spatial[s], tokens, b, line, spare,
+                )  # fmt: skip
+            for i in range(rows):
+                target = weights[top + i, s, left : left + columns]
+                y = top + i - Ri
+                outside = i < skip or (isolated and (y < 0 or y + di >= H))
+                if outside:
+                    target[:] = 0
+                    continue
+                target[used:] = 0
+                source = b[i - skip]
+                for j in range(used):
+                    target[j] = source[j]
+                if isolated:
+                    for j in range(used):
+                        x = left + j - shift
+                        if x < 0 or x >= W or x + dj < 0 or x + dj >= W:
+                            target[j] = 0
+
+
+@njit(parallel=True, cache=True, fastmath=FLAGS)
+def apply_weights(weights, offsets, centre, signal, out):
+    """Weighted sums ``out(x) = centre u(x) + sum_s w_s(x) u(x + s) + w_s(x - s) u(x - s)``.
+
+    Parameters
+    ----------
+    weights : (H + Ri, S, W + Rj)
+        From `store_weights`.
+    signal : (D, H + 2 Ri, W + 2 Rj)
+        Padded by the search radius.
+    out : (D, H, W), output
+    """
+    D, H, W = out.shape
+    Ri = weights.shape[0] - H
+    Rj = weights.shape[2] - W
+    across = (W + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    for tile in prange(H * across):
+        i = tile // across
+        left = (tile % across) * _TILE_COLUMNS
+        columns = min(_TILE_COLUMNS, W - left)
+        # Partial sums over one row of the window, then their total: the error grows like the window's side, not its
+        # area.
+        part = np.zeros((D, columns), out.dtype)
+        for d in range(D):
+            here = signal[d, i + Ri, left + Rj : left + Rj + columns]
+            target = out[d, i, left : left + columns]
+            for j in range(columns):
+                target[j] = centre * here[j]
+        for s in range(offsets.shape[0]):
+            di = offsets[s, 0]
+            dj = offsets[s, 1]
+            forward = weights[i + Ri, s, left + max(dj, 0) : left + max(dj, 0) + columns]
+            backward = weights[i + Ri - di, s, left + max(-dj, 0) : left + max(-dj, 0) + columns]
+            for d in range(D):
+                ahead = signal[d, i + Ri + di, left + Rj + dj : left + Rj + dj + columns]
+                behind = signal[d, i + Ri - di, left + Rj - dj : left + Rj - dj + columns]
+                line = part[d]
+                for j in range(columns):
+                    line[j] += forward[j] * ahead[j] + backward[j] * behind[j]
+            if s + 1 == offsets.shape[0] or offsets[s + 1, 0] != di:
+                for d in range(D):
+                    line = part[d]
+                    target = out[d, i, left : left + columns]
+                    for j in range(columns):
+                        target[j] += line[j]
+                        line[j] = 0
+
+
+@njit(parallel=True, cache=True, fastmath=FLAGS)
+def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
+    """The sums of `apply_weights` with weights that are computed on the way and never stored.
+
+    Slower by the cost of the weights, O(1) memory a tile. Arguments as in `store_weights` and `apply_weights`.
+    """
+    Ri, Rj, ri, rj = reach
+    ei = 2 * ri if tokens else ri
+    ej = 2 * rj if tokens else rj
+    D, H, W = out.shape
+    across, count = _tiles(H, W)
+    for tile in prange(count):
+        top = (tile // across) * _TILE_ROWS
+        left = (tile % across) * _TILE_COLUMNS
+        rows = min(_TILE_ROWS, H - top)
+        columns = min(_TILE_COLUMNS, W - left)
+        b = np.empty((rows + Ri + 2 * ei, columns + Rj + 2 * ej), image.dtype)
+        line = np.empty(b.shape[1], image.dtype)
+        spare = np.empty_like(line)
+        part = np.zeros((D, rows, columns), out.dtype)
+        for d in range(D):
+            for i in range(rows):
+                here = signal[d, top + i + Ri, left + Rj : left + Rj + columns]
+                target = out[d, top + i, left : left + columns]
+                for j in range(columns):
+                    target[j] = centre * here[j]
+        for s in range(offsets.shape[0]):
+            di = offsets[s, 0]
+            dj = offsets[s, 1]
+            shift = max(dj, 0)
+            back = max(-dj, 0)
+            _tile_weights(
+                image, top - di + Ri + ei, left - shift + Rj + ej, rows + di, columns + abs(dj), di, dj, ri, rj,
+                offset, scale, spatial[s], tokens, b, line, spare,
+            )  # fmt: skip
+            if isolated:
+                for i in range(rows + di):
+                    y = top + i - di
+                    masked = b[i]
+                    if y < 0 or y + di >= H:
+                        masked[: columns + abs(dj)] = 0
+                    else:
+                        for j in range(columns + abs(dj)):
+                            x = left + j - shift
+                            if x < 0 or x >= W or x + dj < 0 or x + dj >= W:
+                                masked[j] = 0
+            for d in range(D):
+                for i in range(rows):
+                    forward = b[i + di, shift : shift + columns]
+                    backward = b[i, back : back + columns]
+                    ahead = signal[d, top + i + Ri + di, left + Rj + dj : left + Rj + dj + columns]
+                    behind = signal[d, top + i + Ri - di, left + Rj - dj : left + Rj - dj + columns]
+                    partial = part[d, i]
+                    for j in range(columns):
+                        partial[j] += forward[j] * ahead[j] + backward[j] * behind[j]
+            if s + 1 == offsets.shape[0] or offsets[s + 1, 0] != di:
+                for d in range(D):
+                    for i in range(rows):
+                        partial = part[d, i]
+                        target = out[d, top + i, left : left + columns]
+                        for j in range(columns):
+                            target[j] += partial[j]
+                            partial[j] = 0
+
+
+@njit(parallel=True, cache=True, fastmath=FLAGS)
+def apply_table(table, signal, out):
+    """Weighted sums with one table of weights for all nodes.
+
+    Parameters
+    ----------
+    table : (2 Ri + 1, 2 Rj + 1)
+    signal : (D, H + 2 Ri, W + 2 Rj)
+    out : (D, H, W), output
+    """
+    D, H, W = out.shape
+    across = (W + _TILE_COLUMNS - 1) // _TILE_COLUMNS
+    for tile in prange(D * H * across):
+        d = tile // (H * across)
+        i = (tile // across) % H
+        left = (tile % across) * _TILE_COLUMNS
+        columns = min(_TILE_COLUMNS, W - left)
+        part = np.empty(columns, out.dtype)
+        target = out[d, i, left : left + columns]
+        target[:] = 0
+        for di in range(table.shape[0]):
+            part[:] = 0
+            for dj in range(table.shape[1]):
+                weight = table[di, dj]
+                source = signal[d, i + di, left + dj : left + dj + columns]
+                for j in range(columns):
+                    part[j] += weight * source[j]
+            for j in range(columns):
+                target[j] += part[j]
+
+
+def _signature(name, f):
+    image, line, pairs, reach = f[:, :, ::1], f[::1], types.int64[:, ::1], types.UniTuple(types.int64, 4)
+    flag = types.boolean
+    return {
+        "store_weights": (image, pairs, line, reach, f, f, flag, flag, image),
+        "apply_weights": (image, pairs, f, image, image),
+        "apply_recomputed": (image, pairs, line, reach, f, f, flag, flag, f, image, image),
+        "apply_table": (f[:, ::1], image, image),
+    }[name]
+
+
+_LOOPS = {
+    "store_weights": store_weights,
+    "apply_weights": apply_weights,
+    "apply_recomputed": apply_recomputed,
+    "apply_table": apply_table,
+}
+
+
+@cache
+def loop(name: str, dtype: str) -> Callable[..., None]:
+    """Return the loop `name` for ``float32`` or ``float64``, compiled now or loaded from the cache."""
+    signature = _signature(name, types.float32 if dtype == "float32" else types.float64)
+    return compiled(_LOOPS[name], types.void(*signature))

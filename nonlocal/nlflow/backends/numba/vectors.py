@@ -1,0 +1,166 @@
+"""Code on whole vectors, written for LLVM directly.
+
+LLVM turns simple loops into vectors by itself, but not the two that sums over pairs consist of: products of a few rows
+with a few columns that stay in registers, and powers of two between them. They are written here once, for vectors as
+wide as the machine has them.
+"""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils
+from numba.core.registry import cpu_target
+
+__all__ = ["AVX512", "BYTES", "Vectors", "index"]
+
+_FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
+AVX512 = {"+avx512f", "+avx512dq"} <= _FEATURES
+BYTES = 64 if AVX512 else 32 if "+avx" in _FEATURES else 16
+"""Of a vector."""
+
+# Minimax polynomials of the relative error of 2^f, |f| <= 1/2, with 2^0 = 1, highest power first: 2e-7 in float32,
+# 3e-18 in float64, where rounding leaves 2e-16.
+_POWERS = {
+    4: [float(np.float32(c)) for c in (1.3276472e-3, 9.675541e-3, 5.550713e-2, 2.4022120e-1, 6.9314697e-1, 1.0)],
+    8: [
+        4.4352807803080312e-10, 7.0741056309666745e-9, 1.0178198034381919e-7, 1.3215433089568544e-6,
+        1.5252733489958407e-5, 1.5403530462514660e-4, 1.3333558146789953e-3, 9.6181291075883350e-3,
+        5.5504108664819921e-2, 2.4022650695910156e-1, 6.9314718055994533e-1, 1.0,
+    ],
+}  # fmt: skip
+_DIGITS = {4: 23, 8: 52}  # of a mantissa
+_LEAST = {4: -126.0, 8: -1022.0}  # exponent of a normal number
+
+_I32, _I64 = ir.IntType(32), ir.IntType(64)
+
+
+def index(value: int) -> Any:
+    """Return a constant integer."""
+    return ir.Constant(_I64, value)
+
+
+class Vectors:
+    """Write instructions on vectors of floats of one type.
+
+    Parameters
+    ----------
+    builder : llvmlite.ir.IRBuilder
+        Where they are written to.
+    bits : int
+        Of a number, 32 or 64.
+    """
+
+    def __init__(self, builder: Any, bits: int) -> None:
+        self.builder = builder
+        self.size = bits // 8
+        self.lanes = BYTES // self.size
+        self.number = ir.FloatType() if bits == 32 else ir.DoubleType()
+        self.type = ir.VectorType(self.number, self.lanes)
+        self._word = ir.IntType(bits)
+        self._words = ir.VectorType(self._word, self.lanes)
+        # LLVM takes 256 bits on most processors that have 512, for the sake of code that uses them now and then. The
+        # set refuses names that it does not know, though LLVM takes any attribute that is written as a string.
+        set.add(builder.function.attributes, f'"prefer-vector-width"="{8 * BYTES}"')
+
+    def constant(self, value: float) -> Any:
+        """Return a vector of one number."""
+        return ir.Constant(self.type, [ir.Constant(self.number, value)] * self.lanes)
+
+    def load(self, pointer: Any, place: Any) -> Any:
+        """Return the vector at a place."""
+        return self.builder.load(self._at(pointer, place), align=self.size)
+
+    def store(self, value: Any, pointer: Any, place: Any) -> None:
+        """Write a vector to a place."""
+        self.builder.store(value, self._at(pointer, place), align=self.size)
+
+    def broadcast(self, number: Any) -> Any:
+        """Return a vector of one number."""
+        undefined = ir.Constant(self.type, ir.Undefined)
+        first = ir.Constant(ir.VectorType(_I32, self.lanes), [ir.Constant(_I32, 0)] * self.lanes)
+        one = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
+        return self.builder.shuffle_vector(one, undefined, first)
+
+    def broadcast_from(self, pointer: Any, place: Any) -> Any:
+        """Return a vector of the number at a place."""
+        return self.broadcast(self.builder.load(self.builder.gep(pointer, [place])))
+
+    def multiply_add(self, a: Any, b: Any, c: Any) -> Any:
+        """Return a b + c, in one instruction where there is one."""
+        return self._call(f"llvm.fmuladd.{self._suffix}", (a, b, c))
+
+    def square_root(self, a: Any) -> Any:
+        """Return the square root, lane by lane."""
+        return self._call(f"llvm.sqrt.{self._suffix}", (a,))
+
+    def larger(self, a: Any, b: Any) -> Any:
+        """Return the larger of each two; no NaN is expected."""
+        return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)
+
+    def exp2(self, t: Any) -> Any:
+        """Return 2^t for t <= 100 (1000 in float64); it stays at 2^-126 (2^-1022) below that. 2^0 is 1."""
+        builder, least = self.builder, self.constant(_LEAST[self.size])
+        t = self.larger(t, least)
+        if AVX512:
+            # t - round(t), and p 2^n, are one instruction each.
+            suffix, mask, current = "ps" if self.size == 4 else "pd", ir.IntType(self.lanes), ir.Constant(_I32, 4)
+            every, nearest = ir.Constant(mask, -1), ir.Constant(_I32, 8)
+            f = self._call(f"llvm.x86.avx512.mask.reduce.{suffix}.512", (t, nearest, t, every, current))
+            p, n = self._power(f), builder.fsub(t, f)
+            return self._call(f"llvm.x86.avx512.mask.scalef.{suffix}.512", (p, n, p, every, current))
+        # Adding 1.5 * 2^23 (2^52) leaves round(t) in the lowest bits of the sum, from where a shift brings it to the
+        # exponent.
+        digits = _DIGITS[self.size]
+        large = self.constant(1.5 * 2.0**digits)
+        z = builder.fadd(t, large)
+        p = self._power(builder.fsub(t, builder.fsub(z, large)))
+        shift = ir.Constant(self._words, [ir.Constant(self._word, digits)] * self.lanes)
+        exponent = builder.shl(builder.bitcast(z, self._words), shift)
+        return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
+
+    def repeat(self, count: Any, step: int, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
+        """Write a loop over 0, step ... < count, at least once; `body` turns its place and state into the next state.
+
+        Returns
+        -------
+        list
+            The state at the end.
+        """
+        builder, before = self.builder, self.builder.block
+        inside, after = builder.append_basic_block("repeat"), builder.append_basic_block("done")
+        builder.branch(inside)
+        builder.position_at_end(inside)
+        place = builder.phi(_I64)
+        place.add_incoming(index(0), before)
+        held = []
+        for value in state:
+            held.append(builder.phi(value.type))
+            held[-1].add_incoming(value, before)
+        following = body(place, held)
+        then = builder.add(place, index(step))
+        place.add_incoming(then, builder.block)
+        for phi, value in zip(held, following, strict=True):
+            phi.add_incoming(value, builder.block)
+        builder.cbranch(builder.icmp_signed("<", then, count), inside, after)
+        builder.position_at_end(after)
+        return following
+
+    @property
+    def _suffix(self) -> str:
+        return f"v{self.lanes}f{8 * self.size}"
+
+    def _at(self, pointer: Any, place: Any) -> Any:
+        return self.builder.bitcast(self.builder.gep(pointer, [place]), self.type.as_pointer())
+
+    def _call(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        kind = ir.FunctionType(self.type, [a.type for a in arguments])
+        return self.builder.call(cgutils.get_or_insert_function(self.builder.module, kind, name), arguments)
+
+    def _power(self, f: Any) -> Any:
+        first, *others = _POWERS[self.size]
+        p = self.constant(first)
+        for c in others:
+            p = self.multiply_add(p, f, self.constant(c))
+        return p

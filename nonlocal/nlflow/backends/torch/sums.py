@@ -1,0 +1,275 @@
+"""Averages over all pairs of nodes on torch tensors, without a matrix: by fused attention, or tile by tile."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
+from nlflow.kernels import DotProduct, Gaussian, Kernel, RadialKernel
+
+__all__ = ["TorchSums"]
+
+_TILE_BYTES = 2**26
+_STEEPEST = 1e4
+"""Up to which scale of a dot product, and down to its inverse, half precision has a logit that is far below others."""
+# Relative error of a weight from which squared distances are not taken out of squares any more.
+_ROUNDING = {torch.float32: 1e-5, torch.float64: 1e-12}
+_LAW_ROUNDING = 2e-6  # of a weight, from which on laws are pushed in float64
+
+
+class TorchSums:
+    """Averages with the weights w_j k(x_i, y_j), and the logarithms of their sums; O(N (d + D)) memory.
+
+    Dot products, and Gaussians whose squared distances keep their digits as |x|^2 + |y|^2 - 2 x.y, are fused attention
+    where the device has it for the dtype; everything else is summed in tiles of queries. Both have first derivatives
+    with respect to queries, keys and values; tiles are computed anew for them, so that memory stays O(N).
+
+    Parameters
+    ----------
+    kernel : Kernel
+    queries : tensor of shape (..., M, d)
+    keys : tensor of shape (..., N, d)
+    weights : tensor of shape (N,) or (..., N), optional
+        Quadrature weights > 0; 1 for all by default.
+    precision : str, optional
+        Name of the dtype that features and values are rounded to; that of the features by default.
+    fused : bool
+        Whether fused attention may be used.
+    present : tensor of bool, shape (..., N), optional
+        False at keys that have no weight.
+    seen : callable, optional
+        The queries of a slice by all keys that they see, bool (m, N), the same for all items. Averages of queries that
+        see none are not defined, and the logarithms of their sums -inf (not where attention is fused).
+    causal : bool
+        Whether `seen` says j <= i.
+    table : bool
+        Whether `seen` is asked for as a whole and kept.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        queries: Tensor,
+        keys: Tensor,
+        weights: Tensor | None = None,
+        *,
+        precision: str | None = None,
+        fused: bool = True,
+        present: Tensor | None = None,
+        seen: Callable[[slice], Tensor] | None = None,
+        causal: bool = False,
+        table: bool = False,
+    ) -> None:
+        self._dtype: torch.dtype | None = None if precision is None else getattr(torch, precision)
+        y = keys.to(self._dtype or keys.dtype)
+        x = y if queries is keys else queries.to(y.dtype)
+        self._kernel, self._x, self._y, self._weights = kernel, x, y, weights
+        self._present, self._seen = present, seen
+        self._form = Form(causal=causal)
+        self._inner = seen is None or causal or table  # then all that are there see themselves
+        self._far = False  # whether the last coordinate puts missing keys far below
+        self._offset: Tensor | None = None
+        if seen is not None and table:
+            every = seen(slice(None))
+            self._seen = every.__getitem__
+            self._form = Form(bias=torch.zeros_like(every, dtype=y.dtype).masked_fill_(~every, -torch.inf))
+        possible = seen is None or causal or table
+        self.fused = fused and possible and offered(y) and self._fuse()
+        if not self.fused:
+            self._x, self._y = x, y
+
+    @property
+    def kept(self) -> tuple[Tensor, Tensor]:
+        """The tensors that are as large as the features."""
+        return self._x, self._y
+
+    def _fuse(self) -> bool:
+        """Bring logits into the form scale q.k + offset_i; whether it was possible."""
+        kernel, x, y, present = self._kernel, self._x, self._y, self._present
+        if isinstance(kernel, DotProduct):
+            scale = _scale(kernel, y)
+            self._form = replace(self._form, scale=scale)
+            if present is None:
+                return True
+            if not 1 / _STEEPEST <= scale <= _STEEPEST:
+                return False
+            # One more coordinate, in which the missing ones are far below.
+            self._far = True
+            self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
+            self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], dim=-1)
+            return True
+        if not isinstance(kernel, Gaussian) or y.dtype not in _ROUNDING:
+            return False
+        middle = y.detach().mean(dim=-2, keepdim=True)  # about which it cancels least
+        x, y = (x - middle) / kernel.width, (y - middle) / kernel.width
+        square_x, square_y = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
+        largest = float(torch.maximum(square_x.detach().max(), square_y.detach().max()))
+        if not math.sqrt(y.shape[-1]) * largest * torch.finfo(y.dtype).eps <= _ROUNDING[y.dtype]:
+            return False
+        self._x = torch.cat([x, torch.ones_like(square_x)], dim=-1)
+        lowered = -0.5 * square_y
+        if present is not None:
+            lowered = lowered.masked_fill(~present[..., None], _far(y))
+        self._y = torch.cat([y, lowered], dim=-1)
+        self._offset = -0.5 * square_x[..., 0]
+        return True
+
+    @property
+    def wide(self) -> bool:
+        """Whether laws are pushed in float64 though features are not."""
+        return self._wide != self._y.dtype
+
+    def average(self, values: Tensor) -> Tensor:
+        """Return sum_j w_j k_ij v_j / sum_j w_j k_ij for values (..., N, D); shape (..., M, D), in their dtype."""
+        if self._dtype is None:
+            return self._average(values)
+        # Averages keep constants: what is rounded is the deviation from the middle.
+        middle = values.mean(dim=-2, keepdim=True)
+        return self._average((values - middle).to(self._dtype)).to(values.dtype) + middle
+
+    def _average(self, values: Tensor) -> Tensor:
+        if not self.fused:
+            return self._by_tiles(lambda logits, v: self._softmax(logits) @ v, values)
+        if self._weights is None:
+            return attend(self._x, self._y, values, self._form)
+        # Weights are one more channel, and of the values a factor: no logit is rounded for them.
+        weights = self._column(self._weights)
+        sums = attend(self._x, self._y, torch.cat([weights * values, weights], dim=-1), self._form)
+        return sums[..., :-1] / sums[..., -1:]
+
+    def log_totals(self) -> Tensor:
+        """Return log sum_j w_j k_ij, shape (..., M), in the dtype of fused attention's (float32 at least)."""
+        if not self.fused:
+            return self._by_tiles(self._log_sum)
+        if self._weights is None:
+            result = log_sum_exp(self._x, self._y, self._form)
+        elif not self._tracked():  # one pass gives both
+            width = width_for(self._x, 1)
+            q, k, weights = (widened(t, width) for t in (self._x, self._y, self._column(self._weights)))
+            mean, logs = fused(q, k, weights, self._form)
+            result = (logs + torch.log(mean[..., 0])).reshape(self._x.shape[:-1])
+        else:
+            mean = attend(self._x, self._y, self._column(self._weights), self._form)[..., 0]
+            result = log_sum_exp(self._x, self._y, self._form) + torch.log(mean)
+        return result if self._offset is None else result + self._offset
+
+    def push(self, law: Tensor) -> Tensor:
+        """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D).
+
+        In tiles, whose rows are normalised as they are, which keeps the mass of the law. The derivative of fused
+        attention takes the degrees from their logarithms, which have lost as many digits as they are large.
+        """
+        dtype = self._wide
+        total = torch.zeros(*self._y.shape[:-1], law.shape[-1], dtype=torch.float64, device=law.device)
+        for rows in self._tiles(dtype):
+            weights = self._softmax(self._logits(self._x[..., rows, :], rows, dtype))
+            total += weights.mT @ law[..., rows, :].to(dtype)
+        return total.to(law.dtype)
+
+    def log_totals_wide(self) -> Tensor:
+        """Return log sum_j w_j k_ij, shape (..., M), in float64 where float32 would not hold its digits."""
+        if self._wide != torch.float64 or self._tracked():
+            return self.log_totals()
+        parts = [
+            self._log_sum(self._logits(self._x[..., rows, :], rows, self._wide)) for rows in self._tiles(self._wide)
+        ]
+        result = torch.cat(parts, dim=-1)
+        return result if self._offset is None else result + self._offset
+
+    @cached_property
+    def _wide(self) -> torch.dtype:
+        """The dtype in which logits that are formed from what is kept have no rounding that a law shows."""
+        x, y = self._x.detach(), self._y.detach()
+        if y.dtype == torch.float64:
+            return y.dtype
+        if isinstance(self._kernel, RadialKernel) and not self.fused:
+            # Each node sees itself, with logit 0, beside which those that are large have no weight; or a rule says no.
+            return torch.float32 if y.dtype == torch.float32 and self._inner else torch.float64
+        x, y = (t[..., :-1] if self._far else t for t in (x, y))
+        lengths = [float(torch.linalg.vector_norm(t, dim=-1, dtype=torch.float32).max()) for t in (x, y)]
+        size = abs(self._form.scale if self.fused else _scale(self._kernel, y)) * lengths[0] * lengths[1]
+        exact = size * torch.finfo(y.dtype).eps / 2 <= _LAW_ROUNDING
+        return torch.float32 if exact and y.dtype == torch.float32 else torch.float64
+
+    def _column(self, weights: Tensor) -> Tensor:
+        return weights.to(self._y.dtype)[..., None].expand(*self._y.shape[:-1], 1)
+
+    def _logits(self, x: Tensor, rows: slice, dtype: torch.dtype | None = None) -> Tensor:
+        """Return log w_j k(x_i, y_j) for the queries x of some rows, (..., m, N); -inf where they see nothing.
+
+        Where attention is fused without the offset of each row.
+        """
+        y, kernel = self._y, self._kernel
+        if dtype is not None:
+            x, y = x.to(dtype), y.to(dtype)
+        if self.fused:
+            logits = (x * self._form.scale) @ y.mT
+        elif isinstance(kernel, RadialKernel):
+            # Differences, not |x|^2 - 2 x.y + |y|^2: the expansion cancels for close points.
+            squared = (x[..., :, None, 0] - y[..., None, :, 0]) ** 2
+            for column in range(1, y.shape[-1]):
+                squared = squared + (x[..., :, None, column] - y[..., None, :, column]) ** 2
+            logits = kernel.log_profile(squared)
+        else:
+            logits = (x * _scale(kernel, y)) @ y.mT
+        if self._weights is not None:
+            logits = logits + torch.log(self._weights).to(logits.dtype)[..., None, :]
+        if self._seen is not None:
+            logits = logits.masked_fill(~self._seen(rows), -torch.inf)
+        return logits if self._present is None else logits.masked_fill(~self._present[..., None, :], -torch.inf)
+
+    def _filled(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return logits whose rows of -inf alone are 0, since they have no softmax; and which rows these are."""
+        if self._seen is None and self._present is None:
+            return logits, None
+        empty = torch.isneginf(logits.detach().amax(dim=-1, keepdim=True))
+        return logits.masked_fill(empty, 0.0), empty[..., 0]
+
+    def _softmax(self, logits: Tensor) -> Tensor:
+        return torch.softmax(self._filled(logits)[0], dim=-1)
+
+    def _log_sum(self, logits: Tensor) -> Tensor:
+        logits, empty = self._filled(logits)
+        result = torch.logsumexp(logits, dim=-1)
+        return result if empty is None else result.masked_fill(empty, -torch.inf)
+
+    def _tiles(self, dtype: torch.dtype | None = None) -> list[slice]:
+        count = self._x.shape[-2]
+        row = self._y.numel() // self._y.shape[-1] * 4 * (dtype or self._y.dtype).itemsize
+        step = max(1, min(count, _TILE_BYTES // row))
+        return [slice(start, min(start + step, count)) for start in range(0, count, step)]
+
+    def _tracked(self, *values: Tensor) -> bool:
+        inputs = [t for t in (self._x, self._y, self._weights, *values) if t is not None]
+        return torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+
+    def _by_tiles(self, reduce: Callable[..., Tensor], *values: Tensor) -> Tensor:
+        """Return what `reduce` makes of the logits of each tile of queries and of the values, one after another."""
+        tracked = self._tracked(*values)
+
+        def tile(x: Tensor, rows: slice, *values: Tensor) -> Tensor:
+            return reduce(self._logits(x, rows), *values)
+
+        parts = []
+        for rows in self._tiles():
+            x = self._x[..., rows, :]
+            parts.append(checkpoint(tile, x, rows, *values, use_reentrant=False) if tracked else tile(x, rows, *values))
+        return torch.cat(parts, dim=-2 if values else -1)
+
+
+def _far(like: Tensor) -> float:
+    """Return a logit below all others, whose products are finite."""
+    return -min(1e30, torch.finfo(like.dtype).max / 4)
+
+
+def _scale(kernel: Kernel, y: Tensor) -> float:
+    """Return the factor of a dot product."""
+    given: float | None = getattr(kernel, "scale", None)
+    return 1 / math.sqrt(y.shape[-1]) if given is None else given

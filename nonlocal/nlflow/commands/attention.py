@@ -1,0 +1,236 @@
+"""The command ``nonlocal attention``: what the layers of a trained transformer do to its tokens."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nlflow.io.terminal import echo, plain, print_json, read_tokens
+
+__all__ = ["HELP", "attention"]
+
+HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
+
+MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
+the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
+--neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. Where a folder
+tells in attention.json what terms its model was trained with, as it is means with them.
+
+\b
+Columns, a row for the input and for each layer
+  cosine      mean cosine of two tokens after the layer; 1: all alike
+  t_sim       share of the mean token, |mean|^2 N / |X|^2
+  rank        participation ratio of the singular values
+  J           energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads
+  gradient    cosine between the layer's direction and the gradient of J
+  share       how much of the layer's way attention goes (the rest: the MLP)
+  gap         spectral gap of the heads' chains, mean
+  mixing      moves until a walker has forgotten where it began, median of heads
+  stable      largest fidelity with rho(P - fidelity I) < 1, median of heads
+  least       the same, least of heads
+  redundancy  cosine with the attention matrices of the next layer
+
+Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
+--no-spectra leaves them out. With --out the table (table.csv, with more columns), everything, head by head too
+(result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
+tells when --neutreno is beyond the stable range.
+
+Needs pip install 'nlflow[attention]'.
+
+\b
+Examples:
+  nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
+  nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
+  nonlocal attention facebook/deit-tiny-patch16-224 --image photo.jpg --neutreno 0.6
+  nonlocal attention ./gpt2 --tokens numbers.npy --json
+"""
+
+_PRINTED = {
+    "fidelity": "fidelity", "layer": "layer", "cosine": "cosine", "t_sim": "t_sim", "rank": "rank", "J": "J",
+    "gradient": "gradient", "share": "share", "gap": "gap", "mixing": "mixing", "stable": "stable",
+    "stable_least": "least", "redundancy": "redundancy",
+}  # fmt: skip
+
+
+@contextmanager
+def _quiet_library() -> Iterator[None]:
+    """Keep the library's progress bars and notes about weights off the terminal for a while."""
+    from nlflow.attention.adapters import transformers_library
+    from nlflow.attention.loading import no_bars
+
+    logs = transformers_library().utils.logging
+    verbosity = logs.get_verbosity()
+    logs.set_verbosity_error()
+    try:
+        with no_bars():
+            yield
+    finally:
+        logs.set_verbosity(verbosity)
+
+
+def _needed() -> None:
+    """Raise `InputError` where torch is not installed."""
+    from importlib.util import find_spec
+
+    from nlflow.errors import InputError
+
+    if find_spec("torch") is None:
+        raise InputError("attention: got an installation without torch, expected it; pip install 'nlflow[attention]'")
+
+
+def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
+    """Return what the model is called with."""
+    from nlflow.attention.loading import image_inputs, text_inputs, token_inputs
+
+    if text is not None:
+        return text_inputs(model, source, text)
+    if image is not None:
+        from nlflow.io.files import read
+
+        media = read(image, kind="image")
+        return image_inputs(model, source, media.data)
+    return token_inputs(model, read_tokens("--tokens", tokens))
+
+
+def attention(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder or name on the hub.", show_default=False)],
+    text: Annotated[str | None, typer.Option(metavar="TEXT", help="A text, for models of language.")] = None,
+    image: Annotated[Path | None, typer.Option(metavar="FILE", help="An 8-bit image, for models of vision.")] = None,
+    tokens: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Token numbers (N), or embeddings (N, D), as .npy.")
+    ] = None,
+    neutreno: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Fidelity of NeuTRENO's term, to compare with.")
+    ] = None,
+    spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
+    out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+) -> None:
+    """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
+    if sum(value is not None for value in (text, image, tokens)) != 1:
+        raise typer.BadParameter("give one of --text, --image and --tokens")
+    from nlflow.errors import FileFormatError, check_number
+
+    if neutreno is not None:
+        check_number("--neutreno", neutreno, minimum=0)
+    if out is not None and out.exists() and not out.is_dir():
+        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
+    _needed()
+    from nlflow.attention.loading import load_model
+    from nlflow.attention.probing import probe
+    from nlflow.attention.registry import attach
+    from nlflow.backends.machine import provenance
+    from nlflow.studies.result import render_rows
+
+    progress = not quiet and sys.stderr.isatty()
+    with warnings.catch_warnings(record=True) as caught, _quiet_library():
+        warnings.simplefilter("always", UserWarning)
+        network = load_model(model)
+        inputs = _inputs(network, model, text, image, tokens)
+        trace = probe(network, inputs)
+        own = _own_fidelity(network)
+        runs = {own: trace.rows(spectra=spectra, progress=progress)}
+        heads = _by_head(own, trace, spectra)
+        if neutreno is not None and neutreno != own:
+            _tell_of_replaced_terms(network)
+            if spectra:
+                trace.check_fidelity(neutreno)
+            changed = probe(attach(network, fidelity=neutreno), inputs)
+            runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
+            heads += _by_head(neutreno, changed, spectra)
+    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
+    if not quiet:
+        for note in notes:
+            echo(f"nonlocal: warning: {note}", err=True)
+    rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
+    first = trace[0]
+    report = {
+        "model": model,
+        "kind": trace.model,
+        "layers": len(trace),
+        "heads": first.heads,
+        "tokens": int(first.tokens[0].sum()),
+        "sequences": first.items,
+        "fidelity": neutreno,
+        "rows": rows,
+        "by_head": heads,
+        "warnings": notes,
+        "provenance": provenance(),
+    }
+    if out is not None:
+        _save(out, report, runs, own, neutreno)
+    if as_json:
+        print_json(report)
+    elif not quiet:
+        sequences = "" if first.items == 1 else f"{first.items} sequences of "
+        echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
+        echo(render_rows([{name: row[key] for key, name in _PRINTED.items() if key in row} for row in rows]))
+        if out is not None:
+            echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
+
+
+def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]:
+    """Return the figures of each layer's heads, lists of a number a head: means over the sequences that have one."""
+    import numpy as np
+
+    found = []
+    for number, layer in enumerate(trace):
+        values = {"J": layer.quantities["energy"], "gradient": layer.quantities["gradient_cosine"]}
+        if spectra:  # known by now: the rows have asked for them
+            known = trace.spectra(number)
+            values |= {"gap": known["gap"], "mixing": known["mixing_time"], "stable": known["stable_fidelity"]}
+        row: dict[str, Any] = {"fidelity": fidelity, "layer": layer.name}
+        for name, each in values.items():
+            count = (~np.isnan(each)).sum(axis=0)
+            row[name] = np.where(count > 0, np.nansum(each, axis=0) / np.maximum(count, 1), np.nan).tolist()
+        found.append(row)
+    return found
+
+
+def _tell_of_replaced_terms(network: Any) -> None:
+    """Warn where a comparison changes more than the fidelity."""
+    from nlflow.attention.modules import LayerTerms, TermOptions
+    from nlflow.errors import NlflowWarning
+
+    if any(isinstance(terms, LayerTerms) and terms.options != TermOptions() for terms in network.modules()):
+        warnings.warn(
+            "--neutreno: the terms that the model was trained with are more than a fidelity, and are replaced as a "
+            "whole by the plain term with softmax",
+            NlflowWarning,
+            stacklevel=2,
+        )
+
+
+def _own_fidelity(network: Any) -> float:
+    """Return the fidelity of the terms that a model was trained with, the mean of its layers; 0 without terms."""
+    from nlflow.attention.modules import LayerTerms
+
+    own = [float(terms.fidelity) for terms in network.modules() if isinstance(terms, LayerTerms) and not terms.first]
+    return sum(own) / len(own) if own else 0.0
+
+
+def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float, fidelity: float | None) -> None:
+    """Write table.csv, result.json and figure.png, each complete or not at all."""
+    from nlflow.io.atomic import make_folder, write_atomic
+    from nlflow.plotting import layers_figure, render
+    from nlflow.studies.result import render_csv
+
+    names = {value: "as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}" for value in runs}
+    title = f"{Path(report['model']).name or report['model']}, {report['tokens']} tokens"
+    figure = layers_figure({names[value]: rows for value, rows in runs.items()}, fidelity=fidelity, title=title)
+    files = {
+        "table.csv": render_csv(report["rows"]).encode(),
+        "result.json": (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode(),
+        "figure.png": render(figure, "png"),
+    }
+    place = make_folder(out)
+    for name, content in files.items():
+        write_atomic(place / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]

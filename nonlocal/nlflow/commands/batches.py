@@ -1,0 +1,199 @@
+"""Which files a command reads and writes: one input and its output, or many inputs and a folder.
+
+Nothing is read or written here; what cannot work is refused before any work begins.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nlflow.errors import FileFormatError, InputError
+from nlflow.io import companions
+from nlflow.io.files import EXTENSIONS, check_distinct
+
+__all__ = ["Batch", "Job", "plan"]
+
+_SHOWN = 3  # names in a message
+
+
+@dataclass(frozen=True)
+class Job:
+    """One input, what is written for it, and the files that belong to it.
+
+    Attributes
+    ----------
+    source, target : Path
+        Input and output.
+    figure : Path or None
+        The figure that is drawn beside.
+    beside : dict
+        From an option to the file that it names for this input.
+    missing : str
+        Why a file that belongs to the input was not found; empty if there is nothing amiss.
+    """
+
+    source: Path
+    target: Path
+    figure: Path | None
+    beside: dict[str, Path]
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What a command is to do.
+
+    Attributes
+    ----------
+    jobs : tuple of Job
+        In the order in which they are done.
+    folder : Path or None
+        Where the outputs of several inputs go, None for a single input with an output of its own.
+    notes : tuple of str
+        What is left out, for the user.
+    """
+
+    jobs: tuple[Job, ...]
+    folder: Path | None
+    notes: tuple[str, ...]
+
+
+def plan(
+    sources: Sequence[Path],
+    target: str,
+    *,
+    figure: Path | None = None,
+    beside: Mapping[str, Path | None],
+    existing: str = "refuse",
+) -> Batch:
+    """Pair inputs with outputs.
+
+    Parameters
+    ----------
+    sources : sequence of Path
+        Files, folders (their files of known formats, sorted, without those in folders inside) and patterns such as
+        ``*.png``.
+    target : str
+        A file for one input; for anything else, and if it is a folder or ends like one, the folder for outputs of the
+        same names.
+    figure : Path, optional
+        The figure, or for several inputs the folder of figures.
+    beside : mapping of str to Path or None
+        From an option to the file, or the folder of files, that belongs to the inputs.
+    existing : {"refuse", "overwrite", "skip", "resume"}
+        What to do about outputs that are there; with "resume" it is the ledger of the folder that tells.
+
+    Returns
+    -------
+    Batch
+        What to read and what to write.
+
+    Raises
+    ------
+    FileFormatError
+        If nothing is found, `target` is no folder but has to be one, or an option names a folder for a single input.
+    InputError
+        If an output is an input or another output, or exists and is to be refused.
+    """
+    for option, path in beside.items():
+        if path is not None and not path.exists():
+            raise FileFormatError(f"{option}: got {path}, no such file or folder, expected one; check the name")
+    found, several, notes = _expanded(sources)
+    folder = Path(target) if several or Path(target).is_dir() or target.endswith(("/", os.sep)) else None
+    if folder is not None:
+        _check_folder("OUT", folder, len(found))
+        if figure is not None:
+            _check_folder("--compare", figure, len(found))
+    if existing == "resume" and folder is None:
+        raise InputError("--existing: got resume with a file as OUT, expected a folder; one file is done or not done")
+    jobs = []
+    for source in found:
+        if folder is None:
+            jobs.append(_with_companions(Job(source, Path(target), figure, {}), beside))
+            if jobs[-1].missing:
+                raise FileFormatError(jobs[-1].missing)
+        else:
+            drawn = None if figure is None else figure / f"{source.name}.png"
+            jobs.append(_with_companions(Job(source, folder / source.name, drawn, {}), beside))
+    _check_names(jobs, folder)
+    jobs, more = _without_existing(jobs, existing)
+    return Batch(tuple(jobs), folder, (*notes, *more))
+
+
+def _expanded(sources: Sequence[Path]) -> tuple[list[Path], bool, list[str]]:
+    """Return the files meant, whether there may be several, and notes."""
+    found, notes, several = [], [], len(sources) > 1
+    for source in sources:
+        pattern = not os.path.lexists(source) and glob.has_magic(str(source))
+        if not (pattern or source.is_dir()):
+            found.append(source)
+            continue
+        several = True
+        # Path.glob takes no absolute patterns.
+        entries = map(Path, glob.glob(str(source))) if pattern else source.iterdir()  # noqa: PTH207
+        files = sorted(path for path in entries if path.is_file() and not path.name.startswith("."))
+        known = [path for path in files if path.suffix.lower() in EXTENSIONS]
+        if not known:
+            got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
+            expected = f"one that ends in {', '.join(EXTENSIONS)}"
+            raise FileFormatError(f"IN: got {got}, expected at least {expected}; check the name")
+        if len(known) < len(files):
+            notes.append(f"{source}: {len(files) - len(known)} file(s) of other formats are left out")
+        found += known
+    return list(dict.fromkeys(found)), several, notes
+
+
+def _check_folder(option: str, folder: Path, count: int) -> None:
+    """Check that `folder` is one or can become one."""
+    got = "a file" if folder.exists() else "the name of a file" if folder.suffix.lower() in EXTENSIONS else ""
+    if option != "OUT" and folder.suffix.lower() in (".pdf", ".svg"):
+        got = "the name of a file"
+    if got and not folder.is_dir():
+        raise FileFormatError(f"{option}: got {folder}, {got}, expected a folder for {count} input(s); name a folder")
+
+
+def _with_companions(job: Job, beside: Mapping[str, Path | None]) -> Job:
+    paths, missing = {}, ""
+    for option, path in beside.items():
+        try:
+            found = companions.find(option, path, job.source)
+        except FileFormatError as error:  # the other inputs do not suffer from it
+            missing = missing or str(error)
+        else:
+            if found is not None:
+                paths[option] = found
+    return Job(job.source, job.target, job.figure, paths, missing)
+
+
+def _check_names(jobs: list[Job], folder: Path | None) -> None:
+    """Refuse outputs that would replace an input, a file beside it, or each other."""
+    single = folder is None
+    sources: dict[str, Path | None] = {"IN" if single else f"the input {job.source}": job.source for job in jobs}
+    targets: dict[str, Path | None] = {}
+    for job in jobs:
+        for option, path in job.beside.items():
+            sources[option if single else f"{option} {path}"] = path
+        name = "" if single else f" for {job.source}"
+        targets[f"OUT{name}"], targets[f"--compare{name}"] = job.target, job.figure
+    check_distinct(sources, targets)
+
+
+def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
+    """Return the jobs to do, and notes, given what to do about outputs that are there."""
+    outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
+    taken = [(name, path) for name, path in outputs if path is not None and path.is_file()]
+    if existing in ("overwrite", "resume") or not taken:
+        return jobs, []
+    if existing == "refuse":
+        names = ", ".join(str(path) for _, path in taken[:_SHOWN])
+        names += f" and {len(taken) - _SHOWN} more" if len(taken) > _SHOWN else ""
+        raise InputError(
+            f"{taken[0][0]}: got {names}, already there, expected new files; choose another name, or give "
+            "--existing overwrite or --existing skip"
+        )
+    todo = [job for job in jobs if not job.target.is_file()]
+    return todo, [f"{len(jobs) - len(todo)} of {len(jobs)} output(s) are there already and stay as they are"]

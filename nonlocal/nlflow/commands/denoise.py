@@ -1,0 +1,319 @@
+"""The command ``nonlocal denoise``: files and folders of images and signals."""
+
+from __future__ import annotations
+
+import enum
+import math
+import re
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from nlflow.io.terminal import echo, print_json
+
+__all__ = ["HELP", "denoise"]
+
+HELP = """Remove noise from images and signals.
+
+The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
+for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
+TIFF description, sample rate and format, column names. A note tells what OUT has no place for. OUT may have another
+format than IN if that can hold the data; NPY and CSV keep all digits.
+
+\b
+The noise is white and Gaussian, and its level is estimated, unless told otherwise:
+  --sigma 20                            standard deviation, in the file's units
+  --sigma 12,10,15                      one for each channel
+  --sigma map.tif                       one for each pixel (.tif, .npy, .png)
+  --sigma auto                          estimated, as without --sigma
+  --noise poisson                       counts of photons or events
+  --noise poisson --gain 2.1 --read-noise 4 --offset 100
+                                        raw data of a camera
+
+\b
+Colours, and channels of WAV and NPY files, say together which patches are alike, and have one estimated level. The
+columns of a CSV table are signals of their own, in their own units: each is denoised alone, with its own estimated
+level. One number for --sigma is then the level of every column, several are one for each column in turn. A first
+column of several that is named as times are (time, t, index), or is strictly increasing or decreasing, is kept as it
+is, and a note says so; --first-column denoise or keep decides otherwise.
+
+\b
+Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
+discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). What
+fast chooses by itself can be set: --width, --patch-size, --search-radius, --fidelity, --steps.
+
+\b
+Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
+  --mask FILE       where it is not 0, samples are missing and are filled in
+  --mask nan        so are samples that are NaN or infinite
+  --keep FILE       where it is not 0, the input is left as it is
+  --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
+
+Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
+OUT: it is made, outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file for
+all, or a folder with files of the same names; --compare is a folder for figures. A file that fails is named, the others
+are done, and the exit code is 1. A run that ended early, however it ended, leaves complete files only; with --existing
+resume the same command goes on: what it wrote from the same inputs with the same options stays, the rest is done.
+
+An image larger than memory: OUT that ends in .zarr takes a zarr array or a TIFF file, and is written block by block by
+processes of this machine, or by the workers of --scheduler. It appears when it is complete; until then it is
+OUT.partial, with which --existing resume goes on.
+
+\b
+Examples:
+  nonlocal denoise noisy.png out.png
+  nonlocal denoise scan.tif out.tif --sigma 350 --compare before-after.png
+  nonlocal denoise noisy.png out.png --reference original.png --json > report.json
+  nonlocal denoise photos denoised --quality best
+  nonlocal denoise 'frames/*.tif' denoised --mask frames/dead-pixels.png --existing skip
+  nonlocal denoise counts.tif out.tif --noise poisson
+  nonlocal denoise holes.npy filled.npy --mask nan
+  nonlocal denoise ecg.csv out.csv --compare ecg.pdf
+  nonlocal denoise stack.npy out.npy --channel-axis 0
+  nonlocal denoise eeg.npy out.npy --kind signal
+  nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
+  nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
+  nonlocal denoise sky.zarr clean.zarr --scheduler tcp://10.0.0.1:8786
+"""
+
+
+class Kind(enum.StrEnum):
+    """What the samples of a file are."""
+
+    image = "image"
+    signal = "signal"
+
+
+class Quality(enum.StrEnum):
+    """How much time the result is worth."""
+
+    fast = "fast"
+    balanced = "balanced"
+    best = "best"
+
+
+class FirstColumn(enum.StrEnum):
+    """What becomes of the first column of a table."""
+
+    keep = "keep"
+    denoise = "denoise"
+
+
+class Noise(enum.StrEnum):
+    """How the noise is distributed."""
+
+    gaussian = "gaussian"
+    poisson = "poisson"
+
+
+class Stopping(enum.StrEnum):
+    """When the flow ends."""
+
+    discrepancy = "discrepancy"
+    sure = "sure"
+
+
+class Existing(enum.StrEnum):
+    """What to do about outputs that are there."""
+
+    refuse = "refuse"
+    overwrite = "overwrite"
+    skip = "skip"
+    resume = "resume"
+
+
+def _parse_bytes(text: str) -> int:
+    """Return a size such as ``2GiB``, ``500 MB`` or ``1e9`` in bytes."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?b)?|b)?\s*", str(text), re.IGNORECASE)
+    try:
+        number = float(found[1]) if found else math.nan
+    except ValueError:
+        number = math.nan
+    base = 1000 if found and (found[3] or "").lower() == "b" else 1024
+    unit = (found[2] or "").lower() if found else ""
+    size = number * base ** ("kmgt".index(unit) + 1 if unit else 0)
+    if not 1 <= size < 2**63:
+        raise typer.BadParameter(f"got {text!r}, expected a number of bytes such as 2000000000, 2GiB or 500MB")
+    return int(size)
+
+
+def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
+    """Return what ``--sigma`` says: numbers, or the file or folder that holds them; nothing where it is estimated."""
+    if text is None or text == "auto":
+        return None, None
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        path = Path(text)
+        if not text or not (path.suffix or path.exists()):
+            raise typer.BadParameter(
+                f"got {text!r}, expected a number, numbers with commas between them, a file, or auto",
+                param_hint="--sigma",
+            ) from None
+        return None, path
+    return (numbers[0] if len(numbers) == 1 else numbers), None
+
+
+def _noise(kind: Noise, gain: float | None, read_noise: float | None, offset: float | None) -> Any:
+    """Return the noise as `nlflow.denoise` wants it."""
+    given = {"gain": gain, "sigma": read_noise, "offset": offset}
+    words = {name: value for name, value in given.items() if value is not None}
+    if not words:
+        return kind.value
+    if kind is not Noise.poisson:
+        option = "--read-noise" if "sigma" in words else f"--{next(iter(words))}"
+        raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
+    from nlflow.denoising.noise import Poisson
+
+    return Poisson(**words)
+
+
+def _of_fast(quality: Quality, stopping: Stopping | None, **options: float | None) -> dict[str, Any]:
+    """Return the settings of the flow of pixels, which other qualities do not have."""
+    for name, value in options.items():
+        if value is not None and quality is not Quality.fast:
+            raise typer.BadParameter(
+                "is for --quality fast; add that, or leave it out", param_hint=f"--{name.replace('_', '-')}"
+            )
+    if options["steps"] is not None and stopping is not None:
+        raise typer.BadParameter("is a stopping rule by itself; leave --stopping out", param_hint="--steps")
+    return options
+
+
+def denoise(
+    sources: Annotated[
+        list[Path],
+        typer.Argument(metavar="IN", help="Images or signals, a folder, or a quoted pattern.", show_default=False),
+    ],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="File to write; a folder for several inputs.")],
+    quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = Quality.balanced,
+    sigma: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|FILE|auto",
+            help="Standard deviation of the noise in the file's units: one, one a channel or column, or a map "
+            "[default: auto, which estimates it].",
+        ),
+    ] = None,
+    noise: Annotated[Noise, typer.Option(help="Distribution of the noise.")] = Noise.gaussian,
+    gain: Annotated[float | None, typer.Option(metavar="NUMBER", help="Units of the file per count.")] = None,
+    read_noise: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Gaussian noise beside that of counts, in the file's units.")
+    ] = None,
+    offset: Annotated[float | None, typer.Option(metavar="NUMBER", help="What the file holds for no counts.")] = None,
+    mask: Annotated[
+        str | None, typer.Option(metavar="FILE|nan", help="Samples to fill in: not 0 in FILE, or those that are NaN.")
+    ] = None,
+    keep: Annotated[Path | None, typer.Option(metavar="FILE", help="Samples to leave as they are: not 0.")] = None,
+    reference: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Noise-free reference: report PSNR and SSIM or SNR.")
+    ] = None,
+    compare: Annotated[
+        Path | None, typer.Option(metavar="FIG", help="Also draw noisy, result and residual (.png, .pdf, .svg).")
+    ] = None,
+    stopping: Annotated[
+        Stopping | None, typer.Option(help="Rule by which the flow ends [default: that of the quality].")
+    ] = None,
+    width: Annotated[
+        float | None,
+        typer.Option(
+            metavar="NUMBER", help="Of fast: filter parameter h, in the file's units [default: of the noise]."
+        ),
+    ] = None,
+    patch_size: Annotated[
+        int | None, typer.Option(metavar="ODD", help="Of fast: side of the patches [default: of the noise].")
+    ] = None,
+    search_radius: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Of fast: half side of the search window [default: of the noise]."),
+    ] = None,
+    fidelity: Annotated[
+        float | None,
+        typer.Option(metavar="NUMBER", help="Of fast: one lambda~ for all samples, 0 for the J-flow [default: local]."),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Of fast: exactly this many steps [default: to the noise].")
+    ] = None,
+    max_memory: Annotated[
+        int | None,
+        typer.Option(metavar="SIZE", parser=_parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
+    ] = None,
+    kind: Annotated[Kind | None, typer.Option(help="What a two-dimensional .npy array is.")] = None,
+    channel_axis: Annotated[
+        int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
+    ] = None,
+    first_column: Annotated[
+        FirstColumn | None,
+        typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
+    ] = None,
+    existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = Existing.refuse,
+    scheduler: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers denoise an OUT of zarr [default: local]."),
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(metavar="COUNT", help="Local processes for an OUT of zarr [default: all cores].")
+    ] = None,
+    block: Annotated[
+        int | None,
+        typer.Option(metavar="PIXELS", help="Side of the blocks of an OUT of zarr [default: 1024 for fast, or 2048]."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
+) -> None:
+    """Remove noise from images and signals."""
+    numbers, sigma_map = _split_sigma(sigma)
+    words: dict[str, Any] = {
+        "quality": quality.value,
+        "noise": _noise(noise, gain, read_noise, offset),
+        "stopping": None if stopping is None else stopping.value,
+        "max_memory": max_memory,
+        **_of_fast(
+            quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
+            steps=steps,
+        ),
+    }  # fmt: skip
+    if target.endswith(".zarr"):
+        from nlflow.commands.large import check_large, denoise_large
+
+        refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
+                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column}  # fmt: skip
+        check_large(sources, refused, existing.value)
+        words = {name: value for name, value in words.items() if name != "stopping"} | {"channel_axis": channel_axis}
+        where = {"scheduler": scheduler or "local", "workers": jobs, "block": block, "existing": existing.value}
+        denoise_large(sources[0], target, numbers, words | where, as_json=as_json, quiet=quiet)
+        return
+    for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
+        if value is not None:
+            raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
+    from nlflow.commands.batches import plan
+    from nlflow.commands.denoise_files import Options
+    from nlflow.commands.files import denoise_many, denoise_one
+
+    fill_nan = mask == "nan"
+    beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
+    beside["--mask"] = None if mask is None or fill_nan else Path(mask)
+    batch = plan(sources, target, figure=compare, beside=beside, existing=existing.value)
+    for note in () if quiet else batch.notes:
+        echo(f"nonlocal: note: {note}", err=True)
+    options = Options(
+        numbers,
+        fill_nan,
+        None if kind is None else kind.value,
+        channel_axis,
+        words,
+        None if first_column is None else first_column.value,
+    )
+    if batch.folder is not None:
+        from nlflow.io.atomic import make_folder
+        from nlflow.io.storage import locked
+
+        with locked(make_folder(batch.folder), "OUT"):
+            denoise_many(batch, options, resume=existing is Existing.resume, as_json=as_json, quiet=quiet)
+    elif batch.jobs:
+        denoise_one(batch, options, as_json=as_json, quiet=quiet)
+    elif as_json:
+        print_json({"input": str(sources[0]), "output": target, "skipped": True})

@@ -1,0 +1,87 @@
+"""The command ``nonlocal explore``: a page in the browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nlflow.io.terminal import echo
+
+__all__ = ["HELP", "explore"]
+
+HELP = """Open a page to try denoising, flows and layers of transformers.
+
+The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once, on a part of large inputs;
+what is seen can be copied as a Python text or as a command that computes the same. FILE is an image (PNG, JPEG, TIFF,
+NPY) or a signal (WAV, CSV, NPY) with noise, --clean the same without, --trace a result.json of nonlocal attention
+--out. Without FILE there is an example. Ctrl-C ends it.
+
+With --host another address is listened at: whoever reaches it can then use the page, without a password.
+
+Needs pip install 'nlflow[explore]'.
+
+\b
+Examples:
+  nonlocal explore
+  nonlocal explore noisy.png --clean original.png
+  nonlocal explore ecg.csv --port 5007 --no-browser
+  nonlocal explore --trace probe/result.json
+"""
+
+
+def _needed() -> None:
+    """Raise `InputError` where Panel is not installed."""
+    from importlib.util import find_spec
+
+    from nlflow.errors import InputError
+
+    if find_spec("panel") is None:
+        raise InputError("explore: got an installation without Panel, expected it; pip install 'nlflow[explore]'")
+
+
+def explore(
+    file: Annotated[
+        Path | None, typer.Argument(metavar="FILE", help="Noisy image or signal [default: an example].")
+    ] = None,
+    clean: Annotated[Path | None, typer.Option(metavar="REF", help="The same without noise.")] = None,
+    trace: Annotated[
+        Path | None, typer.Option(metavar="TRACE", help="result.json of nonlocal attention --out.")
+    ] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 for any that is free.")] = 5006,
+    host: Annotated[str, typer.Option(metavar="ADDRESS", help="Address to listen at.")] = "127.0.0.1",
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open the page in a browser.")] = True,
+    max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="MB", help="Largest upload.")] = 64,
+) -> None:
+    """Open a page to try denoising, flows and layers of transformers."""
+    _needed()
+    if clean is not None and file is None:
+        raise typer.BadParameter("belongs to a FILE; give one", param_hint="--clean")
+    from nlflow.explorer.layers_view import read_layers
+    from nlflow.explorer.sources import example, open_source
+    from nlflow.explorer.uploads import Limits
+
+    source = example() if file is None else open_source(file)
+    if clean is not None:
+        source = source.with_clean(clean, str(clean))
+    layers = None if trace is None else read_layers(trace)
+    limits = Limits(content=max_upload * 2**20)
+
+    from nlflow.explorer.page import Contents
+    from nlflow.explorer.server import is_loopback, start
+
+    if not is_loopback(host):
+        echo(f"nonlocal: warning: --host {host}: whoever reaches this address can use the page", err=True)
+    running = start(Contents(source, layers, limits), host=host, port=port)
+    echo(f"nonlocal explore: {running.url} (Ctrl-C ends it)")
+    if browser:
+        import webbrowser
+
+        webbrowser.open(running.url)
+    try:
+        running.wait()
+    except KeyboardInterrupt:
+        echo("", err=True)
+    finally:
+        running.stop()

@@ -1,0 +1,342 @@
+"""Denoising of Dask arrays, with the bits of `nlflow.denoise`."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
+from nlflow.denoising.api import QUALITIES
+from nlflow.denoising.inputs import (
+    check_axis,
+    check_options,
+    check_patch,
+    idle_for,
+    noise_model,
+    opponent_colours,
+    principal_axes,
+    scale_for,
+    shape_of,
+)
+from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
+from nlflow.denoising.noise import Poisson
+from nlflow.denoising.parts import Frame, bytes_for, denoise_part
+from nlflow.denoising.presets import PRESETS, ratio_of
+from nlflow.domains.samples import rounded
+from nlflow.errors import InputError, NlflowWarning, check_array, check_choice, check_memory, check_number
+from nlflow.io.encoding import digest
+
+__all__ = ["denoise_array", "denoised", "need_dask"]
+
+Array = NDArray[Any]
+
+
+def denoise_array(
+    image: Any,
+    sigma: Any = None,
+    *,
+    quality: str = "balanced",
+    noise: Any = "gaussian",
+    channel_axis: int | None = None,
+    max_memory: float | None = None,
+    width: float | None = None,
+    patch_size: int | None = None,
+    search_radius: int | None = None,
+    fidelity: float | None = None,
+    steps: int | None = None,
+    return_info: bool = False,
+) -> Any:
+    """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole.
+
+    Every block is denoised with a halo as wide as the flow looks, so blocks leave no seams. What the whole image
+    decides (its mean and range, how noisy it is, after how many steps the flow stops) is computed before this returns,
+    on the scheduler that is in force; the result itself is lazy.
+
+    Parameters
+    ----------
+    image : dask.array.Array
+        (N,) signal or (H, W) image; with `channel_axis` (N, C) or (H, W, C). Integers and floats, with chunks of known
+        sizes.
+    sigma : float or array_like of shape (C,), optional
+        Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
+        windows of the whole image, when not given.
+    quality, noise, channel_axis, width, patch_size, search_radius, fidelity, steps
+        As `nlflow.denoise`.
+    max_memory : float, optional
+        Bytes of working memory for one block; half of the physical memory by default. Blocks are not cut further.
+    return_info : bool
+        Return ``(result, info)`` with a `DenoiseInfo`, whose residual is NaN, as nothing has been denoised yet.
+
+    Returns
+    -------
+    dask.array.Array
+        Shape, units and dtype of the input. Integers are rounded and clipped; for a result in floats convert the input
+        first (``image.astype("float32")``, which changes no other bit for integers of up to 16 bits).
+
+    Raises
+    ------
+    InputError
+        Without Dask; for what is no Dask array, for chunks of unknown sizes, and as `nlflow.denoise`. NaN and infinity
+        are found before this returns.
+    MemoryLimitError
+        When the largest block with its halo does not fit `max_memory`.
+
+    Warns
+    -----
+    NlflowWarning
+        When blocks are smaller than the halo and are joined.
+
+    Notes
+    -----
+    The result has the bits of ``denoise(image.compute(), ..., preserve_range=True)``, rounded for integers. (Two things
+    hold to rounding only: the estimate of sigma, and the principal axes of images of 2 or more than 3 channels, which
+    are sums over the whole.) ``mask``, ``keep``, maps of sigma and ``stopping`` of `nlflow.denoise` are decided by the
+    whole image, or not by blocks alone, and are left to it; to keep samples, use ``dask.array.where``.
+
+    The image is read once for its statistics, once more to estimate sigma, and by ``fast`` up to where the residual is
+    enough (mostly a sixth of the image, which is also denoised; ``steps=1`` spares it). The halo is 13 samples wide for
+    ``fast``, about 270 for ``balanced`` and 450 for ``best``: blocks of 2048 to 4096 keep what is computed twice small.
+    A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> import dask.array as da
+    >>> from nlflow import denoise
+    >>> from nlflow.denoising.large import denoise_array
+    >>> noisy = np.random.default_rng(0).normal(100, 20, (200, 150)).astype("float32")
+    >>> lazily = denoise_array(da.from_array(noisy, chunks=(64, 80)), 20.0, quality="fast")
+    >>> bool((lazily.compute() == denoise(noisy, 20.0, quality="fast")).all())
+    True
+    """
+    result, info, _ = denoised(
+        image, sigma, quality=quality, noise=noise, channel_axis=channel_axis, max_memory=max_memory, width=width,
+        patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps,
+    )  # fmt: skip
+    return (result, info) if return_info else result
+
+
+def denoised(
+    image: Any,
+    sigma: Any,
+    *,
+    quality: str = "balanced",
+    noise: Any = "gaussian",
+    channel_axis: int | None = None,
+    max_memory: float | None = None,
+    width: float | None = None,
+    patch_size: int | None = None,
+    search_radius: int | None = None,
+    fidelity: float | None = None,
+    steps: int | None = None,
+) -> tuple[Any, DenoiseInfo, str]:
+    """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
+    need_dask()
+    check_choice("quality", quality, QUALITIES)
+    options = check_options(quality, width, patch_size, search_radius, fidelity, steps, None)
+    if max_memory is not None:
+        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
+    model = noise_model(noise, sigma)
+    blocks = _blocks(image, channel_axis)
+    check_patch(options["patch_size"], blocks.shape)
+    levels = None if sigma is None else _levels(sigma, blocks)
+    found = statistics(blocks, model)
+    if model is not None:
+        levels = np.ones(len(found.mean))
+    elif levels is None:
+        levels = np.full(len(found.mean), estimated(blocks, found))
+    frame, why = _frame(blocks, found, levels, quality, model, options)
+    blocks = _wide_enough(blocks, frame.halo)
+    layout = blocks.layout(frame.halo)
+    memory = _memory(blocks, frame)
+    if not frame.idle:
+        check_memory(f"the largest block, of {_size(blocks)} samples with a halo of {frame.halo},", memory,
+                     "use smaller chunks, quality='fast', or raise max_memory", max_memory)  # fmt: skip
+    result = blocks.with_halo(frame.halo).map_blocks(
+        _denoised, layout=layout, frame=frame, memory_limit=max_memory, into=blocks.image.dtype,
+        dtype=blocks.image.dtype, chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
+    )  # fmt: skip
+    info = _info(frame, sigma is None and model is None, why, memory, layout)
+    return result, info, digest(f"{found.digest} {_described(frame)}")
+
+
+def _described(frame: Frame) -> str:
+    """Return all of a frame as text, arrays to the last bit."""
+    return " ".join(
+        value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value) for value in vars(frame).values()
+    )
+
+
+def need_dask() -> None:
+    """Raise `InputError` without Dask."""
+    try:
+        import dask.array  # noqa: F401
+    except ImportError as error:
+        raise InputError(
+            f"image: Dask is not installed ({error}), expected it for arrays in blocks: pip install "
+            "'nlflow[distributed]'"
+        ) from error
+
+
+def _blocks(image: Any, channel_axis: Any) -> Blocks:
+    """Check an image and put its channels into one chunk."""
+    import dask.array
+
+    if not isinstance(image, dask.array.Array):
+        raise InputError(
+            f"image: got {type(image).__name__}, expected a dask.array.Array; use nlflow.denoise, or "
+            "dask.array.from_array"
+        )
+    if image.dtype.kind not in "iuf":
+        raise InputError(f"image: got dtype {image.dtype}, expected integers or floats; convert it with astype")
+    axis = check_axis(image.ndim, channel_axis)
+    if image.ndim - (axis is not None) not in (1, 2):
+        raise InputError(
+            f"image: got shape {image.shape} with channel_axis={channel_axis}, expected a 1-D signal or a 2-D image "
+            "besides the channel axis; is the last axis colour? then pass channel_axis=-1"
+        )
+    if any(math.isnan(n) for sizes in image.chunks for n in sizes):
+        raise InputError("image: got chunks of unknown sizes, expected known ones; call image.compute_chunk_sizes()")
+    if image.size == 0:
+        raise InputError(f"image: got an empty array of shape {image.shape}, expected at least one element")
+    if any(0 in sizes for sizes in image.chunks):
+        image = image.rechunk(tuple(tuple(n for n in sizes if n) for sizes in image.chunks))
+    return Blocks(image if axis is None else image.rechunk({axis: -1}), axis)
+
+
+def _levels(sigma: Any, blocks: Blocks) -> Array:
+    """Return the noise of each channel."""
+    channels = 1 if blocks.channel_axis is None else int(blocks.image.shape[blocks.channel_axis])
+    shape = shape_of("sigma", sigma)
+    if shape == ():
+        hint = "the noise in the units of the input"
+        return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint))
+    if blocks.channel_axis is None or shape != (channels,) or shape == blocks.shape:
+        raise InputError(
+            f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
+            "space is left to nlflow.denoise"
+        )
+    levels = np.asarray(check_array("sigma", sigma), np.float64)
+    if levels.min() < 0:
+        raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, the noise in the units of the input")
+    return levels
+
+
+def _frame(
+    blocks: Blocks, found: Statistics, levels: Array, quality: str, model: Poisson | None, options: dict[str, Any]
+) -> tuple[Frame, str]:
+    """Return what blocks have to know of the whole, and why the flow stops where it does."""
+    dtype = np.dtype(np.float32 if _single(blocks.image.dtype) else np.float64)
+    spans = [float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)]
+    idle = idle_for(max(spans), float(levels.max()))
+    channels = len(levels)
+    dimension = sum(n > 1 for n in blocks.shape)
+    scale = levels if idle else scale_for(levels)
+    # Of the whole in units of the noise: its range in the precision that samples have, and its variance.
+    with np.errstate(all="ignore"):
+        ends = [((x - found.mean) / scale).astype(dtype) for x in (found.low, found.high)]
+        variance = float((np.diag(found.moments) / scale**2).mean() / found.count)
+    extent = 0.0 if idle else float(ends[1].max() - ends[0].min())
+    exact = levels == 0
+    if not idle and quality != "fast":
+        colours = np.eye(1) if channels == 1 else opponent_colours() if channels == 3 else principal_axes(
+            found.moments / np.outer(scale, scale)
+        )  # fmt: skip
+        precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
+        groupings = PRESETS[quality].groupings(ratio_of(variance, channels), dimension)
+        frame = Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
+                      quality, groupings, colours, "")  # fmt: skip
+        return frame, "all steps of the preset were taken"
+    precision = np.dtype(np.float32) if extent < pixelwise.SINGLE else dtype
+    kernel = None
+    if not idle:
+        # The root mean square, as the width is one number for all channels.
+        unit = 1.0 if model is not None else float(np.sqrt(np.mean(np.square(scale))))
+        width = None if options["width"] is None else options["width"] / unit
+        kernel = pixelwise.kernel_for(
+            ratio_of(variance, channels), dimension, channels, width, options["patch_size"], options["search_radius"]
+        )
+
+    def frame_of(steps: int) -> Frame:
+        return Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
+                     options["fidelity"], quality, None, np.eye(channels), idle)  # fmt: skip
+
+    if idle:
+        return frame_of(0), f"returned unchanged: {idle}"
+    if options["steps"] is not None:
+        return frame_of(options["steps"]), f"{options['steps']} step(s) were asked for"
+    steps, why = settled(blocks, frame_of)
+    return frame_of(steps), why
+
+
+def _single(dtype: np.dtype[Any]) -> bool:
+    """Tell whether samples are computed with in single precision, as `nlflow.domains.samples.as_signal` decides."""
+    return dtype.itemsize <= 2 or dtype == np.float32
+
+
+def _wide_enough(blocks: Blocks, halo: int) -> Blocks:
+    joined = blocks.at_least(halo)
+    # What is left over at the end of an axis is nobody's choice.
+    least = min(min(sizes[:-1], default=halo) for sizes in blocks.layout(0).chunks)
+    if least < halo:
+        warnings.warn(
+            f"image: blocks of {least} samples are smaller than the halo of {halo} and are joined to blocks of "
+            f"{_size(joined)}",
+            NlflowWarning,
+            stacklevel=4,
+        )
+    return joined
+
+
+def _size(blocks: Blocks) -> str:
+    return " x ".join(str(max(sizes)) for sizes in blocks.layout(0).chunks)
+
+
+def _memory(blocks: Blocks, frame: Frame) -> int:
+    """Return the working memory of the largest block."""
+    sizes = (
+        min(max(sizes) + 2 * frame.halo, n) for sizes, n in zip(blocks.layout(0).chunks, blocks.shape, strict=True)
+    )
+    return 0 if frame.idle else bytes_for(frame, tuple(sizes))
+
+
+def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: Layout) -> DenoiseInfo:
+    told: dict[str, Any] = {"functional": "none", "parameters": {}}
+    if frame.kernel is not None:
+        unit = 1.0 if frame.model is not None else float(np.sqrt(np.mean(np.square(frame.scale))))
+        told = {"functional": pixelwise.FUNCTIONAL, "parameters": pixelwise.parameters(frame.kernel, unit),
+                "method": "stencil: weights are computed anew at each average"}  # fmt: skip
+    elif frame.groupings is not None:
+        told = {"functional": groupwise.FUNCTIONAL, "parameters": groupwise.parameters(frame.groupings),
+                "method": groupwise.METHOD}  # fmt: skip
+    return DenoiseInfo(
+        sigma=float(np.sqrt(np.mean(np.square(frame.scale)))),
+        sigma_estimated=estimated_sigma,
+        noise="Gaussian" if frame.model is None else repr(frame.model),
+        quality=frame.quality,
+        steps=frame.steps if frame.groupings is None else PRESETS[frame.quality].steps + 1,
+        stopped_by=why,
+        residual=math.nan,
+        tiles=math.prod(map(len, layout.chunks)),
+        memory_bytes=memory,
+        **told,
+    )
+
+
+def _denoised(
+    block: Array,
+    layout: Layout,
+    frame: Frame,
+    memory_limit: float | None,
+    into: np.dtype[Any],
+    block_id: tuple[int, ...],
+) -> Array:
+    """Return a block of the result."""
+    index = tuple(k for axis, k in enumerate(block_id) if axis != frame.channel_axis)
+    corner, inner = layout.place(index)
+    result = denoise_part(block, corner, inner, frame, memory_limit)
+    return rounded(result, into) if into.kind in "iu" else result.astype(into, copy=False)

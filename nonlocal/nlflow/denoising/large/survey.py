@@ -1,0 +1,250 @@
+"""What of an image in blocks has to be known as a whole before a block can be denoised as it is in memory."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise.estimation import PART_HALO, PartWindows, sigma_of_parts, window_sides, windows_of_part
+from nlflow.denoising.parts import Frame, residual_squares
+from nlflow.denoising.pixelwise import MOST_STEPS, enough
+from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums
+from nlflow.errors import InputError
+from nlflow.io.encoding import digest, encode
+
+__all__ = ["Blocks", "Layout", "Statistics", "estimated", "settled", "statistics"]
+
+Array = NDArray[Any]
+# Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
+_BATCH = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where the blocks of an image lie, each with a halo around it except where the image ends; without channels.
+
+    Attributes
+    ----------
+    chunks : tuple of tuple of int
+        Sizes of the blocks along each axis.
+    halo : int
+    """
+
+    chunks: tuple[tuple[int, ...], ...]
+    halo: int
+
+    def place(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
+        """Return where the halo of a block begins in the image, and where the block lies in its halo."""
+        corner, inner = [], []
+        for sizes, k in zip(self.chunks, index, strict=True):
+            start = sum(sizes[:k])
+            corner.append(max(start - self.halo, 0) if len(sizes) > 1 else 0)
+            inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
+        return tuple(corner), tuple(inner)
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """An image as a Dask array, its channels in one chunk.
+
+    Attributes
+    ----------
+    image : dask.array.Array
+    channel_axis : int or None
+    """
+
+    image: Any
+    channel_axis: int | None
+
+    def without_channels(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the entries of the axes that are no channels."""
+        return tuple(value for axis, value in enumerate(values) if axis != self.channel_axis)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape without channels."""
+        return self.without_channels(self.image.shape)
+
+    def layout(self, halo: int) -> Layout:
+        """Return where the blocks lie."""
+        return Layout(self.without_channels(self.image.chunks), halo)
+
+    def at_least(self, size: int) -> Blocks:
+        """Return the same image with neighbouring blocks joined until none is smaller than this, if need be."""
+        chunks = tuple(
+            sizes if axis == self.channel_axis else _joined(sizes, size) for axis, sizes in enumerate(self.image.chunks)
+        )
+        return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
+
+    def with_halo(self, halo: int) -> Any:
+        """Return the array whose blocks are these with a halo, except where the image ends."""
+        from dask.array.overlap import overlap
+
+        depth = {
+            axis: 0 if axis == self.channel_axis or len(sizes) == 1 else halo
+            for axis, sizes in enumerate(self.image.chunks)
+        }
+        return overlap(self.image, depth, boundary="none", allow_rechunk=False)
+
+    def each(self, halo: int, function: Callable[..., Any], **words: Any) -> list[Any]:
+        """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `Layout.place`."""
+        from dask import delayed
+
+        later, layout = delayed(function, pure=False), self.layout(halo)
+        array = self.with_halo(halo)
+        places = map(layout.place, map(self.without_channels, itertools.product(*map(range, array.numblocks))))
+        return [
+            later(block, *place, **words)
+            for block, place in zip(array.to_delayed().ravel().tolist(), places, strict=True)
+        ]
+
+
+def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
+    result: list[int] = []
+    for size in sizes:
+        if result and result[-1] < least:
+            result[-1] += size
+        else:
+            result.append(size)
+    if len(result) > 1 and result[-1] < least:
+        last = result.pop()
+        result[-1] += last
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Of the samples, counts stabilised.
+
+    Attributes
+    ----------
+    count : int
+        Samples of a channel.
+    low, high, mean : array of shape (C,)
+        The means are correctly rounded, whatever the blocks.
+    moments : array of shape (C, C)
+        Sums of products about the mean.
+    digest : str
+        Of the sums, ranges and second moments of all blocks: two images that differ in a sample differ in it, but for
+        changes that keep every sum.
+    """
+
+    count: int
+    low: Array
+    high: Array
+    mean: Array
+    moments: Array
+    digest: str
+
+
+@dataclass(frozen=True)
+class _Part:
+    count: int
+    low: Array
+    high: Array
+    sums: list[int]
+    moments: Array  # about its own mean
+
+
+def statistics(blocks: Blocks, model: Poisson | None) -> Statistics:
+    """Return the statistics of an image, in one pass over it."""
+    import dask
+
+    tasks = blocks.each(0, _part, channel_axis=blocks.channel_axis, model=model)
+    parts: tuple[_Part, ...] = dask.compute(*tasks)
+    count = sum(part.count for part in parts)
+    channels = range(len(parts[0].low))
+    mean = mean_of_sums([sum(part.sums[c] for part in parts) for c in channels], count)
+    moments = np.zeros_like(parts[0].moments)
+    for part in parts:  # in the order of the blocks
+        shift = mean_of_sums(part.sums, part.count) - mean
+        moments += part.moments + part.count * np.outer(shift, shift)
+    low = np.min([part.low for part in parts], axis=0)
+    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
+    return Statistics(count, low, np.max([part.high for part in parts], axis=0), mean, moments, digest(encode(told)))
+
+
+def _part(
+    block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Poisson | None
+) -> _Part:
+    try:
+        signal, _ = as_signal(block, channel_axis)
+        signal = signal if model is None else model.stabilise(signal)
+    except InputError as error:
+        raise InputError(f"{error} (in the block that begins at {corner})") from error
+    flat = signal.reshape(-1, signal.shape[-1])
+    sums = exact_sums(flat)
+    about = flat - mean_of_sums(sums, len(flat))
+    return _Part(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
+
+
+def estimated(blocks: Blocks, found: Statistics) -> float:
+    """Return the noise as `nlflow.estimate_sigma` estimates it, from windows of the whole image, in a pass over it.
+
+    A second pass, and a third, are made where too few windows are left, as in memory.
+    """
+    import dask
+
+    limits = {c: (float(low), float(high)) for c, (low, high) in enumerate(zip(found.low, found.high, strict=True))}
+    pending = {c: pair for c, pair in limits.items() if 0 < pair[1] - pair[0] < math.inf}
+    sigmas = dict.fromkeys(limits, 0.0)
+    blocks = blocks.at_least(PART_HALO)
+    for side in window_sides(blocks.shape):
+        if not pending:
+            break
+        tasks = blocks.each(
+            PART_HALO, _windows, channel_axis=blocks.channel_axis, whole=blocks.shape, limits=pending, side=side
+        )
+        parts: tuple[dict[int, PartWindows], ...] = dask.compute(*tasks)
+        for c, pair in list(pending.items()):
+            sigma = sigma_of_parts([part[c] for part in parts], blocks.shape, pair, side)
+            if sigma is not None:
+                sigmas[c] = sigma
+                del pending[c]
+    return float(np.mean(list(sigmas.values())))
+
+
+def _windows(
+    block: Array,
+    corner: tuple[int, ...],
+    inner: tuple[slice, ...],
+    channel_axis: int | None,
+    whole: tuple[int, ...],
+    limits: dict[int, tuple[float, float]],
+    side: int,
+) -> dict[int, PartWindows]:
+    signal, _ = as_signal(block, channel_axis)
+    return {c: windows_of_part(signal[..., c], corner, inner, whole, pair, side) for c, pair in limits.items()}
+
+
+def settled(blocks: Blocks, frame_of: Callable[[int], Frame]) -> tuple[int, str]:
+    """Return after how many steps the flow of pixels stops, and why: when the residual holds its share of the noise.
+
+    For each number of steps that is tried the residual is summed over the blocks until it is enough, which it mostly
+    is after one step and a sixth of the image.
+    """
+    count = math.prod(blocks.image.shape)
+    for steps in range(1, MOST_STEPS):
+        frame = frame_of(steps)
+        tasks = blocks.at_least(frame.halo).each(frame.halo, residual_squares, frame=frame)
+        squares = 0.0
+        for part in _in_order(tasks):
+            squares += part
+            if enough(squares, count):
+                return steps, f"discrepancy: the residual of the whole image is enough after {steps} step(s)"
+    return MOST_STEPS, f"all of {MOST_STEPS} steps were taken"
+
+
+def _in_order(tasks: list[Any]) -> Iterator[float]:
+    """Compute delayed values a batch at a time, so that what is not asked for is not computed."""
+    import dask
+
+    for start in range(0, len(tasks), _BATCH):
+        yield from dask.compute(*tasks[start : start + _BATCH])

@@ -1,0 +1,320 @@
+"""The tab "Denoise"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import panel as pn
+
+from nlflow.denoising.following import Trail
+from nlflow.denoising.inputs import OF_FAST
+from nlflow.errors import format_bytes
+from nlflow.explorer import denoising_view as view
+from nlflow.explorer.charts import Lines
+from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings
+from nlflow.explorer.desk import Desk
+from nlflow.explorer.parts import columns, heading, note, numbers
+from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, picture, residual_scale
+from nlflow.explorer.sources import Source, preview, saved
+from nlflow.explorer.texts import decibels, digits
+from nlflow.explorer.uploads import received_reference, received_source
+from nlflow.explorer.widgets import Action, Chooser, Code, Knob, Markup, Pictures, Status, Upload
+from nlflow.io.formats.media import EXTENSIONS
+
+__all__ = ["DenoiseTab"]
+
+_QUALITIES = {
+    "fast": "fast: pixels, answers at once",
+    "balanced": "balanced: groups of patches",
+    "best": "best: more groups and steps",
+}
+_ORIGINAL = {"color": "#8a949e", "width": 1}
+
+
+class DenoiseTab:
+    """Settings at the side, pictures or lines in the middle, curves, numbers and texts below."""
+
+    name = "denoise"
+
+    def __init__(self, desk: Desk, source: Source) -> None:
+        self._desk, self._source = desk, source
+        self._trail, self._stills = Trail(), _Stills()  # used in the computing thread alone
+        self._full = False
+        self._result: DenoiseResult | None = None
+        self.started = False
+        self.status = Status(lambda _: desk.cancel(self.name, self.status))
+        self.quality = Chooser("quality", "quality", _QUALITIES, moved=self._moved)
+        moved: dict[str, Any] = {"moved": self._moved}
+        self.knobs = {
+            "sigma": Knob("sigma", "noise σ", 0.5, 80, 0.5, 25, **moved),
+            "fidelity": Knob("fidelity", "fidelity λ̃", 0, 4, 0.05, 0.5, unit="mean, where chosen", **moved),
+            "steps": Knob("steps", "time", 1, 20, 1, 1, unit="steps of length 1", **moved),
+            "width": Knob("width", "kernel width", 0.5, 80, 0.5, 16, **moved),
+            "patch_size": Knob("patch_size", "patch size", 1, 15, 2, 3, unit="pixels", **moved),
+            "search_radius": Knob("search_radius", "search window", 1, 15, 1, 8, unit="pixels to each side", **moved),
+        }
+        place: dict[str, Any] = {"choosable": False, "unit": "%", "moved": self._moved}
+        self.places = [
+            Knob("place_0", "part: from the top", 0, 100, 1, 50, **place),
+            Knob("place_1", "part: from the left", 0, 100, 1, 50, **place),
+        ]
+        self.pictures = Pictures()
+        self.lines = Lines(
+            "", "sample", "", {"noisy": _ORIGINAL, "result": {}, "clean": {"color": "#009e73"}}, height=300
+        )
+        self.rest = Lines("removed: input minus result", "sample", "", {"removed": _ORIGINAL}, height=200)
+        self.energies = Lines(
+            "energies of the flow", "time", "over the degrees, in σ²", {"E": {}, "J": {}}, markers=True
+        )
+        self.distances = Lines("distance to the constant", "time", "", {"distance": {}}, markers=True)
+        self.figures = Markup()
+        self.part = Markup()
+        self.code = Code()
+        self.full_button = Action(lambda _: self._ask(full=True), label="Compute in full", primary=True)
+        self.undo_button = Action(lambda _: self._undo(), label="Undo to defaults")
+        self.download = Action(lambda _: self._download(), label="Download result")
+        limit, accept = desk.limits.content, ",".join(EXTENSIONS)
+        words: dict[str, Any] = {"accept": accept, "limit": limit, "refused": self._refused}
+        kinds = "PNG, JPEG, TIFF or NPY image; WAV, CSV or NPY signal"
+        self.upload = Upload(name_of="noisy", label="Open a noisy file", hint=f"or drop it here: {kinds}",
+                             received=self._receive, **words)  # fmt: skip
+        self.reference = Upload(name_of="clean", label="Clean reference (optional)",
+                                hint="of the same size: shows PSNR and SSIM or SNR",
+                                received=self._receive_reference, **words)  # fmt: skip
+        self.panel = self._layout()
+        self._adapt()
+
+    def start(self) -> None:
+        """Compute for the first time."""
+        self._ask()
+
+    def settings(self, *, full: bool) -> DenoiseSettings:
+        """Return what the controls say."""
+        place = tuple((knob.value or 0.0) / 100 for knob in self.places[: len(self._source.shape)])
+        given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
+        for name in ("patch_size", "search_radius", "steps"):
+            given[name] = None if given[name] is None else int(given[name])
+        crop = None if full else preview(self._source, place)
+        settings = DenoiseSettings(quality=self.quality.value, crop=crop, **given)
+        none: dict[str, Any] = dict.fromkeys(OF_FAST)
+        return settings if settings.quality == "fast" else replace(settings, **none)
+
+    # ---- what users do
+
+    def _moved(self) -> None:
+        fast = self.quality.value == "fast"
+        for name in OF_FAST:
+            self.knobs[name].disable(not fast)
+        self._ask()
+
+    def _undo(self) -> None:
+        self.quality.reset()
+        for knob in (*self.knobs.values(), *self.places):
+            knob.reset()
+        self._moved()
+
+    def _receive(self, name: str, content: bytes) -> None:
+        limits = self._desk.limits
+        self._desk.ask(self.name, self.status, lambda tell: received_source(name, content, limits), self._open,
+                       f"reading {name} …")  # fmt: skip
+
+    def _receive_reference(self, name: str, content: bytes) -> None:
+        limits, source = self._desk.limits, self._source
+        self._desk.ask(self.name, self.status, lambda tell: received_reference(name, content, limits, source),
+                       self._open_reference, f"reading {name} …")  # fmt: skip
+
+    def _refused(self, words: str) -> None:
+        self.status.show(words, "error")
+
+    def _open(self, source: Source) -> None:
+        self._source, self._trail, self._stills = source, Trail(), _Stills()
+        self._adapt()
+        self._undo()
+
+    def _open_reference(self, source: Source) -> None:
+        self._source, self._stills = source, _Stills()
+        self._ask()
+
+    def _ask(self, *, full: bool = False) -> None:
+        settings, source, trail = self.settings(full=full), self._source, self._trail
+        whole = settings.crop is None and preview(source) is not None
+        words = "computing in full …" if whole else "computing …"
+        self._desk.ask(
+            self.name, self.status,
+            lambda tell: _Shown(view.compute(settings, source, trail=trail, progress=tell), source, self._stills),
+            self._show, words,
+        )  # fmt: skip
+
+    def _download(self) -> None:
+        result, source = self._result, self._source
+        if result is not None:
+            self._desk.ask(f"{self.name}, file", self.status,
+                           lambda tell: saved(source, result.settings.crop, result.result), self._save,
+                           "writing the file …")  # fmt: skip
+
+    def _save(self, file: tuple[str, bytes]) -> str:
+        self.download.save(*file)
+        return f"{file[0]}: {format_bytes(len(file[1]))}"
+
+    # ---- what is shown
+
+    def _adapt(self) -> None:
+        """Give the controls the ranges and units of a source."""
+        media, shape = self._source.media, self._source.shape
+        samples = media.data[np.isfinite(media.data)]
+        span = float(np.ptp(samples.astype(np.float64))) if samples.size else 1.0
+        image = media.kind == "image"
+        eight = media.data.dtype == np.uint8
+        unit = "grey levels" if image and media.data.dtype.kind == "u" else "units of the file"
+        step = 0.5 if eight else _tidy(span / 500)
+        most = 80.0 if eight else step * 250
+        self.knobs["sigma"].rescale(step, most, step, step * 20, unit)
+        self.knobs["width"].rescale(step, most, step, step * 20, unit)
+        nodes = "pixels" if image else "samples"
+        self.knobs["patch_size"].rescale(1, 15 if image else 41, 2, 3 if image else 15, nodes)
+        self.knobs["search_radius"].rescale(1, 15 if image else 150, 1, 8 if image else 60, f"{nodes} to each side")
+        cut = preview(self._source)
+        for axis, knob in enumerate(self.places):
+            knob.visible = cut is not None and axis < len(shape) and cut[axis][1] - cut[axis][0] < shape[axis]
+        self.full_button.visible = cut is not None
+        self.pictures.visible, self.lines.visible, self.rest.visible = image, not image, not image
+        suffix = self._source.name.rpartition(".")[2]
+        self.download.label = f"Download result ({suffix.upper()})"
+
+    def _show(self, shown: _Shown) -> str:
+        result, source = shown.result, shown.source
+        self._result = result
+        info, course = result.info, result.course
+        chosen = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
+        chosen["fidelity"] = chosen.get("fidelity_mean")
+        for name, knob in self.knobs.items():
+            if chosen.get(name) is not None:
+                knob.show_chosen(float(chosen[name]))
+        unit = self.knobs["sigma"].spec["unit"]
+        self.part.shown = _part(result, source)
+        if shown.items:
+            self.pictures.show(shown.items, compare=True, still=shown.still)
+        for chart, lines in ((self.lines, shown.lines), (self.rest, shown.rest)):
+            if lines:
+                chart.show(lines, xlabel=shown.axis, ylabel=unit)
+        time = course.get("t", np.empty(0))
+        self.energies.show({name: (time, course[name]) for name in ("E", "J") if name in course})
+        self.energies.visible = "E" in course
+        distance = {"distance": (time, course["distance"])} if "distance" in course else {}
+        self.distances.show(distance, xlabel="time (0: the input)", ylabel=unit)
+        self.figures.shown = numbers(_rows(result, unit)) + note(*source.notes, *result.notes)
+        texts = (make(result.settings, source) for make in (view.as_python, view.as_command, view.command_note))
+        self.code.show(*texts)
+        return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
+
+    def _layout(self) -> Any:
+        controls = pn.Column(
+            self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
+            columns(self.undo_button, self.full_button, least=120), sizing_mode="stretch_width",
+        )  # fmt: skip
+        main = pn.Column(
+            self.status, self.part, self.pictures, self.lines, self.rest,
+            heading("Numbers"), self.figures,
+            heading("Course of the flow"), columns(self.energies, self.distances),
+            heading("The same from a program"), self.code, self.download, sizing_mode="stretch_width",
+        )  # fmt: skip
+        return columns(controls, main, weights=(1, 3))
+
+
+@dataclass
+class _Stills:
+    """Pictures that do not change while settings move, and of what they are."""
+
+    part: Any = None
+    items: dict[str, dict[str, str]] = field(default_factory=dict)
+
+
+class _Shown:
+    """A result as the page shows it; made in the computing thread, since pictures take time too."""
+
+    def __init__(self, result: DenoiseResult, source: Source, stills: _Stills) -> None:
+        self.result, self.source, self.stills = result, source, stills
+        self.still: dict[str, str] = {}
+        self.items: list[dict[str, str]] = []
+        self.lines: dict[str, Any] = {}
+        self.rest: dict[str, Any] = {}
+        self.axis = ""
+        if source.media.kind == "image":
+            self._pictures()
+        else:
+            self._lines()
+
+    def _pictures(self) -> None:
+        result, media = self.result, self.source.media
+        scale, rest = grey_scale(media.data), residual_scale(result.info.sigma)
+        told = f"black is {scale.low:g}, white is {scale.high:g}"
+        removed = f"removed: input minus result; grey is 0, black and white are ∓3σ = ∓{digits(rest.high)}"
+
+        def draw(name: str, values: Any, used: Scale, caption: str) -> dict[str, str]:
+            content, more = picture(values, used, media.channel_axis, media.orientation)
+            caption = f"{caption}; {more}" if more else caption
+            return {"src": data_url(content), "name": name, "alt": f"{name} picture", "caption": caption}
+
+        part = id(self.source), result.settings.crop
+        if self.stills.part != part:
+            given = {"noisy": (result.noisy, told), "clean": (result.clean, "the clean reference")}
+            there = {name: one for name, one in given.items() if one[0] is not None}
+            self.stills.part = part
+            self.stills.items = {name: draw(name, one[0], scale, one[1]) for name, one in there.items()}
+        # Without their addresses, which go to the page once.
+        still = {name: {**item, "src": ""} for name, item in self.stills.items.items()}
+        changing = [draw("result", result.result, scale, told), draw("removed", result.residual, rest, removed)]
+        self.items = [still.pop("noisy"), *changing, *still.values()]
+        self.still = {name: item["src"] for name, item in self.stills.items.items()}
+
+    def _lines(self) -> None:
+        result, media = self.result, self.source.media
+        start = 0 if result.settings.crop is None else result.settings.crop[0][0]
+        rate = media.sample_rate or 1
+        self.axis = "time in seconds" if media.sample_rate else "sample"
+        several = media.channel_axis is not None
+
+        def line(values: Any) -> Any:
+            first = np.moveaxis(values, media.channel_axis or 0, 0)[0] if several else values
+            places, heights = envelope(first)
+            return (places + start) / rate, heights
+
+        self.lines = {"noisy": line(result.noisy), "result": line(result.result)}
+        if result.clean is not None:
+            self.lines["clean"] = line(result.clean)
+        self.rest = {"removed": line(result.residual)}
+
+
+def _tidy(value: float) -> float:
+    """Return a number near `value` with one digit, for steps of a slider."""
+    return float(f"{value:.0e}") if value > 0 else 0.01
+
+
+def _part(result: DenoiseResult, source: Source) -> str:
+    crop = result.settings.crop
+    if crop is None:
+        return ""
+    ranges = " × ".join(f"{low}–{high - 1}" for low, high in crop)
+    size = " × ".join(map(str, source.shape))
+    what = "pixels" if source.media.kind == "image" else "samples"
+    return f'<p class="part">A part is shown and computed, in full resolution: {what} {ranges} of {size}.</p>'
+
+
+def _rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
+    info, figures = result.info, result.figures
+    each = info.columns or (info,)  # the columns of a table have units of their own
+    levels = ", ".join(digits(one.sigma) for one in each)
+    rows = [("noise σ", f"{levels} {unit} ({'estimated' if info.sigma_estimated else 'given'})")]
+    for name, title in (("psnr", "PSNR"), ("snr", "SNR")):
+        if f"{name}_output" in figures:
+            rows.append((title, f"{decibels(figures[f'{name}_input'])} → {decibels(figures[f'{name}_output'])}"))
+    if "ssim_output" in figures:
+        before, after = (digits(figures[f"ssim_{name}"], ".4f") for name in ("input", "output"))
+        rows.append(("SSIM", f"{before} → {after}"))
+    rows.append(("removed, rms", f"{', '.join(digits(one.residual) for one in each)} {unit}"))
+    rows.append(("steps", f"{info.steps}; {info.stopped_by}"))
+    rows += [(name.replace("_", " "), digits(float(value))) for name, value in info.parameters.items()]
+    rows.append(("functional", info.functional))
+    return rows

@@ -1,0 +1,95 @@
+"""The page: three tabs, which compute when they are first looked at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import panel as pn
+
+from nlflow.explorer.denoise_tab import DenoiseTab
+from nlflow.explorer.desk import Desk
+from nlflow.explorer.flow_tab import FlowTab
+from nlflow.explorer.layers_tab import LayersTab
+from nlflow.explorer.layers_view import LayersFile
+from nlflow.explorer.sources import Source
+from nlflow.explorer.uploads import Limits
+from nlflow.explorer.widgets import Markup, TabBar
+from nlflow.explorer.worker import Worker
+
+__all__ = ["Contents", "build"]
+
+#: What the page's head has besides: without it telephones show a page for wide screens.
+_HEAD = """{% block postamble %}
+<meta name="viewport" content="width=device-width, initial-scale=1">
+{% endblock %}"""
+_TABS = ("Denoise", "Flow", "Layers")
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What every page begins with.
+
+    Attributes
+    ----------
+    source : Source
+        To denoise.
+    layers : LayersFile or None
+    limits : Limits
+        Of uploads.
+    """
+
+    source: Source
+    layers: LayersFile | None = None
+    limits: Limits = field(default_factory=Limits)
+
+
+def build(contents: Contents, worker: Worker) -> Any:
+    """Return a page for one session.
+
+    Parameters
+    ----------
+    contents : Contents
+    worker : Worker
+        The thread that computes for all sessions.
+    """
+    if pn.state.curdoc is not None:
+        pn.state.curdoc.template = _HEAD
+    desk = Desk(worker, contents.limits, pn.state.curdoc)
+    pn.state.on_session_destroyed(lambda context: desk.close())
+    tabs: list[Any] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
+    first = 2 if contents.layers is not None and contents.source.built_in else 0
+    # All are part of the page from the start: what is added later may be told of changes before it is there.
+    places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
+    seen, loaded = first, False
+
+    def begin(number: int) -> None:
+        if loaded and not tabs[number].started:
+            tabs[number].started = True
+            tabs[number].start()
+
+    def look(number: Any) -> None:
+        nonlocal seen
+        if isinstance(number, int) and 0 <= number < len(tabs):
+            seen = number
+            for other, place in enumerate(places):
+                place.visible = other == number
+            begin(number)
+
+    def load() -> None:
+        nonlocal loaded
+        loaded = True
+        begin(seen)
+
+    look(first)
+    bar = TabBar(look, names=list(_TABS), shown=first)
+    # What changes before a page is loaded does not all arrive; a moment later it does.
+    pn.state.onload(lambda: desk.later(load))
+    head = Markup(shown="<h1>nonlocal explore</h1>")
+    return pn.Column(
+        head,
+        bar,
+        *places,
+        sizing_mode="stretch_width",
+        styles={"max-width": "1280px", "margin": "0 auto", "padding": "8px 12px"},
+    )

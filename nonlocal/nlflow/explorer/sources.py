@@ -1,0 +1,167 @@
+"""What the explorer denoises, a file or the example that is built in, and results as files of the same kind."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
+
+import numpy as np
+
+from nlflow.io import files
+from nlflow.io.companions import read_reference, spatial_shape
+from nlflow.io.formats.media import Array, Media
+
+__all__ = ["EXAMPLE", "Crop", "Source", "cropped", "example", "open_source", "preview", "saved", "slices"]
+
+Crop = tuple[tuple[int, int], ...]
+"""First and last (excluded) sample along each axis but that of the channels."""
+
+#: The text that makes the built-in example; `example` returns what it makes.
+EXAMPLE = """import numpy as np
+from skimage import data
+
+clean = np.rint(data.camera().reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
+noise = np.random.default_rng(0).normal(0, 25, clean.shape)
+noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)"""
+
+_PREVIEW_PIXELS = 2**16  # 256 x 256
+_PREVIEW_SAMPLES = 2**15
+
+
+@dataclass(frozen=True)
+class Source:
+    """A noisy image or signal.
+
+    Attributes
+    ----------
+    media : Media
+        Its samples, in the units of the file.
+    name : str
+        How it is called on the page, in texts and in commands: the path that was given, or the name of an upload.
+    clean : array of the same shape, or None
+        The same without noise.
+    clean_name : str
+        How that file is called; empty where there is none.
+    built_in : bool
+        Whether it is the example.
+    notes : tuple of str
+        What was converted on reading, for the user.
+    """
+
+    media: Media
+    name: str
+    clean: Array | None = None
+    clean_name: str = ""
+    built_in: bool = False
+    notes: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Samples along each axis but that of the channels."""
+        return spatial_shape(self.media)
+
+    def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
+        """Return the same with the file of a reference, which must have its shape; see `companions.read_reference`."""
+        clean, notes = read_reference("clean", Path(path), self.media)
+        return replace(self, clean=clean, clean_name=name, notes=(*self.notes, *notes))
+
+
+def example() -> Source:
+    """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
+    from skimage import data
+
+    photograph: Array = data.camera()  # type: ignore[no-untyped-call]
+    clean = np.rint(photograph.reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
+    noise = np.random.default_rng(0).normal(0, 25, clean.shape)
+    noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
+    return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, "", built_in=True)
+
+
+def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:
+    """Read a file; see `nlflow.io.files.read` for what is raised.
+
+    Parameters
+    ----------
+    path : path
+    name : str, optional
+        How it is called; the path by default.
+    """
+    media = files.read(path)
+    return Source(media, os.fspath(path) if name is None else name, notes=media.notes)
+
+
+def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
+    """Return the part that is computed while settings move; None where that is all.
+
+    It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have.
+
+    Parameters
+    ----------
+    source : Source
+    place : tuple of float
+        Where the part lies along each axis, 0 for the start, 1 for the end; in the middle by default.
+    """
+    shape = source.shape
+    if len(shape) == 1:
+        sizes: tuple[int, ...] = (min(shape[0], _PREVIEW_SAMPLES),)
+    else:
+        side = math.isqrt(_PREVIEW_PIXELS)
+        # Where one side is short, the other may be longer.
+        columns = min(shape[1], max(side, _PREVIEW_PIXELS // shape[0]))
+        sizes = (min(shape[0], _PREVIEW_PIXELS // columns), columns)
+    if sizes == shape:
+        return None
+    where = place or (0.5,) * len(shape)
+    starts = [round((n - size) * share) for n, size, share in zip(shape, sizes, where, strict=True)]
+    return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
+
+
+def cropped(source: Source, crop: Crop | None) -> tuple[Array, Array | None]:
+    """Return the noisy samples of a part, and the clean ones where there are any."""
+    if crop is None:
+        return source.media.data, source.clean
+    part = slices(source, crop)
+    return source.media.data[part], None if source.clean is None else source.clean[part]
+
+
+def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
+    """Return what the data of a source are indexed with for a part of it."""
+    parts = [slice(low, high) for low, high in crop]
+    if source.media.channel_axis is not None:
+        parts.insert(source.media.channel_axis, slice(None))
+    return tuple(parts)
+
+
+def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
+    """Return a result as a file in the way its input is stored, with a name for it.
+
+    Parameters
+    ----------
+    source : Source
+    crop : Crop or None
+        The part that the result is of.
+    result : array
+        In the units of the file.
+
+    Raises
+    ------
+    FileFormatError
+        As `nlflow.io.files.write`.
+    """
+    media = source.media
+    if crop is not None:
+        part = tuple(slice(low, high) for low, high in crop)
+        media = replace(
+            media,
+            data=media.data[slices(source, crop)],
+            alpha=None if media.alpha is None else media.alpha[part],
+            time=None if media.time is None else media.time[part[0]],
+        )
+    name = PurePath(source.name)
+    with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
+        path = Path(folder) / f"result{name.suffix.lower()}"
+        files.write(path, result, media)
+        return f"{name.stem}-denoised{name.suffix.lower()}", path.read_bytes()

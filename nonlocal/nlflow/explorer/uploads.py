@@ -1,0 +1,145 @@
+"""Files from a page: bytes to samples, with nothing taken over from the sender but the end of the name."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import TypeVar
+
+from nlflow.errors import InputError, NlflowError, format_bytes
+from nlflow.explorer.layers_view import LayersFile, read_layers
+from nlflow.explorer.sources import Source, open_source
+from nlflow.io.formats.media import EXTENSIONS
+
+__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name"]
+
+T = TypeVar("T")
+
+_NAME = 80  # characters of a name that are shown
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What an upload may take.
+
+    Attributes
+    ----------
+    content : int
+        Bytes of the file.
+    samples : int
+        Numbers in it, channels counted.
+    """
+
+    content: int = 64 * 2**20
+    samples: int = 2**26
+
+
+def shown_name(name: str) -> str:
+    """Return the last part of a sender's file name, fit to be shown: no folders, no control characters, not long."""
+    last = PureWindowsPath(PurePosixPath(name).name).name
+    plain = "".join(letter for letter in last if letter.isprintable())
+    stem, suffix = PurePosixPath(plain).stem, PurePosixPath(plain).suffix
+    return stem[: _NAME - len(suffix[:10])] + suffix[:10] if plain.strip(". ") else "upload"
+
+
+def received_source(name: str, content: bytes, limits: Limits) -> Source:
+    """Return an image or a signal that was sent.
+
+    Parameters
+    ----------
+    name : str
+        As the sender calls it; its suffix decides the format.
+    content : bytes
+    limits : Limits
+
+    Raises
+    ------
+    InputError
+        For a format that is not known, and beyond the limits; dimensions are looked at before samples are decoded.
+    FileFormatError
+        As `nlflow.io.files.read`, about the sender's name.
+    """
+    suffix = _suffix(name, tuple(EXTENSIONS))
+
+    def read(path: Path) -> Source:
+        _check_samples(name, _declared(path, suffix), limits)
+        source = open_source(path, shown_name(name))
+        _check_samples(name, source.media.data.size, limits)
+        return source
+
+    return _read(name, content, suffix, limits, read)
+
+
+def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
+    """Return a source with the reference that was sent for it; see `received_source`."""
+    suffix = _suffix(name, tuple(EXTENSIONS))
+
+    def read(path: Path) -> Source:
+        _check_samples(name, _declared(path, suffix), limits)
+        return source.with_clean(path, shown_name(name))
+
+    return _read(name, content, suffix, limits, read)
+
+
+def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
+    """Return the layers of a transformer that were sent; see `nlflow.explorer.layers_view.read_layers`."""
+    suffix = _suffix(name, (".json",))
+    return _read(name, content, suffix, limits, lambda path: read_layers(path, shown_name(name)))
+
+
+def _suffix(name: str, allowed: tuple[str, ...]) -> str:
+    suffix = PurePosixPath(shown_name(name)).suffix.lower()
+    if suffix not in allowed:
+        raise InputError(f"{shown_name(name)}: got a file of another kind, expected one of {', '.join(allowed)}")
+    return suffix
+
+
+def _read(name: str, content: bytes, suffix: str, limits: Limits, reader: Callable[[Path], T]) -> T:
+    """Read what was sent from a folder of its own, which is gone afterwards."""
+    if len(content) > limits.content:
+        got, most = format_bytes(len(content)), format_bytes(limits.content)
+        raise InputError(f"{shown_name(name)}: got {got}, expected at most {most}; start with a larger --max-upload")
+    with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
+        path = Path(folder) / f"upload{suffix}"
+        path.write_bytes(content)
+        try:
+            return reader(path)
+        except NlflowError as error:
+            # Where the file lay is of no use to anybody.
+            raise type(error)(str(error).replace(str(path), shown_name(name))) from error
+
+
+def _declared(path: Path, suffix: str) -> int:
+    """Return how many numbers a compressed picture unfolds to, by its header; 0 for files that are as long as that."""
+    form = EXTENSIONS[suffix]
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of large pictures, which are refused here, and of odd tags
+            if form in ("png", "jpeg"):
+                from PIL import Image
+
+                try:
+                    with Image.open(path, formats=("PNG", "JPEG")) as image:
+                        return image.width * image.height * len(image.getbands())
+                except Image.DecompressionBombError:
+                    return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
+            if form == "tiff":
+                import tifffile
+
+                with tifffile.TiffFile(path) as tiff:
+                    return math.prod(tiff.pages[0].shape)
+    except Exception:  # a header that no reader takes unfolds to nothing; `files.read` tells what is wrong with it
+        return 0
+    return 0
+
+
+def _check_samples(name: str, count: int, limits: Limits) -> None:
+    if count > limits.samples:
+        raise InputError(
+            f"{shown_name(name)}: got {count} samples, expected at most {limits.samples}; crop it, or name the file on "
+            "the command line"
+        )

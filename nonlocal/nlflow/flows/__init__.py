@@ -1,0 +1,1 @@
+"""Flows of functionals: integrators, the time loop, trackers and results."""

@@ -1,0 +1,342 @@
+"""Derivatives of functionals, flows and equilibria with respect to all that they are made of, by torch.
+
+Signals, observed signals, fidelities and the features of an affinity may be tensors that ask for a gradient. A kernel's
+width is learnt through its features: those of a Gaussian of width 1, divided by the width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from nlflow._array import constant_like, over_channels
+from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
+from nlflow.flows.integrators import FixedStep, Integrator
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.quadratic import E, J
+
+__all__ = ["equilibrium", "minimizer", "run", "value"]
+
+_BLOCK = 1024  # terms of a sum that one thread adds up
+
+
+def value(functional: J, u: Tensor) -> Tensor:
+    """Return J(u) or E(u) with its derivatives.
+
+    Parameters
+    ----------
+    functional : J or E
+        Of an affinity of torch features.
+    u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
+
+    Returns
+    -------
+    tensor without axes
+        In float64; the derivative with respect to `u` is the gradient of `J.gradient` in the L2 metric times the
+        weights w_i.
+
+    Raises
+    ------
+    InputError
+        For what is no tensor, a wrong shape, NaN or infinity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlflow import Gaussian, J, Points, affinity, autograd
+    >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
+    >>> j = J(affinity(Gaussian(width=1.0), Points([0.0, 1.0], weights=[1.0, 1.0]), x))
+    >>> autograd.value(j, torch.tensor([0.0, 2.0], dtype=torch.float64)).backward()
+    >>> [round(float(g), 6) for g in x.grad]  # the nodes attract each other the less, the farther they are apart
+    [2.426123, -2.426123]
+    """
+    u = _tensor("u", functional.affinity.check_signal("u", u))
+    affinity = functional.affinity
+    weights = constant_like(affinity.domain.weights, u.double())
+    degree = weights * torch.exp(affinity.log_degree.double())
+    # Formed about the mean, so that nothing cancels; a constant changes nothing else, in derivatives neither.
+    centred = u - affinity.mean(u.detach(), "degree")
+    total = 0.5 * (over_channels(degree, u.double()) * centred * (u - affinity.average(u))).sum(dtype=torch.float64)
+    if isinstance(functional, E):
+        misfit = u - functional.observed
+        measure = degree if functional.measure == "degree" else weights
+        weighted = functional.fidelity_in(functional.measure).times(misfit) * misfit
+        total = total + 0.5 * (over_channels(measure, u.double()) * weighted).sum(dtype=torch.float64)
+    if not bool(torch.isfinite(total.detach())):
+        raise NumericalError("value: it overflows; scale the signals, or the kernel's amplitude or logits")
+    result: Tensor = total
+    return result
+
+
+def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
+    """Return the signal after some steps of an integrator, with its derivatives.
+
+    About sqrt(steps) signals are kept, and what a step forms inside is computed anew for the derivatives, so that k
+    steps take O(sqrt(k) N D) memory and three times the averages.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+        Of an affinity of torch features. The kernel of an evolving one is taken from the signal as `nlflow.solve` does,
+        from u(0) at first, so the orders are those that `Integrator.order_for` says; features matter through u alone.
+    u : tensor of shape ``domain.shape`` or ``domain.shape + (D,)``
+    integrator : FixedStep, or one whose steps have length 1
+        Steps of one length: ExplicitEuler, SemiImplicit, AttentionStep, NeutrenoStep or your own.
+    steps : int
+
+    Raises
+    ------
+    InputError
+        For an integrator that chooses its steps.
+    StabilityError
+        When the step is outside the stable range.
+    """
+    u = _tensor("u", flow.affinity.check_signal("u", u))
+    steps = check_integer("steps", steps, minimum=0)
+    if not (isinstance(integrator, FixedStep) or getattr(integrator, "unit_steps", False)):
+        raise InputError(
+            f"integrator: got {integrator!r}, expected one whose steps have a length of their own, such as "
+            "ExplicitEuler(dt), SemiImplicit(dt) or AttentionStep()"
+        )
+    with torch.no_grad():
+        integrator.check(flow.rebuilt(u) if flow.evolving else flow)
+
+    # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
+    follows = flow.evolving and flow.every == 1
+
+    def step(v: Tensor, now: Flow) -> Tensor:
+        moved: Tensor = integrator.advance(now.rebuilt(v) if follows else now, v, 0.0, math.inf, {})[0]
+        return moved
+
+    def several(v: Tensor, first: int, count: int) -> Tensor:
+        now = flow
+        for number in range(first, first + count):
+            if flow.evolving and not follows and number % flow.every == 0:
+                now = flow.rebuilt(v)
+            v = checkpoint(step, v, now, use_reentrant=False)
+        return v
+
+    if flow.evolving and not follows:  # what the kernel is taken from has to stay
+        return several(u, 0, steps)
+    segment = max(1, math.isqrt(steps))
+    for first in range(0, steps, segment):
+        u = checkpoint(several, u, first, min(segment, steps - first), use_reentrant=False)
+    return u
+
+
+class _Solution(torch.autograd.Function):
+    """A solution of r(u, theta) = 0 as a function of the value of r at it, whose derivative is -A^-1."""
+
+    @staticmethod
+    def forward(ctx: Any, residual: Tensor, u: Tensor, solve: Callable[[Tensor], Tensor]) -> Tensor:
+        ctx.solve = solve
+        return u.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        if torch.is_grad_enabled():  # a derivative of what is returned here would be wrong without a word
+            raise InputError(
+                "create_graph: got True, expected False: equilibria have first derivatives only; use autograd.run with "
+                "a number of steps for second ones"
+            )
+        return -ctx.solve(gradient), None, None
+
+
+def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
+    """Return the minimiser of E, the equilibrium of its flows, with its first derivatives.
+
+    By the implicit function theorem: derivatives with respect to the observed signal, the fidelity (numbers or
+    matrices) and the features of the affinity cost one more linear system, whatever the number of iterations.
+
+    Parameters
+    ----------
+    functional : E
+        Of an affinity of torch features.
+    rtol : float, optional
+        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
+    maxiter : int
+
+    Raises
+    ------
+    InputError
+        For J, which every constant minimises, and for a fidelity of 0 everywhere.
+    NumericalError
+        When a system is not solved to `rtol`.
+    """
+    if not isinstance(functional, E):
+        raise InputError(f"functional: got {type(functional).__name__}, expected E(affinity, f, fidelity)")
+    _tensor("observed", functional.observed)
+    fidelity = functional.fidelity_in("degree")
+    affinity = functional.affinity
+    with torch.no_grad():
+        found = functional.minimizer(rtol=rtol, maxiter=maxiter)
+    if not found.success:
+        raise NumericalError(f"minimizer: {found.message}")
+    u = found.u.detach()
+    # In the degree metric, where A = (I - P) + phi is self-adjoint in the measure w d.
+    residual = u - affinity.average(u) + fidelity.times(u - functional.observed)
+    measure: Any = over_channels(affinity.measure("degree", u, by_item=True).detach(), u)
+    axes = tuple(range(len(affinity.domain.shape)))
+    systems = axes if fidelity.width == 1 else (*axes, -1)  # a matrix couples the channels: they are one system then
+    tolerance = default_rtol(u) if rtol is None else rtol
+
+    def solve(gradient: Tensor) -> Tensor:
+        # A^T = M A M^-1.
+        with torch.no_grad():
+            b = gradient / measure.to(gradient.dtype)
+            solved = conjugate_gradients(
+                lambda v: v - affinity.average(v) + fidelity.times(v), b, torch.zeros_like(b),
+                inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
+                precondition=lambda r: fidelity.damped(r, 1.0), rtol=tolerance, maxiter=maxiter,
+            )  # fmt: skip
+        _check_solved("minimizer: the residual of its derivative", solved, tolerance)
+        result: Tensor = measure.to(gradient.dtype) * solved.x
+        return result
+
+    return _Solution.apply(residual, u, solve)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
+
+
+def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
+    """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
+
+    The limit u* = ((I - P) + phi)^-1 phi f is the minimiser of E where P is symmetric, in either metric (`minimizer`).
+    For queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of
+    P; one average, or one transposed average, an iteration. Derivatives are those of the implicit function theorem,
+    with respect to the observed signal, the fidelity (numbers or matrices), queries and keys.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+        Frozen, with a fidelity, of an affinity of torch features.
+    rtol : float, optional
+        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
+    maxiter : int
+
+    Raises
+    ------
+    InputError
+        For an evolving flow, whose limit depends on the way, and for a flow without fidelity, whose limit is the mean
+        of u(0).
+    NumericalError
+        When a system is not solved to `rtol`; rounding leaves residuals of up to eps / phi.
+
+    Examples
+    --------
+    >>> import torch
+    >>> from nlflow import AttentionFlow, DotProduct, Points, affinity, autograd
+    >>> q, k = torch.eye(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
+    >>> f = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    >>> attention = affinity(DotProduct(), Points(range(3)), k, queries=q)
+    >>> autograd.equilibrium(AttentionFlow(attention, f, 0.5))[0].backward()
+    >>> [round(float(g), 4) for g in f.grad]  # where a walker from node 0 is stopped
+    [0.5556, 0.2222, 0.2222]
+    """
+    if not isinstance(flow, GradientFlow | AttentionFlow):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+    if flow.evolving:
+        raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with autograd.run")
+    if name := flow.more_than("linear"):
+        raise InputError(f"flow: got one whose {name}() is more than linear, expected a linear one; use autograd.run")
+    if flow.fidelity is None or flow.observed is None:
+        raise InputError("flow: got one without fidelity, whose limit is the mean of u(0); give it a fidelity > 0")
+    functional = flow.functional
+    if isinstance(functional, E):
+        return minimizer(functional, rtol=rtol, maxiter=maxiter)
+    affinity, fidelity, f = flow.affinity, flow.fidelity, _tensor("observed", flow.observed)
+    if fidelity.bounds()[1] == 0:
+        raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); set it > 0 somewhere")
+    tolerance = default_rtol(f) if rtol is None else check_number("rtol", rtol, minimum=0, strict=True)
+    maxiter = check_integer("maxiter", maxiter, minimum=1)
+    axes = tuple(range(len(affinity.domain.shape)))
+
+    def solve(average: Callable[[Tensor], Tensor], b: Tensor, what: str) -> Tensor:
+        with torch.no_grad():
+            b = fidelity.damped(b, 1.0)
+            # Each channel is a system of its own, brought to one size, unless a matrix couples them.
+            squares = _sums(affinity.flatten(b).double() ** 2)
+            size = torch.sqrt(squares if fidelity.width == 1 else squares.sum()).to(b.dtype)
+            size = torch.where(size > 0, size, 1)
+            solved = _gmres(lambda v: v - fidelity.damped(average(v), 1.0), b / size, tolerance, maxiter)
+        _check_solved(what, solved, tolerance)
+        result: Tensor = solved.x * size
+        return result
+
+    with torch.no_grad():
+        # Constants pass through the system unchanged; without this one, what is left keeps its digits.
+        measure = over_channels(affinity.measure("l2", f), f)
+        shift = fidelity.centre(f, measure, axes).to(f.dtype)
+        u = shift + solve(affinity._average, fidelity.times(f - shift), "equilibrium: its residual")
+    residual = u - affinity.average(u) + fidelity.times(u - f)
+    transposed = partial(solve, affinity._push, what="equilibrium: the residual of its derivative")
+    return _Solution.apply(residual, u, transposed)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
+
+
+def _gmres(operator: Callable[[Tensor], Tensor], b: Tensor, rtol: float, maxiter: int) -> Solved:
+    """Solve ``operator(x) = b`` by GMRES (doi 10.1137/0907058), a tensor being one vector; b has a norm of about 1.
+
+    `nlflow.functionals.krylov.gmres` has a system for each column of a NumPy array. Here the basis, 10 to 40 signals,
+    stays on the device, which is asked for one column of the Hessenberg matrix an iteration.
+    """
+
+    def inner(v: Tensor, w: Tensor) -> Tensor:
+        return _sums((v * w).reshape(-1, 1))[0]
+
+    x, r, done = torch.zeros_like(b), b, 0
+    residual = math.sqrt(inner(r, r))
+    restart = min(max(2**26 // b.numel(), 10), 40)
+    while residual > rtol and done < maxiter:
+        before = residual
+        basis = [r / residual]
+        hessenberg, target = np.zeros((restart + 1, restart)), np.zeros(restart + 1)
+        target[0] = residual
+        for j in range(min(restart, maxiter - done)):
+            w, column = operator(basis[j]), []
+            done += 1
+            for v in basis:
+                column.append(inner(v, w))
+                w = w - column[-1].to(w.dtype) * v
+            hessenberg[: j + 2, j] = torch.stack([*column, torch.sqrt(inner(w, w))]).cpu().numpy()
+            projected, length = hessenberg[: j + 2, : j + 1], hessenberg[j + 1, j]
+            y = np.linalg.lstsq(projected, target[: j + 2], rcond=None)[0]
+            if np.linalg.norm(target[: j + 2] - projected @ y) <= 0.5 * rtol or length <= 1e-14:
+                break
+            basis.append(w / length)
+        for factor, v in zip(y.tolist(), basis, strict=False):
+            x = x + factor * v
+        r = b - operator(x)
+        residual = math.sqrt(inner(r, r))
+        if residual > 0.99 * before:  # rounding is all that is left
+            break
+    return Solved(x, residual, done)
+
+
+def _sums(columns: Tensor) -> Tensor:
+    """Return the sums of the columns of (M, D) in float64, with the same bits for any number of threads."""
+    # Threads share out rows of blocks, never the terms of a sum.
+    blocks, width = len(columns) // _BLOCK, columns.shape[1]
+    whole = columns[: blocks * _BLOCK].reshape(blocks, _BLOCK, width).sum(dim=1, dtype=torch.float64)
+    return whole.sum(dim=0) + columns[blocks * _BLOCK :].sum(dim=0, dtype=torch.float64)
+
+
+def _check_solved(what: str, solved: Solved, rtol: float) -> None:
+    """Raise `NumericalError` unless a system is solved."""
+    success, why = verdict(solved.residual, rtol)
+    if not success:
+        raise NumericalError(f"{what} is {solved.residual:.2g}{why}")
+
+
+def _tensor(name: str, u: Any) -> Tensor:
+    if not isinstance(u, Tensor):
+        raise InputError(
+            f"{name}: got {type(u).__name__}, expected a torch tensor, and an affinity of torch features; convert them "
+            "(torch.from_numpy)"
+        )
+    return u

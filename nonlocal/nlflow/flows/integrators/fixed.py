@@ -1,0 +1,204 @@
+"""Steps of one length: explicit Euler, the semi-implicit step, and the layers that are steps of length 1."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+from nlflow._array import Array, underflowing
+from nlflow.errors import InputError, StabilityError, check_number
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of
+from nlflow.flows.spectrum import euler_limit, largest_eigenvalue
+
+__all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiImplicit"]
+
+
+class FixedStep(Integrator):
+    """Integrator with steps of one length, the last before a target shortened to meet it.
+
+    A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit. A step of more
+    than one stage has its order for evolving kernels too if its stages call `Flow.velocity`, which takes the kernel
+    from the signal that it gets.
+
+    Parameters
+    ----------
+    dt : float
+        > 0.
+    """
+
+    def __init__(self, dt: float) -> None:
+        self.dt = check_number("dt", dt, minimum=0, strict=True)
+
+    @abstractmethod
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after one step of length dt."""
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the signal after one step and the time reached; see `Integrator.advance`."""
+        del memory
+        remaining = target - t
+        # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
+        if remaining <= self.dt * (1 + 1e-9):
+            return self.step(flow, u, remaining), target
+        return self.step(flow, u, self.dt), t + self.dt
+
+
+@underflowing
+class ExplicitEuler(FixedStep):
+    """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
+
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. Of a flow whose
+    `velocity` is more than linear the limit is that of the linear part alone: what is added may need a shorter step.
+
+    Parameters
+    ----------
+    dt : float
+        Step; refused above the limit, which is computed only when the cheap bound does not already allow the step.
+    """
+
+    order = 1.0
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return 2 / rho(A), A being the linear part of the flow with the kernel that it holds."""
+        return euler_limit(flow)
+
+    def check(self, flow: Flow) -> None:
+        """Raise `StabilityError` when dt is above the stability limit."""
+        if self.dt <= flow.safe_step:
+            return
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: explicit Euler needs dt < {limit:.6g}; "
+                "reduce dt, "
+                "or use Exponential() or RungeKutta()"
+            )
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return u + dt du/dt."""
+        return u + dt * flow.velocity(u)
+
+
+@underflowing
+class SemiImplicit(FixedStep):
+    """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.
+
+    With dt = 1 in the degree metric it is u <- (Pu + lambda~ f) / (1 + lambda~), an average of averages: always stable,
+    contracting at 1 / (1 + lambda~) in the maximum norm. With the matrix fidelity C / sigma^2 of groups of alike
+    patches it is the nonlocal Bayes filter Pu + C (C + sigma^2 I)^-1 (f - Pu) (`nlflow.PatchGroups`).
+
+    Parameters
+    ----------
+    dt : float
+    """
+
+    order = 1.0
+
+    def __init__(self, dt: float = 1.0) -> None:
+        super().__init__(dt)
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return 2 / (rho(r (I - P)) - min phi), infinity when that is not positive (sufficient, sharp for one phi)."""
+        if not flow.symmetric:
+            # Eigenvalues of P lie in the unit disk: at dt = 1 the step is an average, and that is the safe bound.
+            return 1.0
+        excess = largest_eigenvalue(flow, diffusion=True) - flow.spectral_bounds()[0]
+        return 2 / excess if excess > 0 else math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `StabilityError` for dt above the stability limit, `InputError` for a flow that is more than linear."""
+        check_made_of(flow, "diffusion", self)
+        if self.dt * flow.diffusion_bound() <= 2:
+            return
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: the semi-implicit step needs dt < {limit:.6g}; "
+                "reduce dt (dt=1 is always stable in the degree metric)"
+            )
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Move explicitly by the diffusion, and implicitly by the fidelity."""
+        moved = u - dt * flow.diffusion(u)
+        if flow.fidelity is None or flow.observed is None:
+            return moved
+        return flow.fidelity.implicit_step(moved, flow.observed, dt)
+
+
+@underflowing
+class AttentionStep(Integrator):
+    """One attention layer a step, ``u <- Pu``: explicit Euler with the local step 1 / d(x) (Theorem 1 of 2312.00751).
+
+    For the J-flow in the degree metric, where the step has length 1. A convex average: always stable. Order 1.
+    """
+
+    order = 1.0
+    unit_steps = True
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity: averages never leave the range of the signal."""
+        del flow
+        return math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for the L2 metric, for flows with a fidelity and for those that are more than P."""
+        _needs_degree_metric(flow, "an attention step")
+        check_made_of(flow, "average", self)
+        if flow.fidelity is not None:
+            raise InputError(
+                "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
+            )
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return Pu and t + 1."""
+        del target, memory
+        return flow.average(u), t + 1
+
+
+@underflowing
+class NeutrenoStep(Integrator):
+    """One NeuTRENO layer a step, ``u <- Pu + lambda~ (f - u)`` (arXiv 2312.00751, eq. 22-28).
+
+    Explicit Euler of length 1 for the E-flow in the degree metric; stable where rho(P - lambda~ I) < 1, that is for
+    lambda~ < 1 + mu_min(P) when k is symmetric. Order 1.
+    """
+
+    order = 1.0
+    unit_steps = True
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return the longest stable Euler step; the layer is stable when it is above 1."""
+        return euler_limit(flow)
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for the L2 metric and flows that are more than P; `StabilityError` if unstable."""
+        _needs_degree_metric(flow, "a NeuTRENO step")
+        check_made_of(flow, "average", self)
+        if flow.safe_step > 1 or (flow.fidelity is None and flow.safe_step == 1):
+            return
+        limit = self.stability_limit(flow)
+        if limit * SLACK < 1:
+            largest = flow.spectral_bounds()[0] if flow.fidelity is None else flow.fidelity.bounds()[1]
+            bound = f"fidelity < {largest + 2 / limit * (limit - 1):.6g} (1 + mu_min(P))" if flow.symmetric else ""
+            raise StabilityError(
+                f"fidelity: got {largest:g}, which makes the NeuTRENO step unstable (the longest stable step is "
+                f"{limit:.6g} < 1){'; it needs ' + bound if bound else ''}; reduce the fidelity or use SemiImplicit()"
+            )
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return Pu + lambda~ (f - u) and t + 1."""
+        del target, memory
+        result = flow.average(u)
+        if flow.fidelity is not None and flow.observed is not None:
+            result = result + flow.fidelity.times(flow.observed - u)
+        return result, t + 1
+
+
+def _needs_degree_metric(flow: Flow, what: str) -> None:
+    if flow.metric != "degree":
+        raise InputError(
+            f"integrator: {what} divides by the degree, so the flow must be in the degree metric; build it with "
+            "metric='degree'"
+        )

@@ -1,0 +1,194 @@
+"""Adaptive embedded Runge-Kutta steps, for any flow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from nlflow._array import Array, namespace, underflowing
+from nlflow.errors import InputError, NumericalError, StabilityError, check_number
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError
+from nlflow.flows.spectrum import euler_limit
+
+__all__ = ["RungeKutta"]
+
+
+@underflowing
+class RungeKutta(Integrator):
+    """Embedded Runge-Kutta pair of Dormand and Prince: order 5, with an error estimate of order 4.
+
+    (Dormand and Prince 1980, doi 10.1016/0771-050X(80)90013-3.) The step follows the estimate with a
+    proportional-integral controller; for stiff flows it settles at the stability limit. For any flow, evolving
+    or not, symmetric or not, linear or not. Six averages a step.
+
+    A kernel that follows the signal is built anew for each of the six stages, from the signal of that stage, and the
+    order stays 5. A kernel that is held for ``every`` > 1 steps is frozen in all stages between: that splitting is of
+    order 1, and the tolerances do not see it (`order_for`).
+
+    Parameters
+    ----------
+    rtol, atol : float
+        Tolerances of the local error, per node, root mean square. A step rounds each value by up to u |value|, where
+        u = 2^-53 in float64 and 2^-24 in float32. Tolerances that this alone exceeds cannot be met and end the
+        integration at once (`StepFailureError`); rtol >= u always can.
+    dt : float, optional
+        First step; with `adaptive` off, every step.
+    adaptive : bool
+        Whether the step follows the error.
+    """
+
+    order = 5.0
+
+    _A = (
+        (),
+        (1 / 5,),
+        (3 / 40, 9 / 40),
+        (44 / 45, -56 / 15, 32 / 9),
+        (19372 / 6561, -25360 / 2187, 64448 / 6561, -212 / 729),
+        (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
+        (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
+    )
+    _E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
+
+    def __init__(
+        self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
+    ) -> None:
+        self.rtol = check_number("rtol", rtol, minimum=0)
+        self.atol = check_number("atol", atol, minimum=0)
+        self.dt = None if dt is None else check_number("dt", dt, minimum=0, strict=True)
+        self.adaptive = bool(adaptive)
+        if self.adaptive and self.rtol == 0 and self.atol == 0:
+            raise InputError("rtol: got 0 with atol 0, expected at least one of them > 0")
+        if not self.adaptive and self.dt is None:
+            raise InputError("dt: needed when adaptive=False")
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity when the step adapts; otherwise about 3.3 / rho(A), the reach along the real axis.
+
+        A is the linear part of the flow, with the kernel that it holds.
+        """
+        if self.adaptive:
+            return math.inf
+        return 3.3 / 2 * euler_limit(flow)
+
+    def check(self, flow: Flow) -> None:
+        """Raise `StabilityError` when a fixed step is above the stability limit."""
+        if self.adaptive or self.dt is None or (flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 3.3):
+            return
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(f"dt: got {self.dt:g}, which is unstable for this flow: dt < {limit:.6g}; reduce dt")
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
+        # The slope at the end of the last step is the one at the start of this, unless the kernel changed between.
+        kept_for, slope = memory.pop("_flow", None), memory.pop("_slope", None)
+        first = slope if kept_for is flow and slope is not None else flow.velocity(u)
+        remaining = target - t
+        if not self.adaptive:
+            h = min(float(self.dt or remaining), remaining)
+            h = remaining if remaining - h < 1e-9 * h else h
+            tried = self._try(flow, u, first, h)
+            if tried.failure:
+                raise StepFailureError(f"the kernel of a stage of the step from t={t:.6g}: {tried.failure}; reduce dt")
+            memory.update(_flow=tried.flow, _slope=tried.slope)
+            return tried.u, target if h == remaining else t + h
+        self._check_tolerances(u, t)
+        h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
+        while True:
+            # A remainder within rounding of the step is the step.
+            clipped = remaining if remaining <= h * (1 + 1e-9) else h
+            if h < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(h):
+                raise StepFailureError(
+                    f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
+                    f"atol={self.atol:g}: "
+                    "raise the tolerances, use float64, or check the signal for values that overflow"
+                )
+            tried = self._try(flow, u, first, clipped)
+            error = tried.error
+            if math.isfinite(error) and error <= 1:
+                previous = memory.get("error", 1.0)
+                factor = 0.9 * max(error, 1e-10) ** (-0.7 / 5) * previous ** (0.4 / 5)
+                grown = clipped * min(5.0, max(0.2, factor))
+                # A step cut short by a target says little about the step to come.
+                memory["h"] = max(grown, h) if clipped < h else grown
+                memory["error"] = max(error, 1e-4)
+                memory.update(_flow=tried.flow, _slope=tried.slope)
+                return tried.u, target if clipped == remaining else t + clipped
+            memory["rejected"] = memory.get("rejected", 0) + 1
+            shrink = 0.9 * error ** (-1 / 5) if math.isfinite(error) else 0.1
+            h = clipped * min(0.9, max(0.1, shrink))
+
+    def _check_tolerances(self, u: Array, t: float) -> None:
+        """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
+        xp = namespace(u)
+        unit = float(xp.finfo(u.dtype).eps) / 2
+        rounding = _weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u))
+        if rounding > 1:
+            raise StepFailureError(
+                f"rtol={self.rtol:g}, atol={self.atol:g}: no step can meet them at t={t:.6g}, where to round the "
+                f"signal to {u.dtype} is an error of {rounding:.3g} times the tolerances; raise the tolerances "
+                f"(rtol={unit:.2g} is enough), or use float64"
+            )
+
+    def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
+        if self.dt is not None:
+            return self.dt
+        xp = namespace(u)
+        scale = self.atol + self.rtol * xp.abs(u)
+        scale = xp.where(scale > 0, scale, xp.ones_like(scale) * float(xp.max(scale)))
+        if float(xp.max(scale)) == 0:
+            return 1e-3
+        size = float(xp.sqrt(xp.mean((u / scale) ** 2)))
+        speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
+        return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3
+
+    def _try(self, flow: Flow, u: Array, first: Array, h: float) -> _Tried:
+        slopes = [first]
+        stage, here = u, flow
+        for row in self._A[1:]:
+            stage = u + h * _combine(row, slopes)
+            try:
+                here = _at(flow, stage)
+            except (InputError, NumericalError) as error:
+                return _Tried(flow, u, first, math.inf, str(error))
+            slopes.append(here.velocity(stage))
+        xp = namespace(u)
+        scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
+        return _Tried(here, stage, slopes[-1], _weighted(h * _combine(self._E, slopes), scale))
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """What came of a step: the signal at its end, the flow and the slope there, and the error over the tolerances."""
+
+    flow: Flow
+    u: Array
+    slope: Array
+    error: float
+    failure: str = ""
+
+
+def _at(flow: Flow, stage: Array) -> Flow:
+    """Return the flow with the kernel of a stage; raise `NumericalError` where a step was so long that it has none."""
+    if flow.evolving and not bool(namespace(stage).all(namespace(stage).isfinite(stage))):
+        raise NumericalError("the signal overflowed")
+    return flow.at(stage)
+
+
+def _weighted(error: Array, scale: Array) -> float:
+    """Return the root mean square of error / scale."""
+    xp = namespace(error)
+    # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
+    ratio = xp.where(scale > 0, error / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
+    return float(xp.sqrt(xp.mean(ratio**2)))
+
+
+def _combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:
+    total = weights[0] * arrays[0]
+    for weight, array in zip(weights[1:], arrays[1:], strict=True):
+        if weight != 0:
+            total = total + weight * array
+    return total

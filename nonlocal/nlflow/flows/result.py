@@ -1,0 +1,111 @@
+"""What `solve` returns."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, to_numpy
+from nlflow.io.storage import load_archive, save_archive
+
+__all__ = ["Solution", "Status"]
+
+
+class Status(StrEnum):
+    """Why an integration ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    INTERRUPTED = "interrupted"
+    DIVERGED = "diverged"
+    STEP_FAILED = "step failed"
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The course of a flow.
+
+    Attributes
+    ----------
+    t : array of shape (T,)
+        Output times that were reached; the last is where the integration ended.
+    u : array of shape (T, ...)
+        The signal at each of them, type, dtype and device as given.
+    energy : array of shape (T,)
+        J or E at each of them; NaN for flows that descend no functional.
+    success : bool
+        Whether the integration ended as asked: at its time or by a stopping rule.
+    status : Status
+    message : str
+        What happened and, where it failed, what to change.
+    stats : dict
+        ``steps``, ``rejected``, ``applications`` of P (``analysis_applications``: those for energies and trackers),
+        ``order`` that the integrator has for this flow, ``error_bound`` (a-priori, exponential integrator),
+        ``compile_seconds``, ``solve_seconds``, ``tracker_seconds``, ``integrator``; ``method``,
+        ``reason`` and ``error_estimate`` of the affinity.
+    records : dict of str to dict
+        What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
+    provenance : dict
+        Versions and the problem in words.
+    """
+
+    t: NDArray[np.float64]
+    u: Array
+    energy: NDArray[np.float64]
+    success: bool
+    status: Status
+    message: str
+    stats: dict[str, Any]
+    records: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def final(self) -> Array:
+        """The signal at the last time."""
+        return self.u[-1]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the solution to an npz archive, atomically; see `nlflow.io.storage.save_archive`."""
+        arrays = {"t": self.t, "u": to_numpy(self.u), "energy": self.energy}
+        for name, record in self.records.items():
+            arrays.update({f"record/{name}/{key}": value for key, value in record.items()})
+        meta = {
+            "kind": "solution",
+            "success": self.success,
+            "status": self.status.value,
+            "message": self.message,
+            "stats": self.stats,
+            "provenance": self.provenance,
+        }
+        save_archive(path, arrays, meta)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Solution:
+        """Read a solution written by `save`; signals come back as NumPy arrays.
+
+        Raises
+        ------
+        FileFormatError
+            When the file is damaged or of another kind.
+        """
+        arrays, meta = load_archive(path, "solution")
+        records: dict[str, dict[str, NDArray[np.float64]]] = {}
+        for key in [k for k in arrays if k.startswith("record/")]:
+            _, name, column = key.split("/", 2)
+            records.setdefault(name, {})[column] = arrays.pop(key)
+        return cls(
+            t=arrays["t"], u=arrays["u"], energy=arrays["energy"], success=bool(meta["success"]),
+            status=Status(meta["status"]), message=str(meta["message"]), stats=dict(meta["stats"]), records=records,
+            provenance=dict(meta["provenance"]),
+        )  # fmt: skip
+
+    def __repr__(self) -> str:
+        return (
+            f"<Solution {self.status.value} at t={self.t[-1]:.6g} after {self.stats.get('steps')} steps, "
+            f"energy {self.energy[-1]:.6g}: {self.message}>"
+        )

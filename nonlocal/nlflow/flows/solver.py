@@ -1,0 +1,434 @@
+"""The only time loop."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
+from nlflow.backends.machine import provenance
+from nlflow.backends.numba import loading
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowWarning,
+    NumericalError,
+    StabilityError,
+    check_array,
+    check_number,
+)
+from nlflow.flows.fingerprints import fingerprint, incomplete, probe
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
+from nlflow.flows.result import Solution, Status
+from nlflow.flows.trackers import Checkpoint, Progress, Tracker
+from nlflow.io.checkpoints import Checkpoints
+from nlflow.io.storage import Arrays, Meta
+
+__all__ = ["solve"]
+
+_ANOTHER = (
+    "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
+    "arguments that it was written with, or start afresh"
+)
+_PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
+
+
+@underflowing
+def solve(
+    flow: Flow,
+    start: Any = None,
+    *,
+    t: float | None = None,
+    t_eval: Any = None,
+    integrator: Integrator | None = None,
+    trackers: Sequence[Tracker] = (),
+    progress: bool = False,
+    energies: bool = True,
+    resume: str | os.PathLike[str] | bool | None = None,
+) -> Solution:
+    """Integrate a flow.
+
+    Parameters
+    ----------
+    flow : GradientFlow or AttentionFlow
+    start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
+        u(0); the observed signal f by default where there is one.
+    t : float, optional
+        End time (number of layers for `AttentionStep` and `NeutrenoStep`); the last of `t_eval` by default.
+    t_eval : array_like, optional
+        Increasing output times; 0 and `t` by default.
+    integrator : Integrator, optional
+        By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others.
+    trackers : sequence of Tracker
+        Energies, distances, checkpoints, callbacks and stopping rules, in any number.
+    progress : bool
+        Progress bar on stderr.
+    energies : bool
+        Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN.
+    resume : path or True, optional
+        A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
+        is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
+        damaged or of another problem, the one before it is used, with a warning.
+
+    Notes
+    -----
+    The kernel of an evolving flow is that of u(0) at the start. With ``every`` = 1 it then follows the signal, and the
+    flow is integrated with the order of the integrator. With ``every`` = n it is taken from the signal after each n
+    steps, which is of order 1; ``Solution.stats["order"]`` says which order the result has.
+
+    Returns
+    -------
+    Solution
+        Ctrl-C ends the integration and returns what there is, with status ``interrupted``.
+
+    Raises
+    ------
+    InputError
+        For unusable arguments; `StabilityError` for an unstable step, with the limit.
+    FileFormatError
+        When the checkpoint is damaged or belongs to another problem, and the one before it too.
+    """
+    if not isinstance(flow, Flow):
+        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+    if start is None:
+        if flow.observed is None:
+            raise InputError("start: needed, since the flow has no observed signal to start from")
+        start = flow.observed
+    u = flow.check_signal("start", start)
+    tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
+    check_untracked("start or features", tracked, "nlflow.flows.derivatives.run")
+    times = _output_times(t, t_eval)
+    if integrator is None:
+        exact = flow.symmetric and not flow.evolving and not flow.more_than("linear")
+        integrator = Exponential() if exact else RungeKutta()
+    if not isinstance(integrator, Integrator):
+        raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
+    if integrator.unit_steps and np.any(times != np.round(times)):
+        raise InputError(
+            f"t_eval: {type(integrator).__name__} takes whole layers, so times must be whole numbers; got "
+            f"{times.tolist()}"
+        )
+    if not isinstance(trackers, list | tuple):
+        raise InputError(f"trackers: got {type(trackers).__name__}, expected a list of Tracker instances")
+    for tracker in trackers:
+        if not isinstance(tracker, Tracker):
+            raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
+    if flow.evolving:
+        flow = flow.rebuilt(u)
+    integrator.check(flow)
+    watchers = [*trackers, Progress()] if progress else list(trackers)
+    return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
+
+
+def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
+    if t is None and t_eval is None:
+        raise InputError("t: give an end time t, output times t_eval, or both")
+    end = None if t is None else check_number("t", t, minimum=0)
+    if t_eval is None:
+        return np.array([0.0, end]) if end else np.array([0.0])
+    times = np.asarray(check_array("t_eval", t_eval, ndim=1), dtype=np.float64)
+    if times[0] < 0 or np.any(np.diff(times) <= 0):
+        raise InputError(f"t_eval: got {times.tolist()[:6]}, expected increasing times >= 0")
+    if end is not None and times[-1] > end:
+        raise InputError(f"t_eval: got {times[-1]:g} after the end time t={end:g}; leave it out or raise t")
+    return np.append(times, end) if end is not None and times[-1] < end else times
+
+
+@dataclass(frozen=True)
+class _State:
+    """Where an integration stands. Replaced as a whole, so that an interruption never finds half of a step in it."""
+
+    u: Array
+    t: float = 0.0
+    steps: int = 0
+    memory: dict[str, Any] = field(default_factory=dict)
+    kernel_signal: Array | None = None  # what an evolving kernel was taken from
+    outputs: tuple[tuple[float, Array, float], ...] = ()  # times, signals and energies that are due
+    applications: int = 0  # of P, by the steps
+    analysis: int = 0  # of P, by energies and trackers
+
+
+class _Loop:
+    """One integration: its state, its watchers and its checkpoints."""
+
+    def __init__(
+        self,
+        flow: Flow,
+        u: Array,
+        times: NDArray[np.float64],
+        integrator: Integrator,
+        watchers: list[Tracker],
+        with_energies: bool,
+    ) -> None:
+        self.flow = flow
+        self.times = times
+        self.integrator = integrator
+        # Checkpoints last: they hold what the others have seen.
+        self.watchers = sorted(watchers, key=lambda watcher: isinstance(watcher, Checkpoint))
+        self.with_energies = with_energies
+        self.state = _State(u, kernel_signal=u if flow.evolving else None)
+        self._start = (flow, u)
+        self.tracker_seconds = 0.0
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the watchers, numbered where several are of one kind."""
+        names: list[str] = []
+        for watcher in self.watchers:
+            same = sum(name.split("-")[0] == watcher.name for name in names)
+            names.append(f"{watcher.name}-{same + 1}" if same else watcher.name)
+        return names
+
+    def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
+        start, compiled = time.perf_counter(), loading.seconds
+        try:
+            for watcher in self.watchers:
+                self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
+            self._resume(resume)
+            status, message = self._integrate()
+        except KeyboardInterrupt:
+            status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"
+        except (StepFailureError, StabilityError, NumericalError) as failure:
+            status, message = Status.STEP_FAILED, str(failure)
+        finally:
+            for watcher in self.watchers:
+                watcher.finish()
+        if status is Status.STOPPED:
+            # The end is seen by all, also by those whose turn it was not; after the checkpoint, which does not hold it.
+            for watcher in self.watchers:
+                if watcher.record() and self.state.steps % watcher.every != 0:
+                    self._watching(watcher.look, self.flow, self.state.u, self.state.t)
+        outputs = self.state.outputs
+        if not outputs or outputs[-1][0] != self.state.t:
+            outputs = (*outputs, (self.state.t, self.state.u, self._energy()))
+        compile_seconds = loading.seconds - compiled
+        state, xp = self.state, namespace(self.state.u)
+        stats = {
+            "steps": state.steps,
+            "rejected": int(state.memory.get("rejected", 0)),
+            "applications": state.applications,
+            "analysis_applications": state.analysis,
+            "compile_seconds": compile_seconds,
+            "solve_seconds": time.perf_counter() - start - compile_seconds - self.tracker_seconds,
+            "tracker_seconds": self.tracker_seconds,
+            "integrator": repr(self.integrator),
+            "order": self.integrator.order_for(self.flow),
+            "method": self.flow.affinity.method,
+            "reason": self.flow.affinity.reason,
+            "error_estimate": self.flow.affinity.error_estimate,
+        }
+        if "error_bound" in state.memory:
+            stats["error_bound"] = state.memory["error_bound"]
+        records = {n: w.record() for n, w in zip(self.names, self.watchers, strict=True)}
+        return Solution(
+            t=np.array([output[0] for output in outputs]),
+            u=xp.stack([output[1] for output in outputs]),
+            energy=np.array([output[2] for output in outputs]),
+            success=status in (Status.FINISHED, Status.STOPPED),
+            status=status,
+            message=message,
+            stats=stats,
+            records={name: record for name, record in records.items() if record},
+            provenance=_provenance(self.flow, self.integrator, self.state.u),
+        )
+
+    def _integrate(self) -> tuple[Status, str]:
+        # A resumed run looks again where the checkpoint stands: what stopped there stops here.
+        if reason := self._look():
+            return Status.STOPPED, reason
+        sound = self.state  # the last that is known to be finite
+        while True:
+            now = self.state
+            if now.t in self.times and (not now.outputs or now.outputs[-1][0] != now.t):
+                energy = self._energy()
+                self.state = replace(self.state, outputs=(*now.outputs, (now.t, now.u, energy)))
+                now = self.state
+            ahead = self.times[self.times > now.t]
+            if ahead.size == 0:
+                return Status.FINISHED, f"reached t={now.t:.6g}"
+            if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
+                self.integrator.check(self.flow)  # the stable range moves with the kernel
+            memory, before = dict(now.memory), self.flow.applications
+            with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
+                u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
+            xp = namespace(u)
+            asked = self._asked(u, t >= float(ahead[0]))
+            if asked and not bool(xp.all(xp.isfinite(u))):
+                self.state = sound
+                return Status.DIVERGED, (
+                    f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
+                    "RungeKutta() or Exponential(), or scale the signal down where it is very large already"
+                )
+            applications = now.applications + self.flow.applications - before
+            kernel_signal = now.kernel_signal
+            if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
+                self.flow, kernel_signal = self._followed(u, memory), u
+            self.state = replace(
+                now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
+                applications=applications,
+            )  # fmt: skip
+            if asked:
+                sound = self.state
+            if reason := self._look():
+                return Status.STOPPED, reason
+
+    def _followed(self, u: Array, memory: dict[str, Any]) -> Flow:
+        """Return the flow with the kernel of `u`; an integrator that has built it already leaves it in its memory."""
+        left = memory.get("_flow")
+        return left if isinstance(left, Flow) and left.is_of(u) else self.flow.rebuilt(u)
+
+    def _asked(self, u: Array, due: bool) -> bool:
+        """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
+        steps = self.state.steps + 1
+        looked_at = due or self.flow.evolving or any(steps % watcher.every == 0 for watcher in self.watchers)
+        return is_numpy(u) or looked_at or steps % _PATIENCE == 0
+
+    def _watching(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a watcher; its time and its averages are kept apart from the integration's."""
+        start, compiled, before = time.perf_counter(), loading.seconds, self.flow.applications
+        result = function(*arguments)
+        self.state = replace(self.state, analysis=self.state.analysis + self.flow.applications - before)
+        self.tracker_seconds += time.perf_counter() - start - (loading.seconds - compiled)
+        return result
+
+    def _look(self) -> str | None:
+        """Let the watchers whose turn it is look; at the start and at the end it is everybody's."""
+        now = self.state
+        always = now.steps == 0 or now.t >= self.times[-1]
+        reason = None
+        for watcher in self.watchers:
+            if always or now.steps % watcher.every == 0:
+                reason = self._watching(watcher.look, self.flow, now.u, now.t) or reason
+        return reason
+
+    def _energy(self) -> float:
+        return float(self._watching(self.flow.energy, self.state.u)) if self.with_energies else float("nan")
+
+    # ---- checkpoints
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identify the problem that the loop was started on; only checkpoints need it."""
+        return fingerprint(*self._start, self.times, self.integrator)
+
+    @cached_property
+    def probe(self) -> NDArray[np.float64]:
+        """What the kernel does to a fixed signal; only checkpoints need it."""
+        return probe(*self._start)
+
+    def save(self, states: Checkpoints) -> None:
+        """Write the state of the loop as a checkpoint."""
+        now, whole = self.state, self.flow.affinity.whole
+        writes = self.flow.affinity.writes(now.steps)
+        arrays = {"u": whole(now.u), "probe": self.probe}
+        if now.outputs:
+            arrays["reached"] = np.array([output[0] for output in now.outputs])
+            arrays["snapshots"] = np.stack([whole(output[1]) for output in now.outputs])
+            arrays["energies"] = np.array([output[2] for output in now.outputs])
+        if now.kernel_signal is not None:
+            arrays["kernel_signal"] = whole(now.kernel_signal)
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
+        meta = {
+            "fingerprint": self.fingerprint,
+            "t": now.t,
+            "steps": now.steps,
+            # What begins with an underscore is a convenience of this process, recomputed after a resume.
+            "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
+            "provenance": _provenance(self.flow, self.integrator, now.u),
+        }
+        if writes:
+            states.save(arrays, meta)
+
+    def _resume(self, resume: str | os.PathLike[str] | bool | None) -> None:
+        """Go on from a checkpoint, if there is to be one, and let checkpoints be written."""
+        own = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
+        states: Checkpoints | None = None
+        if resume is True:
+            if not own:
+                raise InputError("resume: got True without a Checkpoint among the trackers, expected one, or a path")
+            states = own[0].states if self.flow.affinity.agreed(bool(own[0].states)) else None
+        elif resume is not None and resume is not False:
+            if not isinstance(resume, str | os.PathLike):
+                raise InputError(f"resume: got {resume!r}, expected the path of a checkpoint, or True")
+            # Of a path that is written to as well, the same object: it knows what it has read.
+            same = [watcher.states for watcher in own if watcher.path.absolute() == Path(resume).absolute()]
+            states = same[0] if same else Checkpoints(resume, "checkpoint")
+        if self.flow.affinity.agreed(states is not None or any(watcher.states for watcher in own)):
+            # By all processes, since they compute them together; from here on one may look at files alone.
+            _ = self.fingerprint, self.probe
+        if states is not None:
+            self._restore(states)
+        for watcher in own:
+            watcher.bind(self.flow, self.save, self._unlike)
+
+    def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
+        """Return how a checkpoint is not one of this problem, None if it is."""
+        try:
+            probe, fingerprint = arrays["probe"], meta["fingerprint"]
+            rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
+        except KeyError as error:
+            return f"the checkpoint has no {error}"
+        same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
+        same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
+        if fingerprint != self.fingerprint or not bool(same):
+            return _ANOTHER
+        if self.flow.evolving and "kernel_signal" not in arrays:
+            return "the checkpoint has no kernel_signal"
+        nodes = self.flow.affinity.whole_shape
+        return incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
+
+    def _restore(self, states: Checkpoints) -> None:
+        path = states.path
+
+        def fits(arrays: Arrays, meta: Meta) -> str | None:
+            # The first process alone has the whole problem to compare with.
+            reason = self._unlike(arrays, meta)
+            return None if self.flow.affinity.agreed(reason is None) else reason or _ANOTHER
+
+        arrays, meta = states.load(fits)
+        like, own = self.state.u, self.flow.affinity.own
+        columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
+        outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
+        u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        signal = None
+        if self.flow.evolving:
+            signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
+            self.flow = self.flow.rebuilt(signal)
+        self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
+        for name, watcher in zip(self.names, self.watchers, strict=True):
+            prefix = f"record/{name}/"
+            record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
+            if record:
+                try:
+                    watcher.restore(record)
+                except (KeyError, ValueError, TypeError, IndexError) as error:
+                    raise FileFormatError(
+                        f"{path}: holds records that the tracker {name!r} cannot take up ({error}); use an earlier "
+                        "checkpoint, or start afresh"
+                    ) from error
+            elif watcher.record():
+                warnings.warn(
+                    f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
+                    NlflowWarning,
+                    stacklevel=5,
+                )
+
+
+def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
+    device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
+    return {
+        **provenance(device, getattr(flow.affinity, "seed", None)),
+        "flow": repr(flow),
+        "integrator": repr(integrator),
+    }

@@ -1,0 +1,233 @@
+"""Extreme eigenvalues of a flow's linear operator, dense for few nodes and by Lanczos or Arnoldi iteration for many."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import to_numpy
+from nlflow.errors import NumericalError
+
+if TYPE_CHECKING:
+    from nlflow.flows.flow import Flow
+
+__all__ = ["apply_operator", "dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
+
+# Up to this many nodes the whole operator is formed by applying it to the identity.
+_DENSE_NODES = 400
+# The smallest eigenvalue takes an iteration longer, so there the whole operator pays for longer.
+_DENSE_RATE_NODES = 1000
+
+
+def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
+    """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
+
+    Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
+    """
+    domain, counted = flow.affinity.domain, flow.applications
+    size, width = columns.size // len(columns), len(columns) // domain.size
+    # Channels that the fidelity mixes come last, so that it meets one vector of them after another.
+    aside = columns.reshape(domain.size, width, size).swapaxes(1, 2)
+    signal = flow.affinity.as_signal(aside.reshape(*domain.shape, size * width))
+    result = flow.diffusion(signal) if diffusion else flow.linear(signal)
+    flow.applications = counted  # analysis, not part of the integration
+    back = np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, size, width)
+    return back.swapaxes(1, 2).reshape(len(columns), size)
+
+
+def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64]:
+    """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
+
+    Shape (N D, N D) for A with a fidelity that mixes D channels.
+    """
+    return apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
+
+
+def _unknowns(flow: Flow, diffusion: bool) -> int:
+    """Return the number of rows of A: one for each node, or one for each channel of a node, if they are mixed."""
+    width = 1 if diffusion or flow.fidelity is None else flow.fidelity.width
+    return flow.affinity.domain.size * width
+
+
+def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+    """Return the symmetric matrix that is similar to A of a symmetric flow, m_i^1/2 A_ij m_j^-1/2.
+
+    As -sqrt(A_ij A_ji) between nodes, where A_ij <= 0: no measure m, which may underflow, is needed.
+    """
+    root = np.sqrt(np.maximum(-matrix, 0))
+    result = -root * root.T
+    width, own = len(matrix) // nodes, np.arange(nodes)
+    blocks = (nodes, width, nodes, width)
+    result.reshape(blocks)[own, :, own] = matrix.reshape(blocks)[own, :, own]
+    return result
+
+
+def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
+    from scipy.sparse.linalg import LinearOperator
+
+    n = len(root)
+
+    def matvec(v: NDArray[np.float64]) -> NDArray[np.float64]:
+        return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
+
+    return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
+
+
+def _root_measure(flow: Flow, size: int) -> NDArray[np.float64]:
+    """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
+    measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
+    root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
+    return np.asarray(np.repeat(root, size // len(root)))
+
+
+def _known(flow: Flow) -> NDArray[np.float64] | None:
+    """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
+    spectrum = flow.affinity.known_spectrum()
+    if spectrum is None:
+        return None
+    # Then the degree is the same everywhere.
+    rate = 1.0 if flow.metric == "degree" else float(flow.affinity.degree.ravel()[0])
+    return np.asarray(rate * (1 - spectrum))
+
+
+def _uniform(flow: Flow) -> bool:
+    return flow.fidelity is None or isinstance(flow.fidelity.values, float)
+
+
+def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
+    """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
+
+    From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond that by
+    Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
+    that a limit computed from it is on the safe side.
+    """
+    from scipy.sparse.linalg import ArpackError, eigsh
+
+    known = _known(flow) if diffusion or _uniform(flow) else None
+    if known is not None:
+        return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
+    bound = flow.diffusion_bound() if diffusion else flow.spectral_bounds()[1]
+    n = _unknowns(flow, diffusion)
+    if n <= _DENSE_NODES:
+        matrix = dense_operator(flow, diffusion=diffusion)
+        value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
+    else:
+        start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same limit
+        operator = _operator(flow, _root_measure(flow, n), diffusion=diffusion)
+        if not np.any(operator.matvec(start)):
+            value = 0.0  # nothing moves; Lanczos iteration needs something that does
+        else:
+            try:
+                found = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
+                value = float(found[0]) * (1 + 1e-6)
+            except ArpackError:  # the measure spans more decades than the iteration bears
+                value = bound
+    # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
+    return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
+
+
+def relaxation_rate(flow: Flow) -> float:
+    """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
+
+    The smallest real part of an eigenvalue of A = r (I - P) + phi. For one fidelity at all nodes constants are left
+    out, which neither the J-flow nor (started from f) the E-flow has to forget: mu_2 + lambda, mu_2 being the spectral
+    gap of r (I - P). From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000 nodes,
+    by Lanczos or Arnoldi iteration to 1e-8 beyond. 0 when the affinity falls into parts that do not see each other.
+
+    Raises
+    ------
+    NumericalError
+        When the iteration does not converge.
+    """
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
+
+    uniform = _uniform(flow)
+    n = _unknowns(flow, uniform)
+    low, high = flow.spectral_bounds()
+    if n == 1:
+        return low
+    known = _known(flow) if uniform else None
+    if known is not None:
+        return low + max(float(known[1:].min()), 0.0)
+    try:
+        if n <= _DENSE_RATE_NODES:
+            matrix = dense_operator(flow, diffusion=uniform)
+            if flow.symmetric:
+                values = np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))
+            else:
+                values = np.sort(np.linalg.eigvals(matrix).real)
+            rate = float(values[1 if uniform else 0])
+        else:
+            root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
+            operator = _operator(flow, root, diffusion=uniform)
+            start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same rate
+            if flow.symmetric:
+                unit = root / float(np.sqrt(np.sum(root * root)))
+
+                def lifted(v: NDArray[np.float64]) -> NDArray[np.float64]:
+                    # Constants are moved from 0 to the other end of the spectrum.
+                    lift = 2 * high * float(unit @ np.ravel(v)) if uniform else 0.0
+                    return np.asarray(operator.matvec(v) + lift * unit)
+
+                found = eigsh(
+                    LinearOperator((n, n), matvec=lifted, dtype=np.float64), k=1, which="SA", v0=start, tol=1e-8,
+                    return_eigenvectors=False,
+                )  # fmt: skip
+                rate = float(found[0])
+            else:
+                pair = eigs(operator, k=2, which="SR", v0=start, tol=1e-8, return_eigenvectors=False)
+                rate = float(np.sort(pair.real)[1 if uniform else 0])
+    except ArpackError as error:
+        raise NumericalError(
+            "flow: the slowest rate was not found by iteration; use at most "
+            f"{_DENSE_RATE_NODES} nodes, where all eigenvalues are computed"
+        ) from error
+    rate = max(rate, 0.0)
+    return rate + low if uniform else rate
+
+
+def euler_limit(flow: Flow) -> float:
+    """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
+
+    For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
+    steps are tried by bisection until the largest modulus of I - dt A (Arnoldi iteration) is 1. Where that iteration
+    does not converge the limit is `Flow.safe_step`.
+    """
+    if flow.symmetric:
+        highest = largest_eigenvalue(flow)
+        return 2 / highest if highest > 0 else math.inf
+    if _unknowns(flow, False) <= _DENSE_NODES:
+        return _limit_of(np.linalg.eigvals(dense_operator(flow)))
+    return _limit_by_trial(flow)
+
+
+def _limit_of(values: NDArray[Any]) -> float:
+    """Return the limit that these eigenvalues set; 0 (constants, in the J-flow) is neutral for every step."""
+    values = values[np.abs(values) > 1e-12 * max(1.0, float(np.abs(values).max(initial=0.0)))]
+    return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf
+
+
+def _limit_by_trial(flow: Flow) -> float:
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+
+    operator = _operator(flow, np.ones(_unknowns(flow, False)), diffusion=False)
+    start = np.random.default_rng(0).standard_normal(operator.shape[0])  # fixed: the same flow gives the same limit
+
+    def stable(step: float) -> bool:
+        amplification = LinearOperator(operator.shape, matvec=lambda v: v - step * operator.matvec(v), dtype=np.float64)
+        largest = eigs(amplification, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
+        return bool(np.abs(largest[0]) <= 1 + 1e-9)
+
+    try:
+        low, high = flow.safe_step, _limit_of(eigs(operator, k=6, which="LM", v0=start, return_eigenvectors=False))
+        if high <= low or not math.isfinite(high) or stable(high):
+            return max(low, high)
+        while high - low > 1e-6 * high:
+            middle = (low + high) / 2
+            low, high = (middle, high) if stable(middle) else (low, middle)
+        return low
+    except ArpackError:  # eigenvalues of equal modulus all round the disk, say
+        return flow.safe_step

@@ -1,0 +1,350 @@
+"""Trackers that watch an integration, and rules that stop it.
+
+*When* a tracker looks is its `every`, a number of steps (the start and the end are always seen); *what* it does is its
+`look`. A tracker that returns a reason stops the integration.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, root_mean_square
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    NlflowError,
+    NlflowWarning,
+    check_array,
+    check_integer,
+    check_number,
+)
+from nlflow.flows.flow import Flow
+from nlflow.io.checkpoints import Checkpoints, Fits
+from nlflow.io.storage import locked
+
+__all__ = [
+    "Callback",
+    "Checkpoint",
+    "Discrepancy",
+    "DistanceToConstant",
+    "Energy",
+    "Progress",
+    "Stationary",
+    "Tracker",
+]
+
+
+class Tracker(ABC):
+    """Base of trackers and stopping rules.
+
+    Parameters
+    ----------
+    every : int
+        Look after this many steps.
+    """
+
+    name: str = ""
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = check_integer("every", every, minimum=1)
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:  # noqa: B027  # a hook
+        """Prepare for an integration from t to `end`."""
+
+    @abstractmethod
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Look at the signal; return a reason to stop, or None."""
+
+    def finish(self) -> None:  # noqa: B027  # a hook
+        """Tidy up; called however the integration ends."""
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return what was collected, for `Solution.records`."""
+        return {}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:  # noqa: B027  # a hook
+        """Take up what was collected before a checkpoint."""
+
+
+class _Series(Tracker):
+    """A number collected over time."""
+
+    def __init__(self, every: int = 1) -> None:
+        super().__init__(every)
+        self._rows: list[tuple[float, float]] = []
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a new series; see `Tracker.start`."""
+        self._rows = []
+
+    def _add(self, t: float, value: float) -> None:
+        if not self._rows or self._rows[-1][0] != t:
+            self._rows.append((t, value))
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return times and values."""
+        rows = np.array(self._rows, dtype=np.float64).reshape(-1, 2)
+        return {"t": rows[:, 0].copy(), "value": rows[:, 1].copy()}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
+        """Take up what was collected before a checkpoint."""
+        self._rows = list(zip(record["t"].tolist(), record["value"].tolist(), strict=True))
+
+
+class Energy(_Series):
+    """Collect J or E over time, as ``records['energy']``. One average a look."""
+
+    name = "energy"
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Begin a new series; raise `InputError` for a flow without a functional."""
+        if flow.functional is None:
+            raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
+        super().start(flow, u, t, end)
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Add the energy at t."""
+        self._add(t, flow.energy(u))
+        return None
+
+
+class DistanceToConstant(_Series):
+    """Collect the distance of u to the constant that the J-flow tends to, as ``records['distance']``."""
+
+    name = "distance"
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Add the distance at t."""
+        self._add(t, flow.distance_to_constant(u))
+        return None
+
+
+class Callback(Tracker):
+    """Call ``function(t, u, flow)``; a return value of True, or a text saying why, stops the integration."""
+
+    name = "callback"
+
+    def __init__(self, function: Callable[[float, Array, Flow], Any], every: int = 1) -> None:
+        super().__init__(every)
+        if not callable(function):
+            raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u, flow)")
+        self.function = function
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Call the function."""
+        answer = self.function(t, u, flow)
+        if isinstance(answer, str):
+            return answer or None
+        # NumPy and torch have booleans of their own.
+        true = answer is True or ("bool" in str(getattr(answer, "dtype", "")) and bool(answer))
+        return "asked by the callback" if true else None
+
+
+class Progress(Tracker):
+    """Progress bar of flow time on stderr, about once a second."""
+
+    name = "progress"
+
+    def __init__(self, label: str = "flow") -> None:
+        super().__init__(1)
+        self.label = label
+        self._bar: Any = None
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Open the bar."""
+        from tqdm import tqdm
+
+        self._origin = t
+        self._bar = tqdm(
+            total=end - t, desc=self.label, unit="t", mininterval=1.0, leave=False,
+            bar_format="{desc}: {percentage:3.0f}%|{bar}| t={n:.4g}/{total:.4g} [{elapsed}<{remaining}]",
+        )  # fmt: skip
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Move the bar to t."""
+        self._bar.update(max(t - self._origin - self._bar.n, 0))
+        return None
+
+    def finish(self) -> None:
+        """Close the bar."""
+        if self._bar is not None:
+            self._bar.close()
+
+
+_SHARE = 0.02  # of the time of a run, at most, goes into checkpoints
+
+
+class Checkpoint(Tracker):
+    """Write a checkpoint from which ``solve(..., resume=path)`` goes on to the same result.
+
+    The one before it is kept as ``<path>.previous``: there is a whole one at any moment, and what cannot be read is
+    passed over. No other process may write to the path at the same time.
+
+    Parameters
+    ----------
+    path : path
+        Replaced atomically each time; nothing but checkpoints of the same problem is replaced.
+    seconds : float
+        At least this much time between two checkpoints, and more where writing them would take over 2 % of the run; 0
+        for one at every look. One is written at the end too.
+    every : int
+        Look after this many steps.
+    """
+
+    name = "checkpoint"
+
+    def __init__(self, path: str | os.PathLike[str], seconds: float = 30.0, every: int = 1) -> None:
+        super().__init__(every)
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"path: got {path!r}, expected the path of a file")
+        self.path = Path(path)
+        self.seconds = check_number("seconds", seconds, minimum=0)
+        self.states = Checkpoints(self.path, "checkpoint")
+        self._last = time.monotonic()
+        self._cost = 0.0
+        self._write: Callable[[Checkpoints], None] | None = None
+        self._lock = ExitStack()
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Raise `InputError` when the file could not be written, before any work is done."""
+        folder = self.path.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK) or self.path.is_dir():
+            raise InputError(
+                f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
+            )
+        self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
+
+    def bind(self, flow: Flow, write: Callable[[Checkpoints], None], fits: Fits) -> None:
+        """Take the function of the time loop that writes its state.
+
+        Parameters
+        ----------
+        flow : Flow
+        write : callable
+            Gets what to write to.
+        fits : callable
+            Tells whether a checkpoint is of the same problem; see `nlflow.io.checkpoints.Checkpoints.load`.
+
+        Raises
+        ------
+        InputError
+            When something else lies at the path.
+        """
+        self._together(flow, lambda: self.states.check_replaceable("path", fits))
+        self._write = write
+
+    def _together(self, flow: Flow, action: Callable[[], object]) -> None:
+        """Do what concerns the process that writes files; when it fails, all processes end."""
+        failure: NlflowError | None = None
+        if flow.affinity.writes(0):
+            try:
+                action()
+            except NlflowError as error:
+                failure = error
+        if not flow.affinity.agreed(failure is None):
+            raise failure or InputError(f"path: the process that writes files cannot write to {str(self.path)!r}")
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Write a checkpoint when it is time."""
+        if flow.affinity.agreed(time.monotonic() - self._last >= self._pause):  # clocks differ between processes
+            self._save()
+        return None
+
+    def finish(self) -> None:
+        """Write the last state, and let others write."""
+        try:
+            self._save()
+        finally:
+            self._lock.close()
+
+    @property
+    def _pause(self) -> float:
+        return max(self.seconds, self._cost / _SHARE) if self.seconds else 0.0
+
+    def _save(self) -> None:
+        if self._write is None:
+            return
+        start = time.monotonic()
+        try:
+            self._write(self.states)
+        except FileFormatError as error:  # a full disk is no reason to lose the run; the last checkpoint stands
+            warnings.warn(f"checkpoint not written: {error}", NlflowWarning, stacklevel=2)
+        self._last = time.monotonic()
+        self._cost = self._last - start
+
+
+class Stationary(Tracker):
+    """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
+
+    One average a look.
+    """
+
+    name = "stationary"
+
+    def __init__(self, rtol: float = 1e-6, atol: float = 0.0, every: int = 1) -> None:
+        super().__init__(every)
+        self.rtol = check_number("rtol", rtol, minimum=0)
+        self.atol = check_number("atol", atol, minimum=0)
+        self._threshold = 0.0
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Measure the speed at the start."""
+        self._threshold = max(self.rtol * flow.speed(u), self.atol)
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Compare the speed with the threshold."""
+        speed = flow.speed(u)
+        return f"stationary: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return the threshold, so that a resumed run stops where the first would have."""
+        return {"threshold": np.array([self._threshold])}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
+        """Take up the threshold of the first run."""
+        self._threshold = float(record["threshold"][0])
+
+
+class Discrepancy(Tracker):
+    """Stop when the residual reaches the noise: rms of u - f >= factor * sigma (Morozov's discrepancy principle).
+
+    Parameters
+    ----------
+    observed : array
+        The noisy signal f.
+    sigma : float
+        Standard deviation of its noise.
+    factor : float
+    """
+
+    name = "discrepancy"
+
+    def __init__(self, observed: Array, sigma: float, factor: float = 1.0, every: int = 1) -> None:
+        super().__init__(every)
+        self.observed = check_array("observed", observed)
+        self.sigma = check_number("sigma", sigma, minimum=0)
+        self.factor = check_number("factor", factor, minimum=0)
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Raise `InputError` when the observed signal is not shaped like the flow's."""
+        if tuple(self.observed.shape) != tuple(u.shape):
+            raise InputError(f"observed: got shape {tuple(self.observed.shape)}, expected {tuple(u.shape)}, that of u")
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Compare the residual with the noise."""
+        residual = root_mean_square(u - self.observed)
+        if residual < self.factor * self.sigma:
+            return None
+        return (
+            f"discrepancy: rms residual {residual:.4g} reached {self.factor:g} sigma = {self.factor * self.sigma:.4g}"
+        )

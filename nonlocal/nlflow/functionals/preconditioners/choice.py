@@ -1,0 +1,125 @@
+"""Which preconditioner conjugate gradients begin with, and which they go on with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import numpy as np
+
+from nlflow._array import Array, is_numpy
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, check_memory, memory_limit
+from nlflow.functionals.fidelity import Fidelity, NodeFidelity
+from nlflow.functionals.preconditioners.coarsening import PAIRS
+from nlflow.functionals.preconditioners.multigrid import Multigrid
+from nlflow.functionals.preconditioners.transform import Transform
+
+__all__ = ["PAYS", "PAYS_EDGE", "PRECONDITIONERS", "Choice"]
+
+Operator: TypeAlias = Callable[[Array], Array]
+
+PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid")
+PAYS, PAYS_EDGE = 100.0, 2.0
+"""Multigrid pays from this many further iterations with the diagonal, and this many more for each edge of a node.
+
+Measured on 256 x 256 (``python -m benchmarks.equilibrium crossover``): set-up and solution took as long as 116 of them
+in a window of 3 x 3, 92 and 135 in one of 5 x 5, 194 in one of 7 x 7.
+"""
+
+_UNIFORM = 4.0  # ratio of fidelities up to which a transform is the first choice
+_QUICK = 16  # iterations with the diagonal below which it is not
+
+
+class Choice:
+    """Which preconditioner conjugate gradients begin with, and which they go on with.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Of K.
+    fidelity : Fidelity
+        phi, that of the degree metric.
+    operator : callable
+        v to ((I - P) + phi) v.
+    like : array
+        A signal.
+    name : one of `PRECONDITIONERS`
+    rtol : float
+
+    Raises
+    ------
+    InputError
+        For one that does not exist for this system.
+    MemoryLimitError
+        When multigrid is asked for and its set-up would pass the limit; ``auto`` does without it then.
+
+    Notes
+    -----
+    ``auto`` looks at iterations, never at a clock, so the same system always gets the same one.
+    """
+
+    def __init__(
+        self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float
+    ) -> None:
+        self._affinity, self._fidelity, self._operator = affinity, fidelity, operator
+        self._rtol = rtol
+        self._before = (0, math.inf)
+        self._pays = PAYS
+        self.used = "diagonal"
+        numbers = isinstance(fidelity, NodeFidelity) and is_numpy(like)
+        low, high = fidelity.bounds()
+        transform = numbers and Transform.offered(affinity)
+        self._multigrid = numbers and Multigrid.offered(affinity)
+        if (name == "transform" and not transform) or (name == "multigrid" and not self._multigrid):
+            needs = (
+                "a position kernel on a periodic or reflecting grid"
+                if name == "transform"
+                else f"a stencil or a sparse graph of at most {PAIRS} edges a node"
+            )
+            raise InputError(
+                f"preconditioner: got {name!r}, expected 'auto' or 'diagonal' here: it needs {needs}, and a fidelity "
+                "of one number for each node"
+            )
+        self.first: Operator = lambda r: fidelity.damped(r, 1.0)
+        pays = transform and 0 < high <= _UNIFORM * low and _expected(low, high, affinity.domain.size, rtol) >= _QUICK
+        if name == "transform" or (name == "auto" and pays):
+            self.used = "transform"
+            self.first = Transform(affinity, math.sqrt(low * high) if low > 0 else high / 2)
+        elif name == "multigrid":
+            check_memory(
+                f"multigrid for {affinity.domain.size} nodes",
+                Multigrid.setup_bytes(affinity),
+                "use preconditioner='diagonal', or a smaller window",
+            )
+            self.first = self._set_up()
+        self._open = name == "auto" and self.used == "diagonal" and self._multigrid
+        if self._open:
+            self._open = Multigrid.setup_bytes(affinity) <= memory_limit()
+            self._pays = PAYS + PAYS_EDGE * affinity._edge_bound() / affinity.domain.size
+
+    def reconsider(self, done: int, residual: float) -> Operator | None:
+        """Return multigrid where the residual falls so slowly that it pays; for `conjugate_gradients`."""
+        before, self._before = self._before, (done, residual)
+        if done == 0 or not self._open:
+            return None
+        # At the rate since it was last asked: the first iterations are often the quick ones.
+        fall = math.log(before[1] / residual) if residual < before[1] else 0.0
+        if (done - before[0]) * math.log(residual / self._rtol) <= self._pays * fall:
+            return None
+        self._open = False
+        return self._set_up()
+
+    def _set_up(self) -> Multigrid:
+        size = self._affinity.domain.size
+        values = np.broadcast_to(np.asarray(self._fidelity.values, np.float64), self._affinity.domain.shape)
+        self.used = "multigrid"
+        measure = self._affinity.measure("degree", np.empty(0))
+        return Multigrid(self._affinity, self._operator, measure.reshape(size), values.reshape(size))
+
+
+def _expected(low: float, high: float, nodes: int, rtol: float) -> float:
+    """Return the bound of the iterations with the diagonal for fidelities from `low` > 0 to `high`."""
+    condition = max((2 + low) / low * (1 + high) / (1 + low), 1.0)
+    return min(nodes, 0.5 * math.sqrt(condition) * math.log(2 / min(rtol, 1.0)))

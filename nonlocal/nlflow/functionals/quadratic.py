@@ -1,0 +1,412 @@
+"""The functionals J and E: value, gradient and minimiser, from averages and degrees alone.
+
+With d, P and L = D (I - P) taken from the symmetrised affinity K = k + k^T (arXiv 2312.00751, eq. 5-8 and 30-31)::
+
+    J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2  =  1/2 sum_i w_i d_i u_i . (u_i - (Pu)_i)
+    E(u) = J(u) + 1/2 sum_i m_i lambda_i |u_i - f_i|^2
+
+The measure m of the fidelity is w (``measure='l2'``, fidelity lambda) or w d (``measure='degree'``, fidelity
+lambda~ = lambda / d, the constant of a NeuTRENO layer). In place of lambda_i there may be a symmetric positive
+semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.functionals.fidelity`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
+from nlflow.functionals.fidelity import Fidelity, as_fidelity
+from nlflow.functionals.krylov import conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.preconditioners import PRECONDITIONERS, Choice
+
+__all__ = ["METRICS", "E", "J", "Minimizer"]
+
+METRICS = ("l2", "degree")
+_LARGEST = math.log(np.finfo(np.float64).max)
+_OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
+
+
+@dataclass(frozen=True)
+class Minimizer:
+    """A minimiser and how well it was reached.
+
+    Attributes
+    ----------
+    u : array
+        The minimiser, shaped like the observed signal.
+    residual : float
+        Residual relative to the right-hand side, recomputed from `u`: the larger of the ratios of their norms in the
+        degree measure and of their largest entries.
+    iterations : int
+    success : bool
+        Whether the residual is within the tolerance.
+    message : str
+    """
+
+    u: Array
+    residual: float
+    iterations: int
+    success: bool
+    message: str
+
+
+@underflowing
+class J:
+    """Nonlocal Dirichlet energy, J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2 (arXiv 2312.00751, eq. 5).
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Of k; it is symmetrised to K = k + k^T here.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Gaussian, J, Points, affinity
+    >>> j = J(affinity(Gaussian(width=1.0), Points([0.0, 1.0], weights=[1.0, 1.0])))
+    >>> round(j.value(np.array([0.0, 2.0])), 6), round(4 * float(np.exp(-0.5)), 6)
+    (2.426123, 2.426123)
+    """
+
+    def __init__(self, affinity: Affinity) -> None:
+        if not isinstance(affinity, Affinity):
+            raise InputError(
+                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
+            )
+        self.given = affinity
+        self.affinity = affinity.symmetrised()
+
+    def with_affinity(self, affinity: Affinity) -> J:
+        """Return the same functional with another affinity of k (an evolving kernel)."""
+        return type(self)(affinity)
+
+    def _half_form(self, u: Array, average: Array | None, unit: float) -> float:
+        """Return J / sum(w d) of u / unit.
+
+        1/2 sum_i pi_i u_i . (u_i - (Pu)_i), formed about the mean so that nothing cancels.
+        """
+        xp = namespace(u)
+        average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
+        measure = over_channels(self.affinity.measure("degree", u), u)
+        u, average = u / unit, average / unit
+        centred = u - self.affinity.mean(u, "degree")
+        # P 1 = 1, so u - Pu needs no second average for the centred signal.
+        return max(0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64)), 0.0)
+
+    def _scaled(self, value: float, normalise: bool, unit: float) -> float:
+        """Return unit^2 value, times sum(w d) unless it is to be normalised."""
+        if value == 0:
+            return value
+        if normalise:
+            return _product(value, unit)
+        log_total = self.affinity.log_total()
+        exponent = math.log(value) + 2 * math.log(unit) + log_total
+        if exponent > _LARGEST > log_total:
+            raise NumericalError(_OVERFLOWS)
+        if exponent > _LARGEST:
+            raise NumericalError(
+                f"value: the sum of degrees is exp({log_total:.4g}), too large for a float; ask for "
+                "value(u, normalise=True), which divides by it"
+            )
+        return math.exp(exponent)
+
+    def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
+        """Return the functional's value.
+
+        Parameters
+        ----------
+        u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        normalise : bool
+            Divide by sum_i w_i d_i, which keeps the value in range for large logits.
+        average : array, optional
+            Pu, where it is known already; saves the one average that the value costs.
+
+        Raises
+        ------
+        InputError
+            For a wrong shape, NaN or infinity.
+        NumericalError
+            When the value overflows.
+        """
+        u = self.affinity.check_signal("u", u)
+        unit = _unit(u)
+        return self._scaled(self._half_form(u, average, unit), normalise, unit)
+
+    def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
+        """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
+
+        In the inner product sum_i w_i a_i . b_i, or sum_i w_i d_i a_i . b_i. One average, unless it is given.
+        """
+        check_choice("metric", metric, METRICS)
+        u = self.affinity.check_signal("u", u)
+        average = self.affinity.average(u) if average is None else self.affinity.domain.check_signal("average", average)
+        gradient = u - average
+        if metric == "degree":
+            return gradient
+        with np.errstate(over="ignore"):  # found out in what comes of it
+            gradient = over_channels(self.affinity.degree, u) * gradient
+        return _in_range(gradient)
+
+    def value_and_gradient(self, u: Array, metric: str = "l2", *, normalise: bool = False) -> tuple[float, Array]:
+        """Return the functional's value and its gradient, from one average; see `value` and `gradient`.
+
+        Where weights are computed anew at each average (``method='pairwise'``) the degree comes from the same pass.
+        """
+        average = self.affinity.average(u)
+        return self.value(u, normalise=normalise, average=average), self.gradient(u, metric, average=average)
+
+    def fidelity_in(self, metric: str) -> Fidelity | None:
+        """Return the fidelity's operator in the gradient for a metric; None for J."""
+        check_choice("metric", metric, METRICS)
+        return None
+
+    @property
+    def observed(self) -> Array | None:
+        """The signal that the fidelity draws to; None for J."""
+        return None
+
+
+@underflowing
+class E(J):
+    """Nonlocal Dirichlet energy with a fidelity term, E = J + 1/2 sum_i m_i lambda_i |u_i - f_i|^2.
+
+    (arXiv 2312.00751, eq. 21 and Proposition 1.) With a matrix for each node the term is
+    1/2 sum_i m_i (u_i - f_i)^T Lambda_i (u_i - f_i).
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Of k; it is symmetrised to K = k + k^T here.
+    observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        The signal f.
+    fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
+        lambda >= 0 (``measure='l2'``) or lambda~ >= 0 (``measure='degree'``); 0 where data is missing (inpainting). Or
+        a symmetric positive semidefinite matrix for each node, node axes of length 1 being shared by nodes
+        (`nlflow.functionals.fidelity.MatrixFidelity`, which is taken too and saves the eigenvectors).
+    measure : {'l2', 'degree'}
+        Whether the fidelity is weighted by w or by w d. In the degree metric the second gives a constant lambda~, as in
+        a NeuTRENO layer.
+
+    Raises
+    ------
+    InputError
+        For a negative fidelity, a matrix that is not symmetric positive semidefinite, a wrong shape, NaN or infinity.
+    """
+
+    def __init__(
+        self, affinity: Affinity, observed: Any, fidelity: float | Array | Fidelity, *, measure: str = "l2"
+    ) -> None:
+        super().__init__(affinity)
+        signal = self.affinity.check_signal("observed", observed)
+        self._observed = namespace(signal).astype(signal, signal.dtype, copy=True)  # the functional stays what it is
+        self.measure = check_choice("measure", measure, METRICS)
+        self._fidelity = as_fidelity(fidelity, self._observed, self.affinity)
+
+    def with_affinity(self, affinity: Affinity) -> E:
+        """Return the same functional with another affinity of k (an evolving kernel)."""
+        return E(affinity, self._observed, self._fidelity, measure=self.measure)
+
+    @property
+    def fidelity(self) -> Array | float:
+        """What multiplies the misfit: a number, one for each node, or a matrix for each node."""
+        return self._fidelity.values
+
+    @property
+    def observed(self) -> Array:
+        """The signal f that the fidelity draws to."""
+        return self._observed
+
+    def fidelity_in(self, metric: str) -> Fidelity:
+        """Return the fidelity's operator in the gradient for a metric: lambda, lambda / d, lambda~ d or lambda~."""
+        check_choice("metric", metric, METRICS)
+        if metric == self.measure:
+            return self._fidelity
+        if metric == "l2":
+            return self._fidelity.scaled(self.affinity.degree)
+        return self._fidelity.over_degree(self.affinity.log_degree, self._observed)
+
+    def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
+        """Return the functional's value; see `J.value`."""
+        u = self.affinity.check_signal("u", u)
+        self._check_observed(u)
+        xp = namespace(u)
+        unit = _unit(u, self._observed)
+        misfit = u / unit - self._observed / unit
+        measure = over_channels(self.affinity.measure(self.measure, u), u)
+        with np.errstate(over="ignore", invalid="ignore"):
+            weighted = self._fidelity.times(misfit) * misfit
+            fidelity = 0.5 * scalar(xp.sum(measure * weighted, dtype=xp.float64))
+        if not math.isfinite(fidelity):
+            raise NumericalError("value: the fidelity times the misfit overflows; scale one of them down")
+        dirichlet = self._half_form(u, average, unit)
+        if self.measure == "degree":
+            return self._scaled(dirichlet + fidelity, normalise, unit)
+        if normalise:
+            if fidelity == 0:
+                return _product(dirichlet, unit)
+            exponent = math.log(fidelity) + 2 * math.log(unit) - self.affinity.log_total()
+            if exponent > _LARGEST:
+                raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalise=False")
+            return _product(dirichlet, unit) + math.exp(exponent)
+        return self._scaled(dirichlet, normalise, unit) + _product(fidelity, unit)
+
+    def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
+        """Return the gradient in a metric; see `J.gradient`."""
+        dirichlet = super().gradient(u, metric, average=average)
+        self._check_observed(u)
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            gradient = dirichlet + self.fidelity_in(metric).times(u - self._observed)
+        return _in_range(gradient)
+
+    def minimizer(
+        self,
+        *,
+        rtol: float | None = None,
+        maxiter: int = 10_000,
+        start: Array | None = None,
+        preconditioner: str = "auto",
+    ) -> Minimizer:
+        """Return the minimiser u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
+
+        Matrix-free; one average an iteration. Where the fidelity is 0 the minimiser interpolates.
+
+        Parameters
+        ----------
+        rtol : float, optional
+            Residual relative to the right-hand side; 1e-10 in float64 and 1e-5 in float32 by default.
+        maxiter : int
+        start : array, optional
+            First guess; f by default, or a constant for a transform.
+        preconditioner : {'auto', 'diagonal', 'transform', 'multigrid'}
+            ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
+            where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
+            Fourier or cosine transform that diagonalises P, for position kernels on periodic and reflecting grids;
+            one or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for
+            stencils and graphs of NumPy features; 10 to 40 iterations of three averages each, after a set-up that takes
+            20 to 30 bytes an edge (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies
+            by a factor of 4 at most and more than a few iterations are saved; otherwise the diagonal, and multigrid
+            from where 100 more iterations, and 2 for each edge of a node, are expected at the rate of the last 16: that
+            is what set-up and solution cost. The message tells which one was used.
+
+        Raises
+        ------
+        InputError
+            When the fidelity is 0 everywhere: then every constant is a minimiser; for a preconditioner that does not
+            exist for this functional.
+        MemoryLimitError
+            For multigrid, when it is asked for and its set-up would pass the limit.
+        """
+        f = self._observed
+        tracked = self.affinity.tracked or any(getattr(given, "requires_grad", False) for given in (f, self.fidelity))
+        check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.minimizer")
+        xp = namespace(f)
+        rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
+        maxiter = check_integer("maxiter", maxiter, minimum=1)
+        check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        if self._fidelity.bounds()[1] == 0:
+            raise InputError(
+                "fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere, or "
+                "follow the J-flow to its limit"
+            )
+        fidelity = self.fidelity_in("degree")
+        if fidelity.bounds()[1] == 0:
+            raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
+        measure = over_channels(self.affinity.measure("degree", f, by_item=True), f)
+        axes = tuple(range(len(self.affinity.domain.shape)))
+
+        def total(v: Array) -> Array:
+            return xp.sum(v, axis=axes, keepdims=True, dtype=xp.float64)
+
+        # The system is linear in f: its size is taken out so that squares stay in range, and a constant too, since only
+        # differences from it matter, which keeps small fidelities well scaled.
+        size = float(xp.max(xp.abs(f))) or 1.0
+        shift = xp.astype(fidelity.centre(f / size, measure, axes), f.dtype)
+        centred = f / size - shift
+        guess = None
+        if start is not None:
+            guess = self.affinity.check_signal("start", start)
+            if tuple(guess.shape) != tuple(f.shape):
+                raise InputError(f"start: got shape {tuple(guess.shape)}, expected {tuple(f.shape)}, that of f")
+            guess = guess / size - shift
+        mass = total(measure + 0 * f)
+
+        def operator(v: Array) -> Array:
+            difference = v - self.affinity._average(v)
+            # I - P has no mean in its measure; what rounding leaves of one would be amplified by 1 / fidelity.
+            difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
+            return difference + fidelity.times(v)
+
+        def inner(a: Array, b: Array) -> Array:
+            # A matrix couples the channels: they are one system then, and otherwise one each.
+            products = total(measure * a * b)
+            return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
+
+        choice = Choice(self.affinity, fidelity, operator, f, preconditioner, rtol)
+        if guess is None:
+            # A transform begins at 0, where there is nothing for rounding to leave a constant of, which it would
+            # multiply by 1 / fidelity.
+            guess = 0 * centred if choice.used == "transform" else centred
+        # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
+        large = power_of_two(max(fidelity.bounds()[1], 1.0))
+
+        def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
+            return lambda v: precondition(v) * large
+
+        def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
+            other = choice.reconsider(done, residual)
+            return None if other is None else scaled(other)
+
+        result = conjugate_gradients(
+            lambda v: operator(v) / large,
+            fidelity.times(centred) / large,
+            guess,
+            inner=inner,
+            precondition=scaled(choice.first),
+            rtol=rtol,
+            maxiter=maxiter,
+            reconsider=reconsider,
+        )
+        if not math.isfinite(result.residual):
+            raise NumericalError(
+                "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
+                "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
+            )
+        success, advice = verdict(result.residual, rtol)
+        reached = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
+        message = f"{reached}; preconditioner: {choice.used}"
+        with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
+            u = (result.x + shift) * size
+        return Minimizer(u, result.residual, result.iterations, success, message)
+
+    def _check_observed(self, u: Array) -> None:
+        if tuple(u.shape) != tuple(self._observed.shape):
+            raise InputError(
+                f"u: got shape {tuple(u.shape)}, expected {tuple(self._observed.shape)}, that of the observed signal"
+            )
+
+
+def _unit(*signals: Array) -> float:
+    """Return the power of two that signals are divided by, so that their squares are in range."""
+    return power_of_two(max(scalar(namespace(u).max(namespace(u).abs(u))) for u in signals))
+
+
+def _product(value: float, unit: float) -> float:
+    """Return unit^2 value, or raise `NumericalError`."""
+    if value * unit * unit == math.inf:
+        raise NumericalError(_OVERFLOWS)
+    return value * unit * unit
+
+
+def _in_range(gradient: Array) -> Array:
+    """Return a gradient that floats hold, or raise `NumericalError`."""
+    xp = namespace(gradient)
+    if not bool(xp.all(xp.isfinite(gradient))):
+        raise NumericalError("gradient: degree or fidelity times the signal overflows; scale one of them down")
+    return gradient

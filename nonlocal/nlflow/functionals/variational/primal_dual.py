@@ -1,0 +1,168 @@
+"""Nonlocal total variation: the primal-dual method of Chambolle and Pock, stopped by the duality gap.
+
+min_u J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 is the saddle point of <Du, q> + G(u) over dual vectors q of norm 1 at most:
+
+- edges as cells: J_1 = 1/2 sum_ij W_ij |u_i - u_j|, one vector q_ij = -q_ji an edge, (D'q)_i = sum_j W_ij q_ij;
+- nodes as cells: J_1 = sum_i a_i (sum_j W_ij |u_i - u_j|^2)^(1/2) with a_i = w_i^(1/2) / 2, one vector (q_ij)_j a node,
+  (D'q)_i = sum_j W_ij^(1/2) (a_i q_ij - a_j q_ji).
+
+Steps are preconditioned (Pock and Chambolle 2011, doi 10.1109/ICCV.2011.6126441): s / (2 W_ij) for an edge and
+t / sum_j W_ij for a node, or s / 2 and t / sum_j W_ij (a_i^2 + a_j^2), with s t = 1 (Chambolle and Pock 2011,
+doi 10.1007/s10851-010-0251-1, algorithm 1). t / s is balanced after 10, 20, 40, ... iterations, so that signal and dual
+vectors move equally far in their metrics (as Applegate et al. 2021, arXiv 2106.04756, do for linear programs). On patch
+and lattice graphs that takes up to ten times fewer iterations to a gap of 1e-4 than the accelerated steps of algorithm
+2, seldom more, and it serves where the fidelity is 0 somewhere.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import check_memory
+from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
+from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.graph import edge_loop
+
+__all__ = ["Saddle", "minimise"]
+
+_EVERY = 10
+
+
+@dataclass
+class Saddle:
+    """Where the iteration stands: `u` (N, D), the dual vectors `q` (edges, D), value and absolute gap."""
+
+    u: NDArray[Any]
+    q: NDArray[Any]
+    value: float = math.inf
+    gap: float = math.inf
+    iterations: int = 0
+
+
+def minimise(
+    jp: Jp,
+    f: NDArray[Any],
+    rigid: NDArray[np.float64],
+    *,
+    rtol: float,
+    maxiter: int,
+    start: NDArray[Any] | None = None,
+    dual: NDArray[Any] | None = None,
+    memory_limit: float | None = None,
+) -> Saddle:
+    """Minimise J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 in the dtype of `f`.
+
+    Parameters
+    ----------
+    jp : Jp
+        Its p is taken to be 1.
+    f : array of shape (N, D)
+    rigid : array of shape (N,)
+        r_i = w_i lambda_i >= 0, somewhere > 0.
+    rtol : float
+        Stop when the duality gap is at most this times the value; looked at every 10 iterations.
+    maxiter : int
+    start, dual : array, optional
+        First guesses, not changed.
+    """
+    bytes_an_edge = 2 * f.shape[1] * f.dtype.itemsize + (8 + f.dtype.itemsize if jp.isotropic else 0)
+    check_memory(
+        f"the dual vectors of {len(jp.graph)} edges",
+        len(jp.graph) * bytes_an_edge,
+        "use a smaller window or fewer nodes, or raise memory_limit",
+        memory_limit,
+    )
+    iteration = _Iteration(jp, f, rigid, start, dual)
+    saddle, floor = iteration.saddle, jp.rounding(rigid, f.dtype)
+    due = _EVERY
+    while saddle.iterations < maxiter:
+        for _ in range(min(_EVERY, maxiter - saddle.iterations)):
+            iteration.step()
+        iteration.certify()
+        if saddle.value <= floor:  # a minimum of 0, near which no gap is small beside the value
+            saddle.value = saddle.gap = 0.0
+        if saddle.gap <= rtol * saddle.value:
+            break
+        if saddle.iterations >= due:
+            iteration.balance()
+            due *= 2
+    return saddle
+
+
+class _Iteration:
+    """The compiled loops with what they need, and their steps."""
+
+    def __init__(
+        self,
+        jp: Jp,
+        f: NDArray[Any],
+        rigid: NDArray[np.float64],
+        start: NDArray[Any] | None,
+        dual: NDArray[Any] | None,
+    ) -> None:
+        graph, dtype, nodes = jp.graph, f.dtype, jp.isotropic
+        self._f, self._rigid, self._stiff = f, rigid, rigid.astype(dtype)
+        self._graph = (graph.starts, graph.ends)
+        self._weights = graph.weights.astype(dtype, copy=False)
+        self._cells = (np.sqrt(jp.affinity.domain.weights).ravel() / 2).astype(dtype)
+        self._roots = np.sqrt(self._weights) if nodes else self._weights[:0]
+        self._reverse = graph.reverse if nodes else np.empty(0, np.int64)
+        self._nodes = nodes
+        degree = graph.degree
+        if nodes:
+            degree = graph.row_sums(graph.weights * 2 * graph.over_edges(self._cells.astype(np.float64) ** 2))
+        # A node without edges takes the value observed there; next to none must not leave the range of float32.
+        degree = np.maximum(np.where(degree > 0, degree, degree.max()), 1e-20 * degree.max() or 1.0)
+        self._degree = degree.astype(dtype)
+        u = np.array(f if start is None else start)
+        self._box = bounding_box(u, f, rigid)
+        self.saddle = Saddle(u, np.zeros((len(graph), f.shape[1]), dtype) if dual is None else np.array(dual))
+        self._seen, self._ahead = u.copy(), np.empty_like(u)
+        self._fall = 2 * float(f[rigid > 0].std()) or 1.0
+        self._balanced = (self.saddle.u.copy(), self.saddle.q.copy())
+        self._raise = edge_loop("raise_nodes", dtype) if nodes else None
+        self._lower = edge_loop("lower_nodes" if nodes else "step_edges", dtype)
+        self._terms = edge_loop("dual_terms", dtype)
+
+    def step(self) -> None:
+        """Make one step of the dual vectors and one of the signal."""
+        saddle = self.saddle
+        steps = np.array([1 / self._fall, self._fall], self._f.dtype)
+        signal = (self._degree, self._stiff, self._f, self._box, steps)
+        if self._raise is not None:
+            self._raise(*self._graph, self._roots, self._cells, steps[0] / 2, self._seen, saddle.q)
+            self._lower(
+                *self._graph, self._reverse, self._roots, self._cells, *signal, saddle.q, saddle.u, self._ahead
+            )  # fmt: skip
+        else:
+            self._lower(*self._graph, self._weights, *signal, self._seen, saddle.q, saddle.u, self._ahead)
+        self._seen, self._ahead = self._ahead, self._seen
+        saddle.iterations += 1
+
+    def balance(self) -> None:
+        """Set the steps by how far the signal and the dual vectors have moved since they were last set."""
+        before, dual = self._balanced
+        square = np.sum((self.saddle.q - dual) ** 2, axis=1, dtype=np.float64)
+        risen = 2 * float(square.sum()) if self._nodes else float(np.sum(self._weights * square))
+        fallen = float(np.sum(self._degree[:, None] * (self.saddle.u - before).astype(np.float64) ** 2))
+        if risen > 0 and fallen > 0:
+            self._fall = math.sqrt(self._fall * math.sqrt(fallen / risen))
+        self._balanced = (self.saddle.u.copy(), self.saddle.q.copy())
+
+    def certify(self) -> None:
+        """Compute the value and the gap, at the cost of about one step."""
+        saddle = self.saddle
+        flow, shares = np.empty(saddle.u.shape), np.empty((len(saddle.u), 2))
+        self._terms(
+            *self._graph, self._reverse, self._weights, self._roots, self._cells, self._nodes, saddle.u, saddle.q,
+            flow, shares,
+        )  # fmt: skip
+        misfit = 0.5 * float(np.sum(self._rigid[:, None] * (saddle.u - self._f).astype(np.float64) ** 2))
+        slack = fidelity_slack(saddle.u, flow, self._rigid, self._f, self._box)
+        saddle.value = float(shares[:, 0].sum()) + misfit
+        saddle.gap = float(shares[:, 1].sum()) + slack

@@ -1,0 +1,153 @@
+"""PNG and JPEG files, read and written by Pillow."""
+
+from __future__ import annotations
+
+import math
+import struct
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nlflow.io.formats.media import EXTENSIONS, Array, Media, check_declared, file_error
+
+__all__ = ["JPEG_EXIF_LIMIT", "decode", "encode_jpeg", "encode_png", "from_pillow", "with_alpha"]
+
+#: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
+JPEG_EXIF_LIMIT = 65533
+_ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
+_XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
+
+
+def from_pillow(image: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+    """Return samples, opacity and notes of a Pillow image."""
+    notes, mode = [], image.mode
+    see_through = "transparency" in image.info
+    if mode in ("P", "PA"):
+        image = image.convert("RGBA" if see_through or mode == "PA" else "RGB")
+        notes.append(f"{path}: palette colours converted to {image.mode}")
+    elif mode == "1":
+        image = image.convert("L")
+        notes.append(f"{path}: 1-bit image converted to 8-bit grey, 0 and 255")
+    elif mode in ("CMYK", "YCbCr", "LAB"):
+        image = image.convert("RGB")
+        notes.append(f"{path}: {mode} colours converted to RGB")
+    elif see_through and mode in ("L", "RGB"):
+        image = image.convert("LA" if mode == "L" else "RGBA")
+        notes.append(f"{path}: transparent colour converted to an alpha channel")
+    if see_through and image.mode[-1] != "A":
+        notes.append(f"{path}: transparent colour dropped")
+    if image.mode not in ("L", "LA", "RGB", "RGBA", "F", "I") and not image.mode.startswith("I;16"):
+        raise file_error(path, f"samples of Pillow mode {mode}", "grey or RGB", "convert it to one of them")
+    data = np.array(image)
+    if image.mode in ("LA", "RGBA"):
+        colours = data[..., 0] if image.mode == "LA" else data[..., :3]
+        return colours.copy(), data[..., -1].copy(), notes
+    return data, None, notes
+
+
+def _pixel_bytes(mode: str) -> int:
+    """Return the bytes of a pixel of a mode of Pillow."""
+    return {"I": 4, "F": 4, "P": 4}.get(mode, 2 if mode.startswith("I;16") else len(mode))
+
+
+def decode(path: Path) -> Media:
+    """Read a PNG or JPEG file, whichever its content is."""
+    from PIL import Image, UnidentifiedImageError
+
+    with path.open("rb") as stream:
+        head = stream.read(26)
+    is_png = head.startswith(b"\x89PNG\r\n\x1a\n")
+    if is_png and len(head) == 26 and head[24] == 16 and head[25] != 0:  # Pillow would keep 8 of the 16 bits
+        got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
+        raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")
+    try:
+        opened = Image.open(path, formats=("PNG", "JPEG"))
+    except UnidentifiedImageError as error:
+        raise file_error(path, "content that is no PNG or JPEG image", "an image", "export it again") from error
+    except Image.DecompressionBombError as error:
+        got = f"an image of more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels"
+        raise file_error(path, got, "a smaller one", "crop it, or convert it to TIFF or NPY") from error
+    with opened:
+        frames, notes = getattr(opened, "n_frames", 1), []
+        if opened.format == "MPO":  # a photograph with previews or a depth map behind it
+            notes.append(f"{path}: the first of {frames} pictures is read")
+        elif frames > 1:
+            raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
+        # Colours are held in four bytes by Pillow, and copied twice on their way into an array.
+        check_declared(path, math.prod(opened.size) * _pixel_bytes(opened.mode), path.stat().st_size, copies=4)
+        opened.load()
+        data, alpha, more = from_pillow(opened, path)
+        extras, orientation = _extras(opened)
+        if opened.mode == "CMYK" and extras.pop("icc_profile", None):  # it does not describe the RGB conversion
+            more.append(f"{path}: the colour profile, which is one of CMYK colours, is left out")
+        if opened.info.get("photoshop"):
+            more.append(f"{path}: the IPTC block is left out")
+    if data.dtype == np.int32:  # older versions of Pillow hold 16-bit grey in 32 bits
+        data = data.astype(np.uint16)
+    form = "png" if is_png else "jpeg"
+    if form != EXTENSIONS[path.suffix.lower()]:
+        notes.append(f"{path}: the content is {form.upper()}, whatever its name says")
+    notes += more
+    return Media(path, form, "image", data, alpha=alpha, orientation=orientation, extras=extras, notes=tuple(notes))
+
+
+def _extras(image: Any) -> tuple[dict[str, Any], int]:
+    """Return what comes with the pixels of a Pillow image, and its orientation."""
+    kept = ("dpi", "exif", "icc_profile", "xmp", "comment", "gamma")
+    extras = {key: image.info[key] for key in kept if image.info.get(key)}
+    if getattr(image, "text", None):
+        extras["text"] = dict(image.text)
+        if _XMP in extras["text"]:  # as older versions of Pillow give it
+            extras.setdefault("xmp", str(extras["text"].pop(_XMP)).encode())
+    exif = image.getexif()
+    turn = exif.get(_ORIENTATION, 1)
+    if "exif" not in extras and len(exif):  # in a text of a PNG file, or the orientation alone, from an XMP block
+        extras["exif"] = exif.tobytes()
+    return extras, turn if isinstance(turn, int) and 1 <= turn <= 8 else 1
+
+
+def with_alpha(values: Array, media: Media) -> Array:
+    """Return samples (H, W) or (H, W, C) with the opacity as their last channel, if there is one."""
+    values = values[..., 0] if values.ndim == 3 and values.shape[-1] == 1 else values
+    return values if media.alpha is None else np.dstack([values, media.alpha])
+
+
+def _options(media: Media, *names: str) -> dict[str, Any]:
+    """Return what Pillow is to write beside the pixels: the extras of these names, and the orientation in any case."""
+    from PIL import Image
+
+    options = {name: media.extras[name] for name in names if name in media.extras}
+    if "exif" not in options and media.orientation != 1:
+        exif = Image.Exif()
+        exif[_ORIENTATION] = media.orientation
+        options["exif"] = exif.tobytes()
+    return options
+
+
+def encode_png(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a PNG file."""
+    from PIL import Image
+    from PIL.PngImagePlugin import PngInfo
+
+    chunks = PngInfo()
+    for key, text in media.extras.get("text", {}).items():
+        chunks.add_text(key, text)
+    if "xmp" in media.extras:
+        chunks.add_itxt(_XMP, media.extras["xmp"].decode("utf-8", "replace"))
+    if "gamma" in media.extras:
+        chunks.add(b"gAMA", struct.pack(">I", round(media.extras["gamma"] * 100000)))
+    options = _options(media, "dpi", "exif", "icc_profile")
+    Image.fromarray(with_alpha(values, media)).save(stream, format="PNG", pnginfo=chunks, **options)
+
+
+def encode_jpeg(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a JPEG file."""
+    from PIL import Image
+
+    names = ["dpi", "icc_profile", "xmp", "comment"]
+    if len(media.extras.get("exif", b"")) <= JPEG_EXIF_LIMIT:
+        names.append("exif")
+    # High quality at full colour resolution: compression must not put new noise in the place of the old.
+    image = Image.fromarray(with_alpha(values, media))
+    image.save(stream, format="JPEG", quality=95, subsampling=0, **_options(media, *names))

@@ -1,0 +1,147 @@
+"""What commands share: printing, whatever the terminal can show, arrays of tokens, and stopping at Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+__all__ = [
+    "echo",
+    "handling",
+    "mendable",
+    "plain",
+    "print_json",
+    "print_table",
+    "read_tokens",
+    "stopping",
+    "terminable",
+]
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
+    encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
+    typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def mendable(error: Exception) -> str | None:
+    """Return the message, in one line, of an error that a user can mend, and None of any other."""
+    from nlflow.errors import NlflowError
+
+    if not isinstance(error, NlflowError | OSError | MemoryError):
+        return None
+    return " ".join(str(error).splitlines()) or "out of memory; crop the input or close other programs"
+
+
+def print_table(rows: list[tuple[str, str]]) -> None:
+    """Print names and values in two columns."""
+    width = max(len(name) for name, _ in rows)
+    for name, value in rows:
+        echo(f"{name:<{width}}  {value}")
+
+
+def print_json(report: Mapping[str, Any]) -> None:
+    """Print `report` as one JSON object."""
+    echo(json.dumps(plain(report), indent=2, allow_nan=False))
+
+
+def plain(value: Any) -> Any:
+    """Return `value` in JSON's types; infinities and NaN, which JSON lacks, become null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(entry) for entry in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # NumPy's scalars and arrays
+        return plain(value.tolist())
+    return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def read_tokens(option: str, path: Path | None) -> Any:
+    """Return the array of an .npy file; pickled objects are refused."""
+    if path is None:
+        return None
+    from nlflow.errors import FileFormatError
+    from nlflow.io.npy import read_array
+
+    try:
+        with path.open("rb") as stream:
+            if stream.read(4) == b"PK\x03\x04":
+                raise FileFormatError(f"{option}: got {path}, an archive of arrays, expected an .npy file with one")
+            stream.seek(0)
+            array = read_array(stream, path.stat().st_size, what=f"{option} {path}")
+    except OSError as error:
+        raise FileFormatError(f"{option}: got {path} ({error.strerror or error}), expected an .npy file") from error
+    except FileFormatError:
+        raise
+    except ValueError as error:
+        raise FileFormatError(
+            f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
+        ) from error
+    return array
+
+
+@contextmanager
+def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handler` answer a signal as long as the context lasts; in the main thread, where alone signals arrive."""
+    try:
+        before = signal.signal(number, handler)
+    except ValueError:  # another thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
+def terminable() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
+
+    Yields a function that tells whether it came. A second one ends the process at once.
+    """
+    came = False
+
+    def end(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # ignored, as shells have it for what runs in the background
+            signal.default_int_handler(number, frame)
+
+    with handling(signal.SIGTERM, end):
+        yield lambda: came
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C end a command even if a flow inside answers it with what it has reached.
+
+    Yields a function that raises `KeyboardInterrupt` once there was one; it is called at the end in any case.
+    """
+    stopped = False
+
+    def remember(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.default_int_handler(number, frame)
+
+    def look() -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    with handling(signal.SIGINT, remember):
+        yield look
+    look()

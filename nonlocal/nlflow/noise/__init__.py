@@ -1,7 +1,0 @@
-"""Noise: how strong it is, counts and their transform, and how much of it an estimate has left."""
-
-from nlflow.noise.estimation import estimate_sigma, estimate_sigmas
-from nlflow.noise.risk import discrepancy, perturbation, sure
-from nlflow.noise.stabilising import Poisson
-
-__all__ = ["Poisson", "discrepancy", "estimate_sigma", "estimate_sigmas", "perturbation", "sure"]

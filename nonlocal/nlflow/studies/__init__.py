@@ -1,0 +1,10 @@
+"""Convergence studies: measured rates and limits beside what the theory says they are.
+
+`runner` runs the cases and keeps them, one module for each kind measures them, `fits` and `result` say what they mean.
+"""
+
+from nlflow.studies.fits import Fit
+from nlflow.studies.result import StudyResult
+from nlflow.studies.runner import run_study
+
+__all__ = ["Fit", "StudyResult", "run_study"]

@@ -1,0 +1,131 @@
+"""The contract of a kind of study: its options, how one case is measured, and what the measurements say."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import numpy as np
+
+from nlflow.io.encoding import Column
+from nlflow.studies.fits import Fit
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["JUDGED", "ROUNDING", "Case", "Kind", "Options", "Row", "grouped", "in_words", "judged"]
+
+Row: TypeAlias = dict[str, Any]
+Options: TypeAlias = dict[str, Any]
+
+JUDGED: Mapping[str, Column] = {"used": bool, "note": str}
+"""The columns of `judged`, which every kind has."""
+
+_ROUNDINGS = 50
+ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
+"""Errors below this, relative to the signal, are rounding: they say nothing about a rate."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work, done as a whole.
+
+    Attributes
+    ----------
+    label : dict
+        The columns that say what the case is, in plain data.
+    options : dict
+        What measuring it needs: the options of the study, each list replaced by one of its entries.
+    """
+
+    label: Row
+    options: Options
+
+
+class Kind(ABC):
+    """Contract of a kind of study.
+
+    Attributes
+    ----------
+    name : str
+        What users call it.
+    summary : str
+        One line about it.
+    defaults : dict
+        The options that it has, with their defaults; None where the kind chooses by the other options.
+    axes : tuple of str
+        Those that may be lists, every combination being a case.
+    columns : dict
+        What a row of `measure` consists of, in this order, with the type of each; rows that come from a file
+        are held against it.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    defaults: ClassVar[Mapping[str, Any]]
+    axes: ClassVar[tuple[str, ...]]
+    columns: ClassVar[Mapping[str, Column]]
+
+    def check(self, options: Options, given: Mapping[str, Any]) -> None:  # noqa: B027  # a hook
+        """Fill in what depends on other options, and raise `InputError` for what cannot be studied.
+
+        `options` are checked one by one and may be changed; `given` is what the user gave.
+        """
+
+    @abstractmethod
+    def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
+        """Return the measurements of one case, without its label."""
+
+    @abstractmethod
+    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
+        """Return what all measurements together say."""
+
+    @abstractmethod
+    def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
+        """Draw the measurements."""
+
+    def condensed(self, rows: list[Row]) -> list[Row]:
+        """Return the lines of the table that people read; all measurements where these are few."""
+        return rows
+
+
+def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
+    """Return the columns that say whether an error can be fitted: not where it is rounding, or no number.
+
+    `floor` is what the reference itself may be wrong by, relative to `scale`; `dtype` is what was computed in.
+    """
+    if not np.isfinite(error):
+        return {"used": False, "note": "not finite"}
+    if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
+        return {"used": False, "note": "rounding level"}
+    return {"used": True, "note": ""}
+
+
+def grouped(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, list[Row]]]:
+    """Return the rows that agree in `columns`, with what they agree in, in the order of their first appearance."""
+    groups: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row.get(column) for column in columns), []).append(row)
+    return [
+        ({column: value for column, value in zip(columns, key, strict=True) if value is not None}, members)
+        for key, members in groups.items()
+    ]
+
+
+_BARE = ("kernel", "metric", "integrator", "boundary", "what")  # their values need no name
+
+
+def in_words(setting: Row) -> str:
+    """Return a setting as a few words, e.g. ``gaussian:width=0.1 N=64 1-D l2``."""
+    words = []
+    for name, value in setting.items():
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        if name in _BARE:
+            words.append(shown)
+        elif name == "dimension":
+            words.append(f"{shown}-D")
+        else:
+            words.append(f"{'N' if name == 'nodes' else name}={shown}")
+    return " ".join(words)

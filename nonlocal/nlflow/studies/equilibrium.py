@@ -1,0 +1,168 @@
+"""What a fidelity keeps: diversity of the equilibrium and the rate towards it, over decades of fidelities."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow._array import Array, to_numpy
+from nlflow.equilibria import diversity, diversity_bounds, equilibrium
+from nlflow.errors import InputError, NumericalError
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Exponential
+from nlflow.flows.spectrum import relaxation_rate
+from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
+from nlflow.studies.exact import exact_solution
+from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
+from nlflow.studies.options import DEVICE, GRID, OWN, check_sizes
+from nlflow.studies.settings import build, build_flow, integrate
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["EquilibriumStudy"]
+
+_SETTING = (*GRID, "metric")
+_SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fidelity
+_FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured
+_SMOOTHING, _CYCLES = 12.0, 6  # e-foldings of the slowest mode before, and how often
+_SLACK = 1e-8  # relative: bounds are attained by some signals
+_DENSE = 1000
+
+
+class EquilibriumStudy(Kind):
+    """Diversity |u* - mean| / |f - mean| between its bounds, and the rate of |u(t) - u*|."""
+
+    name = "equilibrium"
+    summary = "diversity of equilibria between their bounds, and the rate towards them"
+    defaults = {  # noqa: RUF012
+        **GRID,
+        "fidelity": [float(f"{value:.3g}") for value in np.geomspace(1e-3, 1e3, 13)],
+        "metric": ["l2", "degree"],
+        **OWN,
+        **DEVICE,
+    }
+    axes = _SETTING
+    columns = {  # noqa: RUF012
+        "fidelity": float, "diversity": float, "low": float, "high": float, "within": bool,
+        "rate": float, "rate_predicted": float, "rate_ratio": float, "gap": float, **JUDGED,
+    }  # fmt: skip
+
+    def check(self, options: Options, given: Any) -> None:
+        """Raise `InputError` for a fidelity of 0, which has no equilibrium of its own, and for fewer than three."""
+        del given
+        if min(options["fidelity"]) <= 0:
+            raise InputError("fidelity: got 0, expected numbers > 0: without fidelity the limit is the mean of u(0)")
+        check_sizes("fidelity", options["fidelity"])
+
+    def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
+        """Return diversity and rate for each fidelity, of one signal."""
+        rng = np.random.default_rng(seed)
+        problem = build(options, rng)
+        away = _slow(build_flow(problem.affinity, problem.start, options["metric"], 0.0), rng)
+        rows = []
+        for fidelity in sorted(options["fidelity"]):
+            flow = build_flow(problem.affinity, problem.start, options["metric"], fidelity)
+            before = diversity(flow, problem.start)
+            if before <= ROUNDING * float(np.abs(to_numpy(problem.start)).max()):
+                raise InputError("start: got a constant signal, which has no diversity; give another")
+            dense = problem.domain.size <= _DENSE
+            limit = equilibrium(flow, method="direct" if dense else "auto", rtol=1e-11)
+            if not limit.success:
+                raise NumericalError(f"the equilibrium for fidelity={fidelity:g} was not found: {limit.message}")
+            share = diversity(flow, limit.u) / before
+            low, high = diversity_bounds(flow)
+            predicted = relaxation_rate(flow)
+            rate = _rate(flow, limit.u, limit.u + before * away, predicted)
+            gap = predicted - fidelity
+            small = fidelity <= _SMALL * gap * (1 + _SLACK)
+            rows.append(
+                {
+                    "fidelity": fidelity, "diversity": share, "low": low, "high": high,
+                    "within": low * (1 - _SLACK) <= share <= high * (1 + _SLACK),
+                    "rate": rate, "rate_predicted": predicted, "rate_ratio": rate / predicted, "gap": gap,
+                    "used": small, "note": "" if small else "not small beside the gap",
+                }
+            )  # fmt: skip
+        return rows
+
+    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
+        """Return, for every setting, whether bounds and rates hold, and the order in small fidelities."""
+        del options
+        fits = []
+        for setting, members in grouped(rows, _SETTING):
+            name = in_words(setting)
+            inside = sum(row["within"] for row in members) / len(members)
+            fits.append(
+                Fit(
+                    name, "part of the fidelities with diversity within its bounds", inside, inside, inside, 1.0,
+                    passed=inside == 1.0, points=len(members),
+                )
+            )  # fmt: skip
+            fits.append(_worst_ratio(name, members))
+            what = "order of diversity in small fidelities"
+            if sum(row["used"] for row in members) < FEWEST:
+                few = f"fewer than {FEWEST} fidelities below {_SMALL:g} times the spectral gap {members[0]['gap']:.3g}"
+                fits.append(no_fit(name, what, few, 1.0))
+                continue
+            columns = ([row[column] for row in members] for column in ("fidelity", "diversity", "used"))
+            fits.append(power_fit(name, what, *columns, expected=1.0, tolerance=0.1))
+        return fits
+
+    def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
+        """Draw the diversity between its bounds over the fidelity."""
+        del fits
+        from nlflow.plotting import bounds_figure
+        from nlflow.studies.drawing import MOST_PANELS, told
+
+        panels = {}
+        for setting, members in grouped(rows, _SETTING)[:MOST_PANELS]:
+            columns = [[row[name] for row in members] for name in ("fidelity", "diversity", "low", "high")]
+            x, y, low, high = (np.array(column) for column in columns)
+            panels[told(setting, rows)] = (x, y, low, high)
+        return bounds_figure(panels, xlabel="fidelity", ylabel="diversity |u* - mean| / |f - mean|", logy=True)
+
+
+def _slow(flow: Flow, rng: np.random.Generator) -> Array:
+    """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed.
+
+    What is left of it is close to the slowest mode. Under a large fidelity all modes decay at almost the same rate, and
+    rounding would come before the slowest is alone.
+    """
+    u = flow.affinity.as_signal(rng.standard_normal((*flow.affinity.domain.shape, 1)))
+    rate = relaxation_rate(flow)
+    for _ in range(_CYCLES if rate > 0 else 0):
+        u, _ = exact_solution(flow, u / diversity(flow, u), _SMOOTHING / rate)
+        # What is left of the mean would outgrow the rest.
+        u = u - equilibrium(flow, u).u
+    return u / diversity(flow, u)
+
+
+def _rate(flow: Flow, limit: Array, start: Array, predicted: float) -> float:
+    """Return the rate at which |u(t) - u*|, means removed, decays late; NaN where rounding comes first."""
+    if not predicted > 0:
+        return math.nan
+    times = [float(t) for t in _FOLDS / predicted]
+    if flow.symmetric:
+        courses = list(integrate(flow, start, times, Exponential(tol=1e-13)).u)
+    else:
+        courses = [exact_solution(flow, start, t)[0] for t in times]
+    distances = [diversity(flow, u - limit) for u in courses]
+    floor = ROUNDING * diversity(flow, start)
+    # In units of the predicted time: times themselves may be too small to square.
+    kept = [(fold, math.log(d)) for fold, d in zip(_FOLDS, distances, strict=True) if d > floor]
+    if len(kept) < FEWEST:
+        return math.nan
+    return -predicted * regress([fold for fold, _ in kept], [d for _, d in kept]).slope
+
+
+def _worst_ratio(name: str, rows: list[Row]) -> Fit:
+    """Return the ratio of measured and predicted rate that is farthest from 1, and the range over the fidelities."""
+    what = "rate measured / predicted, the farthest from 1 [range over fidelities]"
+    ratios = [row["rate_ratio"] for row in rows if math.isfinite(row["rate_ratio"])]
+    if not ratios:
+        return no_fit(name, what, "rounding level is reached before the slowest mode rules", 1.0)
+    worst = max(ratios, key=lambda ratio: abs(math.log(ratio)) if ratio > 0 else math.inf)
+    return range_fit(name, what, ratios, worst, expected=1.0, tolerance=0.03)

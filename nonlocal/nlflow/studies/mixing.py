@@ -1,0 +1,179 @@
+"""How fast the chain of an affinity forgets where it began."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow._array import Array, namespace, scalar
+from nlflow.errors import InputError, check_memory
+from nlflow.markov import MarkovChain
+from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
+from nlflow.studies.fits import Fit, power_fit
+from nlflow.studies.options import DEVICE, GRID, OWN
+from nlflow.studies.settings import Floats, build
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Mixing"]
+
+_SETTING = tuple(GRID)
+_MOST_STEPS = 5000
+_FALLEN = math.log(1e-3)  # what the slowest mode has to fall by before it can be taken to rule
+_TOO_SLOW = f"mixes too slowly for {_MOST_STEPS} steps"
+_MOST_ROWS = 200
+_CLEAR, _DECADES = 1000.0, 1e-8
+_USUAL = 50.0  # units in the last place of the largest value: what rounding leaves of a distance, and well above
+_WHOLE = 1e-6  # what is so near to a whole number of steps is one
+_REAL = 1e-6  # of its modulus: below, an imaginary part may be the root of a rounding, which splits double eigenvalues
+_MOST_WORK = 2e10  # of the products that follow the worst start, which cost N^3 each
+_MARKERS = 25  # of one line in the figure
+_NORM = "|P^k v - pi v|"
+_RATE = f"log {_NORM} per step"
+
+
+class Mixing(Kind):
+    """Distances of P^k v and of the law of the walker to their limits; expected: log |mu_2| a step, late."""
+
+    name = "mixing"
+    summary = "rate at which a chain mixes, and its mixing time"
+    defaults = {  # noqa: RUF012
+        **GRID,
+        "nodes": [16, 32, 64],
+        "boundary": ["periodic", "isolated"],
+        "laziness": 0.0,
+        "eps": 0.25,
+        "origin": None,
+        **OWN,
+        **DEVICE,
+    }
+    axes = _SETTING
+    columns = {  # noqa: RUF012
+        "k": int, "distance": float, "total_variation": float | None, **JUDGED,
+        "mu_2": float, "rate": float, "complex": bool, "mixing_time": int, "lower": float | None, "upper": float | None,
+    }  # fmt: skip
+
+    def check(self, options: Options, given: Any) -> None:
+        """Raise `InputError` for a distance that every law or none is within."""
+        del given
+        if options["eps"] >= 1:
+            raise InputError(f"eps: got {options['eps']:g}, expected a total-variation distance in (0, 1)")
+
+    def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
+        """Return the distances after k steps."""
+        problem = build(options, np.random.default_rng(seed))
+        chain = MarkovChain(problem.affinity, laziness=options["laziness"])
+        origin, eps = options["origin"], options["eps"]
+        if origin is None:
+            check_memory("following every first node", 24 * chain.states**2, "use fewer nodes, or give one as origin")
+        chain.limit(problem.start)  # raises for chains that have none
+        second = chain.second_eigenvalue
+        rate = math.log(abs(second)) if second != 0 else -math.inf
+        steps = min(max(8, math.ceil(math.log(ROUNDING / 50) / rate - _WHOLE)), _MOST_STEPS)
+        distance = chain.distance_to_limit(problem.start, steps)
+        far = steps if origin is not None else int(min(steps, max(1, _MOST_WORK / chain.states**3)))
+        variation = chain.total_variation(far, origin)
+        low, high = chain.mixing_bounds(eps) if chain.reversible else (None, None)
+        shared = {
+            "mu_2": abs(second), "rate": rate,
+            "complex": isinstance(second, complex) and abs(second.imag) > _REAL * abs(second),
+            "mixing_time": chain.mixing_time(eps, origin),
+            # The lower bound is one of the worst start.
+            "lower": low if origin is None else None, "upper": high,
+        }  # fmt: skip
+        kept = np.unique(np.linspace(0, steps, min(steps + 1, _MOST_ROWS)).round().astype(int))
+        slow = steps == _MOST_STEPS and rate * steps > _FALLEN
+        judgement = (
+            [{"used": False, "note": _TOO_SLOW}] * (steps + 1) if slow else _late(distance, _unit(problem.start))
+        )
+        return [
+            {
+                "k": int(k),
+                "distance": float(distance[k]),
+                "total_variation": float(variation[k]) if k <= far else None,
+                **judgement[k],
+                **shared,
+            }
+            for k in kept
+        ]
+
+    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
+        """Return the late rate and the mixing time of every chain."""
+        fits = []
+        for setting, members in grouped(rows, _SETTING):
+            name, first = in_words(setting), members[0]
+            expected = float(first["rate"]) if math.isfinite(first["rate"]) else None
+            fit = power_fit(
+                name, _RATE,
+                [row["k"] for row in members], [row["distance"] for row in members], [row["used"] for row in members],
+                expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
+                sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
+            )  # fmt: skip
+            reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
+            fits.append(replace(fit, reason="" if math.isfinite(fit.slope) else reason))
+            fits.append(_time(name, first, options["eps"]))
+        return fits
+
+    def condensed(self, rows: list[Row]) -> list[Row]:
+        """Return one line for each chain."""
+        shown = ("mu_2", "rate", "mixing_time", "lower", "upper")
+        return [
+            {**setting, **{column: members[0][column] for column in shown}, "steps": members[-1]["k"]}
+            for setting, members in grouped(rows, _SETTING)
+        ]
+
+    def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
+        """Draw both distances over the steps, with the measured and the expected rate."""
+        from nlflow.studies.drawing import rate_panel
+
+        lines = []
+        for _, members in grouped(rows, _SETTING):
+            for row in members[:: max(1, len(members) // _MARKERS)]:
+                own = {column: row[column] for column in _SETTING if column in row}
+                lines.append({**own, "k": row["k"], "what": _NORM, "y": row["distance"], "used": row["used"]})
+                if row["total_variation"]:
+                    lines.append({**own, "k": row["k"], "what": "total variation", "y": row["total_variation"]})
+        rates = [replace(fit, name=f"{fit.name} {_NORM}") for fit in fits if fit.what == _RATE]
+        return rate_panel(
+            lines, rates, (*_SETTING, "what"), x="k", y="y", split="what", xlabel="steps k",
+            ylabel="distance to the limit", scale="semilogy",
+        )  # fmt: skip
+
+
+def _unit(v: Array) -> float:
+    """Return a unit in the last place of the largest value of a signal."""
+    xp = namespace(v)
+    return float(xp.finfo(v.dtype).eps) * scalar(xp.max(xp.abs(v)))
+
+
+def _late(distance: Floats, unit: float) -> list[Row]:
+    """Say which steps show the rate: the second half of those above rounding, where one eigenvalue rules.
+
+    Where rounding begins is told by the precision of the signal, of which `unit` is the last place, and not by where
+    the distances end: that is rounding itself, and the half of a count that it decides would turn with it.
+    """
+    lowest, first = float(distance.min()), float(distance[0])
+    floor = max(_CLEAR * unit, 20 * ROUNDING * first)
+    if _USUAL * unit < lowest < _DECADES * first:
+        # An affinity that approximates ends higher; well above that the two do not mix.
+        floor = max(_CLEAR * lowest, floor)
+    above = np.flatnonzero(distance > floor)
+    last = int(above[-1]) if above.size else 0
+    notes = ["early" if 2 * k < last else "" if k <= last else "rounding level" for k in range(distance.size)]
+    return [{"used": not note, "note": note} for note in notes]
+
+
+def _time(name: str, row: Row, eps: float) -> Fit:
+    """Return the mixing time between its spectral bounds, which take the place of a confidence interval."""
+    time, low, high = float(row["mixing_time"]), row["lower"], row["upper"]
+    # The bounds hold for real times; the mixing time is the next whole one.
+    passed = None if high is None else bool((low or 0.0) <= time < high + 1)
+    return Fit(
+        name, f"mixing time in steps (eps={eps:g}), between its spectral bounds", time,
+        math.nan if low is None else low, math.nan if high is None else high, passed=passed, points=1,
+        reason="" if high is not None else "a chain that is not reversible has none",
+    )  # fmt: skip

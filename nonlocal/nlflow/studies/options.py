@@ -1,0 +1,293 @@
+"""Reading the options of a study: one check for each, lists made of single values, kernels made of text."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import to_numpy
+from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
+from nlflow.domains import Domain
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.functionals.quadratic import METRICS
+from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.studies.contract import Kind, Options
+from nlflow.studies.fits import FEWEST
+
+__all__ = [
+    "DEVICE",
+    "GRID",
+    "INTEGRATORS",
+    "OWN",
+    "check_continuum",
+    "check_sizes",
+    "kernel_label",
+    "parse_kernel",
+    "read_options",
+]
+
+INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
+_BOUNDARIES = ("periodic", "reflect", "isolated")
+_KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "laplace": Laplace, "tophat": TopHat, "dot": DotProduct}
+_FORM = "gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 or dot:scale=1"
+
+
+def parse_kernel(text: str) -> Kernel:
+    """Return the kernel that a text such as ``gaussian:width=0.1`` stands for.
+
+    The names are gaussian, laplace, tophat and dot; the parameters those of `Gaussian`, `Laplace`, `TopHat` and
+    `DotProduct` that are numbers.
+
+    Raises
+    ------
+    InputError
+        For an unknown name or parameter, naming those that there are.
+    """
+    name, _, rest = text.strip().partition(":")
+    kind = _KERNELS.get(name.strip().lower())
+    if kind is None:
+        raise InputError(f"kernel: got {text!r}, expected {_FORM}")
+    known = [f.name for f in dataclasses.fields(kind) if not f.name.endswith("_map")]
+    needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
+    values: dict[str, float] = {}
+    for part in filter(None, rest.split(",")):
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        try:
+            number = float(value)
+        except ValueError:
+            number = None
+        if key not in known or key in values or number is None:
+            raise InputError(
+                f"kernel: got {part!r} in {text!r}, expected NAME=NUMBER, once each, of {', '.join(known)}"
+            )
+        values[key] = number
+    if missing := [key for key in needed if key not in values]:
+        raise InputError(f"kernel: got {text!r}, expected a value for {', '.join(missing)} as well, as in {_FORM}")
+    return kind(**values)
+
+
+def kernel_label(kernel: Kernel) -> str:
+    """Return the text that `parse_kernel` takes, or the repr of a kernel that has none."""
+    for name, kind in _KERNELS.items():
+        if type(kernel) is kind and all(getattr(kernel, f"{side}_map", None) is None for side in ("query", "key")):
+            values = {
+                f.name: getattr(kernel, f.name)
+                for f in dataclasses.fields(kernel)
+                if f.default != getattr(kernel, f.name)
+            }
+            shown = ",".join(f"{key}={value:g}" for key, value in values.items())
+            return f"{name}:{shown}" if shown else name
+    return " ".join(repr(kernel).split())
+
+
+def _kernel(name: str, value: Any) -> Kernel:
+    if isinstance(value, str):
+        return parse_kernel(value)
+    if not isinstance(value, Kernel):
+        raise InputError(f"{name}: got {type(value).__name__}, expected a Kernel or a text such as {_FORM}")
+    return value
+
+
+def _integrator(name: str, value: Any) -> Any:
+    # A user's own: a function of the step, or a class that takes it as its first argument.
+    return value if callable(value) else check_choice(name, value, INTEGRATORS)
+
+
+def _start(name: str, value: Any) -> Any:
+    return value if callable(value) else _array(name, value)
+
+
+def _array(name: str, value: Any) -> Any:
+    return np.asarray(to_numpy(check_array(name, value)), dtype=np.float64)
+
+
+def _tokens(name: str, value: Any) -> Any:
+    return _array(name, check_array(name, value, ndim=(1, 2), hint="give one row for each token"))
+
+
+def _domain(name: str, value: Any) -> Domain:
+    if not isinstance(value, Domain):
+        raise InputError(f"{name}: got {type(value).__name__}, expected a Grid or Points")
+    return value
+
+
+def _dimension(name: str, value: Any) -> int:
+    number = check_integer(name, value, minimum=1)
+    if number > 2:
+        raise InputError(f"{name}: got {number}, expected 1 or 2")
+    return number
+
+
+def _laziness(name: str, value: Any) -> float:
+    number = check_number(name, value, minimum=0)
+    if number >= 1:
+        raise InputError(f"{name}: got {number:g}, expected a number in [0, 1)")
+    return number
+
+
+def _origin(name: str, value: Any) -> Any:
+    array = check_array(name, value, ndim=(0, 1, 2))
+    return check_integer(name, value, minimum=0) if array.ndim == 0 else _array(name, array)
+
+
+_CHECKS: dict[str, Callable[[str, Any], Any]] = {
+    "kernel": _kernel,
+    "nodes": lambda name, value: check_integer(name, value, minimum=2),
+    "dimension": _dimension,
+    "boundary": lambda name, value: check_choice(name, value, _BOUNDARIES),
+    "channels": lambda name, value: check_integer(name, value, minimum=1),
+    "fidelity": lambda name, value: check_number(name, value, minimum=0),
+    "metric": lambda name, value: check_choice(name, value, METRICS),
+    "integrator": _integrator,
+    "dt": lambda name, value: check_number(name, value, minimum=0, strict=True),
+    "t": lambda name, value: check_number(name, value, minimum=0, strict=True),
+    "seeds": lambda name, value: check_integer(name, value, minimum=1),
+    "device": lambda name, value: check_choice(name, value, DEVICES),
+    "dtype": lambda name, value: check_choice(name, value, DTYPES),
+    "laziness": _laziness,
+    "eps": lambda name, value: check_number(name, value, minimum=0, strict=True),
+    "domain": _domain,
+    "start": _start,
+    "origin": _origin,
+    "keys": _tokens,
+    "queries": _tokens,
+    "values": _tokens,
+}
+_LISTS = ("kernel", "nodes", "dimension", "boundary", "channels", "fidelity", "metric", "integrator", "dt")
+
+
+def _checked(name: str, value: Any) -> Any:
+    check = _CHECKS[name]
+    if name not in _LISTS:
+        return check(name, value)
+    many = isinstance(value, list | tuple | set | range) or (isinstance(value, np.ndarray) and value.ndim == 1)
+    entries = [check(name, entry) for entry in (value if many else [value])]
+    if not entries:
+        raise InputError(f"{name}: got an empty list, expected at least one value")
+    kept: list[Any] = []
+    for entry in entries:  # once each; kernels need not be hashable
+        if not any(entry is other or (type(entry) is type(other) and entry == other) for other in kept):
+            kept.append(entry)
+    return kept
+
+
+def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
+    """Return all options of a kind of study, checked; None stands for an option that was not given.
+
+    Raises
+    ------
+    InputError
+        For options that the kind does not have, for unusable values, and for options that exclude each other.
+    """
+    for name in given:
+        if name in ("device", "dtype") and name not in kind.defaults:
+            raise InputError(
+                f"{name}: the study {kind.name!r} has no such option: it runs on the CPU in float64; leave it out"
+            )
+        if name not in kind.defaults:
+            raise InputError(f"{name}: the study {kind.name!r} has no such option; it has {', '.join(kind.defaults)}")
+    given = {name: value for name, value in given.items() if value is not None}
+    options = {
+        name: _checked(name, given[name]) if name in given else default for name, default in kind.defaults.items()
+    }
+    for name, default in kind.defaults.items():
+        if name not in given and default is not None:
+            options[name] = _checked(name, default)
+    _combine(kind, options, given)
+    kind.check(options, given)
+    if "device" in options:
+        options["device"] = _device(options)
+    return options
+
+
+def _device(options: Options) -> Any:
+    """Return the device that a name stands for; ``auto`` is the CPU where tensors do not serve all kernels.
+
+    Raises
+    ------
+    InputError
+        When the device is not there, or is asked for by name and does not serve a kernel.
+    """
+    name = options["device"]
+    if name == "cpu":
+        return CPU
+    for kernel in options["kernel"]:
+        maps = (getattr(kernel, f"{side}_map", None) for side in ("query", "key"))
+        known = type(kernel) in _KERNELS.values() and all(entry is None for entry in maps)
+        if known and (options.get("keys") is not None or not isinstance(kernel, RadialKernel)):
+            continue
+        if name == "auto":
+            return CPU
+        why = "compares node positions" if known else "is computed in NumPy"
+        raise InputError(
+            f"device: got {name!r} for the kernel {kernel_label(kernel)}, which {why}, expected 'cpu' or 'auto': "
+            "tensors serve kernels of features; give keys, or the kernel dot"
+        )
+    return choose_device(name)
+
+
+def _combine(kind: Kind, options: Options, given: Mapping[str, Any]) -> None:
+    """Hold options against each other, and drop those that an array or a domain takes the place of."""
+    tokens = "keys" in given
+    for name in ("queries", "values"):
+        if name in given and not tokens:
+            raise InputError(f"{name}: got an array without keys, expected both; give keys as well")
+        if name in given and len(given[name]) != len(options["keys"]):
+            raise InputError(f"{name}: got {len(given[name])} rows, expected {len(options['keys'])}, one for each key")
+    if "values" in given and "start" in given:
+        raise InputError("start: got it beside values, expected one of them: values are the signal")
+    for name in ("values", "start"):
+        if name in given and "channels" in given:
+            raise InputError(f"channels: got them beside {name}, which has its own; leave them out")
+        if name in given and "channels" in options:
+            options["channels"] = None
+    if tokens and "kernel" not in given:
+        options["kernel"] = [DotProduct()]
+    if "queries" in given and "metric" in options and "metric" not in given:
+        options["metric"] = ["degree"]  # the flow by P itself, as attention does
+    source = "keys" if tokens else "domain"
+    if source in given and not (tokens and kind.name == "monte-carlo"):
+        for name in ("nodes", "dimension", "boundary"):
+            if name in given:
+                raise InputError(f"{name}: got it beside {source}, which fixes the nodes; leave it out")
+            if name in options:
+                options[name] = None
+
+
+GRID: Options = {
+    "kernel": [Gaussian(0.1)],
+    "nodes": [64],
+    "dimension": [1],
+    "boundary": ["periodic"],
+    "channels": [1],
+}
+"""Defaults of the kinds whose cases lie on a grid."""
+
+DEVICE: Options = {"device": "cpu"}
+"""Where averages by kernels of features are computed."""
+
+OWN: Options = dict.fromkeys(("domain", "start", "keys", "queries", "values"))
+"""What users give in place of a grid and its signal."""
+
+
+def check_sizes(name: str, values: Sequence[Any]) -> None:
+    """Raise `InputError` for fewer than three sizes (all different), too few for a line with an interval."""
+    if len(values) < FEWEST:
+        raise InputError(
+            f"{name}: got {len(values)} different value(s), expected at least {FEWEST} to fit a line through; give more"
+        )
+
+
+def check_continuum(options: Options) -> None:
+    """Raise `InputError` unless the kernels compare positions and the signal is a function of them."""
+    for kernel in options["kernel"]:
+        if not isinstance(kernel, RadialKernel):
+            raise InputError(
+                f"kernel: got {type(kernel).__name__}, which compares features, expected a kernel of node positions "
+                "such as Gaussian(0.1): only these have a continuum"
+            )
+    if options["start"] is not None and not callable(options["start"]):
+        raise InputError("start: got an array, expected a function of positions (M, m), which any grid can sample")

@@ -1,0 +1,219 @@
+"""Running a study: cases in parallel, each kept as soon as it is done, and the rest after an interruption."""
+
+from __future__ import annotations
+
+import os
+import sys
+from contextlib import closing, nullcontext
+from typing import Any
+
+import numba
+
+# Before any case: its linear algebra must be loaded when the number of its threads is set.
+import numpy as np
+import scipy.linalg  # noqa: F401
+from threadpoolctl import threadpool_limits
+from tqdm import tqdm
+
+from nlflow._array import underflowing
+from nlflow.backends.devices import CPU
+from nlflow.backends.machine import provenance
+from nlflow.backends.workers import completed
+from nlflow.errors import (
+    FileFormatError,
+    InputError,
+    MemoryLimitError,
+    NlflowError,
+    NumericalError,
+    check_choice,
+    check_integer,
+)
+from nlflow.io.atomic import make_folder
+from nlflow.io.encoding import decode, digest, encode
+from nlflow.io.storage import locked
+from nlflow.markov.walks import generator_of
+from nlflow.studies.contract import Case, Row, in_words
+from nlflow.studies.identity import describe
+from nlflow.studies.options import read_options
+from nlflow.studies.registry import KINDS
+from nlflow.studies.result import StudyResult
+from nlflow.studies.settings import extent, make_cases
+from nlflow.studies.store import Folder
+
+__all__ = ["run_study"]
+
+
+@underflowing
+def run_study(
+    kind: str,
+    *,
+    out: str | os.PathLike[str] | None = None,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    progress: bool = False,
+    rng: int | np.random.Generator | None = 0,
+    **options: Any,
+) -> StudyResult:
+    """Measure a rate of convergence, or a limit, and compare it with what the theory says.
+
+    Parameters
+    ----------
+    kind : str
+        ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
+        against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
+        ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
+        equilibrium and rate towards it, against their bounds, over fidelities. ``stability``: growth of perturbations
+        under NeuTRENO steps, and the largest stable fidelity.
+    out : path, optional
+        A folder in which every case is kept as soon as it is done. A later call with the same options reads what is
+        there and does the rest; the result has the same bits.
+    jobs : int or None
+        Processes at a time; 1 stays in this one, -1 takes all cores, None what `joblib.parallel_config` says, whose
+        backend is used in any case.
+    scheduler : str, optional
+        Address of a scheduler of Dask whose workers measure the cases, or ``'local'`` for a cluster of `jobs` processes
+        on this machine. The bits are those of one process.
+    progress : bool
+        Progress bar on stderr.
+    rng : int or Generator
+        Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
+    **options
+        Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
+        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2), ``boundary``, ``channels``,
+        ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every combination is a case. One value
+        of: ``domain`` in place of nodes, dimension and boundary; ``start``, the signal, an array or a function of node
+        positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row for each token, for kernels that
+        compare features (a kernel that does compares the signal itself without them). Besides: steps ``dt`` and end
+        ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``, distance ``eps`` and first node or
+        law ``origin`` (mixing), a function of the step that returns an own integrator for ``integrator``; ``device``,
+        for kernels that compare features: ``cpu`` (default), ``cuda``, ``auto`` (a GPU where there is one) or
+        ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability): ``float64`` or ``float32``.
+
+    Returns
+    -------
+    StudyResult
+
+    Raises
+    ------
+    InputError
+        For options that the kind does not have, unusable values, fewer than three sizes to fit a line through, and a
+        device that is not there or does not serve a kernel.
+    MemoryLimitError
+        For tensors that do not fit into their device, with the largest number of nodes that does.
+    FileFormatError
+        When `out` holds another study, or cases with numbers that no study measures.
+    WorkerError
+        When worker processes keep dying; what is done is kept in `out`.
+
+    Warns
+    -----
+    NlflowWarning
+        When the file of a case is damaged or does not hold what the kind measures; the case is computed again.
+
+    Examples
+    --------
+    >>> from nlflow import run_study
+    >>> result = run_study("time-order", nodes=16, integrator="euler", metric="degree", fidelity=0.5)
+    >>> [round(fit.slope, 1) for fit in result.fits], result.fits[0].passed
+    ([1.0], True)
+    """
+    study = KINDS[check_choice("kind", kind, tuple(KINDS))]
+    seed = check_integer("rng", rng, minimum=0) if isinstance(rng, int | np.integer) else _drawn(rng)
+    workers = None if jobs is None else check_integer("jobs", jobs, minimum=-1, hint="-1 takes all cores")
+    if workers == 0:
+        workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
+    chosen = read_options(study, options)
+    described: dict[str, Any] = {**describe(chosen), "rng": seed}
+    if out is None:
+        return _run(study, chosen, described, seed, None, workers, scheduler, progress)
+    with locked(make_folder(out), "out"):
+        folder = Folder(out, study.name, described)
+        return _run(study, chosen, described, seed, folder, workers, scheduler, progress)
+
+
+def _run(
+    study: Any,
+    chosen: dict[str, Any],
+    described: dict[str, Any],
+    seed: int,
+    folder: Folder | None,
+    jobs: int | None,
+    scheduler: str | None,
+    progress: bool,
+) -> StudyResult:
+    """Measure the cases that the folder does not have yet, and return all."""
+    cases = make_cases(study, chosen)
+    # The options are part of the name: a case of another study is never taken for one of this.
+    whole = digest(encode([study.name, described]))
+    names = [digest(encode([whole, number, case.label]))[:12] for number, case in enumerate(cases)]
+    seeds = np.random.SeedSequence(seed).spawn(len(cases))
+    done: dict[int, list[Row]] = {}
+    if folder is not None:
+        for number, name in enumerate(names):
+            rows = folder.read(number, name, _labelled(cases[number], [{}])[0], study.columns)
+            if rows is not None:
+                done[number] = rows
+    read = len(done)
+    left = [number for number in range(len(cases)) if number not in done]
+    work = [(_execute, (study.name, cases[number], seeds[number])) for number in left]
+    bar = tqdm(
+        total=len(cases), initial=read, desc=study.name, unit="case", file=sys.stderr, disable=not progress, leave=False
+    )
+    with bar:
+        if left:
+            # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
+            # One thread for linear algebra until all are done: cases that are threads of this process share its number.
+            with (
+                threadpool_limits(1, user_api="blas"),
+                closing(completed(work, jobs=jobs, scheduler=scheduler)) as results,
+            ):
+                for place, measured in results:
+                    number = left[place]
+                    rows = _labelled(cases[number], measured)
+                    if folder is not None:
+                        folder.write(number, names[number], cases[number].label, rows)
+                    done[number] = rows
+                    bar.update()
+    table = [row for number in range(len(cases)) for row in done[number]]
+    known = provenance(getattr(chosen.get("device"), "name", "cpu"), seed)
+    known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
+    try:
+        fits = study.fits(table, chosen)
+    except (ValueError, ArithmeticError) as error:
+        if not read or isinstance(error, NlflowError):
+            raise
+        # Of the right case, columns and types, with numbers that no measurement has: nothing that a study wrote.
+        assert folder is not None
+        raise FileFormatError(
+            f"{folder.cases}: got cases with numbers that no study measures ({error}), expected files as a study "
+            "wrote them; remove them"
+        ) from error
+    return StudyResult(study.name, table, fits, described, known, study)
+
+
+def _drawn(rng: np.random.Generator | None) -> int:
+    return int(generator_of(rng).integers(2**63))
+
+
+def _execute(kind: str, case: Case, seed: np.random.SeedSequence) -> list[Row]:
+    """Measure one case, in this process or in another."""
+    # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
+    # in which threads only wait for each other. Cases run side by side instead.
+    threads = numba.get_num_threads()
+    numba.set_num_threads(1)
+    try:
+        device = case.options.get("device", CPU)
+        alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
+        with threadpool_limits(1, user_api="blas"), alone:
+            return KINDS[kind].measure(case.options, seed)
+    except (InputError, MemoryLimitError, NumericalError) as error:
+        # One of many cases: the message would not tell which.
+        raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error
+    finally:
+        numba.set_num_threads(threads)
+
+
+def _labelled(case: Case, measured: list[Row]) -> list[Row]:
+    """Return the rows with their label, as they come back from a file: plain types, floats to the last bit."""
+    rows: list[Row] = decode(encode([{**case.label, **row} for row in measured]))
+    return rows

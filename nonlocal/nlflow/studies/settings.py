@@ -1,0 +1,209 @@
+"""From the options of a case to what is measured: domain, affinity, signal and flow."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, to_numpy
+from nlflow.affinities import Affinity, affinity
+from nlflow.backends.devices import CPU
+from nlflow.domains import Boundary, Domain, Grid, Points
+from nlflow.errors import InputError, NumericalError, check_array
+from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
+from nlflow.flows.integrators import Integrator
+from nlflow.flows.result import Solution, Status
+from nlflow.flows.solver import solve
+from nlflow.functionals.quadratic import E, J
+from nlflow.kernels import RadialKernel
+from nlflow.studies.contract import Case, Kind, Options, Row
+from nlflow.studies.options import kernel_label
+
+__all__ = [
+    "Problem",
+    "build",
+    "build_flow",
+    "extent",
+    "grid",
+    "integrate",
+    "make_cases",
+    "sampled",
+    "smooth",
+    "values_at",
+]
+
+Floats = NDArray[np.float64]
+
+
+def make_cases(kind: Kind, options: Options) -> list[Case]:
+    """Return every combination of the lists that make the cases of a kind."""
+    axes = [name for name in kind.axes if options[name] is not None]
+    fixed = {name: value for name, value in options.items() if name not in axes}
+    given = options.get("keys") if options.get("domain") is None else options["domain"]
+    entries = [list(zip(options[name], _labels(name, options[name]), strict=True)) for name in axes]
+    cases = []
+    for combination in itertools.product(*entries):
+        chosen: Options = {}
+        label: Row = {}
+        for name, (value, words) in zip(axes, combination, strict=True):
+            chosen[name], label[name] = value, words
+            if name == "kernel" and "nodes" not in axes and given is not None:
+                label["nodes"] = given.size if isinstance(given, Domain) else len(given)
+        cases.append(Case(label, {**fixed, **chosen}))
+    return cases
+
+
+def _labels(name: str, values: list[Any]) -> list[Any]:
+    """Return what tells the values of an option apart in tables; those of the same name are numbered."""
+    labels: list[Any] = []
+    for value in values:
+        label = kernel_label(value) if name == "kernel" else value
+        if callable(label):
+            label = getattr(label, "__name__", type(label).__name__)
+        same, number = label, 1
+        while label in labels:
+            number += 1
+            label = f"{same}#{number}"
+        labels.append(label)
+    return labels
+
+
+def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
+    """Return the grid of the unit interval or square with this many nodes along each axis."""
+    return Grid((nodes,) * dimension, spacing=1 / nodes, boundary=boundary)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What one case is about: an affinity, and a signal on its domain."""
+
+    affinity: Affinity
+    start: Array
+
+    @property
+    def domain(self) -> Domain:
+        """Where the signal lives."""
+        return self.affinity.domain
+
+
+def extent(options: Options) -> tuple[int, int, int, str]:
+    """Return the number of nodes, features and channels of a case, and its dtype; for estimates of memory."""
+    keys, domain = options.get("keys"), options.get("domain")
+    nodes = domain.size if domain is not None else len(keys) if keys is not None else 0
+    nodes = nodes or options["nodes"] ** options["dimension"]
+    given = options.get("start") if options.get("values") is None else options["values"]
+    channels = options.get("channels") or (1 if given is None or callable(given) else max(1, given.size // nodes))
+    return nodes, channels if keys is None else keys.size // nodes, channels, options.get("dtype", "float64")
+
+
+def build(options: Options, rng: np.random.Generator, *, exact: bool = False) -> Problem:
+    """Return the problem of a case; the signal is standard normal where none is given.
+
+    Parameters
+    ----------
+    options : dict
+    rng : numpy.random.Generator
+    exact : bool
+        Compute in float64 whatever the dtype of the case, on data that is rounded to it.
+
+    Raises
+    ------
+    InputError
+        When the options do not fit each other.
+    MemoryLimitError
+        When the problem does not fit into its device.
+    """
+    device, dtype = options.get("device", CPU), options.get("dtype", "float64")
+    used = "float64" if exact else dtype
+
+    def placed(array: Floats | None) -> Any:
+        return None if array is None else device.place(array.astype(dtype).astype(used))
+
+    keys, values = options.get("keys"), options.get("values")
+    domain: Domain
+    if options.get("domain") is not None:
+        domain = options["domain"]
+    elif keys is not None:
+        domain = Points(np.zeros(len(keys)))
+    else:
+        domain = grid(options["nodes"], options["dimension"], options["boundary"])
+    given = options.get("start") if values is None else values
+    if given is None:
+        start: Floats = rng.standard_normal((*domain.shape, options.get("channels") or 1))
+    else:
+        start = np.asarray(sampled(given, domain), dtype=np.float64)
+    features = keys
+    if features is None and not isinstance(options["kernel"], RadialKernel):
+        features = start
+    limit = device.check_fits(*extent(options)[:3], used) if device.tensors else None
+    weights = affinity(
+        options["kernel"], domain, placed(features), queries=placed(options.get("queries")), memory_limit=limit
+    )
+    return Problem(weights, placed(start))
+
+
+def sampled(signal: Any, domain: Domain) -> Any:
+    """Return a signal on a domain: an array as it is, a function of node positions (N, m) at the nodes."""
+    if not callable(signal):
+        return domain.check_signal("start", signal)
+    values = values_at(signal, domain.nodes)
+    return domain.check_signal("start", values.reshape(*domain.shape, *values.shape[1:]))
+
+
+def values_at(signal: Callable[[Floats], Any], positions: Floats) -> Floats:
+    """Return a user's signal at positions (M, m), shape (M,) or (M, D), or raise `InputError`."""
+    values = np.asarray(to_numpy(check_array("start", signal(positions))), dtype=np.float64)
+    count = len(positions)
+    if values.ndim not in (1, 2) or len(values) != count:
+        raise InputError(
+            f"start: got a function that returns shape {values.shape} for {count} nodes, expected "
+            f"({count},) or ({count}, D)"
+        )
+    return values
+
+
+def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
+    """Return a smooth signal, a function of positions (N, m), that a boundary continues smoothly."""
+
+    def signal(x: Floats) -> Floats:
+        shift = np.arange(channels) * 0.7
+        if boundary == "periodic":
+            parts = np.sin(2 * np.pi * x[:, :, None] + shift)
+        elif boundary == "reflect":  # even about 0 and about 1
+            parts = np.cos(np.pi * x[:, :, None]) * (1 + shift / 4)
+        else:
+            parts = np.sin(3 * x[:, :, None] + shift)
+        return np.asarray(np.exp(parts.mean(axis=1)) + 0.5 * parts[:, 0] * parts[:, -1])
+
+    return signal
+
+
+def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> Flow:
+    """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
+    if metric == "degree" and not weights.symmetric:
+        return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
+    functional = E(weights, observed, fidelity, measure=metric) if fidelity > 0 else J(weights)
+    return GradientFlow(functional, metric)
+
+
+def integrate(flow: Flow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
+    """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
+
+    Raises
+    ------
+    KeyboardInterrupt
+    NumericalError
+        When the integration fails; a part of it is no measurement.
+    """
+    wanted = [0.0, times] if isinstance(times, float) else times
+    solution = solve(flow, start, t_eval=wanted, integrator=integrator, energies=False)
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    if not solution.success:
+        raise NumericalError(f"the integration by {integrator!r} failed: {solution.message}")
+    return solution

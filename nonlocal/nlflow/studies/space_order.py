@@ -1,0 +1,155 @@
+"""The order of grids: the error of their averages against the continuum over the number of nodes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from nlflow.affinities import affinity
+from nlflow.kernels import Gaussian, Kernel, Laplace, RadialKernel
+from nlflow.studies.continuum import continuum_average
+from nlflow.studies.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
+from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit
+from nlflow.studies.options import check_continuum, check_sizes
+from nlflow.studies.settings import Floats, grid, sampled, smooth, values_at
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["SpaceOrder"]
+
+_TARGETS = np.array([[0.06, 0.62], [0.37, 0.18], [0.52, 0.45], [0.83, 0.91]])
+_SETTING = ("kernel", "dimension", "boundary", "channels")
+_STEEP = 6.0
+"""A local order that no usual quadrature has: beyond it the convergence counts as spectral."""
+
+
+class SpaceOrder(Kind):
+    """Error of (Pu)(x) at nodes x of a grid against int k(x, y) u(y) dy / int k(x, y) dy."""
+
+    name = "space-order"
+    summary = "order of grid averages in the number of nodes"
+    defaults = {  # noqa: RUF012
+        "kernel": [Gaussian(0.05)],
+        "nodes": None,
+        "dimension": [1, 2],
+        "boundary": ["periodic", "reflect", "isolated"],
+        "channels": [1],
+        "start": None,
+    }
+    axes = _SETTING
+    columns = {"nodes": int, "spacing": float, "error": float, "law": str, **JUDGED}  # noqa: RUF012
+
+    def check(self, options: Options, given: Any) -> None:
+        """Raise `InputError` for kernels and signals that have no continuum, and for fewer than three sizes."""
+        check_continuum(options)
+        if "nodes" in given:
+            check_sizes("nodes", options["nodes"])
+
+    def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
+        """Return the error for each number of nodes."""
+        del seed  # nothing is drawn
+        kernel, boundary, dimension = options["kernel"], options["boundary"], options["dimension"]
+        signal = partial(values_at, options["start"] or smooth(boundary, options["channels"]))
+        law = _law(kernel, boundary, dimension)
+        sizes = options["nodes"] or _sizes(kernel, dimension, law)
+        return [_error(kernel, boundary, dimension, signal, n, law) for n in sorted(sizes)]
+
+    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
+        """Return the order, or for spectral convergence its exponential rate and the order at the finest sizes."""
+        del options
+        fits = []
+        for setting, members in grouped(rows, _SETTING):
+            name, law = in_words(setting), members[0]["law"]
+            if law != "spectral":
+                fits.append(_algebraic(name, law, members))
+                continue
+            n, error, used = ([row[column] for row in members] for column in ("nodes", "error", "used"))
+            fits.append(power_fit(name, "exponential rate per node (spectral)", n, error, used, exponential=True))
+            fits.append(_steepness(name, members))
+        return fits
+
+    def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
+        """Draw the errors over the nodes along an axis; half logarithmic where all convergence is spectral."""
+        from nlflow.studies.drawing import rate_panel
+
+        spectral = all(row["law"] == "spectral" for row in rows)
+        what = "exponential rate per node (spectral)" if spectral else "order in 1/N"
+        shown = [fit for fit in fits if fit.what == what]
+        across, label = ("nodes", "nodes N along an axis") if spectral else ("spacing", "spacing 1/N")
+        return rate_panel(
+            rows, shown, _SETTING, x=across, y="error", split="boundary", xlabel=label,
+            scale="semilogy" if spectral else "loglog",
+        )  # fmt: skip
+
+
+def _law(kernel: Kernel, boundary: str, dimension: int) -> str:
+    """Return what theory says for smooth signals: an order, ``>=`` and an order, ``spectral`` or ``unknown``.
+
+    Sums over a lattice are spectrally exact for smooth periodic functions, the midpoint rule has order 2 at an edge
+    (Euler-Maclaurin), and a singularity |x - y| at a lattice point costs order 1 + m (Sidi and Navot for m = 1,
+    generalised zeta functions for m = 2). Where an edge meets a singularity of higher order, both show.
+    """
+    if type(kernel) not in (Gaussian, Laplace):
+        return "unknown"
+    inside = math.inf if type(kernel) is Gaussian else 1 + dimension
+    if boundary == "isolated":
+        return ">=2" if 2 < inside < math.inf else "2"
+    return "spectral" if inside == math.inf else f"{inside:g}"
+
+
+def _sizes(kernel: RadialKernel, dimension: int, law: str) -> list[int]:
+    """Return numbers of nodes that resolve the kernel: barely for spectral convergence, which rounding soon ends."""
+    width = min(kernel.support(math.exp(-0.5)), 1.0)
+    if law == "spectral":
+        wanted = np.linspace(0.4, 1.3, 7) / width
+    elif dimension == 1:
+        wanted = np.geomspace(4, 64, 7) / width
+    else:
+        wanted = np.geomspace(3, 12, 5) / width
+    return sorted({max(4, round(float(n))) for n in wanted})
+
+
+def _error(
+    kernel: RadialKernel, boundary: Any, dimension: int, signal: Callable[[Floats], Floats], nodes: int, law: str
+) -> Row:
+    box = grid(nodes, dimension, boundary)
+    u = sampled(signal, box)
+    average = affinity(kernel, box).average(u).reshape(box.size, -1)
+    positions = box.nodes
+    distance = ((positions[None] - _TARGETS[:, None, :dimension]) ** 2).sum(axis=2)
+    targets = distance.argmin(axis=1)
+    exact, uncertain = continuum_average(kernel, signal, positions[targets], boundary)
+    error = float(np.sqrt(np.mean((average[targets] - exact) ** 2)))
+    scale = float(np.sqrt(np.mean(u**2)))
+    floor = 2 * uncertain / scale if scale > 0 else 0.0
+    return {"nodes": nodes, "spacing": 1 / nodes, "error": error, "law": law, **judged(error, scale, floor)}
+
+
+def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
+    """Return the order in 1/N, beside what is known of it."""
+    relation = ">=" if law.startswith(">=") else "="
+    expected = None if law == "unknown" else float(law.removeprefix(">="))
+    spacing, error, used = ([row[column] for row in rows] for column in ("spacing", "error", "used"))
+    fit = power_fit(name, "order in 1/N", spacing, error, used, expected=expected, tolerance=0.15)
+    if relation == "=" or math.isnan(fit.slope):
+        return replace(fit, relation=relation)
+    return replace(fit, relation=relation, passed=fit.slope >= (expected or 0.0) - 0.15)
+
+
+def _steepness(name: str, rows: list[Row]) -> Fit:
+    """Return the order at the three finest sizes above rounding, which must be beyond that of any usual rule."""
+    what = "order in 1/N at the finest sizes above rounding"
+    fine = [row for row in rows if row["used"]][-FEWEST:]
+    if len(fine) == FEWEST:
+        fit = power_fit(name, what, [row["spacing"] for row in fine], [row["error"] for row in fine], [True] * FEWEST)
+        return replace(fit, expected=_STEEP, relation=">=", passed=fit.slope >= _STEEP)
+    flat = [row["nodes"] for row in rows if row["note"] == "rounding level"]
+    if not flat:
+        return no_fit(name, what, f"only {len(fine)} size(s) can be used", _STEEP, ">=")
+    return replace(no_fit(name, what, f"rounding level is reached at N={flat[0]}", _STEEP, ">="), passed=True)

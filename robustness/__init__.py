@@ -1,1 +1,0 @@
-"""Campaigns against the package: kills, full disks, hostile files; ``python -m robustness``."""

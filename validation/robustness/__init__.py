@@ -1,0 +1,1 @@
+"""Campaigns against the package: kills, full disks, hostile files; ``python -m validation.robustness``."""

@@ -1,0 +1,64 @@
+"""All faults, one after the other."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+from validation.robustness.contract import Row, Trial
+from validation.robustness.faults.disks import full_disk, mountable, read_only, sizes_for
+from validation.robustness.faults.kills import killed
+from validation.robustness.faults.others import clock_back, dead_workers, second_writer
+from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
+
+__all__ = ["trials"]
+
+
+def trials(kills: int, seed: int, folder: Path) -> Iterator[Trial]:
+    """Yield all faults.
+
+    Parameters
+    ----------
+    kills : int
+        By SIGKILL, over flows, studies and folders; a tenth as many of trainings, of validation and of worker
+        processes, and by SIGINT and by SIGTERM a quarter of a flow, a study and a folder, a thirtieth of the others.
+    seed : int
+    folder : Path
+        For their files, which are removed.
+    """
+    study, images, training, claims = Study(), FolderRun(), Training(), Claims()
+    representative = (FLOWS[1], study, images)
+    few, some = max(1, kills // 30), max(1, kills // 10)
+    # Flows and folders are quick to begin with, studies are not.
+    shares = {FLOWS[0]: 0.2, FLOWS[1]: 0.25, FLOWS[2]: 0.1, study: 0.2, images: 0.25}
+    struck = [(signal.SIGKILL, victim, max(1, round(share * kills))) for victim, share in shares.items()]
+    struck += [(signal.SIGKILL, victim, some) for victim in (training, claims)]
+    # Where nothing may be raised, in callbacks of compiled code, only one signal in some ten arrives.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        struck += [(number, victim, max(1, kills // 4)) for victim in representative]
+        struck += [(number, victim, few) for victim in (training, claims)]
+    for number, victim, times in struck:
+        yield Trial(
+            f"{number.name}, {victim.name}, {times} times, seed {seed}",
+            partial(killed, victim, number, times, folder / "kill", seed),
+        )
+    for victim in representative:
+        if mountable(folder):
+            yield Trial(f"full disk, {victim.name}", partial(_full_disk, victim, folder / "full"))
+        yield Trial(f"read-only folder, {victim.name}", partial(read_only, victim, folder / "read-only"))
+        times = min(3, few)
+        yield Trial(
+            f"second writer, {victim.name}, {times} times", partial(second_writer, victim, times, folder / "second")
+        )
+        yield Trial(f"clock, {victim.name}", partial(clock_back, victim, folder / "clock"))
+    for cluster in (False, True):
+        yield Trial(
+            f"workers of {'Dask' if cluster else 'joblib'}, {some} times, seed {seed}",
+            partial(dead_workers, cluster, some, folder / "workers", seed),
+        )
+
+
+def _full_disk(victim: Victim, folder: Path) -> Row:
+    return full_disk(victim, sizes_for(victim), folder)

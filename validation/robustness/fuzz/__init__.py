@@ -1,0 +1,1 @@
+"""Hostile files: every reader of the package fuzzed, guided by coverage; ``python -m validation.robustness.fuzz``."""

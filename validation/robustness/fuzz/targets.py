@@ -1,0 +1,118 @@
+"""The readers that are fuzzed: seeds, structure, words, and the modules whose branches are followed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from validation.robustness.fuzz import readers, records, seeds
+
+__all__ = ["TARGETS", "Target"]
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader under fuzzing.
+
+    Attributes
+    ----------
+    about : str
+        What is read, for the table.
+    make : callable
+        From a folder to the reader.
+    seeds : callable
+        Returns valid inputs.
+    structure : str
+        A name in `robustness.fuzz.mutate.MUTATORS`.
+    modules : tuple of str
+        Modules of Python whose branches guide the fuzzer.
+    words : tuple of str
+        What a user might write.
+    longest : int
+        Bytes of an input.
+    """
+
+    about: str
+    make: Callable[[Path], Callable[[bytes], object]]
+    seeds: Callable[[], list[bytes]]
+    structure: str = "bytes"
+    modules: tuple[str, ...] = ()
+    words: tuple[str, ...] = ()
+    longest: int = 8192
+
+
+_FILES = ("nlflow.io.files", "nlflow.errors", "nlflow.io.formats.media")
+_PILLOW = ("nlflow.io.formats.pictures", "PIL.Image", "PIL.ImageFile")
+# Its module is so large that to follow all of it takes minutes.
+_TIFFFILE = "tifffile.tifffile:TiffFile,TiffPages,TiffPage,TiffTag,TiffTags,TiffPageSeries,FileHandle"
+_NUMPY = ("nlflow.io.npy", "numpy.lib._format_impl", "numpy.lib._npyio_impl")
+_KERNELS = ("gaussian:width=", "laplace:width=", "tophat:radius=", "dot:scale=", "width=", "radius=", "scale=", "inf",
+            "nan", "1e-320", "1e308", "-1", "0x10", "1_0", "٣")  # fmt: skip
+_OPTIONS = ("nodes=", "dimension=", "boundary=", "channels=", "fidelity=", "metric=", "integrator=", "dt=", "laziness=",
+            "seeds=", "eps=", "t=", "periodic", "reflect", "isolated", "l2", "degree", "euler", "semi-implicit",
+            "runge-kutta", "4,8,16", "1,2")  # fmt: skip
+_COMMANDS = (
+    "denoise", "study", "attention", "info", "validate", "demo", "--version", "--help", "in.png", "in.npy", "out.png",
+    "out.npy", "out.tif", "out.csv", "out", "*.png", "--quality", "fast", "balanced", "best", "--sigma", "--noise",
+    "poisson", "gaussian", "--gain", "--read-noise", "--offset", "--mask", "nan", "--keep", "--reference", "--compare",
+    "fig.png", "fig.pdf", "--stopping", "sure", "discrepancy", "--max-memory", "2GiB", "1e9", "--kind", "image",
+    "signal", "--channel-axis", "-1", "--existing", "overwrite", "skip", "refuse", "--json", "--quiet", "time-order",
+    "space-order", "monte-carlo", "mixing", "equilibrium", "stability", "--kernel", "--nodes", "--dimension",
+    "--boundary", "--channels", "--fidelity", "--metric", "--integrator", "--dt", "--laziness", "--seeds", "--seed",
+    "--queries", "--keys", "--values", "--device", "cpu", "auto", "cuda", "cpu-tensors", "--dtype", "float32", "--out",
+    "--jobs", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--list", "--width", "--patch-size",
+    "--search-radius", "\n",
+)  # fmt: skip
+
+#: From the name of a reader to how it is fuzzed.
+TARGETS: dict[str, Target] = {
+    "png": Target("PNG images", readers.media(".png"), seeds.png, "png", (*_FILES, *_PILLOW, "PIL.PngImagePlugin")),
+    "jpeg": Target(
+        "JPEG images", readers.media(".jpg"), seeds.jpeg, "bytes",
+        (*_FILES, *_PILLOW, "PIL.JpegImagePlugin", "PIL.MpoImagePlugin"),
+    ),
+    "tiff": Target(
+        "TIFF images", readers.media(".tif"), seeds.tiff, "bytes",
+        (*_FILES, *_PILLOW, "nlflow.io.formats.tiff", _TIFFFILE, "PIL.TiffImagePlugin"),
+    ),
+    "npy": Target("NPY arrays and tokens", readers.npy, seeds.npy, "npy",
+                  (*_FILES, *_NUMPY, "nlflow.io.formats.tables", "nlflow.io.terminal")),
+    "wav": Target("WAV signals", readers.media(".wav"), seeds.wav, "bytes",
+                  (*_FILES, "nlflow.io.formats.sound", "scipy.io.wavfile")),
+    "csv": Target("CSV tables", readers.media(".csv"), seeds.csv_tables, "bytes",
+                  (*_FILES, "nlflow.io.formats.tables"), ("nan", "inf", "-1e-9", "time (s)", '"', ";", "\t", "\r\n")),
+    "companion": Target("masks, noise maps, references", readers.companion, seeds.companions, "companion",
+                        # Not nlflow.io.companions: atheris 3.0 never lets go of what it sees compared, arrays there.
+                        (*_FILES, *_PILLOW, "nlflow.io.formats.tables")),
+    "archive": Target("archives and checkpoints", readers.archive, lambda: seeds.checkpoints() + seeds.archives(),
+                      "npz",
+                      (*_NUMPY, "nlflow.io.storage", "nlflow.io.encoding", "nlflow.flows.solver", "zipfile"),
+                      (), 16384),
+    "study": Target("folders of studies", readers.study, seeds.studies, "study",
+                    ("nlflow.io.storage", "nlflow.io.encoding", "nlflow.studies.store", "nlflow.studies.contract",
+                     "nlflow.studies.runner", "nlflow.studies.mixing", "nlflow.studies.fits", "nlflow.studies.result"),
+                    (), 65536),
+    "kernel": Target("kernels and options by name", readers.kernel, seeds.kernels, "bytes",
+                     ("nlflow.studies.options", "nlflow.studies.settings", "nlflow.kernels", "nlflow.errors"),
+                     _KERNELS + _OPTIONS, 512),
+    "command": Target("command lines", readers.command, seeds.commands, "bytes",
+                      ("nlflow.commands.main", "nlflow.commands.denoise", "nlflow.commands.files",
+                       "nlflow.commands.study",
+                       "nlflow.commands.attention", "nlflow.commands.batches",
+                       "nlflow.commands.denoise_files", "nlflow.denoising.inputs", "nlflow.denoising.api",
+                       "nlflow.studies.options", "nlflow.errors"), _COMMANDS, 1024),
+    "model": Target("folders of transformers", readers.model, seeds.models, "model",
+                    ("nlflow.attention.loading", "nlflow.attention.registry", "nlflow.attention.adapters"), (), 65536),
+    "layers": Target("layers of transformers, for the explorer", readers.layers, seeds.layers, "bytes",
+                     ("nlflow.explorer.layers_view",),
+                     ("1e999", "null", "[]", "{}", "true", "-1", '"by_head"', '"rows"', '"J"', "9" * 20), 16384),
+    "pictures": Target("zip data sets of trainings", readers.pictures, seeds.pictures, "npz",
+                       ("validation.training.data", "zipfile", "PIL.Image", "PIL.ImageFile"), (), 16384),
+    "state": Target("states of trainings", readers.state, seeds.states, "state",
+                    ("validation.training.state",), (), 16384),
+    "record": Target("records that later runs go by", records.record, records.records, "record",
+                     ("nlflow.io.storage", "nlflow.io.encoding", "nlflow.commands.ledger",
+                       "nlflow.denoising.large.store",
+                      "validation.runner", "validation.training.record", "validation.training.report"), (), 16384),
+}  # fmt: skip
