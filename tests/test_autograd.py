@@ -9,6 +9,7 @@ import pytest
 
 import nlflow as nl
 from nlflow.flows import derivatives as autograd
+from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
 
@@ -240,7 +241,7 @@ def test_operators_of_matrices(shape: tuple[int, ...], dtype: str) -> None:
     )
 
     def function(roots: Any, v: Any, f: Any, factor: Any) -> Any:
-        own = nl.fidelity.MatrixFidelity(matrices(roots), dtype=v.dtype)
+        own = MatrixFidelity(matrices(roots), dtype=v.dtype)
         return [
             part for one in (own, own.scaled(factor))
             for part in (one.times(v), one.damped(v, 0.7), one.implicit_step(v, f, 0.7))
