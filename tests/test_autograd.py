@@ -348,7 +348,7 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
             lambda e, u: autograd.equilibrium(attention(torch.ones_like(u), 0.1, u), maxiter=1).sum().backward(),
             "equilibrium: the residual of its derivative is",
         ),
-        (lambda e, u: e.minimizer(), "requires a gradient, use nlflow.flows.derivatives.minimizer"),
+        (lambda e, u: e.minimizer(), "requires a gradient, .* use nlflow.flows.derivatives.minimizer"),
         (lambda e, u: nl.E(attention(u, 0.1).affinity, U_PLAIN, learnt(0.1)).minimizer(), "a gradient, .*minimi"),
         (lambda e, u: nl.equilibrium(attention(U_PLAIN, learnt(0.1))), "a gradient, .*derivatives.equili"),
         (lambda e, u: nl.solve(nl.GradientFlow(e), u, t=1.0), "a gradient, .* use nlflow.flows.derivatives.run"),

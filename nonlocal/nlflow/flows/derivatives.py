@@ -145,8 +145,8 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # a derivative of what is returned here would be wrong without a word
             raise InputError(
-                "create_graph: got True, expected False: equilibria have first derivatives only; use derivatives.run with "
-                "a number of steps for second ones"
+                "create_graph: got True, expected False: equilibria have first derivatives only; use derivatives.run "
+                "with a number of steps for second ones"
             )
         return -ctx.solve(gradient), None, None
 
