@@ -104,11 +104,12 @@ ROOT_PAGES = {name.lower(): name for name in ("ARCHITECTURE", "CHANGELOG", "CONT
 
 
 def _from_root(app: Any, docname: str, source: list[str]) -> None:
-    """Put the text of a file of the root in the place of its stub; links among these files lead to their pages."""
+    """Replace a stub by the text of its file in the root; links from there lead to the pages."""
     if docname in ROOT_PAGES:
         text = (HERE.parent / f"{ROOT_PAGES[docname]}.md").read_text(encoding="utf-8")
         for page, name in ROOT_PAGES.items():
             text = text.replace(f"({name}.md)", f"({page}.md)")
+        text = text.replace("](docs/", "](")
         source[0] = text
         app.env.note_dependency(str(HERE.parent / f"{ROOT_PAGES[docname]}.md"))
 

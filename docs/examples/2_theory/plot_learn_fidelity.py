@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from nlflow import E, Gaussian, Points, affinity
-from nlflow.flows import derivatives as autograd
+from nlflow.flows.derivatives import minimizer
 
 # %%
 # Steps with noise. The kernel is that of the bilateral filter, a Gaussian of positions and values, so that averages do
@@ -33,7 +33,7 @@ def restored(parameters, observed):
     width, strength = parameters.exp()
     features = torch.stack([x / 0.03, observed / width], dim=1)
     weights = affinity(Gaussian(width=1.0), nodes, features)
-    return autograd.minimizer(E(weights, observed, strength, measure="degree"))
+    return minimizer(E(weights, observed, strength, measure="degree"))
 
 
 def loss(parameters, observed):
