@@ -21,7 +21,7 @@ DECISIONS = sorted(path for path in (DOCS / "decisions").glob("*.md") if path.na
 TEXTS = sorted(
     path
     for path in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*.rst"), *DOCS.glob("[!_]*/*.md"))
-    if path.name != "CHANGELOG.md"  # tells of names as they were
+    if path.name != "CHANGELOG.md"  # has old names
 )
 EQUATIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "equations.toml").read_text(encoding="utf-8"))
 
@@ -45,7 +45,7 @@ def test_equations_name_what_computes_them(label: str) -> None:
     assert equation["computed_by"]
     for name in equation["computed_by"]:
         assert resolved(name).__doc__
-        # Its page is there to link to: its own, or that of the class that it belongs to.
+        # There is a page to link to: its own, or that of its class.
         assert name in listed() or name.rpartition(".")[0] in listed()
 
 
@@ -127,7 +127,7 @@ def test_a_decision_is_dated_and_short(page: Path) -> None:
 
 @pytest.mark.slow
 def test_the_pages_build(tmp_path: Path) -> None:
-    """Every link leads somewhere, and every page is in the tree; the gallery's programs have a test of their own."""
+    """Every link has a target, and every page is in the tree. Another test runs the gallery's programs."""
     pytest.importorskip("sphinx", reason="pip install '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-b", "html",
@@ -144,4 +144,4 @@ def test_the_pages_build(tmp_path: Path) -> None:
         for path in (tmp_path / "html").rglob("*.html")
         if re.search(r'(src|href)="https?://[^"]*\.(js|css)', path.read_text(encoding="utf-8"))
     ]
-    assert outside == []  # pages are read without a network
+    assert outside == []  # pages must work without a network

@@ -1,4 +1,4 @@
-"""What the README shows runs as it stands."""
+"""The code of the README runs unchanged, and its commands exist."""
 
 import re
 import shlex
