@@ -229,13 +229,13 @@ class CompiledFilter:
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the nearest patches of each reference, by the squared distance over all channels."""
-        from nlflow.backends.numba import groups as loops
+        from nlflow.backends.numba import search
 
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
         ry, rx = lattice.radii
         padded = np.pad(guide, ((0, 0), (ry, ry), (rx, rx)), mode="edge")
-        loops.loop("find_groups", guide.dtype.name)(
+        search.loop(guide.dtype.name)(
             padded, lattice.rows, lattice.columns, lattice.shape, lattice.patch, lattice.radii,
             nearest_offsets(lattice.radii)[1], np.finfo(guide.dtype).eps, members, counts,
         )  # fmt: skip
