@@ -18,12 +18,12 @@ from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.explorer.sources import EXAMPLE, Crop, Source, cropped, slices
 from nlflow.explorer.texts import call, shell
-from nlflow.io.formats.media import Array
+from nlflow.io.formats.media import Array, Media
 
 __all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "command_note", "compute"]
 
 
-_OF_SIGNALS = {"psnr": psnr, "snr": snr}
+_MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
 
 @dataclass(frozen=True)
@@ -123,34 +123,34 @@ def compute(
     """
     trail = Trail() if trail is None else trail
     noisy, clean = cropped(source, settings.crop)
-    axis = source.media.channel_axis
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trail.tell = progress
-        words = settings.words() | _layout(source) | {"preserve_range": True, "return_info": True}
-        result, info = denoise(noisy, **words, progress=trail)
+        result, info = denoise(noisy, **_words(settings, source), progress=trail)
     figures: dict[str, float | None] = {}
-    if clean is not None:
-        for name, data in (("input", noisy), ("output", result)):
-            figures[f"psnr_{name}"] = psnr(clean, data)
-            if source.media.kind == "image":
-                figures[f"ssim_{name}"] = ssim(clean, data, axis)
-            else:
-                figures[f"snr_{name}"] = snr(clean, data)
-            if source.media.separate:
-                figures |= {f"{one}_{name}": _mean(measure, clean, data) for one, measure in _OF_SIGNALS.items()}
+    for measure in _measures(source.media) if clean is not None else ():
+        figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
+        figures[f"{measure}_output"] = _figure(measure, clean, result, source.media)
     notes = tuple(dict.fromkeys(str(one.message) for one in caught))
     return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes)
 
 
-def _mean(measure: Callable[[Array, Array], float], clean: Array, data: Array) -> float:
-    """Return the mean of a figure over the columns of a table, whose units differ."""
-    return float(np.mean([measure(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+def _measures(media: Media) -> tuple[str, str]:
+    return ("psnr", "ssim") if media.kind == "image" else ("psnr", "snr")
 
 
-def _layout(source: Source) -> dict[str, Any]:
-    """Return what `nlflow.denoise` has to know of the channels; the columns of a table are signals of their own."""
-    return {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
+def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None:
+    """Return how near samples come to their reference; of a table the mean over its columns, whose units differ."""
+    of = _MEASURES[measure]
+    if media.separate:
+        return float(np.mean([of(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+    return of(clean, data, media.channel_axis) if measure == "ssim" else of(clean, data)
+
+
+def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
+    """Return all words for `nlflow.denoise`; the columns of a table are signals of their own."""
+    layout = {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
+    return {**settings.words(), **layout, "preserve_range": True, "return_info": True}
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
@@ -158,49 +158,37 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
 
     ``result`` has the bits of `compute`, and so have the curves.
     """
-    axis = source.media.channel_axis
-    own = "from nlflow.denoising import Trail, denoise"
-    words = {**settings.words(), **_layout(source), "preserve_range": True, "return_info": True}
+    media, compared = source.media, source.clean is not None
+    imports = ["from nlflow.denoising import Trail, denoise"]
+    if compared:
+        imports.append(f"from nlflow.denoising.quality import {', '.join(_measures(media))}")
     if source.built_in:
         lines = [EXAMPLE, ""]
-        imports = [own]
     else:
-        layout = {"kind": source.media.kind, "channel_axis": axis} if source.media.format == "npy" else {}
+        layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format == "npy" else {}
         given = {name: value for name, value in layout.items() if value is not None}
         lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
-        imports = [own, "from nlflow.io.files import read"]
-        if source.clean is not None:
-            imports = ["from pathlib import Path", "", "from nlflow.io.companions import read_reference", own]
-            imports.append("from nlflow.io.files import read")
+        if compared:
+            imports = ["from pathlib import Path", "", *imports, "from nlflow.io.companions import read_reference"]
             lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
+        imports.append("from nlflow.io.files import read")
     if settings.crop is not None:
-        part = ", ".join(
-            ":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop)
-        )
-        lines.append(f"noisy = noisy[{part}]")
-        if source.clean is not None:
-            lines.append(f"clean = clean[{part}]")
-    lines += ["trail = Trail()", call("result, info", "denoise", "noisy, progress=trail", words)]
-    if source.clean is not None:
-        lines += _quality_lines(source)
-    lines += [
-        "",
-        "curves = trail.course",
-    ]
-    return "\n".join([*imports, "", *lines]) + "\n"
+        cuts = (":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop))
+        part = ", ".join(cuts)
+        lines += [f"{name} = {name}[{part}]" for name in (("noisy", "clean") if compared else ("noisy",))]
+    denoised = call("result, info", "denoise", "noisy, progress=trail", _words(settings, source))
+    lines += ["trail = Trail()", denoised, "curves = trail.course"]
+    return "\n".join([*imports, "", *lines, *(_quality_lines(media) if compared else [])]) + "\n"
 
 
-def _quality_lines(source: Source) -> list[str]:
-    names = ["psnr", "ssim"] if source.media.kind == "image" else ["psnr", "snr"]
-    lines = ["", f"from nlflow.denoising.quality import {', '.join(names)}", ""]
-    if source.media.separate:
-        lines.append("for c in range(clean.shape[1]):")
-        for name in names:
-            lines.append(f"    print({name!r}, c, {name}(clean[:, c], noisy[:, c]), {name}(clean[:, c], result[:, c]))")
-        return lines
-    for name in names:
-        axis = f", {source.media.channel_axis!r}" if name == "ssim" else ""
-        lines.append(f"print({name!r}, {name}(clean, noisy{axis}), {name}(clean, result{axis}))")
+def _quality_lines(media: Media) -> list[str]:
+    """Return lines that print how near input and result come to the reference."""
+    part, indent = ("[:, c]", "    ") if media.separate else ("", "")
+    lines = ["", *(["for c in range(clean.shape[1]):"] if media.separate else [])]
+    for name in _measures(media):
+        axis = f", {media.channel_axis!r}" if name == "ssim" else ""
+        figures = (f"{name}(clean{part}, {data}{part}{axis})" for data in ("noisy", "result"))
+        lines.append(f"{indent}print({', '.join([repr(name), *(['c'] if part else []), *figures])})")
     return lines
 
 
@@ -220,10 +208,7 @@ def _array_name(settings: DenoiseSettings, source: Source) -> str:
 def as_command(settings: DenoiseSettings, source: Source) -> str:
     """Return a command that writes the result to a file: see `command_note`."""
     if command_note(settings, source):
-        # Opened for a new file alone: what is there is not replaced.
-        name = _array_name(settings, source)
-        saving = f"import numpy as np\n\nwith open({name!r}, 'xb') as file:\n    np.save(file, result)"
-        return shell(as_python(settings, source), saving)
+        return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path = PurePath(source.name)
     words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
     words += ["--quality", settings.quality]

@@ -1,27 +1,20 @@
-"""What the tab "Flow" computes: J against E, on a line or in the plane, and the text that computes the same."""
+"""What the tab "Flow" computes: J against E, on a line or in the plane, by the very program that users copy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities import affinity
 from nlflow.backends.numba.loading import one_thread
-from nlflow.domains import Grid
-from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
-from nlflow.explorer import signals
-from nlflow.explorer.texts import shell
-from nlflow.flows.linear import GradientFlow
+from nlflow.explorer.texts import ran, shell
 from nlflow.flows.solver import solve
-from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback
-from nlflow.functionals.quadratic import METRICS, E, J
-from nlflow.kernels import Gaussian, Laplace, RadialKernel, TopHat
+from nlflow.functionals.quadratic import METRICS
 
 __all__ = [
     "BOUNDARIES",
@@ -39,18 +32,20 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-_KERNELS: dict[str, Callable[[float], RadialKernel]] = {"Gaussian": Gaussian, "Laplace": Laplace, "TopHat": TopHat}
-KERNELS = tuple(_KERNELS)
+KERNELS = ("Gaussian", "Laplace", "TopHat")
 BOUNDARIES = ("reflect", "periodic", "isolated")
-#: Each with its nodes along the axes.
-_SIGNALS: dict[str, tuple[Callable[[Grid], Floats], tuple[int, ...]]] = {
-    "steps": (signals.steps, (256,)),
-    "waves": (signals.waves, (256,)),
-    "disc": (signals.disc, (32, 32)),
-    "photograph": (signals.photograph, (32, 32)),
+#: The nodes along the axes of the unit interval or square, and the program that makes ``clean``, about -1 to 1.
+SIGNALS: dict[str, tuple[tuple[int, ...], str]] = {
+    "steps": ((256,), "clean = np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3))"),
+    "waves": ((256,), "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
+    "disc": ((32, 32), "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)"),
+    "photograph": (
+        (32, 32),
+        "from skimage import data\n\nclean = data.camera().reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255",
+    ),
 }
-SIGNALS = tuple(_SIGNALS)
 MOMENTS = 41  # that are looked at, the start among them
+COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz, a new file."
 
 
 @dataclass(frozen=True)
@@ -74,7 +69,7 @@ class FlowSettings:
         End of the flow, in relaxation times 1/mu_2 of J.
     """
 
-    signal: str = SIGNALS[0]
+    signal: str = "steps"
     noise: float = 0.2
     kernel: str = "Gaussian"
     width: float = 0.03
@@ -84,7 +79,7 @@ class FlowSettings:
     span: float = 8.0
 
     def __post_init__(self) -> None:
-        check_choice("signal", self.signal, SIGNALS)
+        check_choice("signal", self.signal, tuple(SIGNALS))
         check_choice("kernel", self.kernel, KERNELS)
         check_choice("metric", self.metric, METRICS)
         check_choice("boundary", self.boundary, BOUNDARIES)
@@ -96,16 +91,15 @@ class FlowSettings:
     @property
     def shape(self) -> tuple[int, ...]:
         """Nodes along each axis."""
-        return _SIGNALS[self.signal][1]
+        return SIGNALS[self.signal][0]
 
 
 @dataclass(frozen=True)
 class FlowResult:
-    """What was computed.
+    """What was computed, under the names of the program that `as_python` returns.
 
     Attributes
     ----------
-    settings : FlowSettings
     observed : array
         The signal f that both flows start from.
     t : array of shape (T,)
@@ -122,15 +116,14 @@ class FlowResult:
         mu_2, by which the J-flow forgets.
     rate_e : float
         mu_2 + fidelity, by which the E-flow comes to its equilibrium.
-    equilibrium : array
-        The minimiser of E.
+    limit : array
+        The equilibrium, which is the minimiser of E.
     kept : float
         Its distance to the constant, over that of f.
     bounds : (float, float)
         Between which `kept` lies for every signal.
     """
 
-    settings: FlowSettings
     observed: Floats
     t: Floats
     j: Floats
@@ -142,17 +135,15 @@ class FlowResult:
     remaining: Floats
     rate: float
     rate_e: float
-    equilibrium: Floats
+    limit: Floats
     kept: float
     bounds: tuple[float, float]
 
 
-def _grid(settings: FlowSettings) -> Grid:
-    boundary: Any = settings.boundary
-    return Grid(settings.shape, spacing=1 / settings.shape[0], boundary=boundary)
+_NAMES = tuple(one.name for one in fields(FlowResult))
 
 
-def compute(settings: FlowSettings, *, progress: Callable[[float], Any] | None = None) -> FlowResult:
+def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> FlowResult:
     """Run both flows from the same signal.
 
     Parameters
@@ -161,72 +152,51 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] | None =
     progress : callable, optional
         Gets the share done and may raise, which ends the call.
     """
-    with one_thread():  # of these small problems a second one would take longer to start than to run
-        return _compute(settings, progress or (lambda share: None))
+    parts = iter(((0.3, 0.6), (0.6, 0.9)))  # of the whole work: what each flow takes
 
-
-def _compute(settings: FlowSettings, tell: Callable[[float], Any]) -> FlowResult:
-    grid = _grid(settings)
-    f = _SIGNALS[settings.signal][0](grid) + settings.noise * np.random.default_rng(0).normal(size=grid.shape)
-    weights = affinity(_KERNELS[settings.kernel](settings.width), grid)
-    smoothing = GradientFlow(J(weights), metric=settings.metric)
-    functional = E(weights, f, settings.fidelity, measure=settings.metric)
-    keeping = GradientFlow(functional, metric=settings.metric)
-    tell(0.05)
-    rate = relaxation_rate(smoothing)
-    tell(0.3)
-    end = settings.span / rate if rate > 0 else settings.span
-    times = np.concatenate([[0.0], np.geomspace(end / 1000, end, MOMENTS - 1)])
-
-    def run(flow: GradientFlow, low: float, high: float) -> Any:
-        share = Callback(lambda t, u, flow: tell(low + (high - low) * t / end))
-        solution = solve(flow, f, t_eval=times, trackers=[share])
+    def followed(flow: Any, u: Floats, *, t_eval: Floats) -> Any:
+        low, high = next(parts)
+        share = Callback(lambda t, u, flow: progress(low + (high - low) * t / t_eval[-1]))
+        solution = solve(flow, u, t_eval=t_eval, trackers=[share])
         if not solution.success:
             raise NumericalError(f"flow: {solution.message}")
         return solution
 
-    j, e = run(smoothing, 0.3, 0.6), run(keeping, 0.6, 0.9)
-    limit = equilibrium(keeping).u
-    distance = smoothing.distance_to_constant
-    result = FlowResult(
-        settings=settings,
-        observed=f,
-        t=times,
-        j=j.u,
-        e=e.u,
-        energy_j=j.energy,
-        energy_e=e.energy,
-        distance_j=np.array([distance(u) for u in j.u]),
-        distance_e=np.array([distance(u) for u in e.u]),
-        remaining=np.array([keeping.norm(u - limit) for u in e.u]),
-        rate=rate,
-        rate_e=rate + settings.fidelity,
-        equilibrium=limit,
-        kept=distance(limit) / distance(f),
-        bounds=diversity_bounds(keeping),
-    )
-    tell(1.0)
-    return result
+    imports, prepare, run = _program(settings)
+    with one_thread():  # of these small problems a second one would take longer to start than to run
+        names = ran(f"{imports}\n{prepare}")
+        progress(0.3)
+        names = ran(run, **{**names, "solve": followed})
+    progress(1.0)
+    return FlowResult(**{name: names[name] for name in _NAMES})
 
 
 def as_python(settings: FlowSettings) -> str:
     """Return a program that makes the arrays and numbers of `FlowResult`, under the same names and to the same bits."""
-    shape = settings.shape if len(settings.shape) > 1 else settings.shape[0]
-    metric = repr(settings.metric)
-    return f"""import numpy as np
-from nlflow import E, {settings.kernel}, GradientFlow, Grid, J, affinity, diversity_bounds, equilibrium, solve
-from nlflow.explorer.signals import {settings.signal}
-from nlflow.flows.spectrum import relaxation_rate
+    return "\n".join([*_program(settings), 'print("kept", kept, "between", bounds)\n'])
 
-grid = Grid({shape!r}, spacing={1 / settings.shape[0]!r}, boundary={settings.boundary!r})
-observed = {settings.signal}(grid) + {settings.noise!r} * np.random.default_rng(0).normal(size=grid.shape)
+
+def _program(settings: FlowSettings) -> tuple[str, str, str]:
+    """Return what is imported, what makes the flows, and what runs them."""
+    (side, *others), clean = SIGNALS[settings.signal]
+    shape = settings.shape if others else side
+    metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
+    return (
+        f"""import numpy as np
+from nlflow import E, {settings.kernel}, GradientFlow, Grid, J, affinity, diversity_bounds, equilibrium, solve
+from nlflow.flows.spectrum import relaxation_rate
+""",
+        f"""grid = Grid({shape!r}, spacing={1 / side!r}, boundary={settings.boundary!r})
+{clean}
+observed = clean + {settings.noise!r} * np.random.default_rng(0).normal(size=grid.shape)
 weights = affinity({settings.kernel}({settings.width!r}), grid)
 smoothing = GradientFlow(J(weights), metric={metric})
-keeping = GradientFlow(E(weights, observed, {settings.fidelity!r}, measure={metric}), metric={metric})
+keeping = GradientFlow(E(weights, observed, {fidelity}, measure={metric}), metric={metric})
 
 rate = relaxation_rate(smoothing)  # mu_2: the J-flow goes to a constant as exp(-mu_2 t)
-rate_e = rate + {settings.fidelity!r}  # the E-flow to its equilibrium
-end = {settings.span!r} / rate if rate > 0 else {settings.span!r}
+rate_e = rate + {fidelity}  # the E-flow to its equilibrium
+""",
+        f"""end = {span} / rate if rate > 0 else {span}
 t = np.concatenate([[0.0], np.geomspace(end / 1000, end, {MOMENTS - 1})])
 solution_j, solution_e = solve(smoothing, observed, t_eval=t), solve(keeping, observed, t_eval=t)
 j, e = solution_j.u, solution_e.u
@@ -238,20 +208,14 @@ distance_e = np.array([smoothing.distance_to_constant(u) for u in e])
 remaining = np.array([keeping.norm(u - limit) for u in e])
 kept = smoothing.distance_to_constant(limit) / smoothing.distance_to_constant(observed)
 bounds = diversity_bounds(keeping)
-print("kept", kept, "between", bounds)
-"""
-
-
-_SAVED = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
-          "limit", "kept", "bounds")  # fmt: skip
-COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.npz, a new file."
+""",
+    )
 
 
 def as_command(settings: FlowSettings) -> str:
     """Return a command that saves what `as_python` makes as ``flow.npz``."""
-    given = ", ".join(f"{name}={name}" for name in _SAVED)
-    # Opened for a new file alone: what is there is not replaced.
-    return shell(as_python(settings), f"with open('flow.npz', 'xb') as file:\n    np.savez(file, {given})")
+    given = ", ".join(f"{name}={name}" for name in _NAMES)
+    return shell(as_python(settings), "flow.npz", f"np.savez(file, {given})")
 
 
 def predicted(t: Floats, values: Floats, rate: float) -> Floats:

@@ -17,7 +17,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
 from tornado.web import Application, RequestHandler
 
-__all__ = ["close_to_others", "hosts_of"]
+__all__ = ["bracketed", "close_to_others", "hosts_of"]
 
 _SERVED = re.compile(r"/|/ws|/favicon\.ico|/static/.+")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.(/|$)")
@@ -27,12 +27,12 @@ _HTTP = 80  # the port that stands in no address
 
 def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
     """Return what the header ``Host`` may be for a server of these names at a port, in lower case."""
-    written = {_bracketed(name) for name in names}
+    written = {bracketed(name) for name in names}
     found = {f"{name}:{port}" for name in written}
     return frozenset(found | written if port == _HTTP else found)
 
 
-def _bracketed(name: str) -> str:
+def bracketed(name: str) -> str:
     """Return a name as it stands in an address, in the form that browsers give it."""
     try:
         address = ipaddress.ip_address(name)

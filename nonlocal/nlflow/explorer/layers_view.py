@@ -97,6 +97,13 @@ class LayersFile:
     content: bytes
 
 
+class _UnfitError(ValueError):
+    """What a file holds in place of what is expected."""
+
+    def __init__(self, got: str, expected: str) -> None:
+        super().__init__(f"got {got}, expected {expected}")
+
+
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
     """Read ``result.json`` of `nonlocal attention --out`; nothing in it is trusted.
 
@@ -113,113 +120,129 @@ def read_layers(path: str | os.PathLike[str], name: str | None = None) -> Layers
     """
     name = os.fspath(path) if name is None else name
     try:
-        with Path(path).open("rb") as stream:
+        content = _content(Path(path))
+        return _checked(name, _parsed(content), content)
+    except _UnfitError as error:
+        raise FileFormatError(f"{name}: {error}; write it anew with nonlocal attention --out DIR") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise _wrong(name, str(error.strerror or error), "a file that can be read") from error
+        raise _UnfitError(str(error.strerror or error), "a file that can be read") from error
     if len(content) > _MOST_BYTES:
-        raise _wrong(name, f"more than {format_bytes(_MOST_BYTES)}", "less")
+        raise _UnfitError(f"more than {format_bytes(_MOST_BYTES)}", "less")
+    return content
 
+
+def _parsed(content: bytes) -> Any:
     def constant(text: str) -> NoReturn:
         raise ValueError(f"the number {text}")
 
     try:
-        report = json.loads(content.decode(), parse_constant=constant)
+        return json.loads(content.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
-        raise _wrong(name, f"no JSON ({why})", "result.json of nonlocal attention --out") from error
-    return _checked(name, report, content)
-
-
-def _wrong(name: str, got: str, expected: str) -> FileFormatError:
-    return FileFormatError(f"{name}: got {got}, expected {expected}; write it anew with nonlocal attention --out DIR")
+        raise _UnfitError(f"no JSON ({why})", "result.json of nonlocal attention --out") from error
 
 
 def _checked(name: str, report: Any, content: bytes) -> LayersFile:
-    rows = _list(name, _of(name, report, "rows"), "rows", _MOST_ROWS)
-    if not rows:
-        raise _wrong(name, "no rows", "one for each layer")
-    by_head = _list(name, report.get("by_head", []), "by_head", _MOST_ROWS)
     runs: dict[float, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        runs.setdefault(_number(name, _of(name, row, "fidelity"), "fidelity"), []).append(row)
-    fidelity = report.get("fidelity")
+    for row in _list(report, "rows", _MOST_ROWS):
+        runs.setdefault(_number(row, "fidelity"), []).append(row)
+    if not runs:
+        raise _UnfitError("no rows", "one for each layer")
+    by_head = _list(report, "by_head", _MOST_ROWS) if "by_head" in report else []
     return LayersFile(
         name=name,
-        model=_text(name, _of(name, report, "model"), "model"),
-        kind=_text(name, _of(name, report, "kind"), "kind"),
-        tokens=_whole(name, _of(name, report, "tokens"), "tokens"),
-        fidelity=None if fidelity is None else _number(name, fidelity, "fidelity"),
-        runs=tuple(_run(name, value, found, by_head) for value, found in runs.items()),
+        model=_text(report, "model"),
+        kind=_text(report, "kind"),
+        tokens=_whole(report, "tokens"),
+        fidelity=None if report.get("fidelity") is None else _number(report, "fidelity"),
+        runs=tuple(_run(value, found, by_head) for value, found in runs.items()),
         content=content,
     )
 
 
-def _run(name: str, fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> Run:
-    layers = tuple(_text(name, _of(name, row, "layer"), "layer") for row in rows)
-    index = [_whole(name, _of(name, row, "index"), "index") for row in rows]
+def _run(fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> Run:
+    layers = tuple(_text(row, "layer") for row in rows)
+    index = np.array([_whole(row, "index") for row in rows], dtype=np.int64)
     known = [key for key in QUANTITIES if any(row.get(key) is not None for row in rows)]
-    columns = {key: np.array([_perhaps(name, row.get(key), key) for row in rows]) for key in known}
+    columns = {key: np.array([_finite(row.get(key), key) for row in rows]) for key in known}
     places = {layer: number for number, layer in enumerate(layers)}
     found: dict[str, dict[int, list[float]]] = {}
     for entry in by_head:
-        if _number(name, _of(name, entry, "fidelity"), "fidelity") != fidelity:
+        if _number(entry, "fidelity") != fidelity:
             continue
-        layer = _text(name, _of(name, entry, "layer"), "layer")
+        layer = _text(entry, "layer")
         if layer not in places:
-            raise _wrong(name, f"heads of {layer!r}, which is no layer", "those of layers among the rows")
+            raise _UnfitError(f"heads of {layer!r}, which is no layer", "those of layers among the rows")
         for key in HEAD_QUANTITIES:
             if key in entry:
-                values = _list(name, entry[key], key, _MOST_HEADS)
-                found.setdefault(key, {})[places[layer]] = [_perhaps(name, value, key) for value in values]
-    heads = {}
-    for key, lines in found.items():
-        most = max(map(len, lines.values()))
-        if most * len(layers) > _MOST_NUMBERS:
-            raise _wrong(name, f"{most} heads of {len(layers)} states", f"at most {_MOST_NUMBERS} numbers in all")
-        heads[key] = np.full((len(layers), most), math.nan)
-        for place, values in lines.items():
-            heads[key][place, : len(values)] = values
-    return Run(fidelity, layers, np.array(index, dtype=np.int64), columns, heads)
+                values = [_finite(value, key) for value in _list(entry, key, _MOST_HEADS)]
+                found.setdefault(key, {})[places[layer]] = values
+    heads = {key: _filled(lines, len(layers)) for key, lines in found.items()}
+    return Run(fidelity, layers, index, columns, heads)
 
 
-def _of(name: str, entry: Any, key: str) -> Any:
+def _filled(lines: dict[int, list[float]], states: int) -> Floats:
+    """Return the values of heads by state, shape (states, heads); NaN where there are none."""
+    most = max(map(len, lines.values()))
+    if most * states > _MOST_NUMBERS:
+        raise _UnfitError(f"{most} heads of {states} states", f"at most {_MOST_NUMBERS} numbers in all")
+    filled = np.full((states, most), math.nan)
+    for place, values in lines.items():
+        filled[place, : len(values)] = values
+    return filled
+
+
+def _of(entry: Any, key: str) -> Any:
     if not isinstance(entry, dict) or key not in entry:
-        raise _wrong(name, f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
+        raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
     return entry[key]
 
 
-def _list(name: str, value: Any, key: str, most: int) -> list[Any]:
+def _list(entry: Any, key: str, most: int) -> list[Any]:
+    value = _of(entry, key)
     if not isinstance(value, list) or len(value) > most:
         got = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
-        raise _wrong(name, f"{got} as {key!r}", f"a list of at most {most}")
+        raise _UnfitError(f"{got} as {key!r}", f"a list of at most {most}")
     return value
 
 
-def _text(name: str, value: Any, key: str) -> str:
+def _text(entry: Any, key: str) -> str:
+    value = _of(entry, key)
     if not isinstance(value, str) or len(value) > _MOST_TEXT:
-        raise _wrong(name, f"{type(value).__name__} as {key!r}", f"a text of at most {_MOST_TEXT} characters")
+        raise _UnfitError(f"{type(value).__name__} as {key!r}", f"a text of at most {_MOST_TEXT} characters")
     return value
 
 
-def _number(name: str, value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(name, f"{type(value).__name__} as {key!r}", "a number")
-    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
-    if not -1e300 < value < 1e300:
-        raise _wrong(name, f"a number beyond all bounds as {key!r}", "a finite one")
-    return float(value)
+def _number(entry: Any, key: str) -> float:
+    value = _of(entry, key)
+    if value is None:
+        raise _UnfitError(f"null as {key!r}", "a number")
+    return _finite(value, key)
 
 
-def _whole(name: str, value: Any, key: str) -> int:
-    found = _number(name, value, key)
+def _whole(entry: Any, key: str) -> int:
+    found = _number(entry, key)
     if found != int(found) or not 0 <= found < 2**31:
-        raise _wrong(name, f"{found:g} as {key!r}", "a whole number that is not negative")
+        raise _UnfitError(f"{found:g} as {key!r}", "a whole number that is not negative")
     return int(found)
 
 
-def _perhaps(name: str, value: Any, key: str) -> float:
-    return math.nan if value is None else _number(name, value, key)
+def _finite(value: Any, key: str) -> float:
+    """Return a number of the file; NaN for none."""
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise _UnfitError(f"{type(value).__name__} as {key!r}", "a number")
+    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
+    if not -1e300 < value < 1e300:
+        raise _UnfitError(f"a number beyond all bounds as {key!r}", "a finite one")
+    return float(value)
 
 
 def as_python(found: LayersFile, quantity: str) -> str:

@@ -8,8 +8,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-import numpy as np
-
+from nlflow.explorer.texts import ran
 from nlflow.io import files
 from nlflow.io.companions import read_reference, spatial_shape
 from nlflow.io.formats.media import Array, Media
@@ -19,7 +18,7 @@ __all__ = ["EXAMPLE", "Crop", "Source", "cropped", "example", "open_source", "pr
 Crop = tuple[tuple[int, int], ...]
 """First and last (excluded) sample along each axis but that of the channels."""
 
-#: The text that makes the built-in example; `example` returns what it makes.
+#: The program that makes the built-in example.
 EXAMPLE = """import numpy as np
 from skimage import data
 
@@ -71,13 +70,9 @@ class Source:
 
 def example() -> Source:
     """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
-    from skimage import data
-
-    photograph: Array = data.camera()  # type: ignore[no-untyped-call]
-    clean = np.rint(photograph.reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
-    noise = np.random.default_rng(0).normal(0, 25, clean.shape)
-    noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
-    return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, "", built_in=True)
+    made = ran(EXAMPLE)
+    media = Media(Path("camera.png"), "png", "image", made["noisy"])
+    return Source(media, "camera.png", made["clean"], built_in=True)
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:
@@ -105,12 +100,12 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
         Where the part lies along each axis, 0 for the start, 1 for the end; in the middle by default.
     """
     shape = source.shape
+    sizes: tuple[int, ...]
     if len(shape) == 1:
-        sizes: tuple[int, ...] = (min(shape[0], _PREVIEW_SAMPLES),)
+        sizes = (min(shape[0], _PREVIEW_SAMPLES),)
     else:
-        side = math.isqrt(_PREVIEW_PIXELS)
         # Where one side is short, the other may be longer.
-        columns = min(shape[1], max(side, _PREVIEW_PIXELS // shape[0]))
+        columns = min(shape[1], max(math.isqrt(_PREVIEW_PIXELS), _PREVIEW_PIXELS // shape[0]))
         sizes = (min(shape[0], _PREVIEW_PIXELS // columns), columns)
     if sizes == shape:
         return None

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nlflow.errors import InputError, NlflowError, format_bytes
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import EXTENSIONS
 
-__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name"]
+__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name", "unpacked"]
 
 T = TypeVar("T")
 
@@ -46,6 +48,32 @@ def shown_name(name: str) -> str:
     return stem[: _NAME - len(suffix[:10])] + suffix[:10] if plain.strip(". ") else "upload"
 
 
+def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
+    """Return name and content of a file from the message of a page.
+
+    Parameters
+    ----------
+    data : dict
+        ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for one
+        that the browser cannot read.
+    limits : Limits
+
+    Raises
+    ------
+    InputError
+        Where there is no content.
+    """
+    name = shown_name(str(data["name"]))
+    if "size" in data:
+        raise _too_large(name, float(data["size"]), limits)
+    if "content" not in data:
+        raise InputError(f"{name}: got a file that the browser cannot read, expected one that is still there")
+    try:
+        return name, base64.b64decode(data["content"], validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise InputError(f"{name}: got content that is no base64, expected a file; send it again") from error
+
+
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
     """Return an image or a signal that was sent.
 
@@ -63,59 +91,43 @@ def received_source(name: str, content: bytes, limits: Limits) -> Source:
     FileFormatError
         As `nlflow.io.files.read`, about the sender's name.
     """
-    suffix = _suffix(name, tuple(EXTENSIONS))
-
-    def read(path: Path) -> Source:
-        _check_samples(name, _declared(path, suffix), limits)
-        source = open_source(path, shown_name(name))
-        _check_samples(name, source.media.data.size, limits)
-        return source
-
-    return _read(name, content, suffix, limits, read)
+    source = _read(name, content, limits, tuple(EXTENSIONS), open_source)
+    _check_samples(shown_name(name), source.media.data.size, limits)
+    return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
     """Return a source with the reference that was sent for it; see `received_source`."""
-    suffix = _suffix(name, tuple(EXTENSIONS))
-
-    def read(path: Path) -> Source:
-        _check_samples(name, _declared(path, suffix), limits)
-        return source.with_clean(path, shown_name(name))
-
-    return _read(name, content, suffix, limits, read)
+    return _read(name, content, limits, tuple(EXTENSIONS), source.with_clean)
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
     """Return the layers of a transformer that were sent; see `nlflow.explorer.layers_view.read_layers`."""
-    suffix = _suffix(name, (".json",))
-    return _read(name, content, suffix, limits, lambda path: read_layers(path, shown_name(name)))
+    return _read(name, content, limits, (".json",), read_layers)
 
 
-def _suffix(name: str, allowed: tuple[str, ...]) -> str:
-    suffix = PurePosixPath(shown_name(name)).suffix.lower()
-    if suffix not in allowed:
-        raise InputError(f"{shown_name(name)}: got a file of another kind, expected one of {', '.join(allowed)}")
-    return suffix
-
-
-def _read(name: str, content: bytes, suffix: str, limits: Limits, reader: Callable[[Path], T]) -> T:
+def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], reader: Callable[[Path, str], T]) -> T:
     """Read what was sent from a folder of its own, which is gone afterwards."""
+    name = shown_name(name)
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix not in suffixes:
+        raise InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}")
     if len(content) > limits.content:
-        got, most = format_bytes(len(content)), format_bytes(limits.content)
-        raise InputError(f"{shown_name(name)}: got {got}, expected at most {most}; start with a larger --max-upload")
+        raise _too_large(name, len(content), limits)
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
         path = Path(folder) / f"upload{suffix}"
         path.write_bytes(content)
+        _check_samples(name, _declared(path), limits)
         try:
-            return reader(path)
+            return reader(path, name)
         except NlflowError as error:
             # Where the file lay is of no use to anybody.
-            raise type(error)(str(error).replace(str(path), shown_name(name))) from error
+            raise type(error)(str(error).replace(str(path), name)) from error
 
 
-def _declared(path: Path, suffix: str) -> int:
+def _declared(path: Path) -> int:
     """Return how many numbers a compressed picture unfolds to, by its header; 0 for files that are as long as that."""
-    form = EXTENSIONS[suffix]
+    form = EXTENSIONS.get(path.suffix)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of large pictures, which are refused here, and of odd tags
@@ -139,7 +151,10 @@ def _declared(path: Path, suffix: str) -> int:
 
 def _check_samples(name: str, count: int, limits: Limits) -> None:
     if count > limits.samples:
-        raise InputError(
-            f"{shown_name(name)}: got {count} samples, expected at most {limits.samples}; crop it, or name the file on "
-            "the command line"
-        )
+        remedy = "crop it, or name the file on the command line"
+        raise InputError(f"{name}: got {count} samples, expected at most {limits.samples}; {remedy}")
+
+
+def _too_large(name: str, size: float, limits: Limits) -> InputError:
+    got, most = format_bytes(size), format_bytes(limits.content)
+    return InputError(f"{name}: got {got}, expected at most {most}; start with a larger --max-upload")

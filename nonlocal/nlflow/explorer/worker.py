@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Cancelled", "Job", "Worker"]
@@ -19,10 +19,11 @@ class Cancelled(BaseException):  # no error, and nothing that catches errors may
     """Raised inside a job that is not wanted any more, at its next report of progress."""
 
 
+@dataclass(eq=False)
 class Job:
     """A computation that was asked for.
 
-    Parameters
+    Attributes
     ----------
     work : callable
         Gets `progress`, a function of the share done, and returns a result.
@@ -30,117 +31,88 @@ class Job:
         Gets this job when it has ended, whatever way, in the computing thread; not called for one that was cancelled.
     told : callable, optional
         Gets the share done, in the computing thread.
-
-    Attributes
-    ----------
     result : object
         What `work` returned.
     error : Exception or None
         What it raised.
+    cancelled : bool
+        Whether it is not wanted any more. It ends at its next report of progress, without a result.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Callable[[float], None]], Any],
-        done: Callable[[Job], Any],
-        told: Callable[[float], Any] | None = None,
-    ) -> None:
-        self.result: Any = None
-        self.error: Exception | None = None
-        self._work, self._done, self._told = work, done, told
-        self._cancelled = threading.Event()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it is not wanted any more."""
-        return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """Let it end at its next report of progress, without a result."""
-        self._cancelled.set()
+    work: Callable[[Callable[[float], None]], Any]
+    done: Callable[[Job], Any]
+    told: Callable[[float], Any] = lambda share: None
+    result: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    cancelled: bool = field(default=False, init=False)
 
     def progress(self, share: float) -> None:
         """Report the share done; raise `Cancelled` where the job is not wanted any more."""
         if self.cancelled:
             raise Cancelled
-        if self._told is not None:
-            self._told(share)
+        self.told(share)
 
     def run(self) -> None:
         """Do the work and report."""
         if self.cancelled:
             return
         try:
-            self.result = self._work(self.progress)
+            self.result = self.work(self.progress)
         except Cancelled:
             return
         except Exception as error:  # the page shows it; the thread goes on for others
             self.error = error
         if not self.cancelled:
-            self._done(self)
+            self.done(self)
 
 
 class Worker:
     """A thread with a queue in which each key has its newest job alone; keys take turns."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Hashable, Job] = OrderedDict()
+        self._waiting: dict[Hashable, Job] = {}  # in the order in which they were asked for
         self._running: tuple[Hashable, Job] | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="nlflow-explorer", daemon=True)
         self._thread.start()
 
-    def submit(self, key: Hashable, job: Job) -> Job:
+    def submit(self, key: Hashable, job: Job) -> None:
         """Queue a job; older ones of its key are cancelled."""
         with self._changed:
-            self._forget(key)
+            self._forget(lambda other: other == key)
             self._waiting[key] = job
             self._changed.notify_all()
-        return job
-
-    def cancel(self, key: Hashable) -> None:
-        """Cancel the jobs of a key."""
-        with self._changed:
-            self._forget(key)
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel the jobs of all keys for which `belongs` holds: those of a session that has ended."""
+        """Cancel the jobs of all keys for which `belongs` holds: those of a tab, or of a session that has ended."""
         with self._changed:
-            running = [] if self._running is None else [self._running[0]]
-            for key in [key for key in (*self._waiting, *running) if belongs(key)]:
-                self._forget(key)
+            self._forget(belongs)
 
     def close(self, timeout: float = 5.0) -> None:
         """End the thread, after the job that it is at."""
         with self._changed:
             self._closed = True
-            for job in self._waiting.values():
-                job.cancel()
-            self._waiting.clear()
-            if self._running is not None:
-                self._running[1].cancel()
+            self._forget(lambda key: True)
             self._changed.notify_all()
         self._thread.join(timeout)
 
-    def _forget(self, key: Hashable) -> None:
-        older = self._waiting.pop(key, None)
-        if older is not None:
-            older.cancel()
-        if self._running is not None and self._running[0] == key:
-            self._running[1].cancel()
+    def _forget(self, belongs: Callable[[Hashable], bool]) -> None:
+        for key in [key for key in self._waiting if belongs(key)]:
+            self._waiting.pop(key).cancelled = True
+        if self._running is not None and belongs(self._running[0]):
+            self._running[1].cancelled = True
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                key, job = self._waiting.popitem(last=False)
-                self._running = key, job
+                key = next(iter(self._waiting))
+                self._running = key, self._waiting.pop(key)
             try:
-                job.run()
+                self._running[1].run()
             except Exception:  # in what a page does about a result: others want theirs all the same
                 logging.getLogger(__name__).exception("the page could not take up a result")
             finally:
