@@ -29,6 +29,7 @@ from tests.explorer import serving
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
+from nlflow.explorer import widgets  # noqa: E402
 from nlflow.explorer.denoise_tab import DenoiseTab  # noqa: E402
 from nlflow.explorer.desk import Desk  # noqa: E402
 from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
@@ -297,6 +298,37 @@ def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     assert tab.settings(full=False).steps is None  # best has none
     tab.undo()
     assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
+
+
+def test_parts_beside_each_other_keep_their_least_width() -> None:
+    narrow = widgets.columns(widgets.heading("a"), widgets.heading("b"), weights=(1, 2), least=120)
+    assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "2 1 240px"]
+    assert {part.styles["min-width"] for part in narrow} == {"min(120px, 100%)"}
+
+
+def test_a_choice_keeps_what_is_chosen_where_it_can() -> None:
+    moves: list[Any] = []
+    one = widgets.choice("run", "run", {}, lambda: moves.append(one.value))
+    widgets.offer(one, {"0": "as it is", "1": "with it"})
+    one.value = "1"
+    widgets.offer(one, {"1": "with it", "2": "more"})
+    assert one.value == "1"
+    widgets.offer(one, {"0": "as it is"})
+    assert (one.value, one.options) == ("0", {"as it is": "0"})
+    assert moves == ["0", "1", "0"]
+
+
+def test_what_has_not_changed_is_not_sent(desk: Desk) -> None:
+    tab, changes = DenoiseTab(desk, example()), []
+    for knob in tab.knobs.values():
+        knob.param.watch(changes.append, "shown")
+    tab.start()
+    settle(tab)
+    assert len(changes) <= len(tab.knobs)  # what was chosen
+    changes.clear()
+    tab.start()
+    settle(tab)
+    assert changes == []
 
 
 def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:

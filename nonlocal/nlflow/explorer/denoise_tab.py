@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import panel as pn
 
 from nlflow.denoising import Trail
 from nlflow.denoising.inputs import OF_FAST
@@ -19,7 +18,7 @@ from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, pict
 from nlflow.explorer.sources import Source, preview, saved
 from nlflow.explorer.texts import decibels, digits, note, table
 from nlflow.explorer.uploads import received_reference, received_source
-from nlflow.explorer.widgets import Download, Knob, Lines, Pictures, button, choice, columns, heading, markup
+from nlflow.explorer.widgets import Download, Knob, Lines, Pictures, beside, button, choice, columns, heading, markup
 from nlflow.io.formats.media import EXTENSIONS
 
 __all__ = ["DenoiseTab"]
@@ -76,7 +75,12 @@ class DenoiseTab(Tab):
             "clean", "Clean reference (optional)", "of the same size: shows PSNR and SSIM or SNR", suffixes,
             lambda name, content, limits: received_reference(name, content, limits, self._source), self._open_reference,
         )  # fmt: skip
-        self.panel = self._layout()
+        undo = button("Undo to defaults", self.undo)
+        controls = [self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
+                    columns(undo, self.full_button, least=120)]  # fmt: skip
+        course = heading("Course of the flow"), columns(self.energies, self.distances)
+        views = [self.status, self.part, self.pictures, self.lines, self.rest, *self.below(*course), self.download]
+        self.panel = beside(controls, views)
         self._adapt()
 
     def settings(self, *, full: bool) -> DenoiseSettings:
@@ -93,7 +97,7 @@ class DenoiseTab(Tab):
     def start(self, *, full: bool = False) -> None:
         """Compute what the controls say."""
         for name in OF_FAST:
-            self.knobs[name].disable(self.quality.value != "fast")
+            self.knobs[name].show(disabled=self.quality.value != "fast")
         settings, source, trail, stills = self.settings(full=full), self._source, self._trail, self._stills
         whole = settings.crop is None and preview(source) is not None
         self.ask(
@@ -179,19 +183,6 @@ class DenoiseTab(Tab):
             note=view.command_note(settings, source),
         )
         return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
-
-    def _layout(self) -> Any:
-        controls = pn.Column(
-            self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
-            columns(button("Undo to defaults", self.undo), self.full_button, least=120), sizing_mode="stretch_width",
-        )  # fmt: skip
-        main = pn.Column(
-            self.status, self.part, self.pictures, self.lines, self.rest,
-            heading("Numbers"), self.figures,
-            heading("Course of the flow"), columns(self.energies, self.distances),
-            heading("The same from a program"), self.code, self.download, sizing_mode="stretch_width",
-        )  # fmt: skip
-        return columns(controls, main, weights=(1, 3))
 
 
 @dataclass

@@ -16,7 +16,7 @@ from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
-from nlflow.explorer.sources import EXAMPLE, Crop, Source, cropped, slices
+from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
 from nlflow.io.formats.media import Array, Media
 
@@ -122,7 +122,10 @@ def compute(
         As `nlflow.denoise`.
     """
     trail = Trail() if trail is None else trail
-    noisy, clean = cropped(source, settings.crop)
+    noisy, clean = source.media.data, source.clean
+    if settings.crop is not None:
+        part = slices(source, settings.crop)
+        noisy, clean = noisy[part], None if clean is None else clean[part]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trail.tell = progress
@@ -159,7 +162,7 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     ``result`` has the bits of `compute`, and so have the curves.
     """
     media, compared = source.media, source.clean is not None
-    imports = ["from nlflow.denoising import Trail, denoise"]
+    imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
     if compared:
         imports.append(f"from nlflow.denoising.quality import {', '.join(_measures(media))}")
     if source.built_in:
@@ -209,18 +212,13 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     """Return a command that writes the result to a file: see `command_note`."""
     if command_note(settings, source):
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
-    path = PurePath(source.name)
-    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
-    words += ["--quality", settings.quality]
-    if settings.sigma is not None:
-        words += ["--sigma", repr(settings.sigma)]
-    for name, value in settings.words().items():
-        if name in OF_FAST:
-            words += [f"--{name.replace('_', '-')}", repr(value)]
-    if source.media.format == "npy":
-        words += ["--kind", source.media.kind]
-        if source.media.channel_axis is not None:
-            words += ["--channel-axis", str(source.media.channel_axis)]
+    path, media = PurePath(source.name), source.media
+    options = {"quality": settings.quality, **settings.words()}
+    if media.format == "npy":
+        options |= {"kind": media.kind, "channel_axis": media.channel_axis}
     if source.clean is not None:
-        words += ["--reference", source.clean_name]
+        options["reference"] = source.clean_name
+    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

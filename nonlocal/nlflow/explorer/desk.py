@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar
 from panel.io import hold
 
 from nlflow.explorer.uploads import Limits, shown_name, unpacked
-from nlflow.explorer.widgets import Code, Status, Upload, markup
+from nlflow.explorer.widgets import Code, Status, Upload, heading, markup
 from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 
@@ -72,6 +72,10 @@ class Tab:
     def start(self) -> None:
         """Compute for the first time."""
         raise NotImplementedError
+
+    def below(self, *views: Any) -> list[Any]:
+        """Return what stands below the views of a tab: numbers, other views, and the texts to copy."""
+        return [heading("Numbers"), self.figures, *views, heading("The same from a program"), self.code]
 
     def ask(
         self,

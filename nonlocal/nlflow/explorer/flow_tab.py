@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import panel as pn
 
 from nlflow.explorer import flow_view as view
 from nlflow.explorer.desk import Desk, Tab
-from nlflow.explorer.flow_view import FlowResult, FlowSettings
+from nlflow.explorer.flow_view import FlowSettings
 from nlflow.explorer.pictures import data_url, grey_scale, picture
 from nlflow.explorer.texts import digits, table
-from nlflow.explorer.widgets import Knob, Lines, Pictures, button, choice, columns, heading
+from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, columns
 from nlflow.plotting.base import PALETTE
 
 __all__ = ["FlowTab"]
@@ -47,7 +47,7 @@ class FlowTab(Tab):
 
     def __init__(self, desk: Desk) -> None:
         super().__init__(desk)
-        self._shown: tuple[FlowSettings, FlowResult] | None = None
+        self._shown: tuple[FlowSettings, SimpleNamespace] | None = None
         self.choices = {name: choice(name, name, words, self.start) for name, words in _CHOICES.items()}
         plain: dict[str, Any] = {"choosable": False, "moved": self.start}
         self.knobs = {
@@ -69,19 +69,11 @@ class FlowTab(Tab):
         self.remaining = Lines(
             "distance of E to its equilibrium", "time", rms, {"E": _E, _TO_EQUILIBRIUM: _PREDICTED}, log="y"
         )
-        controls = pn.Column(
-            *self.choices.values(),
-            *self.knobs.values(),
-            button("Undo to defaults", self.undo),
-            sizing_mode="stretch_width",
-        )
-        main = pn.Column(
-            self.status, self.frame, self.state, self.pictures,
-            columns(self.distances, self.remaining, self.energies),
-            heading("Numbers"), self.figures,
-            heading("The same from a program"), self.code, sizing_mode="stretch_width",
-        )  # fmt: skip
-        self.panel = columns(controls, main, weights=(1, 3))
+        undo = button("Undo to defaults", self.undo)
+        controls = [*self.choices.values(), *self.knobs.values(), undo]
+        charts = columns(self.distances, self.remaining, self.energies)
+        views = [self.status, self.frame, self.state, self.pictures, charts, *self.below()]
+        self.panel = beside(controls, views)
 
     def settings(self) -> FlowSettings:
         """Return what the controls say."""
@@ -102,7 +94,7 @@ class FlowTab(Tab):
             knob.reset()
         self.start()
 
-    def _show(self, shown: tuple[FlowSettings, FlowResult]) -> str:
+    def _show(self, shown: tuple[FlowSettings, SimpleNamespace]) -> str:
         self._shown = shown
         self._draw_state()
         settings, result = shown

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,26 +17,14 @@ from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.quadratic import METRICS
 
-__all__ = [
-    "BOUNDARIES",
-    "COMMAND_NOTE",
-    "KERNELS",
-    "MOMENTS",
-    "SIGNALS",
-    "FlowResult",
-    "FlowSettings",
-    "as_command",
-    "as_python",
-    "compute",
-    "predicted",
-]
+__all__ = ["COMMAND_NOTE", "MOMENTS", "FlowSettings", "as_command", "as_python", "compute", "predicted"]
 
 Floats = NDArray[np.float64]
 
-KERNELS = ("Gaussian", "Laplace", "TopHat")
-BOUNDARIES = ("reflect", "periodic", "isolated")
+_KERNELS = ("Gaussian", "Laplace", "TopHat")
+_BOUNDARIES = ("reflect", "periodic", "isolated")
 #: The nodes along the axes of the unit interval or square, and the program that makes ``clean``, about -1 to 1.
-SIGNALS: dict[str, tuple[tuple[int, ...], str]] = {
+_SIGNALS: dict[str, tuple[tuple[int, ...], str]] = {
     "steps": ((256,), "clean = np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3))"),
     "waves": ((256,), "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
     "disc": ((32, 32), "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)"),
@@ -54,8 +43,8 @@ class FlowSettings:
 
     Attributes
     ----------
-    signal : str
-        One of `SIGNALS`; the domain is the unit interval or square.
+    signal : {'steps', 'waves', 'disc', 'photograph'}
+        The first two on the unit interval, the others on the unit square.
     noise : float
         Standard deviation of what is added to it, of its range about 1.
     kernel : {'Gaussian', 'Laplace', 'TopHat'}
@@ -79,10 +68,10 @@ class FlowSettings:
     span: float = 8.0
 
     def __post_init__(self) -> None:
-        check_choice("signal", self.signal, tuple(SIGNALS))
-        check_choice("kernel", self.kernel, KERNELS)
+        check_choice("signal", self.signal, tuple(_SIGNALS))
+        check_choice("kernel", self.kernel, _KERNELS)
         check_choice("metric", self.metric, METRICS)
-        check_choice("boundary", self.boundary, BOUNDARIES)
+        check_choice("boundary", self.boundary, _BOUNDARIES)
         check_number("noise", self.noise, minimum=0)
         check_number("width", self.width, minimum=0, strict=True)
         check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="without it, E is J")
@@ -91,60 +80,16 @@ class FlowSettings:
     @property
     def shape(self) -> tuple[int, ...]:
         """Nodes along each axis."""
-        return SIGNALS[self.signal][0]
+        return _SIGNALS[self.signal][0]
 
 
-@dataclass(frozen=True)
-class FlowResult:
-    """What was computed, under the names of the program that `as_python` returns.
-
-    Attributes
-    ----------
-    observed : array
-        The signal f that both flows start from.
-    t : array of shape (T,)
-        Output times.
-    j, e : array of shape (T, ...)
-        The states of the J-flow and of the E-flow.
-    energy_j, energy_e : array of shape (T,)
-        J and E along their flows.
-    distance_j, distance_e : array of shape (T,)
-        Distance to the constant.
-    remaining : array of shape (T,)
-        Distance of the E-flow to its equilibrium.
-    rate : float
-        mu_2, by which the J-flow forgets.
-    rate_e : float
-        mu_2 + fidelity, by which the E-flow comes to its equilibrium.
-    limit : array
-        The equilibrium, which is the minimiser of E.
-    kept : float
-        Its distance to the constant, over that of f.
-    bounds : (float, float)
-        Between which `kept` lies for every signal.
-    """
-
-    observed: Floats
-    t: Floats
-    j: Floats
-    e: Floats
-    energy_j: Floats
-    energy_e: Floats
-    distance_j: Floats
-    distance_e: Floats
-    remaining: Floats
-    rate: float
-    rate_e: float
-    limit: Floats
-    kept: float
-    bounds: tuple[float, float]
+#: What the program of `as_python` makes, and a result holds.
+_NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
+          "limit", "kept", "bounds")  # fmt: skip
 
 
-_NAMES = tuple(one.name for one in fields(FlowResult))
-
-
-def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> FlowResult:
-    """Run both flows from the same signal.
+def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda share: None) -> SimpleNamespace:
+    """Run both flows from the same signal; return what the program of `as_python` makes, under the same names.
 
     Parameters
     ----------
@@ -168,17 +113,24 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
         progress(0.3)
         names = ran(run, **{**names, "solve": followed})
     progress(1.0)
-    return FlowResult(**{name: names[name] for name in _NAMES})
+    return SimpleNamespace(**{name: names[name] for name in _NAMES})
 
 
 def as_python(settings: FlowSettings) -> str:
-    """Return a program that makes the arrays and numbers of `FlowResult`, under the same names and to the same bits."""
+    """Return the program that `compute` runs.
+
+    It makes ``observed``, the signal that both flows start from; ``t``, the times (T,); ``j`` and ``e``, the states of
+    the J-flow and the E-flow (T, ...); ``energy_*``, J and E along their flows; ``distance_*`` to the constant;
+    ``remaining``, the distance of the E-flow to its equilibrium ``limit``; ``rate``, mu_2, by which the J-flow forgets;
+    ``rate_e``, mu_2 + fidelity, by which the E-flow comes to its equilibrium; ``kept``, the distance of the equilibrium
+    to the constant over that of the signal; ``bounds``, between which ``kept`` lies for every signal.
+    """
     return "\n".join([*_program(settings), 'print("kept", kept, "between", bounds)\n'])
 
 
 def _program(settings: FlowSettings) -> tuple[str, str, str]:
     """Return what is imported, what makes the flows, and what runs them."""
-    (side, *others), clean = SIGNALS[settings.signal]
+    (side, *others), clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
     return (

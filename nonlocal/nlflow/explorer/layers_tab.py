@@ -38,8 +38,7 @@ class LayersTab(Tab):
         self.panel = pn.Column(
             self.upload, self.status, columns(*charts[:2]), columns(*charts[2:]),
             heading("Heads"), columns(self.quantity, self.run), self.no_heads, self.heads,
-            heading("Numbers"), self.figures,
-            heading("The same from a program"), self.code, self.download, sizing_mode="stretch_width",
+            *self.below(), self.download, sizing_mode="stretch_width",
         )  # fmt: skip
 
     def start(self) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -148,46 +148,79 @@ def _parsed(content: bytes) -> Any:
         raise _UnfitError(f"no JSON ({why})", "result.json of nonlocal attention --out") from error
 
 
+def _is_number(value: Any) -> bool:
+    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+#: What a value may be: a test, and the words for it.
+_TEXT = (lambda v: isinstance(v, str) and len(v) <= _MOST_TEXT, f"a text of at most {_MOST_TEXT} characters")
+_ROWS = (lambda v: isinstance(v, list) and len(v) <= _MOST_ROWS, f"a list of at most {_MOST_ROWS} objects")
+_HEADS = (lambda v: isinstance(v, list) and len(v) <= _MOST_HEADS, f"a list of at most {_MOST_HEADS} numbers")
+_NUMBER = (_is_number, "a finite number")
+_PERHAPS = (lambda v: v is None or _is_number(v), "a finite number or null")
+_WHOLE = (lambda v: _is_number(v) and v == int(v) and 0 <= v < 2**31, "a whole number that is not negative")
+
+
+def _of(entry: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
+    """Return what an object of the file holds under a key."""
+    if not isinstance(entry, dict) or key not in entry:
+        raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
+    return _fit(entry[key], key, kind)
+
+
+def _fit(value: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
+    fits, expected = kind
+    if not fits(value):
+        size = f" of length {len(value)}" if isinstance(value, list | str) else ""
+        got = repr(value) if isinstance(value, float) else f"{type(value).__name__}{size}"
+        raise _UnfitError(f"{got} as {key!r}", expected)
+    return value
+
+
 def _checked(name: str, report: Any, content: bytes) -> LayersFile:
     runs: dict[float, list[Mapping[str, Any]]] = {}
-    for row in _list(report, "rows", _MOST_ROWS):
-        runs.setdefault(_number(row, "fidelity"), []).append(row)
+    for row in _of(report, "rows", _ROWS):
+        runs.setdefault(float(_of(row, "fidelity", _NUMBER)), []).append(row)
     if not runs:
         raise _UnfitError("no rows", "one for each layer")
-    by_head = _list(report, "by_head", _MOST_ROWS) if "by_head" in report else []
+    fidelity, by_head = report.get("fidelity"), _fit(report.get("by_head", []), "by_head", _ROWS)
     return LayersFile(
         name=name,
-        model=_text(report, "model"),
-        kind=_text(report, "kind"),
-        tokens=_whole(report, "tokens"),
-        fidelity=None if report.get("fidelity") is None else _number(report, "fidelity"),
+        model=_of(report, "model", _TEXT),
+        kind=_of(report, "kind", _TEXT),
+        tokens=int(_of(report, "tokens", _WHOLE)),
+        fidelity=None if fidelity is None else float(_fit(fidelity, "fidelity", _NUMBER)),
         runs=tuple(_run(value, found, by_head) for value, found in runs.items()),
         content=content,
     )
 
 
 def _run(fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> Run:
-    layers = tuple(_text(row, "layer") for row in rows)
-    index = np.array([_whole(row, "index") for row in rows], dtype=np.int64)
+    layers = tuple(_of(row, "layer", _TEXT) for row in rows)
+    index = np.array([_of(row, "index", _WHOLE) for row in rows], dtype=np.int64)
     known = [key for key in QUANTITIES if any(row.get(key) is not None for row in rows)]
-    columns = {key: np.array([_finite(row.get(key), key) for row in rows]) for key in known}
+    columns = {key: _numbers([row.get(key) for row in rows], key) for key in known}
     places = {layer: number for number, layer in enumerate(layers)}
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, dict[int, Floats]] = {}
     for entry in by_head:
-        if _number(entry, "fidelity") != fidelity:
+        if _of(entry, "fidelity", _NUMBER) != fidelity:
             continue
-        layer = _text(entry, "layer")
+        layer = _of(entry, "layer", _TEXT)
         if layer not in places:
             raise _UnfitError(f"heads of {layer!r}, which is no layer", "those of layers among the rows")
-        for key in HEAD_QUANTITIES:
-            if key in entry:
-                values = [_finite(value, key) for value in _list(entry, key, _MOST_HEADS)]
-                found.setdefault(key, {})[places[layer]] = values
-    heads = {key: _filled(lines, len(layers)) for key, lines in found.items()}
+        for key in entry.keys() & HEAD_QUANTITIES.keys():
+            found.setdefault(key, {})[places[layer]] = _numbers(_of(entry, key, _HEADS), key)
+    heads = {key: _filled(found[key], len(layers)) for key in HEAD_QUANTITIES if key in found}
     return Run(fidelity, layers, index, columns, heads)
 
 
-def _filled(lines: dict[int, list[float]], states: int) -> Floats:
+def _numbers(values: list[Any], key: str) -> Floats:
+    """Return numbers of the file; NaN where there is none."""
+    return np.array([math.nan if _fit(one, key, _PERHAPS) is None else float(one) for one in values])
+
+
+def _filled(lines: dict[int, Floats], states: int) -> Floats:
     """Return the values of heads by state, shape (states, heads); NaN where there are none."""
     most = max(map(len, lines.values()))
     if most * states > _MOST_NUMBERS:
@@ -196,53 +229,6 @@ def _filled(lines: dict[int, list[float]], states: int) -> Floats:
     for place, values in lines.items():
         filled[place, : len(values)] = values
     return filled
-
-
-def _of(entry: Any, key: str) -> Any:
-    if not isinstance(entry, dict) or key not in entry:
-        raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
-    return entry[key]
-
-
-def _list(entry: Any, key: str, most: int) -> list[Any]:
-    value = _of(entry, key)
-    if not isinstance(value, list) or len(value) > most:
-        got = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
-        raise _UnfitError(f"{got} as {key!r}", f"a list of at most {most}")
-    return value
-
-
-def _text(entry: Any, key: str) -> str:
-    value = _of(entry, key)
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
-        raise _UnfitError(f"{type(value).__name__} as {key!r}", f"a text of at most {_MOST_TEXT} characters")
-    return value
-
-
-def _number(entry: Any, key: str) -> float:
-    value = _of(entry, key)
-    if value is None:
-        raise _UnfitError(f"null as {key!r}", "a number")
-    return _finite(value, key)
-
-
-def _whole(entry: Any, key: str) -> int:
-    found = _number(entry, key)
-    if found != int(found) or not 0 <= found < 2**31:
-        raise _UnfitError(f"{found:g} as {key!r}", "a whole number that is not negative")
-    return int(found)
-
-
-def _finite(value: Any, key: str) -> float:
-    """Return a number of the file; NaN for none."""
-    if value is None:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _UnfitError(f"{type(value).__name__} as {key!r}", "a number")
-    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
-    if not -1e300 < value < 1e300:
-        raise _UnfitError(f"a number beyond all bounds as {key!r}", "a finite one")
-    return float(value)
 
 
 def as_python(found: LayersFile, quantity: str) -> str:

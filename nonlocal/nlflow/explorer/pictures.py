@@ -93,9 +93,9 @@ def _reduced(values: Array) -> tuple[Array, int]:
     return cut.reshape(rows, height, columns, width, *values.shape[2:]).mean(axis=(1, 3)), factor
 
 
-def data_url(content: bytes, kind: str = "image/png") -> str:
-    """Return the content of a file as an address that holds it."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def data_url(content: bytes) -> str:
+    """Return the content of a PNG file as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def envelope(values: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

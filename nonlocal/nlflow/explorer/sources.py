@@ -13,7 +13,7 @@ from nlflow.io import files
 from nlflow.io.companions import read_reference, spatial_shape
 from nlflow.io.formats.media import Array, Media
 
-__all__ = ["EXAMPLE", "Crop", "Source", "cropped", "example", "open_source", "preview", "saved", "slices"]
+__all__ = ["EXAMPLE", "Crop", "Source", "example", "open_source", "preview", "saved", "slices"]
 
 Crop = tuple[tuple[int, int], ...]
 """First and last (excluded) sample along each axis but that of the channels."""
@@ -112,14 +112,6 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
     where = place or (0.5,) * len(shape)
     starts = [round((n - size) * share) for n, size, share in zip(shape, sizes, where, strict=True)]
     return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
-
-
-def cropped(source: Source, crop: Crop | None) -> tuple[Array, Array | None]:
-    """Return the noisy samples of a part, and the clean ones where there are any."""
-    if crop is None:
-        return source.media.data, source.clean
-    part = slices(source, crop)
-    return source.media.data[part], None if source.clean is None else source.clean[part]
 
 
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:

@@ -21,24 +21,9 @@ from panel.io import state
 
 from nlflow.plotting.base import PALETTE
 
-__all__ = [
-    "Code",
-    "Download",
-    "Heatmap",
-    "Knob",
-    "Lines",
-    "Part",
-    "Pictures",
-    "Status",
-    "TabBar",
-    "Upload",
-    "button",
-    "choice",
-    "columns",
-    "heading",
-    "markup",
-    "offer",
-]
+__all__ = ["Code", "Download", "Heatmap", "Knob", "Lines", "Part", "Pictures", "Status", "TabBar", "Upload", "beside",
+           "button",
+           "choice", "columns", "heading", "markup", "offer"]  # fmt: skip
 
 _FOLDER = Path(__file__).parent / "components"
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
@@ -101,6 +86,11 @@ def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
     return pn.FlexBox(*parts, gap="16px", align_items="flex-start", sizing_mode="stretch_width")
 
 
+def beside(controls: Sequence[Any], views: Sequence[Any]) -> Any:
+    """Return controls with their views at their right, or below where the page is narrow."""
+    return columns(*(pn.Column(*parts, sizing_mode="stretch_width") for parts in (controls, views)), weights=(1, 3))
+
+
 # ---- parts of the page's own
 
 
@@ -113,12 +103,11 @@ class Part(JSComponent):
 
     def __init__(self, heard: Callable[[Any], Any] = lambda _: None, **shown: Any) -> None:
         self._heard = heard
-        super().__init__(shown={**shown, "serial": 0}, sizing_mode="stretch_width")
+        super().__init__(shown=shown, sizing_mode="stretch_width")
 
     def show(self, **shown: Any) -> None:
-        """Show other values of some words."""
-        # The number tells equal values apart, and tells who waits that the new ones are there.
-        self.shown = {**self.shown, **shown, "serial": self.shown["serial"] + 1}
+        """Show other values of some words; what has not changed is not sent."""
+        self.shown = {**self.shown, **shown}
 
     def _handle_msg(self, data: Any) -> None:
         document = state.curdoc
@@ -188,10 +177,6 @@ class Knob(Part):
         if self.shown["chosen"]:
             self.show(value=float(value))
 
-    def disable(self, disabled: bool) -> None:
-        """Let it be out of use, or in use again."""
-        self.show(disabled=disabled)
-
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
         """Give it another range, and its first value there."""
         self._start = start
@@ -222,7 +207,7 @@ class Pictures(Part):
     still = param.Dict(default={})
 
     def __init__(self) -> None:
-        super().__init__(items=[], compare=False)
+        super().__init__(items=[], compare=False, serial=0)
 
     def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None) -> None:
         """Show pictures.
@@ -237,7 +222,8 @@ class Pictures(Part):
         """
         if still is not None and still != self.still:
             self.still = dict(still)
-        self.show(items=[dict(item) for item in items], compare=still is not None)
+        serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
+        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial)
 
 
 class Upload(Part):
@@ -258,7 +244,7 @@ class Status(Part):
     _esm = _script("status")
 
     def __init__(self, heard: Callable[[Any], Any]) -> None:
-        super().__init__(heard, words="", kind="idle", share=0.0)
+        super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
 
     def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
         """Show a text.
@@ -270,7 +256,7 @@ class Status(Part):
         share : float
             Of the work that is done.
         """
-        self.show(words=words, kind=kind, share=share)
+        self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
 class Download(Part):

@@ -33,7 +33,6 @@ const figure = (model, draw) => {
     legend.replaceChildren();
     place.replaceChildren();
     draw(model.shown, place, legend);
-    root.dataset.serial = model.shown.serial;  // it is on the screen, for those who wait for it
   };
   model.on("shown", again);
   new ResizeObserver(() => {
