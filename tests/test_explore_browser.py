@@ -274,6 +274,19 @@ def test_tabs_and_parts_are_reached_by_keyboard(page: Page) -> None:
         assert int(element.get_attribute("tabIndex")) >= 0
 
 
+def test_names_in_files_are_no_html(page: Page, place: Path) -> None:
+    """Names come from outside: they are shown letter by letter, as text."""
+    name = "<img src=x onerror=\"document.title='taken over'\"> &lt;b&gt; &amp; $x$"
+    text = json.dumps({**layers_report(), "kind": name}).replace('"layer.1"', json.dumps(name))
+    (place / "odd.json").write_text(text)
+    page.tab("Layers")
+    page.wait(lambda: page.all('.drop[data-name="trace"]'), "the tab")
+    assert send(page, place / "odd.json", "trace") == f"odd.json: {name}, 2 run(s), 17 tokens"
+    page.wait(lambda: name in [one.text for one in page.all("table.numbers th")], "the name")
+    assert page.all("table.numbers img, .nl-status img") == []
+    assert page.driver.title == "nonlocal explore"
+
+
 @pytest.mark.parametrize("name", ["Denoise", "Flow", "Layers"])
 def test_a_telephone_needs_no_scrolling_to_the_side(page: Page, name: str) -> None:
     size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
