@@ -187,14 +187,14 @@ class DenoiseTab(Tab):
 
 @dataclass
 class _Stills:
-    """Pictures that do not change while settings move, and of what they are."""
+    """Pictures that do not change while settings move, and the source and part that they show."""
 
     part: Any = None
     items: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 class _Shown:
-    """A result as the page shows it; made in the computing thread, since pictures take time too."""
+    """A result as the page shows it; made in the computing thread, since drawing takes time too."""
 
     def __init__(self, result: DenoiseResult, source: Source, stills: _Stills) -> None:
         self.result, self.source = result, source
@@ -221,7 +221,7 @@ class _Shown:
             stills.items = {"noisy": draw("noisy", result.noisy, scale, told)}
             if result.clean is not None:
                 stills.items["clean"] = draw("clean", result.clean, scale, "the clean reference")
-        # Without their addresses, which go to the page once.
+        # Without their addresses, which are sent to the page once.
         still = {name: {**item, "src": ""} for name, item in stills.items.items()}
         changing = [draw("result", result.result, scale, told), draw("removed", result.residual, rest, removed)]
         self.items = [still.pop("noisy"), *changing, *still.values()]

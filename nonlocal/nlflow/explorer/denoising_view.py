@@ -1,4 +1,4 @@
-"""What the tab "Denoise" computes, and the texts that compute the same."""
+"""The computation of the tab "Denoise", and the program and the command that do the same."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "
 
 @dataclass(frozen=True)
 class DenoiseSettings:
-    """What may be set, as `nlflow.denoise` takes it; None: chosen from the noise.
+    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class DenoiseSettings:
     crop: Crop | None = None
 
     def words(self) -> dict[str, Any]:
-        """Return the words for `nlflow.denoise`; what is chosen is left out, and what the quality does not have."""
+        """Return the arguments for `nlflow.denoise` that are set and that the quality has."""
         skipped = {"crop"} if self.quality == "fast" else {"crop", *OF_FAST}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {name: value for name, value in given.items() if value is not None}
@@ -65,7 +65,7 @@ class DenoiseSettings:
 
 @dataclass(frozen=True)
 class DenoiseResult:
-    """What was computed.
+    """A result.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class DenoiseResult:
     clean : array or None
     info : DenoiseInfo
     course : dict of str to array
-        See `nlflow.denoising.following.Trail`.
+        See `nlflow.denoising.Trail`.
     figures : dict of str to float or None
         ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
         (signals) where there is a reference; of a table the means over its columns.
@@ -143,7 +143,7 @@ def _measures(media: Media) -> tuple[str, str]:
 
 
 def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None:
-    """Return how near samples come to their reference; of a table the mean over its columns, whose units differ."""
+    """Return a measure of samples against their reference; for a table the mean over columns, whose units differ."""
     of = _MEASURES[measure]
     if media.separate:
         return float(np.mean([of(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
@@ -151,7 +151,7 @@ def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None
 
 
 def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
-    """Return all words for `nlflow.denoise`; the columns of a table are signals of their own."""
+    """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
     layout = {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
     return {**settings.words(), **layout, "preserve_range": True, "return_info": True}
 
@@ -159,7 +159,7 @@ def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
 def as_python(settings: DenoiseSettings, source: Source) -> str:
     """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``.
 
-    ``result`` has the bits of `compute`, and so have the curves.
+    ``result`` and ``curves`` have the same bits as those of `compute`.
     """
     media, compared = source.media, source.clean is not None
     imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
@@ -196,7 +196,7 @@ def _quality_lines(media: Media) -> list[str]:
 
 
 def command_note(settings: DenoiseSettings, source: Source) -> str:
-    """Return what is to be known of the command; nothing where it is ``nonlocal denoise``."""
+    """Return a remark on the command; empty if the command is ``nonlocal denoise``."""
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"

@@ -1,4 +1,4 @@
-"""What the tabs of one page share: the way to the computing thread and back, and how errors are shown."""
+"""What the tabs of a page share: jobs for the computing thread, their progress, results and errors."""
 
 from __future__ import annotations
 
@@ -41,19 +41,19 @@ class Desk:
     document: Any
 
     def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document; from any thread."""
+        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
         if self.document is None:
             function()
         elif self.document.session_context is not None:  # the page is still there
             self.document.add_next_tick_callback(function)
 
     def close(self) -> None:
-        """End all that this page has asked for."""
+        """Cancel all jobs of this page."""
         self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
 
 
 class Tab:
-    """A tab: a `panel` of controls and views, a line that tells what is going on, numbers, and texts to copy.
+    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Tab:
         raise NotImplementedError
 
     def below(self, *views: Any) -> list[Any]:
-        """Return what stands below the views of a tab: numbers, other views, and the texts to copy."""
+        """Return what is below the main views: numbers, other views, and the texts to copy."""
         return [heading("Numbers"), self.figures, *views, heading("The same from a program"), self.code]
 
     def ask(
@@ -84,19 +84,19 @@ class Tab:
         words: str = "computing …",
         what: str = "view",
     ) -> None:
-        """Let something be computed and shown; what was asked for before under this name is not wanted any more.
+        """Compute something in the computing thread and show it; cancel the older job for the same purpose.
 
         Parameters
         ----------
         work : callable
             Runs in the computing thread; gets a function of the share done, which may raise.
         show : callable
-            Gets the result, in the page's own thread. Returns the words for the status, None where it has asked for
-            more.
+            Gets the result in the page's own thread. Returns the words for the status, or None if it has asked for a
+            further job.
         words : str
-            Shown meanwhile.
+            Status while the job waits and runs.
         what : str
-            The name under which it waits for its turn.
+            The purpose.
         """
         told = 0.0
 
@@ -120,7 +120,7 @@ class Tab:
         read: Callable[[str, bytes, Limits], T],
         show: Callable[[T], str | None],
     ) -> Upload:
-        """Return a place for a file, which is read in the computing thread and then shown; see `ask`."""
+        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`."""
         limits = self._desk.limits
 
         def take(data: Any) -> None:

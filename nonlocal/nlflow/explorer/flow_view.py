@@ -1,4 +1,4 @@
-"""What the tab "Flow" computes: J against E, on a line or in the plane, by the very program that users copy."""
+"""The computation of the tab "Flow": J and E on a line or in the plane. It runs the program that users copy."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ COMMAND_NOTE = "The command runs the Python text and saves its arrays as flow.np
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """What may be set.
+    """Settings of the tab.
 
     Attributes
     ----------
     signal : {'steps', 'waves', 'disc', 'photograph'}
         The first two on the unit interval, the others on the unit square.
     noise : float
-        Standard deviation of what is added to it, of its range about 1.
+        Standard deviation of the noise that is added; the signal goes from about -1 to 1.
     kernel : {'Gaussian', 'Laplace', 'TopHat'}
     width : float
         Of the kernel (radius of the top hat), as a share of the side of the domain.
@@ -83,7 +83,7 @@ class FlowSettings:
         return _SIGNALS[self.signal][0]
 
 
-#: What the program of `as_python` makes, and a result holds.
+#: The names that the program of `as_python` makes and that a result holds.
 _NAMES = ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate", "rate_e",
           "limit", "kept", "bounds")  # fmt: skip
 
@@ -97,7 +97,7 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
     progress : callable, optional
         Gets the share done and may raise, which ends the call.
     """
-    parts = iter(((0.3, 0.6), (0.6, 0.9)))  # of the whole work: what each flow takes
+    parts = iter(((0.3, 0.6), (0.6, 0.9)))  # shares of the work at which each flow starts and ends
 
     def followed(flow: Any, u: Floats, *, t_eval: Floats) -> Any:
         low, high = next(parts)
@@ -108,7 +108,7 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
         return solution
 
     imports, prepare, run = _program(settings)
-    with one_thread():  # of these small problems a second one would take longer to start than to run
+    with one_thread():  # starting a second one takes longer than these small problems
         names = ran(f"{imports}\n{prepare}")
         progress(0.3)
         names = ran(run, **{**names, "solve": followed})
@@ -129,7 +129,7 @@ def as_python(settings: FlowSettings) -> str:
 
 
 def _program(settings: FlowSettings) -> tuple[str, str, str]:
-    """Return what is imported, what makes the flows, and what runs them."""
+    """Return the parts of the program: imports, the flows, and their runs."""
     (side, *others), clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)

@@ -1,7 +1,8 @@
-"""Which requests the explorer's server answers: those for its own names, of its own pages, for parts of the page.
+"""The requests that the explorer's server answers: those to its own names, from its own pages, for parts of the page.
 
-A page of another site can have its name point to 127.0.0.1 once it is loaded, and then counts as a page of this server
-(DNS rebinding). The name stays in the header ``Host``, which no page can change, so that is what tells.
+Another site can let its name point to 127.0.0.1 after its page was loaded; the browser then takes that page for one of
+this server (DNS rebinding). The header ``Host`` still holds the site's name, and no page can change it, so
+it is checked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tab "Layers" shows: the figures of a transformer's layers, as `nonlocal attention --out` wrote them."""
+"""The data of the tab "Layers": figures of a transformer's layers, as `nonlocal attention --out` writes them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["HEAD_QUANTITIES", "QUANTITIES", "LayersFile", "Run", "as_command", "
 
 Floats = NDArray[np.float64]
 
-#: What rows hold for a state, and how it is called on the page.
+#: The quantities of a state, with their names on the page.
 QUANTITIES = {
     "cosine": "mean cosine of two tokens",
     "J": "energy J of the values, per token, mean of heads",
@@ -31,7 +31,7 @@ QUANTITIES = {
     "t_sim": "share of the mean token",
     "rank": "participation rank",
 }
-#: What is known of each head.
+#: The quantities of a head.
 HEAD_QUANTITIES = {
     "J": "energy J of the values, per token",
     "gap": "spectral gap 1 − |μ₂|",
@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LayersFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes
     ----------
@@ -98,7 +98,7 @@ class LayersFile:
 
 
 class _UnfitError(ValueError):
-    """What a file holds in place of what is expected."""
+    """A file holds something else than expected."""
 
     def __init__(self, got: str, expected: str) -> None:
         super().__init__(f"got {got}, expected {expected}")
@@ -153,7 +153,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
 
 
-#: What a value may be: a test, and the words for it.
+#: Kinds of values: a test, and the words for messages.
 _TEXT = (lambda v: isinstance(v, str) and len(v) <= _MOST_TEXT, f"a text of at most {_MOST_TEXT} characters")
 _ROWS = (lambda v: isinstance(v, list) and len(v) <= _MOST_ROWS, f"a list of at most {_MOST_ROWS} objects")
 _HEADS = (lambda v: isinstance(v, list) and len(v) <= _MOST_HEADS, f"a list of at most {_MOST_HEADS} numbers")
@@ -163,7 +163,7 @@ _WHOLE = (lambda v: _is_number(v) and v == int(v) and 0 <= v < 2**31, "a whole n
 
 
 def _of(entry: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
-    """Return what an object of the file holds under a key."""
+    """Return the value of a key in an object of the file, checked."""
     if not isinstance(entry, dict) or key not in entry:
         raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
     return _fit(entry[key], key, kind)

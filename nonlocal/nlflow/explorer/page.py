@@ -1,4 +1,4 @@
-"""The page: three tabs, which compute when they are first looked at."""
+"""The page: three tabs. Each starts to compute when it is first shown."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from nlflow.explorer.worker import Worker
 
 __all__ = ["Contents", "build"]
 
-#: What the page's head has besides: without it telephones show a page for wide screens.
+#: An addition to the page's head: without it telephones show the page for wide screens.
 _HEAD = """{% block postamble %}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 {% endblock %}"""
@@ -28,7 +28,7 @@ _TABS = ("Denoise", "Flow", "Layers")
 
 @dataclass(frozen=True)
 class Contents:
-    """What every page begins with.
+    """The content of a page when it opens.
 
     Attributes
     ----------
@@ -59,7 +59,7 @@ def build(contents: Contents, worker: Worker) -> Any:
     pn.state.on_session_destroyed(lambda context: desk.close())
     tabs: list[Tab] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
     first = 2 if contents.layers is not None and contents.source.built_in else 0
-    # All are part of the page from the start: what is added later may be told of changes before it is there.
+    # All tabs are part of the page from the start: a part that is added later can miss changes.
     places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
     seen, loaded = first, False
 
@@ -79,7 +79,7 @@ def build(contents: Contents, worker: Worker) -> Any:
         look(seen)
 
     look(first)
-    # What changes before a page is loaded does not all arrive; a moment later it does.
+    # Some changes are lost while the page loads, so the first tab starts a moment later.
     pn.state.onload(lambda: desk.later(load))
     return pn.Column(
         markup("<h1>nonlocal explore</h1>"),

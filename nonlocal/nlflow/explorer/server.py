@@ -16,7 +16,7 @@ from nlflow.explorer.worker import Worker
 
 __all__ = ["Running", "is_loopback", "start"]
 
-#: What messages of a page may be longer than the upload within.
+#: Bytes by which a message may be longer than the upload in it.
 _ROOM = 2**20
 
 
@@ -57,16 +57,16 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     Parameters
     ----------
     contents : Contents
-        What every page begins with.
+        The content of a page when it opens.
     host : str
-        The address that is listened at.
+        The address to listen at.
     port : int
         0 for one that is free.
 
     Raises
     ------
     InputError
-        Where the port is taken, or the address is none of this machine.
+        If the port is in use, or the address does not belong to this machine.
     """
     # Loaded here, not when the computing thread first needs it: CPython 3.11 fails where two threads parse at a time.
     import skimage.metrics  # noqa: F401
@@ -78,14 +78,14 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     except OSError as error:
         raise _refused(error, host, port) from error
     worker = Worker()
-    # Messages hold uploads as base64; nothing else is long.
+    # Messages hold uploads as base64; other messages are short.
     longest = contents.limits.content * 4 // 3 + _ROOM
     server = get_server(
         {"/": lambda: build(contents, worker)},
         port=port,
         address=host,
         title="nonlocal explore",
-        location=False,  # Panel reads no address in brackets, and the page does not ask where it is
+        location=False,  # Panel cannot read an address in brackets, and the page does not need it
         show=False,
         start=False,
         static_dirs={},
@@ -93,7 +93,7 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
         http_server_kwargs={"max_buffer_size": longest, "max_body_size": _ROOM},
     )
     hosts = hosts_of({host, "localhost", "127.0.0.1", "::1", *(() if is_loopback(host) else _names())}, server.port)
-    # Bokeh keeps its application to itself, and of an address in brackets it takes no origin as an argument.
+    # Bokeh has no public name for its application, and no argument for the origin of an address in brackets.
     application = server._tornado
     close_to_others(application, hosts)
     application.websocket_origins.update(hosts)

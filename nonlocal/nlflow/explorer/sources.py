@@ -1,4 +1,4 @@
-"""What the explorer denoises, a file or the example that is built in, and results as files of the same kind."""
+"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
 
 
 def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
-    """Return the part that is computed while settings move; None where that is all.
+    """Return the part that is computed while settings move; None if that is the whole input.
 
     It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have.
 
@@ -115,7 +115,7 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
 
 
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
-    """Return what the data of a source are indexed with for a part of it."""
+    """Return the index of a part in the data of a source."""
     parts = [slice(low, high) for low, high in crop]
     if source.media.channel_axis is not None:
         parts.insert(source.media.channel_axis, slice(None))
@@ -123,7 +123,7 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return a result as a file in the way its input is stored, with a name for it.
+    """Return the name and the content of a file that stores a result as its input is stored.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Texts of the explorer: numbers, pieces of HTML, and the programs and commands that users copy."""
+"""Texts of the explorer: numbers, tables as HTML, and the programs and commands that users copy."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
 
 
 def ran(program: str, **given: Any) -> dict[str, Any]:
-    """Run a program of this package and return its names: what users copy is what is computed.
+    """Run a program that users can copy, and return the names that it makes.
 
     Parameters
     ----------
     program : str
-        Made by this package, from checked settings alone.
+        Made by this package from checked settings alone, never from other texts.
     **given
-        Names that it finds.
+        Names that the program finds.
     """
     exec(compile(program, "<nonlocal explore>", "exec"), given)
     return given
@@ -73,6 +73,6 @@ def shell(program: str, name: str, saving: str) -> str:
     saving : str
         Python text that writes to ``file``; NumPy is ``np``.
     """
-    # Quoted, so that the shell changes nothing in it; names are literals of Python, in which no line ends the text.
+    # The quotes keep the shell from changing the text; a literal of Python never makes a line PYTHON that would end it.
     lines = [program, "import numpy as np", "", f"with open({name!r}, 'xb') as file:", f"    {saving}"]
     return "\n".join(["python - <<'PYTHON'", *lines, "PYTHON"])

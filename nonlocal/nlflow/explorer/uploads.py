@@ -1,4 +1,4 @@
-"""Files from a page: bytes to samples, with nothing taken over from the sender but the end of the name."""
+"""Files from a page. Nothing of the sender's path is used except the last part of the name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NAME = 80  # characters of a name that are shown
 
 @dataclass(frozen=True)
 class Limits:
-    """What an upload may take.
+    """Limits of an upload.
 
     Attributes
     ----------
@@ -41,7 +41,7 @@ class Limits:
 
 
 def shown_name(name: str) -> str:
-    """Return the last part of a sender's file name, fit to be shown: no folders, no control characters, not long."""
+    """Return a sender's file name without folders and control characters, cut to 80 characters."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
     stem, suffix = PurePosixPath(plain).stem, PurePosixPath(plain).suffix
@@ -87,7 +87,7 @@ def received_source(name: str, content: bytes, limits: Limits) -> Source:
     Raises
     ------
     InputError
-        For a format that is not known, and beyond the limits; dimensions are looked at before samples are decoded.
+        For an unknown format, and beyond the limits; the dimensions are checked before samples are decoded.
     FileFormatError
         As `nlflow.io.files.read`, about the sender's name.
     """
@@ -107,7 +107,7 @@ def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
 
 
 def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], reader: Callable[[Path, str], T]) -> T:
-    """Read what was sent from a folder of its own, which is gone afterwards."""
+    """Write an upload to a temporary folder, read it there, and remove the folder."""
     name = shown_name(name)
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in suffixes:
@@ -121,16 +121,16 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
         try:
             return reader(path, name)
         except NlflowError as error:
-            # Where the file lay is of no use to anybody.
+            # The message names the upload, not the temporary file.
             raise type(error)(str(error).replace(str(path), name)) from error
 
 
 def _declared(path: Path) -> int:
-    """Return how many numbers a compressed picture unfolds to, by its header; 0 for files that are as long as that."""
+    """Return how many samples the header of a picture declares; 0 for other formats and for headers that are wrong."""
     form = EXTENSIONS.get(path.suffix)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large pictures, which are refused here, and of odd tags
+            warnings.simplefilter("ignore")  # about large pictures, which are refused here, and odd tags
             if form in ("png", "jpeg"):
                 from PIL import Image
 
@@ -144,7 +144,7 @@ def _declared(path: Path) -> int:
 
                 with tifffile.TiffFile(path) as tiff:
                     return math.prod(tiff.pages[0].shape)
-    except Exception:  # a header that no reader takes unfolds to nothing; `files.read` tells what is wrong with it
+    except Exception:  # `files.read` says what is wrong with the header
         return 0
     return 0
 

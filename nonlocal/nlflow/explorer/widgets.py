@@ -1,6 +1,6 @@
-"""The parts of the page: Panel's own where they do as much as these, and scripts of ``components`` where they do not.
+"""The parts of the page: Panel's, and where those are not as good, own ones with a script in ``components``.
 
-What a user does comes to a part as a message; what it shows goes out as one dictionary, `Part.shown`.
+An own part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
 
 
 def markup(html: str = "") -> Any:
-    """Return a piece of HTML; names and words from outside are escaped by its maker. Its `object` is what it shows."""
+    """Return a piece of HTML, its ``object``. The caller escapes texts from outside."""
     return _styled(pn.pane.HTML(html))
 
 
@@ -55,16 +55,16 @@ def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> 
 
 
 def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice of one of a few words, the first at first. Its `value` is what is chosen.
+    """Return a choice of one of a few words, its ``value``; at first it is the first word.
 
     Parameters
     ----------
     name, label : str
-        What it is called in the page's HTML, as a class, and by users.
+        The name in the page's HTML, as a class, and the label that users see.
     options : mapping of str to str
-        From a word to what it is called on the page.
+        From a word to its text on the page.
     moved : callable
-        Called without arguments when the value has changed, whoever has changed it.
+        Called without arguments when the user or the program has changed the value.
     """
     one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
     offer(one, options)
@@ -73,13 +73,13 @@ def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[]
 
 
 def offer(one: Any, options: Mapping[str, str]) -> None:
-    """Give a choice other words to choose from; what is chosen stays where it can."""
+    """Give a choice other words; the value stays if it is among them."""
     value = one.value if one.value in options else next(iter(options), None)
     one.param.update(options={text: word for word, text in options.items()}, value=value)
 
 
 def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
-    """Return parts beside each other, below each other where one would have less than `least` pixels."""
+    """Return parts beside each other, or below each other if one would have less than `least` pixels."""
     for part, weight in zip(parts, weights or [1] * len(parts), strict=True):
         basis = least if weight == 1 else 2 * least
         part.styles = {"flex": f"{weight} 1 {basis}px", "min-width": f"min({least}px, 100%)"}
@@ -87,7 +87,7 @@ def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
 
 
 def beside(controls: Sequence[Any], views: Sequence[Any]) -> Any:
-    """Return controls with their views at their right, or below where the page is narrow."""
+    """Return controls with their views at the right, or below on a narrow page."""
     return columns(*(pn.Column(*parts, sizing_mode="stretch_width") for parts in (controls, views)), weights=(1, 3))
 
 
@@ -106,37 +106,37 @@ class Part(JSComponent):
         super().__init__(shown=shown, sizing_mode="stretch_width")
 
     def show(self, **shown: Any) -> None:
-        """Show other values of some words; what has not changed is not sent."""
+        """Change some entries of `shown`; nothing is sent if all are as before."""
         self.shown = {**self.shown, **shown}
 
     def _handle_msg(self, data: Any) -> None:
         document = state.curdoc
         if document is None or document.session_context is None:
             self._heard(data)
-        else:  # messages come without the lock of the document, which changes of charts need
+        else:  # messages come without the lock of the document, which changes need
             document.add_next_tick_callback(partial(self._heard, data))
 
 
 def _script(*names: str) -> str:
-    """Return the script of a part: one or more files as one, for a page loads no file beside it."""
+    """Return the script of a part: files joined into one, since the page loads no further files."""
     return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class Knob(Part):
-    """A number with its unit and, where the program can choose it, a box that says that it does.
+    """A slider for a number with its unit; if the program can choose the number, with a box for that.
 
     Own, because Panel's slider and check box have no names for screen readers.
 
     Parameters
     ----------
     name, label : str
-        What it is called in the page's HTML, and by users.
+        The name in the page's HTML, and the label that users see.
     low, high, step : float
     start : float
         Shown first.
     unit : str
     choosable : bool
-        Whether there is such a box, which is marked at first.
+        Whether there is a box; it is marked at first.
     moved : callable
         Called without arguments after a move.
     """
@@ -163,7 +163,7 @@ class Knob(Part):
 
     @property
     def value(self) -> float | None:
-        """The number that is set; None where the program chooses it."""
+        """The number that the user has set; None if the program chooses it."""
         return None if self.shown["chosen"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:
@@ -173,7 +173,7 @@ class Knob(Part):
         self._moved()
 
     def show_chosen(self, value: float) -> None:
-        """Show what was chosen, unless the user has set a number."""
+        """Show the number that the program has chosen, unless the user has set one."""
         if self.shown["chosen"]:
             self.show(value=float(value))
 
@@ -198,9 +198,9 @@ class TabBar(Part):
 
 
 class Pictures(Part):
-    """Pictures beside each other, the first two in one frame with a divider where they are compared.
+    """Pictures beside each other; two that are compared share a frame with a divider.
 
-    Own, because the divider of Panel's `Swipe` does not move by keyboard, and what stays would be sent with each move.
+    Own, because the divider of Panel's `Swipe` cannot be moved by keyboard, and `Swipe` cannot blink.
     """
 
     _esm = _script("pictures")
@@ -229,16 +229,16 @@ class Pictures(Part):
 class Upload(Part):
     """A file from the user's disk; `heard` gets what `nlflow.explorer.uploads.unpacked` reads.
 
-    Own, because Panel's `FileInput` sends files of any size and `FileDropper` keeps any number of bytes on the server.
+    Own, because `FileInput` of Panel sends files of any size, and a server with `FileDropper` stores any number of bytes.
     """
 
     _esm = _script("upload")
 
 
 class Status(Part):
-    """What is going on, how far it is, and a button to end it; `heard` is called when that is pressed.
+    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed.
 
-    Own, because Panel has no text that screen readers read out as it changes.
+    Own, because Panel has no text that screen readers announce when it changes.
     """
 
     _esm = _script("status")
@@ -260,9 +260,9 @@ class Status(Part):
 
 
 class Download(Part):
-    """A button that brings a file; `heard` is called when it is pressed, and `save` sends the file.
+    """A button to get a file: `heard` is called when it is pressed, and then calls `save`.
 
-    Own, because Panel's `FileDownload` does nothing when its button is pressed by keyboard.
+    Own, because the button of Panel's `FileDownload` cannot be pressed by keyboard.
     """
 
     _esm = _script("download")
@@ -273,9 +273,9 @@ class Download(Part):
 
 
 class Code(Part):
-    """The texts that compute what is seen (``python``, ``command``), a ``note`` on the command, and buttons that copy.
+    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts.
 
-    Own, because the copying button of Panel's code blocks has no name and is silent where the browser refuses.
+    Own, because the copy button of Panel's code blocks has no name and says nothing if the browser refuses.
     """
 
     _esm = _script("code")

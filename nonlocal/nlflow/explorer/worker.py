@@ -1,7 +1,7 @@
-"""The one thread that computes: compiled loops may not be started from several threads at a time.
+"""The thread that computes for all pages. Only one thread at a time may start compiled loops.
 
-A page asks with a key, its session and its tab. A newer job of a key takes the place of an older one that waits, and
-ends an older one that runs.
+Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and ends a
+running one.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 __all__ = ["Cancelled", "Job", "Worker"]
 
 
-class Cancelled(BaseException):  # no error, and nothing that catches errors may catch it
-    """Raised inside a job that is not wanted any more, at its next report of progress."""
+class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
+    """Raised inside a cancelled job at its next report of progress."""
 
 
 @dataclass(eq=False)
 class Job:
-    """A computation that was asked for.
+    """One computation.
 
     Attributes
     ----------
     work : callable
         Gets `progress`, a function of the share done, and returns a result.
     done : callable
-        Gets this job when it has ended, whatever way, in the computing thread; not called for one that was cancelled.
+        Gets this job in the computing thread when it has a result or an error; not called if the job was cancelled.
     told : callable, optional
         Gets the share done, in the computing thread.
     result : object
@@ -36,7 +36,7 @@ class Job:
     error : Exception or None
         What it raised.
     cancelled : bool
-        Whether it is not wanted any more. It ends at its next report of progress, without a result.
+        Set by the worker. The job then ends at its next report of progress, without a result.
     """
 
     work: Callable[[Callable[[float], None]], Any]
@@ -47,30 +47,30 @@ class Job:
     cancelled: bool = field(default=False, init=False)
 
     def progress(self, share: float) -> None:
-        """Report the share done; raise `Cancelled` where the job is not wanted any more."""
+        """Report the share done; raise `Cancelled` if the job was cancelled."""
         if self.cancelled:
             raise Cancelled
         self.told(share)
 
     def run(self) -> None:
-        """Do the work and report."""
+        """Compute the result and call `done`."""
         if self.cancelled:
             return
         try:
             self.result = self.work(self.progress)
         except Cancelled:
             return
-        except Exception as error:  # the page shows it; the thread goes on for others
+        except Exception as error:  # the page shows it; the thread goes on
             self.error = error
         if not self.cancelled:
             self.done(self)
 
 
 class Worker:
-    """A thread with a queue in which each key has its newest job alone; keys take turns."""
+    """A thread with a queue that holds the newest job of each key."""
 
     def __init__(self) -> None:
-        self._waiting: dict[Hashable, Job] = {}  # in the order in which they were asked for
+        self._waiting: dict[Hashable, Job] = {}  # in the order of arrival
         self._running: tuple[Hashable, Job] | None = None
         self._changed = threading.Condition()
         self._closed = False
@@ -78,19 +78,19 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Queue a job; older ones of its key are cancelled."""
+        """Queue a job and cancel older jobs of its key."""
         with self._changed:
             self._forget(lambda other: other == key)
             self._waiting[key] = job
             self._changed.notify_all()
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel the jobs of all keys for which `belongs` holds: those of a tab, or of a session that has ended."""
+        """Cancel the jobs whose keys fulfil `belongs`, as those of one tab or of a page that was closed."""
         with self._changed:
             self._forget(belongs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread, after the job that it is at."""
+        """End the thread after its current job."""
         with self._changed:
             self._closed = True
             self._forget(lambda key: True)
@@ -113,7 +113,7 @@ class Worker:
                 self._running = key, self._waiting.pop(key)
             try:
                 self._running[1].run()
-            except Exception:  # in what a page does about a result: others want theirs all the same
+            except Exception:  # a page failed to show a result; the other pages go on
                 logging.getLogger(__name__).exception("the page could not take up a result")
             finally:
                 with self._changed:
