@@ -229,7 +229,7 @@ class Pictures(Part):
 class Upload(Part):
     """A file from the user's disk; `heard` gets what `nlflow.explorer.uploads.unpacked` reads.
 
-    Own, because `FileInput` of Panel sends files of any size, and a server with `FileDropper` stores any number of bytes.
+    Own, because Panel's `FileInput` sends files of any size, and its `FileDropper` stores any number of bytes.
     """
 
     _esm = _script("upload")
