@@ -9,6 +9,7 @@ import pickle
 import signal
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import zarr
 from distributed import Client, LocalCluster
 
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
-from nlflow.backends.numba import loading
+from nlflow.backends.threads import _LOOPS, described, one_loop_thread
 from nlflow.denoising.large import denoise_array, denoise_store, open_image
 from nlflow.denoising.large import store as storing
 from nlflow.denoising.large.survey import Blocks, estimated, statistics
@@ -215,14 +216,17 @@ def test_weights_have_the_same_bits_stored_or_not_and_in_parts(patch_size: int, 
 def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPatch):
     """Numba's own pool must not be entered twice; with it, blocks wait for each other."""
     monkeypatch.setattr("numba.config.THREADING_LAYER", layer)
-    loading._thread_safe.cache_clear()
-    try:
-        with loading.one_thread():
-            assert loading._LOCK.locked() == (not loading._thread_safe())
-        if layer == "workqueue":
-            assert not loading._thread_safe()
-    finally:
-        loading._thread_safe.cache_clear()
+    alone = described()["numba_threading_layer"] == "workqueue"
+    assert alone or layer == "default"
+
+    def enters() -> bool:
+        taken = _LOOPS.acquire(blocking=False)
+        if taken:
+            _LOOPS.release()
+        return taken
+
+    with one_loop_thread(), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(enters).result() == (not alone)
     with dask.config.set(scheduler="threads", num_workers=4):
         result = denoise_array(da.from_array(GREY, chunks=(50, 50)), 20.0, quality="fast", steps=1).compute()
     np.testing.assert_array_equal(result, denoise(GREY, 20.0, quality="fast", steps=1))

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.backends.threads import one_torch_thread
 from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, memory_limit
 
 __all__ = ["CPU", "DEVICES", "DTYPES", "Device", "choose_device", "found_devices"]
@@ -90,17 +91,14 @@ class Device:
 
         Estimates may be wrong, and others take memory of the same device. Bits of sums depend on the number of threads.
         """
-        torch, free = _torch(), self.free_bytes()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        free = self.free_bytes()
         try:
-            yield
+            with one_torch_thread():
+                yield
         except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
             if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
                 raise
             raise self._too_large(nodes, width, channels, dtype, free, nodes // 2) from error
-        finally:
-            torch.set_num_threads(threads)
 
     def _too_large(self, nodes: int, width: int, channels: int, dtype: str, free: int, most: int) -> MemoryLimitError:
         fits = min(_largest(width, channels, dtype, free), most)

@@ -11,7 +11,7 @@ from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, NlflowWarning, WorkerError
+from nlflow.errors import InputError, NlflowWarning, WorkerError, shortened
 
 __all__ = ["LOCAL", "cluster", "completed"]
 
@@ -70,7 +70,7 @@ def completed(
                 deaths += 1
                 if deaths >= _PATIENCE:
                     raise WorkerError(
-                        f"jobs: got {deaths} deaths of worker processes one after the other ({_brief(error)}) with "
+                        f"jobs: got {deaths} deaths of worker processes one after the other ({shortened(error)}) with "
                         f"{len(waiting)} call(s) left, expected processes that live; they may lack memory: give fewer "
                         "jobs, or smaller cases. What is done is kept"
                     ) from error
@@ -132,7 +132,7 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
             stack.enter_context(distributed.Client(address, timeout="10s"))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
-                f"scheduler: got {scheduler!r}, which does not answer ({_brief(error)}), expected 'local' or the "
+                f"scheduler: got {scheduler!r}, which does not answer ({shortened(error)}), expected 'local' or the "
                 "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786"
             ) from error
         yield
@@ -150,15 +150,10 @@ def _begun(distributed: Any, count: int | None) -> Any:
         except RuntimeError as error:
             if not left:
                 raise WorkerError(
-                    f"scheduler: got {_PATIENCE} deaths of worker processes while they began ({_brief(error)}), "
+                    f"scheduler: got {_PATIENCE} deaths of worker processes while they began ({shortened(error)}), "
                     "expected processes that live; they may lack memory: give fewer jobs. What was done before is kept"
                 ) from error
             warnings.warn(
                 "a worker process has died while it began; the cluster is begun anew", NlflowWarning, stacklevel=6
             )
     raise AssertionError("the last attempt returns or raises")
-
-
-def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +11,16 @@ from typing import Annotated, Any
 
 import typer
 
-from nlflow.io.terminal import echo, plain, print_json, read_tokens
+from nlflow.io.terminal import (
+    check_installed,
+    check_out,
+    echo,
+    plain,
+    print_json,
+    read_tokens,
+    shows_progress,
+    warnings_kept,
+)
 
 __all__ = ["HELP", "attention"]
 
@@ -75,16 +83,6 @@ def _quiet_library() -> Iterator[None]:
         logs.set_verbosity(verbosity)
 
 
-def _needed() -> None:
-    """Raise `InputError` where torch is not installed."""
-    from importlib.util import find_spec
-
-    from nlflow.errors import InputError
-
-    if find_spec("torch") is None:
-        raise InputError("attention: got an installation without torch, expected it; pip install 'nlflow[attention]'")
-
-
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
     """Return what the model is called with."""
     from nlflow.attention.loading import image_inputs, text_inputs, token_inputs
@@ -117,22 +115,20 @@ def attention(
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
     if sum(value is not None for value in (text, image, tokens)) != 1:
         raise typer.BadParameter("give one of --text, --image and --tokens")
-    from nlflow.errors import FileFormatError, check_number
+    from nlflow.errors import check_number
 
     if neutreno is not None:
         check_number("--neutreno", neutreno, minimum=0)
-    if out is not None and out.exists() and not out.is_dir():
-        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
-    _needed()
+    check_out(out)
+    check_installed("attention", "torch", "torch")
     from nlflow.attention.loading import load_model
     from nlflow.attention.probing import probe
     from nlflow.attention.registry import attach
     from nlflow.backends.machine import provenance
     from nlflow.studies.result import render_rows
 
-    progress = not quiet and sys.stderr.isatty()
-    with warnings.catch_warnings(record=True) as caught, _quiet_library():
-        warnings.simplefilter("always", UserWarning)
+    progress = shows_progress(quiet)
+    with warnings_kept() as warned, _quiet_library():
         network = load_model(model)
         inputs = _inputs(network, model, text, image, tokens)
         trace = probe(network, inputs)
@@ -146,10 +142,8 @@ def attention(
             changed = probe(attach(network, fidelity=neutreno), inputs)
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
-    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-    if not quiet:
-        for note in notes:
-            echo(f"nonlocal: warning: {note}", err=True)
+    for text in () if quiet else warned:
+        echo(f"nonlocal: warning: {text}", err=True)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
     first = trace[0]
     report = {
@@ -162,7 +156,7 @@ def attention(
         "fidelity": neutreno,
         "rows": rows,
         "by_head": heads,
-        "warnings": notes,
+        "warnings": warned,
         "provenance": provenance(),
     }
     if out is not None:
@@ -219,7 +213,7 @@ def _own_fidelity(network: Any) -> float:
 
 def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float, fidelity: float | None) -> None:
     """Write table.csv, result.json and figure.png, each complete or not at all."""
-    from nlflow.io.atomic import make_folder, write_atomic
+    from nlflow.io.atomic import make_folder, write_content
     from nlflow.plotting import layers_figure, render
     from nlflow.studies.result import render_csv
 
@@ -233,4 +227,4 @@ def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float,
     }
     place = make_folder(out)
     for name, content in files.items():
-        write_atomic(place / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
+        write_content(place / name, content)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nlflow.io.terminal import echo
+from nlflow.io.terminal import check_installed, echo
 
 __all__ = ["HELP", "explore"]
 
@@ -31,16 +31,6 @@ Examples:
 """
 
 
-def _needed() -> None:
-    """Raise `InputError` where Panel is not installed."""
-    from importlib.util import find_spec
-
-    from nlflow.errors import InputError
-
-    if find_spec("panel") is None:
-        raise InputError("explore: got an installation without Panel, expected it; pip install 'nlflow[explore]'")
-
-
 def explore(
     file: Annotated[
         Path | None, typer.Argument(metavar="FILE", help="Noisy image or signal [default: an example].")
@@ -55,7 +45,7 @@ def explore(
     max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="MB", help="Largest upload.")] = 64,
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
-    _needed()
+    check_installed("explore", "panel", "Panel")
     if clean is not None and file is None:
         raise typer.BadParameter("belongs to a FILE; give one", param_hint="--clean")
     from nlflow.explorer.layers_view import read_layers

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
+from nlflow.backends.threads import one_blas_thread
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.denoising.presets import Grouping, GroupPreset
 
@@ -143,7 +143,7 @@ class Groups:
         add_windows = self._loops.loop("add_windows", state.dtype.name)
         # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
         variance = np.require(variance, requirements="W")
-        with threadpool_limits(1, "blas"):
+        with one_blas_thread():
             for first in range(0, self.jobs, _JOBS):
                 jobs = (first, min(first + _JOBS, self.jobs))
                 filter_groups(

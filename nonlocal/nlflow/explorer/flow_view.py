@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import affinity
-from nlflow.backends.numba.loading import one_thread
+from nlflow.backends.threads import one_loop_thread
 from nlflow.domains import Grid
 from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
@@ -161,7 +161,7 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] | None =
     progress : callable, optional
         Gets the share done and may raise, which ends the call.
     """
-    with one_thread():  # of these small problems a second one would take longer to start than to run
+    with one_loop_thread():  # of these small problems a second one would take longer to start than to run
         return _compute(settings, progress or (lambda share: None))
 
 

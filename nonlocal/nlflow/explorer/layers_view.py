@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, InputError, format_bytes
+from nlflow.errors import FileFormatError, InputError, format_bytes, shortened
 
 __all__ = ["HEAD_QUANTITIES", "QUANTITIES", "LayersFile", "Run", "as_command", "as_python", "read_layers"]
 
@@ -126,7 +126,7 @@ def read_layers(path: str | os.PathLike[str], name: str | None = None) -> Layers
     try:
         report = json.loads(content.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
+        why = "nested too deeply" if isinstance(error, RecursionError) else shortened(error)
         raise _wrong(name, f"no JSON ({why})", "result.json of nonlocal attention --out") from error
     return _checked(name, report, content)
 

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from nlflow.errors import FileFormatError
 
-__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic"]
+__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic", "write_content"]
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -95,3 +95,8 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
             got, remedy = error.strerror or str(error), "free some space or choose another place"
             raise FileFormatError(f"{path}: got {got}, expected a file that can be written; {remedy}") from error
         raise
+
+
+def write_content(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file of this content so that it appears complete or not at all; see `write_atomic`."""
+    write_atomic(path, lambda stream: stream.write(content))

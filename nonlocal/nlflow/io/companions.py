@@ -14,30 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.files import EXTENSIONS, Array, Media, as_stored, load, upright
+from nlflow.io.files import Array, Media, as_stored, load, upright
 
-__all__ = ["find", "read_map", "read_mask", "read_reference", "spatial_shape"]
-
-
-def find(option: str, path: Path | None, source: Path) -> Path | None:
-    """Return the file that belongs to `source`: `path` itself, or the one of this name in the folder `path`.
-
-    In a folder, the same name with another extension will do where it is the only one.
-
-    Raises
-    ------
-    FileFormatError
-        If the folder holds none, or several.
-    """
-    if path is None or not path.is_dir():
-        return path
-    if (path / source.name).is_file():
-        return path / source.name
-    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and file.suffix.lower() in EXTENSIONS)
-    if len(alike) == 1:
-        return alike[0]
-    got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
-    raise FileFormatError(f"{option}: got the folder {path} with {got}, expected one for {source}; add or rename it")
+__all__ = ["read_map", "read_mask", "read_reference", "spatial_shape"]
 
 
 def spatial_shape(media: Media) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from nlflow.errors import check_memory
+from nlflow.errors import check_memory, shortened
 
 __all__ = ["read_array"]
 
@@ -60,8 +60,7 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
                 raise ValueError(f"version {version[0]}.{version[1]} of the format")
             shape, by_columns, dtype = _HEADERS[version](stream)
     except Exception as error:  # a header is a text of Python, which fails to parse in many ways
-        words = str(error) or type(error).__name__
-        raise ValueError(words if len(words) <= 160 else f"{words[:157]}...") from error
+        raise ValueError(shortened(error)) from error
     if dtype.itemsize == 0:
         raise ValueError(f"values of {dtype}, which have no size")
     if dtype.hasobject:

@@ -1,4 +1,4 @@
-"""What commands share: printing, whatever the terminal can show, arrays of tokens, and stopping at Ctrl-C."""
+"""What commands share: printing, progress, warnings, arrays of tokens, and the end at Ctrl-C."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ import json
 import math
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import typer
 
 __all__ = [
+    "check_installed",
+    "check_out",
     "echo",
     "handling",
     "mendable",
     "plain",
     "print_json",
     "print_table",
+    "progress_bar",
     "read_tokens",
+    "shows_progress",
     "stopping",
     "terminable",
+    "warnings_kept",
 ]
 
 
@@ -64,6 +71,46 @@ def plain(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy's scalars and arrays
         return plain(value.tolist())
     return value if value is None or isinstance(value, bool | int | str) else str(value)
+
+
+def shows_progress(quiet: bool) -> bool:
+    """Return whether somebody looks at a progress bar on stderr."""
+    return not quiet and sys.stderr.isatty()
+
+
+def progress_bar(quiet: bool, **words: Any) -> Any:
+    """Return a bar of tqdm on stderr, which leaves nothing behind."""
+    from tqdm import tqdm
+
+    return tqdm(disable=not shows_progress(quiet), leave=False, file=sys.stderr, **words)
+
+
+@contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Keep the warnings for users. Yields a list that has each text once when the context ends."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+def check_installed(command: str, module: str, named: str) -> None:
+    """Raise `InputError` where what an optional command needs is not installed."""
+    from nlflow.errors import InputError
+
+    if find_spec(module) is None:
+        raise InputError(
+            f"{command}: got an installation without {named}, expected it; pip install 'nlflow[{command}]'"
+        )
+
+
+def check_out(out: Path | None) -> None:
+    """Raise `FileFormatError` where ``--out`` names a file."""
+    from nlflow.errors import FileFormatError
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
 
 
 def read_tokens(option: str, path: Path | None) -> Any:
