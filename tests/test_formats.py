@@ -363,14 +363,49 @@ def test_16_bit_colour_png_is_refused_not_reduced(tmp_path: Path, colour: int, c
     np.testing.assert_array_equal(files.read(tmp_path / "g.png").data, samples("u2", (5, 7)))
 
 
-def test_16_bit_tiff_that_only_pillow_decodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", samples("u2", (5, 7, 3)), photometric="rgb")
+@pytest.mark.parametrize("compression", ["lzw", "zstd", "lzma", "jpeg2000"])
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+def test_compressed_tiff_keeps_all_bits(tmp_path: Path, compression: str, dtype: str) -> None:
+    values = samples(dtype, (16, 24, 3))
+    options = {"reversible": True, "level": 0} if compression == "jpeg2000" else {}
+    tifffile.imwrite(
+        tmp_path / "a.tif", values, photometric="rgb", compression=compression, compressionargs=options or None
+    )
+    np.testing.assert_array_equal(files.read(tmp_path / "a.tif").data, values)
+
+
+def test_tiff_of_faxes(tmp_path: Path) -> None:
+    bits = np.arange(16 * 24).reshape(16, 24) % 5 == 0
+    for compression in ("group3", "group4"):
+        Image.fromarray(bits).save(tmp_path / "a.tif", compression=compression)
+        np.testing.assert_array_equal(files.read(tmp_path / "a.tif").data, np.where(bits, 255, 0))
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "jpeg"])
+def test_tiff_in_other_colours(tmp_path: Path, compression: str | None) -> None:
+    """What tifffile decodes and Pillow turns into RGB is what Pillow alone makes of the file."""
+    ramp = Image.fromarray(np.indices((16, 24, 3))[1].astype("u1") * 4)
+    for mode in ("CMYK", "YCbCr"):
+        ramp.convert(mode).save(tmp_path / "a.tif", compression=compression)
+        media = files.read(tmp_path / "a.tif")
+        assert np.abs(media.data.astype(int) - np.asarray(ramp)).max() <= (12 if compression == "jpeg" else 2)
+        with Image.open(tmp_path / "a.tif") as image:
+            np.testing.assert_array_equal(media.data, np.asarray(image.convert("RGB")))
+
+
+def test_tiff_that_would_lose_bits_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for photometric, count in (("separated", 4), ("cielab", 3)):
+        values = samples("u2", (5, 7, count))
+        tifffile.imwrite(tmp_path / "a.tif", values, photometric=photometric, planarconfig="contig")
+        with pytest.raises(FileFormatError, match=rf"got uint16 samples, {count} a pixel.*as grey or RGB"):
+            files.read(tmp_path / "a.tif")
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
 
+    tifffile.imwrite(tmp_path / "a.tif", samples("u2", (5, 7, 3)), photometric="rgb")
     monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", refuse)
-    with pytest.raises(FileFormatError, match="uncompressed"):
+    with pytest.raises(FileFormatError, match=r"no decoder.*save it uncompressed"):
         files.read(tmp_path / "a.tif")
 
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from threading import Lock, RLock
 from typing import Any
 
-__all__ = ["cores", "counts", "described", "one_blas_thread", "one_loop_thread", "one_torch_thread"]
+__all__ = ["blas_limited", "cores", "counts", "described", "one_blas_thread", "one_loop_thread", "one_torch_thread"]
 
 _LOOPS = RLock()
 _BLAS = Lock()
-_inside: list[Any] = []  # the limits of those who hold BLAS to one thread, the first with the number from before
 _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
@@ -31,8 +30,8 @@ def cores() -> int:
 
 def counts() -> dict[str, int]:
     """Return the threads of Numba and torch; of those alone that are loaded."""
-    loaded = {name: sys.modules[name] for name in ("numba", "torch") if name in sys.modules}
-    return {name: int(module.get_num_threads()) for name, module in loaded.items()}
+    found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
+    return {name: int(count()) for name, count in found.items() if count is not None}
 
 
 def described() -> dict[str, Any]:
@@ -89,21 +88,31 @@ def _blas() -> Any:
 
 @contextmanager
 def one_blas_thread() -> Iterator[int]:
-    """Hold BLAS to one thread, and tell how many it had; several callers may hold it at a time.
+    """Hold BLAS to one thread, and tell how many it had.
 
-    The number belongs to the process: the last caller that leaves sets it as it was before the first.
+    The number belongs to the process, so one caller at a time changes it; where it is 1 already nobody waits. (A thread
+    cannot lower what another thread has set with threadpoolctl and still holds.) Not to be nested.
     """
-    controller = _blas()
-    with _BLAS:
-        threads = max((library.num_threads for library in controller.lib_controllers), default=1)
-        _inside.append(controller.limit(limits=1))
+    _BLAS.acquire()
     try:
-        yield threads
+        controller = _blas()
+        threads = max((library.num_threads for library in controller.lib_controllers), default=1)
+        if threads > 1:
+            with controller.limit(limits=1):
+                yield threads
+            return
     finally:
-        with _BLAS:
-            if len(_inside) == 1:
-                _inside[0].restore_original_limits()
-            _inside.pop()
+        _BLAS.release()
+    yield 1
+
+
+def blas_limited() -> AbstractContextManager[Any]:
+    """Return a context with one thread of BLAS in which nobody waits, and which may be nested."""
+    import scipy.linalg  # noqa: F401 - as above
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="blas")
+    return limits
 
 
 @contextmanager

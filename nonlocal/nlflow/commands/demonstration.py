@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,30 +30,37 @@ from nlflow.plotting import new_figure, psnr, render
 
 __all__ = ["run_demo"]
 
+Array: TypeAlias = NDArray[Any]
 _FIDELITY = 0.3
 _TIMES = np.concatenate([[0.0], np.logspace(-1, 4, 26)])
 _COLOURS = {"J": "#b03a2e", "E": "#0b5394"}
 
 
 @dataclass(frozen=True)
-class _Case:
-    """One input with everything that is computed on it; `flow_clean` is what the flows run on, without noise."""
+class _Input:
+    """A signal with noise, and what the flows run on: the same, or a smaller one."""
 
     name: str
-    clean: NDArray[Any]
-    noisy: NDArray[Any]
     sigma: float
-    flow_clean: NDArray[Any]
-    flow_noisy: NDArray[Any]
+    clean: Array
+    noisy: Array
+    flow_clean: Array
+    flow_noisy: Array
     kernel: Patch
-    peer: NDArray[Any] | None
-    peer_seconds: float
-    result: NDArray[Any]
+    peer: Array | None = None
+    peer_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class _Case:
+    """An input with everything that is computed on it."""
+
+    given: _Input
+    result: Array
     seconds: float
     j: Solution
     e: Solution
-    equilibrium: NDArray[Any]
-    equilibrium_residual: float
+    minimizer: Any
 
 
 def run_demo(out: Path, progress: bool = True) -> str:
@@ -80,7 +87,7 @@ def run_demo(out: Path, progress: bool = True) -> str:
     make_folder(out)
     begun = time.perf_counter()
     with progress_bar(not progress, total=9, desc="demo") as bar:
-        cases = [_photograph(bar), _electrocardiogram(bar)]
+        cases = [_run(_photograph(bar), bar), _run(_electrocardiogram(bar), bar)]
         bar.set_postfix_str("figure")
         target = out / "demo.png"
         write_content(target, render(_figure(cases), "png"))
@@ -88,7 +95,7 @@ def run_demo(out: Path, progress: bool = True) -> str:
     return _table(cases, time.perf_counter() - begun, target)
 
 
-def _photograph(bar: Any) -> _Case:
+def _photograph(bar: Any) -> _Input:
     from skimage import data
     from skimage.restoration import denoise_nl_means
 
@@ -100,16 +107,16 @@ def _photograph(bar: Any) -> _Case:
     bar.set_postfix_str("scikit-image")
     # Its best parameters on photographs at this noise level.
     peer = denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.7 * sigma, sigma=sigma, fast_mode=True)
-    peer_seconds = time.perf_counter() - start
+    seconds = time.perf_counter() - start
     bar.update()
     # The flows run on a quarter of the resolution: to its constant a diffusion needs a time that grows with the area.
     small = clean.reshape(128, 4, 128, 4).mean(axis=(1, 3))
     small_noisy = small + np.random.default_rng(1).normal(0, sigma, small.shape)
     kernel = Patch(width=2 * sigma, patch_size=5, search_radius=6, sigma=sigma, tokens="patch")
-    return _case("photograph", clean, noisy, sigma, small, small_noisy, kernel, peer, peer_seconds, bar)
+    return _Input("photograph", sigma, clean, noisy, small, small_noisy, kernel, peer, seconds)
 
 
-def _electrocardiogram(bar: Any) -> _Case:
+def _electrocardiogram(bar: Any) -> _Input:
     import pywt
 
     clean = pywt.data.ecg().astype(np.float64)
@@ -117,72 +124,62 @@ def _electrocardiogram(bar: Any) -> _Case:
     noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
     kernel = Patch(width=2 * sigma, patch_size=11, search_radius=150, sigma=sigma, tokens="patch")
     bar.update()  # scikit-image's nonlocal means takes no 1-D signals
-    return _case("ECG", clean, noisy, sigma, clean, noisy, kernel, None, 0.0, bar)
+    return _Input("ECG", sigma, clean, noisy, clean, noisy, kernel)
 
 
-def _case(
-    name: str,
-    clean: NDArray[Any],
-    noisy: NDArray[Any],
-    sigma: float,
-    flow_clean: NDArray[Any],
-    flow_noisy: NDArray[Any],
-    kernel: Patch,
-    peer: NDArray[Any] | None,
-    peer_seconds: float,
-    bar: Any,
-) -> _Case:
-    bar.set_postfix_str(f"{name}: denoise")
+def _run(given: _Input, bar: Any) -> _Case:
+    """Denoise an input, and run both flows on it."""
+    bar.set_postfix_str(f"{given.name}: denoise")
     start, compiled = time.perf_counter(), loading.seconds
-    result = denoise(noisy, sigma)
+    result = denoise(given.noisy, given.sigma)
     seconds = time.perf_counter() - start - (loading.seconds - compiled)
     bar.update()
-    bar.set_postfix_str(f"{name}: J-flow")
-    weights = affinity(kernel, Grid(flow_noisy.shape), flow_noisy)
-    integrator = Exponential(tol=1e-8)
-    trackers: list[Tracker] = [Energy(), DistanceToConstant()]
-    j = solve(GradientFlow(J(weights), "degree"), flow_noisy, t_eval=_TIMES, integrator=integrator, trackers=trackers)
-    bar.update()
-    bar.set_postfix_str(f"{name}: E-flow")
-    functional = E(weights, flow_noisy, _FIDELITY, measure="degree")
-    e = solve(GradientFlow(functional, "degree"), t_eval=_TIMES, integrator=integrator, trackers=trackers)
-    minimizer = functional.minimizer()
-    bar.update()
-    return _Case(
-        name, clean, noisy, sigma, flow_clean, flow_noisy, kernel, peer, peer_seconds, result, seconds, j, e,
-        minimizer.u, minimizer.residual,
-    )  # fmt: skip
+    weights = affinity(given.kernel, Grid(given.flow_noisy.shape), given.flow_noisy)
+    functional = E(weights, given.flow_noisy, _FIDELITY, measure="degree")
+    solutions = []
+    for name, energy in (("J-flow", J(weights)), ("E-flow", functional)):
+        bar.set_postfix_str(f"{given.name}: {name}")
+        trackers: list[Tracker] = [Energy(), DistanceToConstant()]
+        solutions.append(
+            solve(
+                GradientFlow(energy, "degree"), given.flow_noisy, t_eval=_TIMES, integrator=Exponential(tol=1e-8),
+                trackers=trackers,
+            )
+        )  # fmt: skip
+        bar.update()
+    j, e = solutions
+    return _Case(given, result, seconds, j, e, functional.minimizer())
 
 
 def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
     lines = ["Denoising                       sigma    PSNR (dB)   seconds"]
     for case in cases:
-        size = "x".join(map(str, case.clean.shape))
-        rows: list[tuple[str, NDArray[Any] | None, float | None]] = [
-            (f"{case.name} {size}, noisy", case.noisy, None),
-            ("  scikit-image NLM", case.peer, case.peer_seconds),
+        given = case.given
+        rows: list[tuple[str, Array | None, float | None]] = [
+            (f"{given.name} {_size(given.clean)}, noisy", given.noisy, None),
+            ("  scikit-image NLM", given.peer, given.peer_seconds),
             ("  nlflow.denoise", case.result, case.seconds),
         ]
         for label, estimate, took in rows:
-            quality = "no 1-D" if estimate is None else f"{psnr(case.clean, estimate):.2f}"
+            quality = "no 1-D" if estimate is None else f"{psnr(given.clean, estimate):.2f}"
             spent = "" if took is None or estimate is None else f"{took:.2f}"
-            lines.append(f"{label:<30} {case.sigma:6.1f} {quality:>12} {spent:>9}")
+            lines.append(f"{label:<30} {given.sigma:6.1f} {quality:>12} {spent:>9}")
     lines += [
         "",
         "Flows in the degree metric     energy: start -> end          distance to constant: start -> end    P",
     ]
     for case in cases:
-        size = "x".join(map(str, case.flow_clean.shape))
+        name = f"{case.given.name} {_size(case.given.flow_clean)}"
         for letter, solution in (("J", case.j), ("E", case.e)):
             energy, distance = solution.energy, solution.records["distance"]["value"]
             lines.append(
-                f"{case.name + ' ' + size:<18} {letter}-flow  {energy[0]:12.4e} -> {energy[-1]:<12.4e}  "
+                f"{name:<18} {letter}-flow  {energy[0]:12.4e} -> {energy[-1]:<12.4e}  "
                 f"{distance[0]:16.4e} -> {distance[-1]:<12.4e} {solution.stats['applications']:7d}"
             )
-        gap = float(np.abs(case.e.final - case.equilibrium).max()) / case.sigma
+        gap = float(np.abs(case.e.final - case.minimizer.u).max()) / case.given.sigma
         lines.append(
             f"{'':18} E-flow at t={case.e.t[-1]:g} against the minimiser of E: {gap:.1e} sigma "
-            f"(conjugate gradients, residual {case.equilibrium_residual:.0e})"
+            f"(conjugate gradients, residual {case.minimizer.residual:.0e})"
         )
     lines += [
         "",
@@ -194,18 +191,23 @@ def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
     return "\n".join(lines)
 
 
+def _size(array: Array) -> str:
+    return "x".join(map(str, array.shape))
+
+
 def _figure(cases: list[_Case]) -> Any:
     figure = new_figure(14, 11.2, dpi=110)
     rows: Any = figure.subfigures(4, 1, height_ratios=[1.18, 1.18, 0.95, 0.95])
     photograph, heart = cases
-    clean = photograph.clean
-    panels = [("noisy", photograph.noisy), ("scikit-image NLM", photograph.peer), ("nlflow.denoise", photograph.result)]
+    given = photograph.given
+    clean = given.clean
+    panels = [("noisy", given.noisy), ("scikit-image NLM", given.peer), ("nlflow.denoise", photograph.result)]
     _images(
-        rows[0], f"Photograph {clean.shape[0]}², noise σ = {photograph.sigma:g}",
+        rows[0], f"Photograph {clean.shape[0]}², noise σ = {given.sigma:g}",
         [("clean", clean), *((f"{n}, {psnr(clean, u):.2f} dB", u) for n, u in panels if u is not None)],
     )  # fmt: skip
     late = [int(np.argmin(np.abs(_TIMES - t))) for t in (10.0, 1e3)]
-    size = photograph.flow_clean.shape[0]
+    size = given.flow_clean.shape[0]
     _images(
         rows[1], f"The same at {size}²: the J-flow runs to a constant, the E-flow does not",
         [
@@ -221,42 +223,37 @@ def _figure(cases: list[_Case]) -> Any:
 
 
 def _images(row: Any, title: str, panels: list[tuple[str, Any]]) -> None:
-    row.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
-    for axis, (name, array) in zip(row.subplots(1, len(panels)), panels, strict=True):
+    for axis, (name, array) in zip(_panels(row, title, len(panels)), panels, strict=True):
         axis.imshow(array, cmap="gray", vmin=0, vmax=255)
         axis.set_title(name, fontsize=10)
         axis.set_axis_off()
 
 
 def _signals(row: Any, case: _Case) -> None:
-    row.suptitle(f"Electrocardiogram, noise σ = {case.sigma:g}", fontsize=11, x=0.01, ha="left", fontweight="bold")
-    left, right = row.subplots(1, 2)
-    part = slice(0, 600)
-    left.plot(case.noisy[part], color="0.75", linewidth=0.8, label=f"noisy, {psnr(case.clean, case.noisy):.2f} dB")
-    left.plot(case.clean[part], color="#d1711c", linewidth=1.6, label="clean")
-    left.plot(
-        case.result[part], color=_COLOURS["E"], linewidth=1.1,
-        label=f"nlflow.denoise, {psnr(case.clean, case.result):.2f} dB",
-    )  # fmt: skip
-    right.plot(case.noisy[part], color="0.75", linewidth=0.8, label="noisy")
-    right.plot(case.e.final[part], color=_COLOURS["E"], linewidth=1.2, label=f"E-flow, t = {_TIMES[-1]:.0f}")
+    given = case.given
+    left, right = _panels(row, f"Electrocardiogram, noise σ = {given.sigma:g}", 2)
+
+    def draw(axis: Any, signal: Array, label: str, **style: Any) -> None:
+        axis.plot(signal[:600], label=label, **style)
+
+    draw(left, given.noisy, f"noisy, {psnr(given.clean, given.noisy):.2f} dB", color="0.75", linewidth=0.8)
+    draw(left, given.clean, "clean", color="#d1711c", linewidth=1.6)
+    quality = f"{psnr(given.clean, case.result):.2f} dB"
+    draw(left, case.result, f"nlflow.denoise, {quality}", color=_COLOURS["E"], linewidth=1.1)
+    draw(right, given.noisy, "noisy", color="0.75", linewidth=0.8)
+    draw(right, case.e.final, f"E-flow, t = {_TIMES[-1]:.0f}", color=_COLOURS["E"], linewidth=1.2)
     middle = int(np.argmin(np.abs(_TIMES - 100)))
-    right.plot(
-        case.j.u[middle][part], color=_COLOURS["J"], linewidth=1.2, linestyle="--",
-        label=f"J-flow, t = {_TIMES[middle]:.0f}",
-    )  # fmt: skip
-    right.plot(case.j.final[part], color=_COLOURS["J"], linewidth=1.6, label=f"J-flow, t = {_TIMES[-1]:.0f}")
+    dashed = {"color": _COLOURS["J"], "linewidth": 1.2, "linestyle": "--"}
+    draw(right, case.j.u[middle], f"J-flow, t = {_TIMES[middle]:.0f}", **dashed)
+    draw(right, case.j.final, f"J-flow, t = {_TIMES[-1]:.0f}", color=_COLOURS["J"], linewidth=1.6)
     for axis in (left, right):
-        axis.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
+        _finish(axis, "sample", ncols=4, loc="lower left", bbox_to_anchor=(0, 1))
         axis.margins(x=0)
-        axis.tick_params(labelsize=8)
         axis.spines[["top", "right"]].set_visible(False)
-        axis.set_xlabel("sample", fontsize=8)
 
 
 def _courses(row: Any, cases: list[_Case]) -> None:
-    row.suptitle("Energy and distance to a constant over time", fontsize=11, x=0.01, ha="left", fontweight="bold")
-    axes = row.subplots(1, 4)
+    axes = _panels(row, "Energy and distance to a constant over time", 4)
     for pair, case in zip((axes[:2], axes[2:]), cases, strict=True):
         for letter, solution in (("J", case.j), ("E", case.e)):
             style = {"color": _COLOURS[letter], "linewidth": 1.6, "label": f"{letter}-flow"}
@@ -264,12 +261,22 @@ def _courses(row: Any, cases: list[_Case]) -> None:
             pair[0].loglog(t, solution.energy[1:] / u0, **style)
             distance = solution.records["distance"]["value"]
             pair[1].loglog(t, distance[1:] / distance[0], **style)
-        pair[0].set_title(f"{case.name}: energy / energy at t = 0", fontsize=9)
-        pair[1].set_title(f"{case.name}: distance to its constant / at t = 0", fontsize=9)
+        pair[0].set_title(f"{case.given.name}: energy / energy at t = 0", fontsize=9)
+        pair[1].set_title(f"{case.given.name}: distance to its constant / at t = 0", fontsize=9)
         pair[0].set_ylim(1e-16, 3)
         pair[1].set_ylim(1e-10, 3)
         for axis in pair:
-            axis.legend(fontsize=8, frameon=False)
-            axis.tick_params(labelsize=8)
+            _finish(axis, "t")
             axis.grid(alpha=0.25)
-            axis.set_xlabel("t", fontsize=8)
+
+
+def _panels(row: Any, title: str, count: int) -> Any:
+    """Return the panels of a row of the figure, below its title."""
+    row.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
+    return row.subplots(1, count)
+
+
+def _finish(axis: Any, xlabel: str, **legend: Any) -> None:
+    axis.legend(fontsize=8, frameon=False, **legend)
+    axis.tick_params(labelsize=8)
+    axis.set_xlabel(xlabel, fontsize=8)

@@ -59,6 +59,7 @@ Examples:
 
 StudyKind = Literal["time-order", "space-order", "monte-carlo", "mixing", "equilibrium", "stability"]
 DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
+Dtype = Literal["float64", "float32"]
 
 
 def _check_device(device: str) -> None:
@@ -109,7 +110,7 @@ def study(
     keys: Annotated[Path | None, typer.Option(metavar="FILE", help="Keys of tokens (.npy).")] = None,
     values: Annotated[Path | None, typer.Option(metavar="FILE", help="Values of tokens (.npy).")] = None,
     device: Annotated[DeviceName | None, typer.Option(help="Where to compute [default: cpu].")] = None,
-    dtype: Annotated[Literal["float64", "float32"] | None, typer.Option(help="Precision [default: float64].")] = None,
+    dtype: Annotated[Dtype | None, typer.Option(help="Precision [default: float64].")] = None,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for results; goes on from one.")] = None,
     jobs: Annotated[int, typer.Option(metavar="COUNT", help="Processes; -1 for all cores.")] = 1,
     scheduler: Annotated[

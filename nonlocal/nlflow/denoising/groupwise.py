@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.backends.threads import one_blas_thread
+from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.denoising.presets import Grouping, GroupPreset
 
@@ -143,7 +143,7 @@ class Groups:
         add_windows = self._loops.loop("add_windows", state.dtype.name)
         # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
         variance = np.require(variance, requirements="W")
-        with one_blas_thread():
+        with blas_limited():
             for first in range(0, self.jobs, _JOBS):
                 jobs = (first, min(first + _JOBS, self.jobs))
                 filter_groups(

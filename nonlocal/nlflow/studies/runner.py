@@ -13,7 +13,7 @@ from tqdm import tqdm
 from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
 from nlflow.backends.machine import provenance
-from nlflow.backends.threads import one_blas_thread, one_loop_thread
+from nlflow.backends.threads import blas_limited, one_loop_thread
 from nlflow.backends.workers import completed
 from nlflow.errors import (
     FileFormatError,
@@ -160,7 +160,7 @@ def _run(
             # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
             # One thread for linear algebra until all are done: cases that are threads of this process share its number.
             with (
-                one_blas_thread(),
+                blas_limited(),
                 closing(completed(work, jobs=jobs, scheduler=scheduler)) as results,
             ):
                 for place, measured in results:
@@ -198,7 +198,7 @@ def _execute(kind: str, case: Case, seed: np.random.SeedSequence) -> list[Row]:
     try:
         device = case.options.get("device", CPU)
         alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
-        with one_loop_thread(), one_blas_thread(), alone:
+        with one_loop_thread(), blas_limited(), alone:
             return KINDS[kind].measure(case.options, seed)
     except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
