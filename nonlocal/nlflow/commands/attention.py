@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +14,6 @@ from nlflow.io.terminal import (
     check_installed,
     check_out,
     echo,
-    plain,
     print_json,
     read_tokens,
     shows_progress,
@@ -60,11 +58,10 @@ Examples:
   nonlocal attention ./gpt2 --tokens numbers.npy --json
 """
 
-_PRINTED = {
-    "fidelity": "fidelity", "layer": "layer", "cosine": "cosine", "t_sim": "t_sim", "rank": "rank", "J": "J",
-    "gradient": "gradient", "share": "share", "gap": "gap", "mixing": "mixing", "stable": "stable",
-    "stable_least": "least", "redundancy": "redundancy",
-}  # fmt: skip
+_PRINTED = (
+    "fidelity", "layer", "cosine", "t_sim", "rank", "J", "gradient", "share", "gap", "mixing", "stable", "stable_least",
+    "redundancy",
+)  # fmt: skip
 
 
 @contextmanager
@@ -160,13 +157,15 @@ def attention(
         "provenance": provenance(),
     }
     if out is not None:
-        _save(out, report, runs, own, neutreno)
+        _save(out, report, runs, own)
     if as_json:
         print_json(report)
     elif not quiet:
         sequences = "" if first.items == 1 else f"{first.items} sequences of "
         echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
-        echo(render_rows([{name: row[key] for key, name in _PRINTED.items() if key in row} for row in rows]))
+        echo(
+            render_rows([{name.removeprefix("stable_"): row[name] for name in _PRINTED if name in row} for row in rows])
+        )
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
 
@@ -211,20 +210,11 @@ def _own_fidelity(network: Any) -> float:
     return sum(own) / len(own) if own else 0.0
 
 
-def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float, fidelity: float | None) -> None:
+def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float) -> None:
     """Write table.csv, result.json and figure.png, each complete or not at all."""
-    from nlflow.io.atomic import make_folder, write_content
-    from nlflow.plotting import layers_figure, render
-    from nlflow.studies.result import render_csv
+    from nlflow.plotting import layers_figure
+    from nlflow.studies.result import save_results
 
-    names = {value: "as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}" for value in runs}
+    named = {"as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}": rows for value, rows in runs.items()}
     title = f"{Path(report['model']).name or report['model']}, {report['tokens']} tokens"
-    figure = layers_figure({names[value]: rows for value, rows in runs.items()}, fidelity=fidelity, title=title)
-    files = {
-        "table.csv": render_csv(report["rows"]).encode(),
-        "result.json": (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode(),
-        "figure.png": render(figure, "png"),
-    }
-    place = make_folder(out)
-    for name, content in files.items():
-        write_content(place / name, content)
+    save_results(out, report["rows"], report, layers_figure(named, fidelity=report["fidelity"], title=title))

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.backends.interrupts import stopping
 from nlflow.commands.jobs import Job
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io import companions, files
 from nlflow.io.atomic import write_content
 from nlflow.io.files import Array, FirstColumn, Kind, Media
-from nlflow.io.terminal import stopping, warnings_kept
+from nlflow.io.terminal import warnings_kept
 
 __all__ = ["Options", "denoise_file"]
 

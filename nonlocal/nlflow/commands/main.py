@@ -12,9 +12,9 @@ from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from nlflow.backends.interrupts import delivered
+from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, study, validate
-from nlflow.io.terminal import echo, mendable, terminable
+from nlflow.io.terminal import echo, mendable
 
 __all__ = ["app", "main"]
 

@@ -1,13 +1,12 @@
-"""What commands share: printing, progress, warnings, arrays of tokens, and the end at Ctrl-C."""
+"""What commands share: printing, progress, warnings, checks of options, and arrays of tokens."""
 
 from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +18,6 @@ __all__ = [
     "check_installed",
     "check_out",
     "echo",
-    "handling",
     "mendable",
     "plain",
     "print_json",
@@ -27,8 +25,6 @@ __all__ = [
     "progress_bar",
     "read_tokens",
     "shows_progress",
-    "stopping",
-    "terminable",
     "warnings_kept",
 ]
 
@@ -135,60 +131,3 @@ def read_tokens(option: str, path: Path | None) -> Any:
             f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
         ) from error
     return array
-
-
-@contextmanager
-def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` answer a signal as long as the context lasts; in the main thread, where alone signals arrive."""
-    try:
-        before = signal.signal(number, handler)
-    except ValueError:  # another thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-@contextmanager
-def terminable() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
-
-    Yields a function that tells whether it came. A second one ends the process at once.
-    """
-    came = False
-
-    def end(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if callable(signal.getsignal(signal.SIGINT)):
-            signal.raise_signal(signal.SIGINT)
-        else:  # ignored, as shells have it for what runs in the background
-            signal.default_int_handler(number, frame)
-
-    with handling(signal.SIGTERM, end):
-        yield lambda: came
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C end a command even if a flow inside answers it with what it has reached.
-
-    Yields a function that raises `KeyboardInterrupt` once there was one; it is called at the end in any case.
-    """
-    stopped = False
-
-    def remember(number: int, frame: Any) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.default_int_handler(number, frame)
-
-    def look() -> None:
-        if stopped:
-            raise KeyboardInterrupt
-
-    with handling(signal.SIGINT, remember):
-        yield look
-    look()
