@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 import numpy as np
 
 from nlflow.io import files
-from nlflow.io.companions import read_reference, spatial_shape
+from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
 
 __all__ = ["EXAMPLE", "Crop", "Source", "cropped", "example", "open_source", "preview", "saved", "slices"]
@@ -61,7 +61,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """Samples along each axis but that of the channels."""
-        return spatial_shape(self.media)
+        return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
         """Return the same with the file of a reference, which must have its shape; see `companions.read_reference`."""

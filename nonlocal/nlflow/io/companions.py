@@ -16,12 +16,7 @@ import numpy as np
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.files import Array, Media, as_stored, load, upright
 
-__all__ = ["read_map", "read_mask", "read_reference", "spatial_shape"]
-
-
-def spatial_shape(media: Media) -> tuple[int, ...]:
-    """Return the shape of an image or signal without its axis of channels."""
-    return tuple(size for axis, size in enumerate(media.data.shape) if axis != media.channel_axis)
+__all__ = ["read_map", "read_mask", "read_reference"]
 
 
 def _matched(media: Media, found: Media, data: Array) -> Array:
@@ -56,7 +51,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
     Of a picture with colours, any channel counts; what its alpha channel hides does not.
     """
-    found = _opened(path, media, (spatial_shape(media), media.data.shape))
+    found = _opened(path, media, (media.spatial_shape, media.data.shape))
     data, notes = found.data, list(found.notes)
     if found.data.dtype.kind == "f" and not np.isfinite(data).all():
         raise InputError(f"{option}: got NaN or infinite values in {path}, expected numbers; write 0 or 1 instead")
@@ -67,7 +62,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
         marked = np.asarray(marked.any(axis=-1))
     if found.alpha is not None:
         marked = marked & _matched(media, found, found.alpha != 0)
-    shape = spatial_shape(media)
+    shape = media.spatial_shape
     if marked.shape not in (shape, media.data.shape):
         raise _misfit(option, path, marked.shape, str(shape), media)
     if option == "--keep" and marked.shape != shape and not media.separate:
@@ -77,12 +72,13 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
 def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """Return one number for each node of `media`, or for each cell of a table, and notes."""
-    shape = spatial_shape(media)
+    shape = media.spatial_shape
     shapes = (shape, media.data.shape) if media.separate else (shape,)
     found = _opened(path, media, shapes)
     values = _matched(media, found, found.data)
     if values.shape not in shapes:
-        raise _misfit(option, path, values.shape, f"{shape}, one number for each {_node(media)}", media)
+        node = "pixel" if media.kind == "image" else "sample"
+        raise _misfit(option, path, values.shape, f"{shape}, one number for each {node}", media)
     return np.ascontiguousarray(values, dtype=np.float64), list(found.notes)
 
 
@@ -96,7 +92,3 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
     if values.dtype != media.data.dtype and set(kinds) <= {"i", "u"}:
         notes.append(f"{path}: {values.dtype} samples are compared with {media.data.dtype} ones as they stand")
     return values, notes
-
-
-def _node(media: Media) -> str:
-    return "pixel" if media.kind == "image" else "sample"

@@ -91,6 +91,11 @@ class Media:
     notes: tuple[str, ...] = ()
 
     @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The shape without the axis of channels."""
+        return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of a CSV file that are signals, without a first one that is kept; else empty."""
         if self.format != "csv":
