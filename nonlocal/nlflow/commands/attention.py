@@ -26,8 +26,8 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. Where a folder
-tells in attention.json what terms its model was trained with, as it is means with them.
+--neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. If the folder
+has attention.json, which names the terms that the model was trained with, "as it is" means with these terms.
 
 \b
 Columns, a row for the input and for each layer
@@ -36,9 +36,9 @@ Columns, a row for the input and for each layer
   rank        participation ratio of the singular values
   J           energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads
   gradient    cosine between the layer's direction and the gradient of J
-  share       how much of the layer's way attention goes (the rest: the MLP)
+  share       part of the layer's step that attention makes (the rest: the MLP)
   gap         spectral gap of the heads' chains, mean
-  mixing      moves until a walker has forgotten where it began, median of heads
+  mixing      steps until a walker has forgotten where it began, median of heads
   stable      largest fidelity with rho(P - fidelity I) < 1, median of heads
   least       the same, least of heads
   redundancy  cosine with the attention matrices of the next layer

@@ -21,8 +21,8 @@ HELP = """Remove noise from images and signals.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
-TIFF description, sample rate and format, column names. A note tells what OUT has no place for. OUT may have another
-format than IN if that can hold the data; NPY and CSV keep all digits.
+TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
+format than IN if it can hold the data; NPY and CSV keep all digits.
 
 \b
 The noise is white and Gaussian, and its level is estimated, unless told otherwise:
@@ -35,33 +35,33 @@ The noise is white and Gaussian, and its level is estimated, unless told otherwi
                                         raw data of a camera
 
 \b
-Colours, and channels of WAV and NPY files, say together which patches are alike, and have one estimated level. The
-columns of a CSV table are signals of their own, in their own units: each is denoised alone, with its own estimated
-level. One number for --sigma is then the level of every column, several are one for each column in turn. A first
-column of several that is named as times are (time, t, index), or is strictly increasing or decreasing, is kept as it
-is, and a note says so; --first-column denoise or keep decides otherwise.
+Colours, and the channels of WAV and NPY files, are denoised together: patches are compared in all channels at once, and
+one noise level is estimated. Each column of a CSV table is denoised alone, in its own units, with its own
+estimated level. One number for --sigma is the level of every column; several numbers are one for each column. The first
+of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
+decreasing; a note says so. --first-column denoise or keep decides otherwise.
 
 \b
-Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
-discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). What
-fast chooses by itself can be set: --width, --patch-size, --search-radius, --fidelity, --steps.
+Quality against time: --quality fast, balanced (default) or best. --stopping says when the smoothing ends: by the
+discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). The settings
+that fast chooses by itself can be given: --width, --patch-size, --search-radius, --fidelity, --steps.
 
 \b
 Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
   --mask FILE       where it is not 0, samples are missing and are filled in
-  --mask nan        so are samples that are NaN or infinite
+  --mask nan        samples that are NaN or infinite are filled in
   --keep FILE       where it is not 0, the input is left as it is
   --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
 
 Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
-OUT: it is made, outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file for
-all, or a folder with files of the same names; --compare is a folder for figures. A file that fails is named, the others
-are done, and the exit code is 1. A run that ended early, however it ended, leaves complete files only; with --existing
-resume the same command goes on: what it wrote from the same inputs with the same options stays, the rest is done.
+OUT: it is made, and outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file
+for all, or a folder with files of the same names; --compare is a folder for figures. If a file fails, it is named, the
+others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
+command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
-An image larger than memory: OUT that ends in .zarr takes a zarr array or a TIFF file, and is written block by block by
-processes of this machine, or by the workers of --scheduler. It appears when it is complete; until then it is
-OUT.partial, with which --existing resume goes on.
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, and OUT is written block by block
+by processes of this machine, or by the workers of --scheduler. Until it is complete it is called OUT.partial; with
+--existing resume the same command goes on with that.
 
 \b
 Examples:

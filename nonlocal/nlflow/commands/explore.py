@@ -13,12 +13,12 @@ __all__ = ["HELP", "explore"]
 
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
-The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once, on a part of large inputs;
-what is seen can be copied as a Python text or as a command that computes the same. FILE is an image (PNG, JPEG, TIFF,
+The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a
+part. A Python program, or a command, that computes the same can be copied. FILE is an image (PNG, JPEG, TIFF,
 NPY) or a signal (WAV, CSV, NPY) with noise, --clean the same without, --trace a result.json of nonlocal attention
 --out. Without FILE there is an example. Ctrl-C ends it.
 
-With --host another address is listened at: whoever reaches it can then use the page, without a password.
+--host opens the page at another address: anybody who reaches it can use the page, without a password.
 
 Needs pip install 'nlflow[explore]'.
 
