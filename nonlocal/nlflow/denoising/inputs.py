@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
-from nlflow.errors import InputError, check_array, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
 __all__ = [
     "OF_FAST",
+    "QUALITIES",
     "Observation",
     "check_axis",
     "check_options",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 Array = NDArray[Any]
+QUALITIES = ("fast", *PRESETS)
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 _LEAST_VARIANCE = 1e-4
@@ -115,7 +118,8 @@ OF_FAST: dict[str, Callable[[str, Any], Any]] = {
 def check_options(
     quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
 ) -> dict[str, Any]:
-    """Check the keywords of the flow of pixels."""
+    """Check the quality, and the keywords of the flow of pixels."""
+    check_choice("quality", quality, QUALITIES)
     options = dict(zip(OF_FAST, (width, patch_size, search_radius, fidelity, steps), strict=True))
     for name, value in options.items():
         if value is not None and quality != "fast":
