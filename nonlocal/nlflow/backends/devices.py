@@ -89,7 +89,8 @@ class Device:
     def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
         """Turn a device's "out of memory" into `MemoryLimitError`, and let torch compute on one thread of the CPU.
 
-        Estimates may be wrong, and others take memory of the same device. Bits of sums depend on the number of threads.
+        Estimates may be wrong, and other programs use memory of the same device. The last bits of sums depend on the
+        number of threads.
         """
         free = self.free_bytes()
         try:
@@ -120,14 +121,13 @@ def choose_device(name: str) -> Device:
     Parameters
     ----------
     name : {'auto', 'cpu', 'cuda', 'mps', 'cpu-tensors'}
-        ``auto``: CUDA where it is, otherwise the CPU. A device that is asked for by its name is never replaced by
-        another.
+        ``auto``: CUDA if there is one, otherwise the CPU. A device that is named is never replaced by another.
 
     Raises
     ------
     InputError
-        When torch is not installed, when there is no such device, naming those that there are, and for ``mps``:
-        energies and inner products are added up in float64, which it does not have.
+        If torch is not installed, and if there is no such device (the message names those that exist). Also for
+        ``mps``: energies and inner products are added up in float64, which it does not have.
     """
     check_choice("device", name, DEVICES)
     if name == "cpu":

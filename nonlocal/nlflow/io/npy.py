@@ -1,7 +1,7 @@
-"""Arrays in NumPy's own format, from files that nobody vouches for.
+"""Arrays in NumPy's own format, from files that may be damaged or hostile.
 
-`numpy.load` asks for memory before it knows whether the file has as many values, and would unpickle if it were told to;
-here the header is held against the length of the file first, and there is no way to a pickle.
+`numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle. Here the header is
+compared with the length of the file first, and pickles cannot be read.
 """
 
 from __future__ import annotations
