@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from nlflow.errors import shortened
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
 
@@ -28,7 +28,10 @@ _DESCRIPTION, _ORIENTATION, _XMP = 270, 274, 700
 _BLOCKS = {33723: "IPTC", 34377: "Photoshop", 34665: "EXIF", 34853: "GPS"}
 _LAYOUTS = ('{"shape"', "ImageJ=", "<?xml")  # how descriptions begin that tell programs the layout of the samples
 _MOST_PAGES = 1000
-_JPEG = (6, 7, 34892)  # compressions
+# Compressions whose decoders make no more than they are told to: none, faxes, LZW, JPEG, deflate, PackBits, LZMA, ZSTD.
+_COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32773, 32946, 34925, 50000)
+_JPEG = 7  # its strips and tiles have headers of their own, which are looked at
+_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]...(..)(..)", re.DOTALL)  # height and width of a JPEG
 _CONVERTED = {(5, 4): "CMYK", (6, 3): "YCbCr"}  # by Pillow to RGB, from a photometric and the samples of a pixel
 _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
@@ -55,13 +58,8 @@ def decode(path: Path) -> Media:
             got = f"{len(tif.pages)} page(s), the array of shape {series.shape}"
             raise file_error(path, got, "one image", "save the pages one by one, or .npy with a channel axis")
         _check_layout(path, page, series)
-        try:
-            stored = series.asarray()
-        except ValueError as error:
-            if "imagecodecs" not in str(error):
-                raise
-            got = f"compression {page.compression!r}, for which there is no decoder ({shortened(error)})"
-            raise file_error(path, got, "a plain TIFF file", "save it uncompressed") from error
+        _check_compression(path, page)
+        stored = series.asarray()
         stored = np.moveaxis(stored, 0, -1) if series.axes == "SYX" else stored  # planes one after the other
         data, alpha, notes = _in_colours(stored, page, path)
         extras, more = _extras(page, path)
@@ -74,7 +72,7 @@ def decode(path: Path) -> Media:
 def _in_colours(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
     """Return grey levels or RGB, opacity and notes of the samples of a page."""
     kind = int(page.photometric)
-    if kind in (0, 1, 2) or (kind == 6 and int(page.compression) in _JPEG):  # the decoder of JPEG returns RGB
+    if kind in (0, 1, 2) or (kind == 6 and int(page.compression) == _JPEG):  # the decoder of JPEG returns RGB
         return _plain(data, page, path)
     if kind == 3 and data.ndim == 2 and data.dtype == np.uint8:
         colours = (np.asarray(page.colormap).T >> 8).astype(np.uint8)
@@ -102,6 +100,24 @@ def _check_layout(path: Path, page: Any, series: Any) -> None:
     if not page.is_contiguous and parts > len(page.dataoffsets):
         got = f"{len(page.dataoffsets)} of the {parts} strips or tiles that its header declares"
         raise file_error(path, got, "all of them", "copy or export it again")
+
+
+def _check_compression(path: Path, page: Any) -> None:
+    """Refuse what is compressed in another way than TIFF files usually are, and JPEG parts larger than their place."""
+    if int(page.compression) not in _COMPRESSIONS:
+        got = f"compression {page.compression!r}"
+        raise file_error(path, got, "a plain TIFF file", "save it uncompressed, or with LZW, deflate or ZSTD")
+    if int(page.compression) != _JPEG:
+        return
+    most = math.prod(page.chunks[:2]) if page.axes[0] != "S" else math.prod(page.chunks[1:])
+    with path.open("rb") as stream:
+        for offset, count in zip(page.dataoffsets, page.databytecounts, strict=False):
+            stream.seek(offset)
+            for height, width in _FRAME.findall(stream.read(count) + bytes(page.jpegtables or b"")):
+                declared = int.from_bytes(height) * int.from_bytes(width)
+                if declared > 2 * most + 2**16:  # a part may be filled up to whole blocks
+                    got = f"a JPEG part of {declared} pixels in the place of {most}"
+                    raise file_error(path, got, "a whole file", "copy or export it again")
 
 
 def _orientation(page: Any) -> int:
