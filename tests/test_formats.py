@@ -373,7 +373,7 @@ def test_compressed_tiff_keeps_all_bits(tmp_path: Path, compression: str, dtype:
 
 @pytest.mark.parametrize("options", [{}, {"rowsperstrip": 8}, {"tile": (16, 16)}, {"planarconfig": "separate"}])
 def test_tiff_of_jpeg_parts(tmp_path: Path, options: dict[str, Any]) -> None:
-    values = np.indices((48, 40, 3))[1].astype("u1") * 6
+    values = (np.indices((601, 503, 3))[1] // 2).astype("u1")
     separate = "planarconfig" in options
     tifffile.imwrite(
         tmp_path / "a.tif", np.moveaxis(values, -1, 0) if separate else values, photometric="rgb", compression="jpeg",

@@ -109,7 +109,7 @@ def _check_compression(path: Path, page: Any) -> None:
         raise file_error(path, got, "a plain TIFF file", "save it uncompressed, or with LZW, deflate or ZSTD")
     if int(page.compression) != _JPEG:
         return
-    most = math.prod(page.chunks[:2]) if page.axes[0] != "S" else math.prod(page.chunks[1:])
+    most = math.prod(page.chunks[-2:] if page.axes.startswith("S") else page.chunks[:2])
     with path.open("rb") as stream:
         for offset, count in zip(page.dataoffsets, page.databytecounts, strict=False):
             stream.seek(offset)
