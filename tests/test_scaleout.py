@@ -332,6 +332,17 @@ def read(path: Path) -> Any:
     return np.asarray(array[:])
 
 
+def test_compressed_tiff_files(tmp_path: Path):
+    image = np.clip(GREY, 0, 255).astype(np.uint8)
+    for compression in ("lzw", "zstd"):
+        tifffile.imwrite(tmp_path / "a.tif", image, compression=compression, tile=(64, 64))
+        found, _ = open_image(tmp_path / "a.tif", block=64)
+        np.testing.assert_array_equal(found.compute(), image)
+    tifffile.imwrite(tmp_path / "a.tif", image, compression="lerc")
+    with pytest.raises(FileFormatError, match="save it uncompressed, or with LZW"):
+        open_image(tmp_path / "a.tif", block=64)
+
+
 @pytest.fixture
 def local(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that are threads of this process."""

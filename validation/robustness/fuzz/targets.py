@@ -74,7 +74,7 @@ TARGETS: dict[str, Target] = {
     ),
     "tiff": Target(
         "TIFF images", readers.media(".tif"), seeds.tiff, "bytes",
-        (*_FILES, *_PILLOW, "nlflow.io.formats.tiff", _TIFFFILE, "PIL.TiffImagePlugin"),
+        (*_FILES, *_PILLOW, "nlflow.io.formats.tiff", _TIFFFILE),
     ),
     "npy": Target("NPY arrays and tokens", readers.npy, seeds.npy, "npy",
                   (*_FILES, *_NUMPY, "nlflow.io.formats.tables", "nlflow.io.terminal")),

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.large.arrays import need_dask
 from nlflow.errors import FileFormatError, InputError, shortened
+from nlflow.io.formats.tiff import check_compression
 
 __all__ = ["block_sides", "is_zarr", "open_array", "open_image"]
 
@@ -173,6 +174,7 @@ def _tiff(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], 
         raise FileFormatError(
             f"{path}: got no TIFF file that can be read ({shortened(error)}), expected one; export it again"
         ) from error
+    check_compression(path, page)
     if count != 1 or axes not in ("YX", "YXS", "SYX") or dtype.kind not in "iuf" or not plain:
         raise FileFormatError(
             f"{path}: got {count} image(s) of axes {axes}, {dtype}, photometric {page.photometric!r}, expected one "

@@ -19,7 +19,7 @@ import numpy as np
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
 
-__all__ = ["decode", "encode"]
+__all__ = ["check_compression", "decode", "encode"]
 
 # Tags that stay true of a result: texts (with the camera's name, date, author and rights), what GDAL and GeoTIFF say of
 # the place on Earth and of bands. What describes the layout of the samples is written anew.
@@ -58,7 +58,9 @@ def decode(path: Path) -> Media:
             got = f"{len(tif.pages)} page(s), the array of shape {series.shape}"
             raise file_error(path, got, "one image", "save the pages one by one, or .npy with a channel axis")
         _check_layout(path, page, series)
-        _check_compression(path, page)
+        check_compression(path, page)
+        if int(page.compression) == _JPEG:
+            _check_parts(path, page)
         stored = series.asarray()
         stored = np.moveaxis(stored, 0, -1) if series.axes == "SYX" else stored  # planes one after the other
         data, alpha, notes = _in_colours(stored, page, path)
@@ -102,13 +104,15 @@ def _check_layout(path: Path, page: Any, series: Any) -> None:
         raise file_error(path, got, "all of them", "copy or export it again")
 
 
-def _check_compression(path: Path, page: Any) -> None:
-    """Refuse what is compressed in another way than TIFF files usually are, and JPEG parts larger than their place."""
+def check_compression(path: Path, page: Any) -> None:
+    """Refuse a page whose decoder may take more memory than the header of the file tells of."""
     if int(page.compression) not in _COMPRESSIONS:
         got = f"compression {page.compression!r}"
         raise file_error(path, got, "a plain TIFF file", "save it uncompressed, or with LZW, deflate or ZSTD")
-    if int(page.compression) != _JPEG:
-        return
+
+
+def _check_parts(path: Path, page: Any) -> None:
+    """Refuse JPEG parts that unfold to more pixels than their place in the page has."""
     most = math.prod(page.chunks[-2:] if page.axes.startswith("S") else page.chunks[:2])
     with path.open("rb") as stream:
         for offset, count in zip(page.dataoffsets, page.databytecounts, strict=False):
