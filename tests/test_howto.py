@@ -23,7 +23,13 @@ def lines_of(block: str) -> int:
 
 
 def test_there_is_a_page_for_each_kind_of_part() -> None:
-    assert [page.stem for page in PAGES] == ["own_adapter", "own_fidelity", "own_groups", "own_integrator", "own_kernel"]
+    assert [page.stem for page in PAGES] == [
+        "own_adapter",
+        "own_fidelity",
+        "own_groups",
+        "own_integrator",
+        "own_kernel",
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

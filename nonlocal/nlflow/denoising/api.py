@@ -194,7 +194,14 @@ def denoise(
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     seed = check_integer("seed", seed, minimum=0)
-    options = check_options(quality, width, patch_size, search_radius, fidelity, steps, stopping)
+    fast = {
+        "width": width,
+        "patch_size": patch_size,
+        "search_radius": search_radius,
+        "fidelity": fidelity,
+        "steps": steps,
+    }
+    options = check_options(quality, fast, stopping)
     task = _Task.of(image, sigma, quality, noise, channel_axis, mask, keep, options, trail)
     with telling(progress, quality) as tell:
         if task.seen.idle:
@@ -266,8 +273,7 @@ def problem(
     >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
     True
     """
-    options = check_options(quality, None, None, None, None, None, None)
-    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, options, None)
+    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, check_options(quality, {}), None)
     seen = task.seen
     if seen.idle:
         raise InputError(f"image: {seen.idle}, so that there is no flow; denoise() returns it unchanged")
