@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from nlflow.affinities import Affinity
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.domains import Grid
-from nlflow.flows.flow import Flow, GradientFlow
+from nlflow.flows.flow import Flow
+from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
 from nlflow.functionals.quadratic import J
 from nlflow.io.encoding import digest
@@ -176,7 +177,7 @@ class Follower(Tracker):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Tell the share of the time that has passed."""
         functional = flow.functional
-        if self._trail is not None and functional is not None:
+        if self._trail is not None and functional is not None and isinstance(flow, LinearFlow):
             average = flow.average(u)
             values = [one.value(u, normalise=True, average=average) for one in (functional, J(functional.given))]
             self._rows.append((t, *values, flow.distance_to_constant(u)))

@@ -17,8 +17,8 @@ from nlflow.denoising.presets import noisiness
 from nlflow.denoising.runs import Problem, Run, Watch, run
 from nlflow.domains import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning
-from nlflow.flows.flow import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
+from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.trackers import Discrepancy
 from nlflow.functionals.quadratic import E

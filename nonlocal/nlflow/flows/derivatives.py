@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
-from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
+from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
 from nlflow.functionals.quadratic import E, J
 
@@ -77,7 +77,7 @@ def value(functional: J, u: Tensor) -> Tensor:
     return result
 
 
-def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
+def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
     About sqrt(steps) signals are kept, and what a step forms inside is computed anew for the derivatives, so that k
@@ -113,7 +113,7 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
     follows = flow.evolving and flow.every == 1
 
-    def step(v: Tensor, now: Flow) -> Tensor:
+    def step(v: Tensor, now: LinearFlow) -> Tensor:
         moved: Tensor = integrator.advance(now.rebuilt(v) if follows else now, v, 0.0, math.inf, {})[0]
         return moved
 
@@ -205,7 +205,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     return _Solution.apply(residual, u, solve)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
 
 
-def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
+def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
     The limit u* = ((I - P) + phi)^-1 phi f is the minimiser of E where P is symmetric, in either metric (`minimizer`).

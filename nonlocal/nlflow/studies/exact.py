@@ -7,15 +7,15 @@ import scipy.linalg
 
 from nlflow._array import Array, constant_like, to_numpy
 from nlflow.errors import check_memory
-from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.studies.settings import integrate
 
 __all__ = ["exact_solution"]
 
 
-def exact_solution(flow: Flow, start: Array, t: float) -> tuple[Array, float]:
+def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, float]:
     """Return u(t) to about rounding, and a bound of its error relative to the signal.
 
     By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.

@@ -15,8 +15,8 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.backends.devices import CPU
 from nlflow.domains import Boundary, Domain, Grid, Points
 from nlflow.errors import InputError, NumericalError, check_array
-from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.flows.integrators import Integrator
+from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.functionals.quadratic import E, J
@@ -183,7 +183,7 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
     return signal
 
 
-def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> Flow:
+def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> LinearFlow:
     """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
@@ -191,7 +191,7 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
     return GradientFlow(functional, metric)
 
 
-def integrate(flow: Flow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
+def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
     """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
 
     Raises

@@ -161,6 +161,8 @@ class GroupFlow(Flow):
     [0.97, 0.31]
     """
 
+    advice = "integrate it with RelaxedSemiImplicit(steps)"
+
     def __init__(
         self,
         observed: Any,
@@ -196,11 +198,7 @@ class GroupFlow(Flow):
         self.state: Array = f  # z, the running state
         self._begun = False  # whether there is an estimate that is almost free of noise
         affinity = GroupAffinity(signal, self._lattices[0], self.filter)
-        super().__init__(affinity, "l2", None, f, evolving=True, every=1)
-
-    def _take(self, affinity: Affinity, fidelity: Any) -> None:
-        """Let the groups be these; the flow asks for no degrees."""
-        self.affinity, self.fidelity, self.symmetric, self._rate = affinity, fidelity, True, 1.0
+        super().__init__(affinity, "l2", f, evolving=True, every=1)
 
     def _signal(self, u: Array) -> Array:
         return u[..., None] if self._flat else u
@@ -208,7 +206,7 @@ class GroupFlow(Flow):
     def rebuilt(self, u: Array) -> Self:
         """Return the flow at u as estimate and as running state, with the groups of u."""
         lattice = self._lattices[self._begun]
-        result = self._with(GroupAffinity(self._signal(u), lattice, self.filter), None, u)
+        result = self._with(GroupAffinity(self._signal(u), lattice, self.filter), u)
         result.state = u
         return result
 
@@ -220,7 +218,7 @@ class GroupFlow(Flow):
         guide, affinity = memory.get("guide"), base.affinity
         if guide is not None and guide is not base._guide:
             affinity = GroupAffinity(self._signal(guide), self._lattices[1], self.filter)
-        result: Self = base._with(affinity, None, u)
+        result: Self = base._with(affinity, u)
         result.state, result._guide, result._begun = memory["state"], guide, True
         return result
 

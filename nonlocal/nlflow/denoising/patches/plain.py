@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
-from nlflow.flows.flow import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
+from nlflow.flows.linear import GradientFlow
 from nlflow.functionals.quadratic import E
 
 __all__ = ["PlainFilter"]
