@@ -16,13 +16,14 @@ from typing import Any, get_type_hints
 
 from tqdm import tqdm
 
+from nlflow.backends.interrupts import stopping
 from nlflow.backends.machine import environment, folder_digest, provenance, source_digest
 from nlflow.backends.workers import completed
 from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.encoding import digest, encode, misfit
 from nlflow.io.storage import load_record, locked, save_record
-from nlflow.io.terminal import echo, plain, stopping
+from nlflow.io.terminal import echo, plain
 from nlflow.plotting import render
 from validation.claims import all_claims
 from validation.harness import CannotRunError, Check, Claim, Context, Outcome

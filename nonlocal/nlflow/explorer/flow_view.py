@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.backends.numba.loading import one_thread
+from nlflow.backends.threads import one_loop_thread
 from nlflow.errors import NumericalError, check_choice, check_number
 from nlflow.explorer.texts import ran, shell
 from nlflow.flows.solver import solve
@@ -108,7 +108,7 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
         return solution
 
     imports, prepare, run = _program(settings)
-    with one_thread():  # starting a second one takes longer than these small problems
+    with one_loop_thread():  # starting a second one takes longer than these small problems
         names = ran(f"{imports}\n{prepare}")
         progress(0.3)
         names = ran(run, **{**names, "solve": followed})

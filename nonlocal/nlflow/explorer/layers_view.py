@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, InputError, format_bytes
+from nlflow.errors import FileFormatError, InputError, format_bytes, shortened
 
 __all__ = ["HEAD_QUANTITIES", "QUANTITIES", "LayersFile", "Run", "as_command", "as_python", "read_layers"]
 
@@ -144,7 +144,7 @@ def _parsed(content: bytes) -> Any:
     try:
         return json.loads(content.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
+        why = "nested too deeply" if isinstance(error, RecursionError) else shortened(error)
         raise _UnfitError(f"no JSON ({why})", "result.json of nonlocal attention --out") from error
 
 

@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 
 from nlflow.explorer.texts import ran
 from nlflow.io import files
-from nlflow.io.companions import read_reference, spatial_shape
+from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
 
 __all__ = ["EXAMPLE", "Crop", "Source", "example", "open_source", "preview", "saved", "slices"]
@@ -60,7 +60,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """Samples along each axis but that of the channels."""
-        return spatial_shape(self.media)
+        return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
         """Return the same with the file of a reference, which must have its shape; see `companions.read_reference`."""

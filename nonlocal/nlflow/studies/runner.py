@@ -7,17 +7,13 @@ import sys
 from contextlib import closing, nullcontext
 from typing import Any
 
-import numba
-
-# Before any case: its linear algebra must be loaded when the number of its threads is set.
 import numpy as np
-import scipy.linalg  # noqa: F401
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
 from nlflow.backends.machine import provenance
+from nlflow.backends.threads import blas_limited, one_loop_thread
 from nlflow.backends.workers import completed
 from nlflow.errors import (
     FileFormatError,
@@ -164,7 +160,7 @@ def _run(
             # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
             # One thread for linear algebra until all are done: cases that are threads of this process share its number.
             with (
-                threadpool_limits(1, user_api="blas"),
+                blas_limited(),
                 closing(completed(work, jobs=jobs, scheduler=scheduler)) as results,
             ):
                 for place, measured in results:
@@ -199,18 +195,14 @@ def _execute(kind: str, case: Case, seed: np.random.SeedSequence) -> list[Row]:
     """Measure one case, in this process or in another."""
     # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
     # in which threads only wait for each other. Cases run side by side instead.
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
     try:
         device = case.options.get("device", CPU)
         alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
-        with threadpool_limits(1, user_api="blas"), alone:
+        with one_loop_thread(), blas_limited(), alone:
             return KINDS[kind].measure(case.options, seed)
     except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
         raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error
-    finally:
-        numba.set_num_threads(threads)
 
 
 def _labelled(case: Case, measured: list[Row]) -> list[Row]:

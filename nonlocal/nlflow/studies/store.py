@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.backends.machine import environment, source_digest
-from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import Column, encode, misfit
 from nlflow.io.storage import load_record, save_record
@@ -75,11 +75,11 @@ class Folder:
         program: Any = self.content["program"]
         now = {"study": self.content["study"], **program}
         for name in dict.fromkeys([*known, *options, *own]):
-            there, here = ({**known, **options}.get(name), {**now, **own}.get(name))
-            if encode(there) != encode(here):
+            there, here = (encode(found.get(name)) for found in ({**known, **options}, {**now, **own}))
+            if there != here:
                 raise FileFormatError(
-                    f"{self.path}: holds another study: {name} is {_brief(there)} there and {_brief(here)} here; "
-                    f"{_ADVICE}"
+                    f"{self.path}: holds another study: {name} is {shortened(there, 120)} there and "
+                    f"{shortened(here, 120)} here; {_ADVICE}"
                 )
 
     def _file(self, number: int, name: str) -> Path:
@@ -112,11 +112,6 @@ class Folder:
     def write(self, number: int, name: str, label: Row, rows: list[Row]) -> None:
         """Write the rows of a case, so that its file appears complete or not at all."""
         save_record(self._file(number, name), _CASE, {"case": label, "rows": rows})
-
-
-def _brief(value: Any) -> str:
-    text = " ".join(encode(value).split())
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _foreign(rows: list[Any], label: Row, columns: Mapping[str, Column]) -> str | None:
