@@ -1,32 +1,23 @@
-from .adapters import Adapter as Adapter
-from .adapters import Block as Block
-from .adapters import blocks as blocks
-from .discretisation import Discretisation as Discretisation
-from .discretisation import Extrapolation as Extrapolation
-from .discretisation import discretise as discretise
-from .discretisation import extrapolate as extrapolate
-from .heads import Head as Head
-from .loading import image_inputs as image_inputs
-from .loading import load_model as load_model
-from .loading import text_inputs as text_inputs
-from .loading import token_inputs as token_inputs
-from .metrics import energy_per_token as energy_per_token
-from .metrics import gradient_cosine as gradient_cosine
-from .metrics import head_redundancy as head_redundancy
-from .metrics import hfc_lfc as hfc_lfc
-from .metrics import mean_cosine as mean_cosine
-from .metrics import participation_rank as participation_rank
-from .metrics import token_similarity as token_similarity
-from .modules import FeatScale as FeatScale
-from .modules import NeutrenoAttention as NeutrenoAttention
-from .probing import probe as probe
-from .projections import SignedProjection as SignedProjection
-from .recording import Taken as Taken
-from .registry import attach as attach
-from .registry import detach as detach
-from .registry import register as register
-from .trace import Layer as Layer
-from .trace import LayerTrace as LayerTrace
+from .injection.adapters import Adapter, Block, blocks
+from .injection.attach import attach, detach, register
+from .loading.inputs import image_inputs, text_inputs, token_inputs
+from .loading.models import load_model
+from .probing.discretisation import Discretisation, Extrapolation, discretise, extrapolate
+from .probing.heads import Head
+from .probing.metrics import (
+    energy_per_token,
+    gradient_cosine,
+    head_redundancy,
+    hfc_lfc,
+    mean_cosine,
+    participation_rank,
+    token_similarity,
+)
+from .probing.probe import probe
+from .probing.recording import Taken
+from .probing.trace import Layer, LayerTrace
+from .terms.modules import NeutrenoAttention, SignedProjection
+from .terms.neutreno import FeatScale
 
 __all__ = [
     "Adapter",

@@ -1,8 +1,8 @@
-"""A trained layer beside the continuous flow that it is one step of, and a stack of layers beside one chain repeated.
+"""A trained layer as one step of a continuous flow, and a stack of layers compared with one repeated chain.
 
-In the degree metric the flow of a head is du/dt = Pu - u from u(0) = v, and the layer, v -> Pv, is one Euler step of
-length 1 (arXiv 2312.00751, theorem 1, where the step of the L2 flow is 1/d(x)). m steps of length 1/m tend to the flow
-at time 1 as 1/m.
+In the degree metric the flow of a head is du/dt = Pu - u from u(0) = v. The layer, v -> Pv, is one Euler step of length
+1 (arXiv 2312.00751, theorem 1, where the step of the L2 flow is 1/d(x)). The error of m steps of length 1/m at time 1
+falls as 1/m.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.affinities import Affinity
-from nlflow.attention.heads import Head
-from nlflow.attention.metrics import energy_per_token, mean_cosine
-from nlflow.attention.trace import Layer, LayerTrace
+from nlflow.attention.probing.heads import Head
+from nlflow.attention.probing.metrics import energy_per_token, mean_cosine
+from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.flows.flow import AttentionFlow, Flow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
@@ -28,9 +28,9 @@ from nlflow.studies.fits import FEWEST, regress
 __all__ = ["Discretisation", "Extrapolation", "discretise", "extrapolate"]
 
 Floats = NDArray[np.float64]
-_EXACT = 1e-12  # relative tolerance of the flow that steps are held against
-_ROUNDING = 1e-9  # distances below it say nothing about an order
-_FITTED = 4  # the finest steps, whose errors the leading term rules
+_EXACT = 1e-12  # relative tolerance of the flow that steps are compared with
+_ROUNDING = 1e-9  # smaller distances say nothing about an order
+_FITTED = 4  # number of finest steps for the order; there the leading term of the error is the largest
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,10 @@ class Discretisation:
     substeps : tuple of int
         m.
     distance : array of shape (M,)
-        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads: the error in units of the
-        way that the flow takes.
+        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads: the error relative to the
+        length of the flow's way.
     layer : float
-        The same of the layer's own result Pv. Equal to the distance at m = 1, unless the flow is another (symmetric).
+        The same for the layer's own result Pv. It is the distance at m = 1, unless the flow is another (symmetric).
     order : float
         Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
     """
@@ -70,14 +70,14 @@ def discretise(
     Parameters
     ----------
     layer : Layer or Head
-        From a `LayerTrace`; of a layer all heads are taken, one after another.
+        From a `LayerTrace`; all heads of a layer are taken, one after another.
     substeps : sequence of int
         m >= 1.
     symmetric : bool
-        The flow with the keys as queries: the gradient flow of J that the layer is compared to in the theory.
+        Use the flow with keys as queries, the gradient flow of J with which the theory compares the layer.
     evolving : bool
-        Queries and keys are averaged along with the values, and the kernel is that of the moment. Otherwise it stays
-        as the layer has it.
+        Queries and keys are averaged together with the values, and the kernel follows them. Otherwise the layer's
+        kernel stays.
     item : int
         Number of the sequence in the batch.
 
@@ -88,12 +88,13 @@ def discretise(
     Raises
     ------
     InputError
-        For numbers of steps that are none.
+        For numbers of steps below 1, and values that the flow does not move.
 
     Notes
     -----
-    A frozen symmetric flow is computed by Chebyshev expansion, others by Runge-Kutta steps of order 5 and, with an
-    evolving kernel, order 8 (SciPy's DOP853), to about 1e-11. O(N^2 (d + d_v)) for each step and head.
+    The exact flow has an error of about 1e-11. It is a Chebyshev expansion where the kernel is frozen and symmetric,
+    Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves.
+    O(N^2 (d + d_v)) for each step and head.
     """
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
@@ -116,7 +117,7 @@ def discretise(
 
 
 def _order(counts: Sequence[int], distance: Floats) -> float:
-    """Return the slope of log distance over log(1/m) through the finest steps that are above rounding."""
+    """Return the slope of log distance over log(1/m) through the finest steps whose error is above rounding."""
     used = sorted((m, value) for m, value in zip(counts, distance, strict=True) if value > _ROUNDING)[-_FITTED:]
     if len({m for m, _ in used}) < FEWEST:
         return math.nan
@@ -181,10 +182,10 @@ class Extrapolation:
     depth : array of int of shape (n + 1,)
         Layers after that one: 0 ... n.
     cosine, energy : array of shape (n + 1,)
-        Predicted: mean cosine of the tokens' values, heads side by side, and J over the mean of |v|^2, so that layers
-        of different scale can be compared.
+        Predicted: mean cosine of the tokens' values, with heads side by side; and J over the mean of |v|^2, which
+        compares layers of different scale.
     measured_cosine, measured_energy : array of shape (n + 1,)
-        Of the values of the stack's own layers; NaN beyond its last.
+        The same for the stack's own layers; NaN after its last.
     """
 
     layer: str
@@ -205,22 +206,22 @@ def extrapolate(
     fidelity: float = 0.0,
     item: int = 0,
 ) -> Extrapolation:
-    """Predict how alike values are after more layers with the chain of one layer, against the measured stack.
+    """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
 
-    Each head's values are averaged by that head's P again and again, u <- (1 - s) Pu + s u + lambda~ (v0 - u), with
-    the laziness s for the residual connection and v0 of the first layer of the stack. What weights, MLPs and norms of
-    the layers do besides is not in the prediction: the difference is theirs.
+    Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with the
+    laziness s for the residual connection, and v0 of the first layer of the stack. The prediction leaves out weights,
+    MLPs and norms of the layers: they make the difference.
 
     Parameters
     ----------
     trace : LayerTrace
     layer : int or str
     depth : int, optional
-        Layers to go on; to the end of the stack by default.
+        Number of further layers; to the end of the stack by default.
     laziness : float
         In [0, 1).
     fidelity : float
-        lambda~ >= 0 of NeuTRENO.
+        lambda~ >= 0 of the NeuTRENO term.
     item : int
         Number of the sequence in the batch.
 
@@ -258,7 +259,7 @@ def _repeated(affinity: Affinity, v: Floats, anchor: Floats, stay: float, streng
 
 
 def _likeness(affinities: Sequence[Affinity], values: Sequence[Floats]) -> tuple[float, float]:
-    """Return the mean cosine of tokens, heads side by side, and J over the mean square of values."""
+    """Return the mean cosine of tokens, with heads side by side, and J over the mean square of values."""
     energy = size = 0.0
     for affinity, v in zip(affinities, values, strict=True):
         centred = v - v.mean(axis=0)

@@ -1,4 +1,4 @@
-"""What the folder of a model declares and what it stores, by headers alone: before weights are made or read."""
+"""What the folder of a model declares and what it stores, from headers alone, before weights are made or read."""
 
 from __future__ import annotations
 
@@ -8,32 +8,27 @@ from typing import Any
 
 import torch
 
-from nlflow.attention.adapters import transformers_library
+from nlflow.attention.injection.adapters import transformers_library
 from nlflow.errors import FileFormatError, check_memory, format_bytes
 
-__all__ = ["check_declared", "check_whole"]
+__all__ = ["check_declared", "check_whole", "reason_of"]
 
 _LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
 _MOST_LABELS = 10**6
 _FLOOR = 2**24
-_WIDER = 8  # float32 of the narrowest numbers that are stored, and as much again for what need not be there
-_UNSTORED = ("pooler",)  # what a base model may have and a trained one was saved without
+_WIDER = 8  # float32 is 4 times the narrowest stored numbers, and as much again for what may be missing
+_UNSTORED = "pooler"  # a base model may have it, while the trained one was saved without
 
 
 def check_declared(folder: Path) -> None:
-    """Refuse a configuration that asks for more weights than its folder can hold.
+    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
 
-    Without it a configuration of a few words fills the memory, since the weights that are missing are made up.
-
-    Parameters
-    ----------
-    folder : Path
-        With ``config.json`` and safetensors.
+    Otherwise a configuration of a few words could fill the memory, since missing weights are made up.
 
     Raises
     ------
     FileFormatError
-        For files that are damaged, more layers than tensors, and eight times the bytes that are stored (beyond 16 MiB).
+        For damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB).
     MemoryLimitError
         For a model beyond the memory limit.
     """
@@ -44,10 +39,10 @@ def check_declared(folder: Path) -> None:
         if (labels := _labels(folder / "config.json")) > _MOST_LABELS:  # of which the library makes a dictionary
             raise ValueError(f"{labels} labels")
         config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        layers = max((number for name, number in _numbers(config.to_dict()) if _counts_layers(name)), default=0)
-    except Exception as error:  # as the library itself, in many ways
+        counts = [number for name, number in _numbers(config.to_dict()) if name.endswith(("layers", "n_layer"))]
+    except Exception as error:  # the library fails in many ways
         raise _damaged(folder / "config.json", error) from error
-    if layers > tensors:
+    if (layers := max(counts, default=0)) > tensors:
         raise FileFormatError(
             f"{folder}: got {layers} layers in config.json and {tensors} tensors in safetensors, expected at least one "
             "a layer; save the model again with model.save_pretrained(folder)"
@@ -68,14 +63,8 @@ def check_declared(folder: Path) -> None:
 
 
 def check_whole(source: object, missing: Any) -> None:
-    """Refuse a model of which weights were made up, since its files do not have them.
-
-    Raises
-    ------
-    FileFormatError
-        Naming the first; a pooler, which a model may have been trained without, is left aside.
-    """
-    lacking = sorted(name for name in missing if not any(part in name.split(".") for part in _UNSTORED))
+    """Refuse a model with made-up weights, which its files lack: `FileFormatError`. A pooler may be missing."""
+    lacking = sorted(name for name in missing if _UNSTORED not in name.split("."))
     if lacking:
         raise FileFormatError(
             f"{source}: got weights without {lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}, "
@@ -84,7 +73,7 @@ def check_whole(source: object, missing: Any) -> None:
 
 
 def _count_tensors(path: Path) -> int:
-    """Return how many tensors a file of safetensors names."""
+    """Return the number of tensors that a file of safetensors names."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -99,21 +88,25 @@ def _count_tensors(path: Path) -> int:
 
 
 def _labels(path: Path) -> int:
-    """Return how many classes a configuration tells of."""
+    """Return the number of classes in a configuration."""
     about = json.loads(path.read_text(encoding="utf-8"))
     return max([number for name, number in _numbers(about) if name in ("num_labels", "_num_labels")], default=0)
 
 
+def reason_of(error: Exception) -> str:
+    """Return the message of another library's error in one line, or the error's name where it has none."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
 def _damaged(path: Path, error: Exception) -> FileFormatError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
     return FileFormatError(
-        f"{path.parent}: got a folder that cannot be loaded ({path.name}: {reason}), expected a model of transformers; "
-        "save it again with model.save_pretrained(folder)"
+        f"{path.parent}: got a folder that cannot be loaded ({path.name}: {reason_of(error)}), expected a model of "
+        "transformers; save it again with model.save_pretrained(folder)"
     )
 
 
 def _numbers(tree: Any) -> list[tuple[str, int]]:
-    """Return the whole numbers of a configuration, those of configurations inside too, by name."""
+    """Return the names and values of all integers of a configuration, also of configurations inside it."""
     found: list[tuple[str, int]] = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -121,7 +114,3 @@ def _numbers(tree: Any) -> list[tuple[str, int]]:
         elif isinstance(value, int) and not isinstance(value, bool):
             found.append((str(name), value))
     return found
-
-
-def _counts_layers(name: str) -> bool:
-    return name.endswith(("layers", "n_layer"))
