@@ -47,8 +47,8 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif what == "the fidelity may always be 1":
         monkeypatch.setattr(heads.Head, "fidelity_limit", property(lambda self: 1.0))
     elif what == "sub-steps are too long":
-        good_step = discretisation._Euler.__call__
-        monkeypatch.setattr(discretisation._Euler, "__call__", lambda self, count: good_step(self, max(1, count // 2)))
+        good_step = discretisation._euler
+        monkeypatch.setattr(discretisation, "_euler", lambda f, u, count: good_step(f, u, max(1, count // 2)))
     elif what == "AttnScale forgets the mean":
         monkeypatch.setattr(neutreno, "scaled_attention", lambda average, uniform, weight: average * (1 + weight))
     elif what == "FeatScale doubles its scale":

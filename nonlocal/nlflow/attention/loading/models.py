@@ -42,10 +42,6 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
         A folder with ``config.json`` and ``model.safetensors``, read without network. Or the name of a model on the
         Hugging Face hub (``'owner/name'``), taken from the cache or downloaded.
 
-    Returns
-    -------
-    torch.nn.Module
-
     Raises
     ------
     FileFormatError

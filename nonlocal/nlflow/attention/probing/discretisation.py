@@ -81,10 +81,6 @@ def discretise(
     item : int
         Number of the sequence in the batch.
 
-    Returns
-    -------
-    Discretisation
-
     Raises
     ------
     InputError
@@ -102,9 +98,9 @@ def discretise(
     heads = [layer] if isinstance(layer, Head) else [layer.head(h, item) for h in range(layer.heads)]
     errors, own, way, size = np.zeros(len(counts)), 0.0, 0.0, 0.0
     for head in heads:
-        start, steps, exact = _frozen(head, symmetric) if not evolving else _evolving(head, symmetric)
+        flow, start, exact = (_evolving if evolving else _frozen)(head, symmetric)
         width = head.v.shape[1]
-        errors += [float(((steps(m) - exact)[:, -width:] ** 2).sum()) for m in counts]
+        errors += [float(((_euler(flow, start, m) - exact)[:, -width:] ** 2).sum()) for m in counts]
         own += float(((head.affinity.average(head.v) - exact[:, -width:]) ** 2).sum())
         way += float(((start - exact)[:, -width:] ** 2).sum())
         size += float((head.v**2).sum())
@@ -124,31 +120,24 @@ def _order(counts: Sequence[int], distance: Floats) -> float:
     return regress([-math.log(m) for m, _ in used], [math.log(value) for _, value in used]).slope
 
 
-class _Euler:
-    """The result of m explicit Euler steps of length 1/m."""
-
-    def __init__(self, flow: Flow, start: Floats) -> None:
-        self.flow, self.start = flow, start
-
-    def __call__(self, count: int) -> Floats:
-        found = solve(self.flow, self.start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False)
-        return np.asarray(found.final)
+def _euler(flow: Flow, start: Floats, count: int) -> Floats:
+    """Return the result of this number of explicit Euler steps up to time 1."""
+    return np.asarray(solve(flow, start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False).final)
 
 
-def _frozen(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
-    """Return (u(0), the result of m steps, u(1)) with the kernel that the layer has."""
+def _size(values: Floats) -> float:
+    return float(np.abs(values).max()) or 1.0
+
+
+def _frozen(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
+    """Return (the flow, u(0), u(1)) with the kernel of the layer."""
     flow = AttentionFlow(head.along(head.k, head.k) if symmetric else head.affinity)
-    integrator = Exponential(_EXACT) if flow.symmetric else _runge_kutta(head.v)
-    exact = solve(flow, head.v, t=1.0, integrator=integrator, energies=False)
-    return head.v, _Euler(flow, head.v), np.asarray(exact.final)
+    exactly = Exponential(_EXACT) if flow.symmetric else RungeKutta(rtol=_EXACT, atol=_EXACT * _size(head.v))
+    return flow, head.v, np.asarray(solve(flow, head.v, t=1.0, integrator=exactly, energies=False).final)
 
 
-def _runge_kutta(start: Floats) -> RungeKutta:
-    return RungeKutta(rtol=_EXACT, atol=_EXACT * (float(np.abs(start).max()) or 1.0))
-
-
-def _evolving(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
-    """Return (u(0), the result of m steps, u(1)) of queries, keys and values that move together."""
+def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
+    """Return (the flow, u(0), u(1)) of queries, keys and values that move together."""
     from scipy.integrate import solve_ivp
 
     width = head.k.shape[1]
@@ -165,10 +154,9 @@ def _evolving(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
         moving = u.reshape(start.shape)
         return np.asarray(kernel(moving).average(moving) - moving).ravel()
 
-    flow = AttentionFlow(kernel(start), evolving=True)
-    size = float(np.abs(start).max()) or 1.0
-    exact = solve_ivp(velocity, (0.0, 1.0), start.ravel(), method="DOP853", rtol=_EXACT, atol=_EXACT * size)
-    return start, _Euler(flow, start), np.asarray(exact.y[:, -1]).reshape(start.shape)
+    flow, atol = AttentionFlow(kernel(start), evolving=True), _EXACT * _size(start)
+    exact = solve_ivp(velocity, (0.0, 1.0), start.ravel(), method="DOP853", rtol=_EXACT, atol=atol)
+    return flow, start, np.asarray(exact.y[:, -1]).reshape(start.shape)
 
 
 @dataclass(frozen=True)
@@ -224,10 +212,6 @@ def extrapolate(
         lambda~ >= 0 of the NeuTRENO term.
     item : int
         Number of the sequence in the batch.
-
-    Returns
-    -------
-    Extrapolation
     """
     number, chosen = trace.number(layer), trace[layer]
     stay = check_number("laziness", laziness, minimum=0, below=1)
@@ -237,9 +221,7 @@ def extrapolate(
     first = next(one for one in trace.layers if one.stack == chosen.stack)
     heads = [chosen.head(h, item) for h in range(chosen.heads)]
     anchors = [first.head(h, item).v for h in range(chosen.heads)] if strength else [head.v for head in heads]
-    courses = [
-        _repeated(head.affinity, head.v, anchor, stay, strength) for head, anchor in zip(heads, anchors, strict=True)
-    ]
+    courses = [_repeated(*both, stay, strength) for both in zip(heads, anchors, strict=True)]
     predicted, measured = np.empty((2, steps + 1)), np.full((2, steps + 1), math.nan)
     for n in range(steps + 1):
         values = [next(course) for course in courses]
@@ -250,12 +232,12 @@ def extrapolate(
     return Extrapolation(chosen.name, np.arange(steps + 1), *predicted, *measured)
 
 
-def _repeated(affinity: Affinity, v: Floats, anchor: Floats, stay: float, strength: float) -> Iterator[Floats]:
+def _repeated(head: Head, anchor: Floats, stay: float, strength: float) -> Iterator[Floats]:
     """Yield the values after 0, 1, ... layers."""
-    u = v
+    u = head.v
     while True:
         yield u
-        u = (1 - stay) * affinity.average(u) + stay * u + strength * (anchor - u)
+        u = (1 - stay) * head.affinity.average(u) + stay * u + strength * (anchor - u)
 
 
 def _likeness(affinities: Sequence[Affinity], values: Sequence[Floats]) -> tuple[float, float]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
@@ -105,7 +106,10 @@ class Head:
         logarithms = log_affinity(torch.from_numpy(q), torch.from_numpy(k), self.kernel, self.scaling).numpy()
         if self.mask is not None:
             logarithms = Sight(self.mask, (), len(k), k).applied(logarithms, slice(None))
-        return from_matrix(_softmax(logarithms if self.bias is None else logarithms + self.bias), nodes)
+        logarithms = logarithms if self.bias is None else logarithms + self.bias
+        if not np.isfinite(logarithms.max(axis=1)).all():
+            raise InputError("mask: got a token that sees none, not even itself; expected one seen token for each")
+        return from_matrix(softmax(logarithms, axis=1), nodes)
 
     def _kernel(self, same: bool) -> Kernel | None:
         """Return k as a kernel of the package, if it is one; `same` says whether queries are the keys."""
@@ -173,15 +177,6 @@ class Head:
     def spectral_radius(self, fidelity: float) -> float:
         """Return rho(P - lambda~ I), below 1 where NeuTRENO steps converge. O(N^3) time."""
         return float(np.abs(self.eigenvalues - check_number("fidelity", fidelity)).max())
-
-
-def _softmax(logarithms: Floats) -> Floats:
-    """Return the softmax of each row."""
-    highest = logarithms.max(axis=1, keepdims=True)
-    if not np.isfinite(highest).all():
-        raise InputError("mask: got a token that sees none, not even itself; expected one seen token for each")
-    weights = np.exp(logarithms - highest)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
 
 
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:

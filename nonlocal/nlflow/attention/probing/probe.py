@@ -62,10 +62,6 @@ def probe(
         ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
         do not call their attention through transformers' ``AttentionInterface``.
 
-    Returns
-    -------
-    LayerTrace
-
     Raises
     ------
     InputError
@@ -247,7 +243,12 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
     bias = None if layer.mask is None and not padded else _bias(layer, place, padded)
     wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
-    logarithms = _visible(log_affinity(q, k, layer.kernel, layer.scaling), bias)
+
+    def logarithms_of(q: Tensor) -> Tensor:
+        found = log_affinity(q, k, layer.kernel, layer.scaling)
+        return found if bias is None else found + bias
+
+    logarithms = logarithms_of(q)
     weights = logarithms.softmax(-1)
     # The log-sum-exp without another exponential: the largest weight of a row is exp(its logarithm) / d.
     degree = logarithms.amax(-1) - weights.amax(-1).log()
@@ -261,17 +262,13 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
         if layer.kernel == "softmax":  # fused where torch can, since only the average is needed
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
-            symmetric = _visible(log_affinity(k, k, layer.kernel, layer.scaling), bias).softmax(-1) @ values
+            symmetric = logarithms_of(k).softmax(-1) @ values
     mask = tokens if padded else None
     return {
         "energy": energy_per_token(values, average, moved[..., -1], mask=mask),
         "gradient_cosine": gradient_cosine(values, average, symmetric, mask=mask),
         "log_degree": degree.double().masked_fill(~tokens, torch.nan),
     }
-
-
-def _visible(logarithms: Tensor, bias: Tensor | None) -> Tensor:
-    return logarithms if bias is None else logarithms + bias
 
 
 def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:

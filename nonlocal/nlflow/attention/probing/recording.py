@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -102,15 +103,13 @@ def _hidden(values: Sequence[Any]) -> Tensor | None:
 @contextmanager
 def taking(found: list[Seen], take: Take) -> Iterator[None]:
     """Ask `take` what each attention module was called with."""
+
+    def keep(one: Seen, *call: Any) -> None:
+        one.taken = take(*call)
+
     with ExitStack() as stack:
         for one in found:
-
-            def keep(
-                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, one: Seen = one
-            ) -> None:
-                one.taken = take(module, args, kwargs, output)
-
-            stack.callback(one.block.module.register_forward_hook(keep, with_kwargs=True).remove)
+            stack.callback(one.block.module.register_forward_hook(partial(keep, one), with_kwargs=True).remove)
         yield
 
 
