@@ -88,12 +88,7 @@ def chain_figure(
 
 
 def phase_figure(
-    mu_min: Array,
-    fidelity: Array,
-    growth: Array,
-    *,
-    limit: Array | None = None,
-    title: str | None = None,
+    mu_min: Array, fidelity: Array, growth: Array, *, limit: Array | None = None, title: str | None = None
 ) -> Figure:
     """Draw where the NeuTRENO step u ← Pu + λ̃ (f − u) is stable, over the smallest eigenvalue of P and λ̃.
 
@@ -133,9 +128,7 @@ def phase_figure(
     cut = np.clip(factor, 1 / _STRONGEST, _STRONGEST)
     end = min(max(float(np.exp(np.abs(np.log(cut)).max())), 1.1), _STRONGEST)
     size = float(np.clip(9000 / lowest.size, 9, 60))
-    unstable = factor > 1
-    for chosen, marker, edge in ((~unstable, "o", _STABLE), (unstable, "D", _UNSTABLE)):
-        name = "unstable" if marker == "D" else "stable"
+    for name, chosen, marker, edge in (("stable", factor <= 1, "o", _STABLE), ("unstable", factor > 1, "D", _UNSTABLE)):
         drawn = axis.scatter(
             lowest[chosen], strength[chosen], c=cut[chosen], s=size, cmap="RdBu_r", norm=LogNorm(1 / end, end),
             marker=marker, edgecolors=edge, linewidths=0.5, label=f"{name} ({np.count_nonzero(chosen)})", zorder=3,

@@ -86,10 +86,8 @@ def comparison_figure(
         quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
     figure = new_figure(title=title)
     shown = np.where(holes, np.nan, given)
-    if spatial == 2:
-        _draw_images(figure, shown, denoised, reference, outlined, float(np.max(sigma)), quality)
-    else:
-        _draw_signals(figure, shown, denoised, reference, outlined, sigma, quality)
+    draw = _draw_images if spatial == 2 else _draw_signals
+    draw(figure, shown, denoised, reference, outlined, np.asarray(sigma, np.float64), quality)
     return figure
 
 
@@ -110,9 +108,10 @@ def _channels_last(array: Array, channel_axis: int | None) -> Array:
 
 
 def _draw_images(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, sigma: float, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
 ) -> None:
     height, width, channels = noisy.shape
+    sigma = float(levels.max())
     count = 3 if clean is None else 4
     # One row for upright and square images, one column for panoramas, two by two for four panels.
     columns = 1 if width > 2.2 * height else (2 if count == 4 else 3)
@@ -157,17 +156,10 @@ def _draw_images(
 
 
 def _draw_signals(
-    figure: Figure,
-    noisy: Array,
-    result: Array,
-    clean: Array | None,
-    kept: Array,
-    sigma: float | Sequence[float],
-    quality: list[str],
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
 ) -> None:
     size, channels = noisy.shape
-    levels = np.broadcast_to(np.asarray(sigma, np.float64), channels).tolist()
-    shown = min(channels, _MAX_ROWS)
+    whole, shown = slice(0, size), min(channels, _MAX_ROWS)
     part = _lively_part(result) if size > _LONG else None
     heights = [2.4, *([2.4] if part else []), 1.3] * shown
     figure.set_size_inches(10, sum(heights) + 0.6 * len(heights))
@@ -179,21 +171,21 @@ def _draw_signals(
         lines += [] if clean is None else [(clean, "clean", _CLEAN, 1.6)]
         lines.append((result, f"denoised{quality[1]}", _RESULT, 1.1))
         for array, name, colour, thickness in lines:
-            _line(group[0], array[:, channel], slice(0, size), color=colour, linewidth=thickness, label=name)
+            _line(group[0], array[:, channel], whole, color=colour, linewidth=thickness, label=name)
             if part:
                 _line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
         missing = np.isnan(noisy[:, channel])
-        for axis, span in zip(group[:-1], (slice(0, size), part), strict=False):
-            _shade(axis, missing, span or slice(0, size), (0, 1), color=_MISSING, alpha=0.3, label="missing")
-            _shade(axis, kept, span or slice(0, size), (0, 0.03), color=_KEPT, label="kept")
+        for axis, span in zip(group[:-1], (whole, part), strict=False):
+            _shade(axis, missing, span or whole, (0, 1), color=_MISSING, alpha=0.3, label="missing")
+            _shade(axis, kept, span or whole, (0, 0.03), color=_KEPT, label="kept")
         if channel == 0:
             names = group[0].get_legend_handles_labels()[1]
             group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), fontsize=9, frameon=False)
         if part:
             group[0].axvspan(part.start, part.stop - 1, color=_RESULT, alpha=0.15, linewidth=1.5)
             group[1].set_title(f"the shaded part, samples {part.start} to {part.stop - 1}", fontsize=9, loc="left")
-        _line(group[-1], (noisy - result)[:, channel], slice(0, size), color=_RESIDUAL, linewidth=0.6)
-        own = levels[channel]
+        _line(group[-1], (noisy - result)[:, channel], whole, color=_RESIDUAL, linewidth=0.6)
+        own = float(np.broadcast_to(levels, channels)[channel])
         for level in (-own, own):
             group[-1].axhline(level, color="black", linewidth=0.8, linestyle="--")
         group[-1].set_title(f"noisy − denoised, dashed: ±σ = ±{own:.4g}", fontsize=9, loc="left")

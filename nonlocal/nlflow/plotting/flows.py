@@ -81,7 +81,7 @@ def spacetime_figure(
     """
     if not panels:
         raise InputError("panels: got none, expected at least one (t, u)")
-    data = {name: _checked_panel(name, *panel, logarithmic) for name, panel in panels.items()}
+    data = {name: _checked_panel(name, *panel) for name, panel in panels.items()}
     nodes = {u.shape[1] for _, u in data.values()}
     if len(nodes) > 1:
         raise InputError(f"panels: got signals on {sorted(nodes)} nodes, expected the same number in every panel")
@@ -94,7 +94,8 @@ def spacetime_figure(
     axes = figure.subplots(2, len(data), sharex="all", sharey="row", height_ratios=[3, 1.35], squeeze=False)
     style, shades = _scale_of([u for _, u in data.values()]), _shades(list(data))
     across, meshes = _edges(where), []
-    foot = _foot([t for t, _ in data.values()]) if logarithmic else 0.0
+    times = [t for t, _ in data.values()]
+    foot = _foot(times) if logarithmic else 0.0
     for column, (name, (t, u)) in enumerate(data.items()):
         picture, profile = axes[:, column]
         up = _time_edges(t, foot) if logarithmic else np.clip(_edges(t), t[0], t[-1])
@@ -107,7 +108,7 @@ def spacetime_figure(
         profile.legend(fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 0.98), frameon=False, borderpad=0.1)
         base.finish(profile, "", "node" if x is None else "x", "u" if column == 0 else "")
     if logarithmic:
-        _logarithmic_times(axes[0, 0], [t for t, _ in data.values()], foot)
+        _logarithmic_times(axes[0, 0], times, foot)
     axes[0, 0].set_ylabel("time t")
     axes[1, 0].set_xlim(across[0], across[-1])
     bar = figure.colorbar(meshes[0], ax=list(axes[0]), fraction=0.04, pad=0.02, aspect=28)
@@ -116,11 +117,7 @@ def spacetime_figure(
 
 
 def decay_figure(
-    panels: Mapping[str, Sequence[Course]],
-    *,
-    title: str | None = None,
-    logarithmic: bool = False,
-    xlabel: str = "t",
+    panels: Mapping[str, Sequence[Course]], *, title: str | None = None, logarithmic: bool = False, xlabel: str = "t"
 ) -> Figure:
     """Draw measured decays (pale lines) with the predicted exponentials (dashed) on a logarithmic axis.
 
@@ -202,7 +199,7 @@ def _visible(course: Course, logarithmic: bool) -> tuple[Array, Array]:
     return t[shown].astype(np.float64), values[shown].astype(np.float64)
 
 
-def _checked_panel(name: str, t: Array, u: Array, logarithmic: bool) -> tuple[Array, Array]:
+def _checked_panel(name: str, t: Array, u: Array) -> tuple[Array, Array]:
     times = check_array(f"t of {name!r}", t, ndim=1)
     signal = check_array(f"u of {name!r}", u, ndim=2, hint="one row for each time")
     if signal.shape[0] != len(times) or signal.shape[1] < 2:

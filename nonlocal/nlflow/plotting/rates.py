@@ -150,12 +150,11 @@ def bounds_figure(
         raise InputError("series: got none, expected at least one (x, measured, low, high)")
     figure, axes = base.panel_grid(len(series), 4.4, 4.6, title, sharex=True, sharey=True)
     for number, (axis, (name, arrays)) in enumerate(zip(axes, series.items(), strict=True)):
-        x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)))
+        x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)), logx)
         if np.any(low > high):
             raise InputError(f"low of {name!r}: got a lower bound above the upper one, expected low <= high")
         order, (shade, _) = np.argsort(x), base.look(number)
         x, y, low, high = x[order], y[order], low[order], high[order]
-        _positive(name, x, logx)
         axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label="between the bounds")
         for bound in (low, high):
             axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--")
@@ -189,8 +188,8 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
     given = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
     if (series.low is None) != (series.high is None):
         raise InputError(f"low of {series.name!r}: got one end of the interval, expected both low and high or none")
-    x, y, *interval = _alike(series.name, {key: array for key, array in given.items() if array is not None})
-    _positive(series.name, x, scale == "loglog")
+    arrays = {key: array for key, array in given.items() if array is not None}
+    x, y, *interval = _alike(series.name, arrays, scale == "loglog")
     used = np.ones(x.shape, bool) if series.used is None else np.asarray(series.used, dtype=bool)
     if used.shape != x.shape or y.min() < 0 or not (used & (y > 0)).any():
         raise InputError(f"y of {series.name!r}: expected values >= 0, a positive one among those `used` (shape of y)")
@@ -200,21 +199,17 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
             x, y, yerr=np.maximum([y - low, high - y], 0), fmt="none", ecolor=shade, elinewidth=1.1, capsize=2.5
         )
     used = used & (y > 0)
-    handles = []
     joined = "-" if series.slope is None and series.expected is None else "none"
-    for chosen, face in ((used, shade), (~used & (y > 0), "none")):
-        (points,) = axis.plot(
-            x[chosen], y[chosen], linestyle=joined, linewidth=1, color=shade, marker=marker, markersize=5.5,
-            markerfacecolor=face, zorder=3,
-        )  # fmt: skip
-        handles.append(points)
+    style: Any = {"linestyle": joined, "linewidth": 1, "color": shade, "marker": marker, "markersize": 5.5, "zorder": 3}
+    handles = axis.plot(x[used], y[used], markerfacecolor=shade, **style)
+    others = ~used & (y > 0)
+    axis.plot(x[others], y[others], markerfacecolor="none", **style)
     label = series.name
     place = np.log(x) if scale == "loglog" else x
     centre, level = float(place[used].mean()), float(np.log(y[used]).mean())
     ends = np.array([place[used].min(), place[used].max()])
     ends += np.array([-0.04, 0.04]) * np.ptp(ends)
     across = np.exp(ends) if scale == "loglog" else ends
-    handles = handles[:1]
     if series.slope is not None:
         slope = check_number(f"slope of {series.name!r}", series.slope)
         height = level - slope * centre if series.intercept is None else series.intercept
@@ -242,13 +237,11 @@ def _number(value: float, form: str = ".4g") -> str:
     return format(value, form).replace("-", "−")
 
 
-def _alike(name: str, arrays: dict[str, Array]) -> list[Array]:
+def _alike(name: str, arrays: dict[str, Array], logarithmic: bool) -> list[Array]:
+    """Return arrays of the shape of x; on a logarithmic axis x is > 0."""
     found = {key: check_array(f"{key} of {name!r}", array, ndim=1) for key, array in arrays.items()}
     for key, array in found.items():
         base.check_shape(f"{key} of {name!r}", array, found["x"].shape, "x")
+    if logarithmic and (least := found["x"].min()) <= 0:
+        raise InputError(f"x of {name!r}: got {least:.4g}, expected values > 0 on a logarithmic axis")
     return list(found.values())
-
-
-def _positive(name: str, x: Array, logarithmic: bool) -> None:
-    if logarithmic and x.min() <= 0:
-        raise InputError(f"x of {name!r}: got {x.min():.4g}, expected values > 0 on a logarithmic axis")

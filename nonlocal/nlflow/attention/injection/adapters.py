@@ -110,8 +110,7 @@ def transformers_library() -> Any:
             "pip install 'nlflow[attention]'"
         ) from error
     version = str(getattr(library, "__version__", "0"))
-    major = version.split(".")[0]
-    if not major.isdigit() or int(major) < _NEEDED:
+    if not (major := version.split(".")[0]).isdigit() or int(major) < _NEEDED:
         raise InputError(
             f"transformers: got release {version}, expected {_NEEDED} or newer, whose models call their attention "
             f"through AttentionInterface; pip install 'transformers>={_NEEDED}'"

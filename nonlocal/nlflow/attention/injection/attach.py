@@ -316,33 +316,30 @@ def _terms_of(found: list[Block], strengths: list[float], options: TermOptions) 
     owner: LayerTerms | None = None  # of the λ̃ that all layers share
     result = []
     for block, strength in zip(found, strengths, strict=True):
-        terms = _terms(block, strength, options, block.container not in stacks, owner)
+        module: Any = block.module
+        heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), module, module.config)
+        width = _first_of(("out_features", "nf"), block.projection)  # of a Linear, or of GPT-2's Conv1D
+        if options.feat_scale and width == 0:
+            raise InputError(
+                f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
+                "adapter=Adapter(…, projection=…)"
+            )
+        if options.attn_scale and heads == 0:
+            raise InputError(
+                f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
+            )
+        first, weight = block.container not in stacks, next(iter(module.parameters()))
+        terms = LayerTerms(
+            options, strength, first=first, causal=block.causal, heads=heads, width=width, owner=owner,
+            device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
         stacks.add(block.container)
-        if options.learned == "shared" and not terms.first:
+        if options.learned == "shared" and not first:
             owner = owner or terms
-        if options.similarity_removal and not terms.first:
+        if options.similarity_removal and not first:
             mask_position(block.layer)
         result.append(terms)
     return result
-
-
-def _terms(block: Block, strength: float, options: TermOptions, first: bool, owner: LayerTerms | None) -> LayerTerms:
-    """Return the terms of one block."""
-    module: Any = block.module
-    heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), module, module.config)
-    width = _first_of(("out_features", "nf"), block.projection)  # of a Linear, or of GPT-2's Conv1D
-    if options.feat_scale and width == 0:
-        raise InputError(
-            f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
-            "adapter=Adapter(…, projection=…)"
-        )
-    if options.attn_scale and heads == 0:
-        raise InputError(f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it")
-    weight = next(iter(module.parameters()))
-    return LayerTerms(
-        options, strength, first=first, causal=block.causal, heads=heads, width=width, owner=owner,
-        device=weight.device, dtype=weight.dtype,
-    )  # fmt: skip
 
 
 def _first_of(names: tuple[str, ...], *holders: Any) -> int:

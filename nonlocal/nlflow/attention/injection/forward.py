@@ -95,22 +95,9 @@ def attention(
 ) -> tuple[Tensor, Tensor | None]:
     """Compute the attention of one block: the names that `attach.register` registers stand for this function.
 
-    Parameters
-    ----------
-    affinity, base : str
-        Given with the name.
-    module : torch.nn.Module
-        The attention module.
-    query, key, value : tensor of shape (B, H, M, d), (B, G, N, d), (B, G, N, d)
-    attention_mask : tensor, optional
-    **kwargs
-        ``scaling``, ``dropout`` and whatever else the model passes to its attention.
-
-    Returns
-    -------
-    output : tensor of shape (B, M, H, d)
-    weights : tensor of shape (B, H, M, N), optional
-        Where the base returns them.
+    The name gives `affinity` and `base`, the model the rest: `module` is its attention module, `query` is (B, H, M, d),
+    `key` and `value` are (B, G, N, d), and `kwargs` has ``scaling``, ``dropout`` and other arguments. The result is the
+    output (B, M, H, d), and the weights (B, H, M, N) where the base returns them.
 
     Raises
     ------
@@ -190,20 +177,13 @@ def _plain(
 
 
 def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
-    """Return what a module calls without a term: its own file's eager function, or transformers' sdpa.
-
-    Raises
-    ------
-    InputError
-        If the file of the module has none.
-    """
+    """Return what a module calls without a term: its own file's eager function, or transformers' sdpa."""
     if base == "sdpa":
         function: Callable[..., Any] = transformers_library().AttentionInterface()["sdpa"]
         return function
     for kind in type(module).__mro__:
-        found: Callable[..., Any] | None = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found
+        if found := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+            return found  # type: ignore[no-any-return]
     raise InputError(
         f"model: got {type(module).__name__}, whose file has no eager_attention_forward, expected one as in "
         "transformers 5; load the model with attn_implementation='sdpa'"

@@ -54,26 +54,7 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
         For a name that the hub does not know, and if transformers is missing or older than 5.
     """
     library = transformers_library()
-    folder = Path(source)
-    if folder.suffix in (*_PICKLES, ".safetensors") and not folder.is_dir():
-        got = "a file of weights alone"
-        advice = "name the folder that holds it and config.json"
-        if folder.suffix != ".safetensors":
-            got, advice = "weights that only pickle can read, which runs code", _CONVERT
-        raise FileFormatError(
-            f"{source}: got {got}, expected a folder with config.json and model.safetensors; {advice}"
-        )
-    if folder.exists():
-        _check_folder(folder)
-        check_declared(folder)
-        offline = True
-    elif _is_name(str(source)):
-        offline = False
-    else:
-        raise FileFormatError(
-            f"{source}: got no such folder, expected one with config.json and model.safetensors, or the name of a "
-            "model on the hub such as 'owner/name'; check the name"
-        )
+    offline = _is_folder(source)
     try:
         with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
             model, report = library.AutoModel.from_pretrained(
@@ -85,21 +66,19 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
                 dtype=torch.float32,
             )
     except Exception as error:  # loaders fail in many ways: OSError, KeyError, SafetensorError, ValueError ...
-        reason = reason_of(error)
         if offline:
             raise FileFormatError(
-                f"{source}: got a folder that cannot be loaded ({reason}), expected a model of transformers "
+                f"{source}: got a folder that cannot be loaded ({reason_of(error)}), expected a model of transformers "
                 f"{library.__version__} with its weights; save it again with model.save_pretrained(folder)"
             ) from error
         raise InputError(
-            f"model: got {str(source)!r}, which the hub does not give with safetensors weights ({reason}); expected "
-            "the name of such a model, or a folder; check the name and the connection"
+            f"model: got {str(source)!r}, which the hub does not give with safetensors weights ({reason_of(error)}); "
+            "expected the name of such a model, or a folder; check the name and the connection"
         ) from error
     check_whole(source, report["missing_keys"])
     if offline:
-        attach_as_trained(model, folder)
-    found: nn.Module = model.eval()
-    return found
+        attach_as_trained(model, Path(source))
+    return model.eval()  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -116,13 +95,7 @@ def no_bars() -> Iterator[None]:
 
 
 def attach_as_trained(model: Any, folder: Path) -> None:
-    """Give a model the terms that its folder describes; see `load_model`.
-
-    Raises
-    ------
-    FileFormatError
-        For damaged files, and terms of another model.
-    """
+    """Give a model the terms that its folder describes; see `load_model`. Damaged files, and others' terms, raise."""
     path = folder / _SETTINGS
     if not path.is_file():
         return
@@ -151,15 +124,32 @@ def attach_as_trained(model: Any, folder: Path) -> None:
         ) from error
 
 
-def _is_name(text: str) -> bool:
-    """Return whether a text can be the name of a model on the hub: name, or owner/name."""
-    parts = text.split("/")
-    return len(parts) <= 2 and all(part and part[0].isalnum() and "\\" not in part for part in parts)
+def _is_folder(source: str | os.PathLike[str]) -> bool:
+    """Return True for the folder of a model, False for a possible name on the hub (``owner/name``); refuse others."""
+    folder = Path(source)
+    if folder.is_dir():
+        _check_folder(folder)
+        check_declared(folder)
+        return True
+    if folder.suffix in (*_PICKLES, ".safetensors"):
+        got, advice = "weights that only pickle can read, which runs code", _CONVERT
+        if folder.suffix == ".safetensors":
+            got, advice = "a file of weights alone", "name the folder that holds it and config.json"
+        raise FileFormatError(
+            f"{source}: got {got}, expected a folder with config.json and model.safetensors; {advice}"
+        )
+    if folder.exists():
+        raise FileFormatError(f"{folder}: got a file, expected a folder with config.json and model.safetensors")
+    parts = str(source).split("/")
+    if len(parts) > 2 or not all(part and part[0].isalnum() and "\\" not in part for part in parts):
+        raise FileFormatError(
+            f"{source}: got no such folder, expected one with config.json and model.safetensors, or the name of a "
+            "model on the hub such as 'owner/name'; check the name"
+        )
+    return False
 
 
 def _check_folder(folder: Path) -> None:
-    if not folder.is_dir():
-        raise FileFormatError(f"{folder}: got a file, expected a folder with config.json and model.safetensors")
     if not (folder / "config.json").is_file():
         raise FileFormatError(
             f"{folder}: got no config.json in it, expected the folder of a model; model.save_pretrained(folder) "

@@ -23,20 +23,17 @@ _UNSTORED = "pooler"  # a base model may have it, while the trained one was save
 def check_declared(folder: Path) -> None:
     """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
 
-    Otherwise a configuration of a few words could fill the memory, since missing weights are made up.
-
-    Raises
-    ------
-    FileFormatError
-        For damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB).
-    MemoryLimitError
-        For a model beyond the memory limit.
+    Otherwise a configuration of a few words could fill the memory, since missing weights are made up. `FileFormatError`
+    is for damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB);
+    `MemoryLimitError` for a model beyond the memory limit.
     """
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
     tensors = sum(_count_tensors(path) for path in files)
     try:
-        if (labels := _labels(folder / "config.json")) > _MOST_LABELS:  # of which the library makes a dictionary
+        about = _numbers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        labels = max([number for name, number in about if name in ("num_labels", "_num_labels")], default=0)
+        if labels > _MOST_LABELS:  # the library makes a dictionary of them
             raise ValueError(f"{labels} labels")
         config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         counts = [number for name, number in _numbers(config.to_dict()) if name.endswith(("layers", "n_layer"))]
@@ -85,12 +82,6 @@ def _count_tensors(path: Path) -> int:
     except (OSError, ValueError, RecursionError) as error:
         raise _damaged(path, error) from error
     return len(header.keys() - {"__metadata__"})
-
-
-def _labels(path: Path) -> int:
-    """Return the number of classes in a configuration."""
-    about = json.loads(path.read_text(encoding="utf-8"))
-    return max([number for name, number in _numbers(about) if name in ("num_labels", "_num_labels")], default=0)
 
 
 def reason_of(error: Exception) -> str:

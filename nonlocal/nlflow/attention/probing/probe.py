@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -88,11 +88,8 @@ def probe(
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = _call(model, inputs)
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_evaluating(model))
-        stack.enter_context(watching_states(seen_blocks))
-        stack.enter_context(taking(seen_blocks, take) if take is not None else recording(seen_blocks))
+    watching = recording(seen_blocks) if take is None else taking(seen_blocks, take)
+    with torch.no_grad(), _evaluating(model), watching_states(seen_blocks), watching:
         given()
         return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
 

@@ -153,22 +153,15 @@ def _wrapped(name: str) -> str:
         one = (_RECORDER.get() or {}).get(id(module))
         if one is not None:
             one.taken = _as_given(module, kernel, query, key, value, mask, kwargs)
-        return _original(module, name)(module, query, key, value, mask, **kwargs)
+        home = vars(sys.modules[type(module).__module__])
+        functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        original = functions.get_interface(name, home.get("eager_attention_forward"))
+        return original(module, query, key, value, mask, **kwargs)
 
     AttentionInterface.register(wrapper, attention)
     if name in ALL_MASK_ATTENTION_FUNCTIONS:  # an unregistered name makes masks None
         AttentionMaskInterface.register(wrapper, ALL_MASK_ATTENTION_FUNCTIONS[name])
     return wrapper
-
-
-def _original(module: nn.Module, name: str) -> Callable[..., Any]:
-    """Return the attention function that a module would have called."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    home = vars(sys.modules[type(module).__module__])
-    functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    function: Callable[..., Any] = functions.get_interface(name, home.get("eager_attention_forward"))
-    return function
 
 
 def _as_given(

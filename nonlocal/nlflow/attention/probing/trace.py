@@ -110,7 +110,7 @@ class Layer:
         """
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
-        q, k, v = (_plain(part[b, h][inside]) for part in (self.q, self.k, self.v))
+        q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
         rule = bias = None
         if self.mask is not None:
             mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h]
@@ -332,8 +332,3 @@ def _number(name: str, value: Any, count: int) -> int:
     if number >= count:
         raise InputError(f"{name}: got {number}, expected one of 0 to {count - 1}")
     return number
-
-
-def _plain(tensor: Tensor) -> Floats:
-    """Return a tensor as a float64 array on the host."""
-    return np.asarray(tensor.detach().cpu().double().numpy())

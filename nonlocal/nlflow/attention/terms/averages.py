@@ -92,10 +92,8 @@ def average(
 
     Parameters
     ----------
-    query : tensor of shape (B, H, M, d)
-        ``'symmetric'`` uses only M of it: the last M keys are the queries.
-    key, value : tensors of shape (B, G, N, d) and (B, G, N, D)
-        H is a multiple of G.
+    query, key, value : tensors of shape (B, H, M, d), (B, G, N, d) and (B, G, N, D)
+        H is a multiple of G. ``'symmetric'`` uses only M of the queries: the last M keys take their place.
     affinity : str
         One of `AFFINITIES`.
     scaling : float, optional

@@ -37,7 +37,7 @@ def neutreno(
     semi_implicit: bool = False,
     overwrite: bool = False,
 ) -> Tensor:
-    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v.
+    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v (arXiv 2312.00751, equation 28).
 
     Parameters
     ----------
@@ -46,16 +46,10 @@ def neutreno(
     fidelity : float or tensor
         λ̃ >= 0; 0 as a float returns the average itself.
     semi_implicit : bool
-        Return (P v + λ̃ v0) / (1 + λ̃), which is stable for every λ̃. The other form is stable for symmetric affinities
-        up to 1 + μ_min(P).
+        Return (P v + λ̃ v0) / (1 + λ̃), the step of the same flow with its end point in the place of v. It is stable for
+        every λ̃. The other form is stable for symmetric affinities up to 1 + μ_min(P).
     overwrite : bool
         Write the result into `average`: half the time, and no memory. Not where derivatives are wanted.
-
-    References
-    ----------
-    .. [1] T. Nguyen, T. M. Nguyen, R. Baraniuk, "Mitigating over-smoothing in transformers via regularized nonlocal
-       functionals", NeurIPS 2023, arXiv 2312.00751, equation 28. The semi-implicit form is the step of the same flow
-       with its own end point in the place of v.
     """
     if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
@@ -72,18 +66,9 @@ def neutreno(
 def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
     """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, shape (..., M, D, D).
 
-    O(M N D^2) operations. Half precision gives float32, and P v is computed again: otherwise the difference would be
-    mostly the rounding of P v and of the rows of P, whose sums are not exactly 1 then.
-
-    Parameters
-    ----------
-    weights, values, average : tensor of shape (..., M, N), (..., N, D), (..., M, D)
-        P, v and P v.
-
-    Raises
-    ------
-    MemoryLimitError
-        Before the N products of D × D numbers would pass the limit.
+    From P (..., M, N), v (..., N, D) and P v (..., M, D), in O(M N D^2) operations. `MemoryLimitError` is raised before
+    the N products of D × D numbers would pass the limit. Half precision gives float32, and P v is computed again:
+    otherwise the difference would be mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
     """
     *lead, tokens, width = values.shape
     numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
@@ -105,16 +90,8 @@ def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor
     """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ².
 
     This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in which
-    they differ. Experimental. O(M D^3). torch cannot solve in half precision: that is solved in float32, and the result
-    has the type of `average`.
-
-    Parameters
-    ----------
-    average, first : tensor of shape (..., M, D)
-    spread : tensor of shape (..., M, D, D)
-        C, from `covariance`.
-    variance : tensor
-        σ² > 0, one number.
+    they differ. Experimental. O(M D^3). `spread` is C, from `covariance`; `variance` is σ² > 0, one number. Half
+    precision is solved in float32, since torch has no solver for it. The result has the type of `average`.
     """
     with torch.autocast(spread.device.type, enabled=False):
         spread, mean = wide(spread), wide(average)
@@ -131,10 +108,7 @@ def wide(tensor: Tensor) -> Tensor:
 def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor:
     """Return AttnScale, (11^T/n + (1 + ω)(A - 11^T/n)) v, from A v, 11^T v / n and one ω for each head.
 
-    References
-    ----------
-    .. [1] P. Wang, W. Zheng, T. Chen, Z. Wang, "Anti-oversmoothing in deep vision transformers via the Fourier domain
-       analysis", ICLR 2022, arXiv 2203.05962.
+    (Wang et al. 2022, arXiv 2203.05962.)
     """
     return torch.addcmul(average, average - uniform, weight)
 
@@ -142,11 +116,7 @@ def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor
 def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
     """Return (I - τ 11^T/n) x. `mask` and `causal` are those of `averages.uniform_average`.
 
-    The share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t).
-
-    References
-    ----------
-    .. [1] Y. Yu, Y. Zhang, "Why 'classic' transformers are shallow and how to make them go deep", arXiv 2312.06182.
+    The share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t) (arXiv 2312.06182).
     """
     return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
 
@@ -165,7 +135,8 @@ class FeatScale(nn.Module):
 
     References
     ----------
-    .. [1] P. Wang et al., ICLR 2022, arXiv 2203.05962.
+    .. [1] P. Wang, W. Zheng, T. Chen, Z. Wang, "Anti-oversmoothing in deep vision transformers via the Fourier domain
+       analysis", ICLR 2022, arXiv 2203.05962.
     """
 
     def __init__(self, width: int, *, device: Any = None, dtype: Any = None) -> None:
