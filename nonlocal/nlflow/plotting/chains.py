@@ -64,10 +64,9 @@ def chain_figure(
     if not stationary:
         raise InputError("stationary: got none, expected at least one distribution")
     found = {name: check_array("stationary", pi, ndim=(1, 2)) for name, pi in stationary.items()}
-    shapes = {pi.shape for pi in found.values()}
-    if len(shapes) > 1:
-        raise InputError(f"stationary: got shapes {sorted(shapes)}, expected one shape")
-    shape = shapes.pop()
+    shape, *others = {pi.shape for pi in found.values()}
+    if others:
+        raise InputError(f"stationary: got shapes {sorted([shape, *others])}, expected one shape")
     where = None if x is None else check_array("x", x, ndim=1)
     if where is not None:
         base.check_shape("x", where, shape, "stationary (none for an image)")
@@ -134,12 +133,9 @@ def phase_figure(
             marker=marker, edgecolors=edge, linewidths=0.5, label=f"{name} ({np.count_nonzero(chosen)})", zorder=3,
         )  # fmt: skip
     ends = np.array([lowest.min(), lowest.max()]) + np.array([-0.03, 0.03]) * (np.ptp(lowest) or 1)
-    line, height = ends, 1 + ends
-    if bound is not None:
-        order = np.argsort(lowest)
-        line, height = lowest[order], bound[order]
-    axis.plot(line, height, color="black", linewidth=2.2, zorder=4,
-              label=f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃")  # fmt: skip
+    order, label = np.argsort(lowest), f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃"
+    line, height = (ends, 1 + ends) if bound is None else (lowest[order], bound[order])
+    axis.plot(line, height, color="black", linewidth=2.2, zorder=4, label=label)
     axis.set_xlim(*ends)
     base.finish(axis, "", f"smallest eigenvalue {_LOWEST} of P", "fidelity λ̃")
     axis.legend(fontsize=9, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.2)

@@ -105,8 +105,7 @@ def rate_figure(
         entries = [_draw_series(axis, series, scale, *base.look(number)) for number, series in enumerate(group)]
         if scale == "loglog":
             _mark_abscissas(axis, np.concatenate([np.asarray(series.x, dtype=np.float64) for series in group]))
-        dashed = any(series.expected is not None for series in group)
-        told = "pale: fitted, dashed: expected slope" if dashed else None
+        told = "pale: fitted, dashed: expected slope" if any(one.expected is not None for one in group) else None
         base.legend_below(axis, *zip(*entries, strict=True), title=told)
         base.finish(axis, name, xlabel, ylabel)
     return figure

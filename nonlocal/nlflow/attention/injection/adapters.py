@@ -175,9 +175,9 @@ def _block(adapter: Adapter, name: str, module: nn.Module, named: dict[str, nn.M
 
 def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module | None:
     """Return the output projection of the attention module of this name."""
-    base, path = name, adapter.projection
-    if not path:
+    if not adapter.projection:
         return None
+    base, path = name, adapter.projection
     while path.startswith("../"):
         base, path = base.rpartition(".")[0], path[3:]
     full = f"{base}.{path}" if base else path

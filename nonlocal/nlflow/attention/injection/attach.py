@@ -28,17 +28,9 @@ from nlflow.attention.terms.averages import AFFINITIES, FUSED
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.errors import InputError, NlflowWarning, check_number
 
-__all__ = ["NAMES", "attach", "detach", "register"]
+__all__ = ["REGISTERED", "attach", "detach", "register"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-NAMES = {
-    "softmax": "neutreno",
-    "symmetric": "neutreno_symmetric",
-    **{affinity: affinity for affinity in AFFINITIES if affinity not in ("softmax", "symmetric")},
-}
-"""Affinity to its registered name. Those of `FUSED` have a second name that ends in ``_sdpa``, for torch's fused
-attention; the others always form their matrix."""
 
 _BASES = ("eager", "sdpa")
 _RECORD = "_neutreno_record"  # what detach undoes
@@ -61,22 +53,18 @@ def register() -> tuple[str, ...]:
     """
     library = transformers_library()
     functions, masks = library.AttentionInterface, library.AttentionMaskInterface
-    names = []
-    for affinity in AFFINITIES:
-        for base in _BASES if affinity in FUSED else ("eager",):
-            name = _name(affinity, base)
-            known = functions().get(name)
-            if known is None:
-                functions.register(name, partial(attention, affinity, base))
-                # Without a mask of this name a model would drop its padding mask without a word.
-                masks.register(name, masks()[base])
-            elif getattr(known, "func", None) is not attention:
-                raise InputError(
-                    f"transformers: got an attention function of another package named {name!r}, expected none; "
-                    "register that one under another name"
-                )
-            names.append(name)
-    return tuple(names)
+    for name, (affinity, base) in REGISTERED.items():
+        known = functions().get(name)
+        if known is None:
+            functions.register(name, partial(attention, affinity, base))
+            # Without a mask of this name a model would drop its padding mask without a word.
+            masks.register(name, masks()[base])
+        elif getattr(known, "func", None) is not attention:
+            raise InputError(
+                f"transformers: got an attention function of another package named {name!r}, expected none; "
+                "register that one under another name"
+            )
+    return tuple(REGISTERED)
 
 
 def attach(
@@ -214,11 +202,17 @@ class _Record:
 
 
 def _name(affinity: str, base: str) -> str:
-    return NAMES[affinity] + ("_sdpa" if base == "sdpa" and affinity in FUSED else "")
+    """Return the registered name; affinities that always form their matrix have one name for both bases."""
+    name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
+    return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
 
 
-# Averages that form their matrix have one name, and a mask for "eager", which comes last here.
-_BASE_OF = {_name(affinity, base): base for affinity in AFFINITIES for base in reversed(_BASES)}
+REGISTERED = {
+    _name(affinity, base): (affinity, base)
+    for affinity in AFFINITIES
+    for base in (_BASES if affinity in FUSED else ("eager",))
+}
+"""Registered names to affinity and base."""
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:
@@ -266,7 +260,7 @@ def _set_implementation(model: nn.Module, found: list[Block], affinity: str, rec
         if not hasattr(module, "set_attn_implementation"):
             continue
         before = module.config._attn_implementation
-        base = _BASE_OF.get(before, before)
+        base = REGISTERED.get(before, ("", before))[1]
         if base not in _BASES:
             raise InputError(
                 f"model: got {type(module).__name__} {name} with attn_implementation={before!r}, expected 'eager' or "
@@ -289,8 +283,8 @@ def _give_terms(
     """Give each block its terms, and each stack of layers the hooks around its calls."""
     for module in model.modules():
         name = getattr(module.__dict__.get("config"), "_attn_implementation", None)
-        if name in _BASE_OF and _interface_is_used(module):
-            setattr(module, STOCK, stock_function(module, _BASE_OF[name]))
+        if name in REGISTERED and _interface_is_used(module):
+            setattr(module, STOCK, stock_function(module, REGISTERED[name][1]))
     stacks: dict[str, Stack] = {}
     for block, own in zip(found, terms, strict=True):
         if block.container not in stacks:

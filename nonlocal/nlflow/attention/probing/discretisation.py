@@ -125,14 +125,11 @@ def _euler(flow: Flow, start: Floats, count: int) -> Floats:
     return np.asarray(solve(flow, start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False).final)
 
 
-def _size(values: Floats) -> float:
-    return float(np.abs(values).max()) or 1.0
-
-
 def _frozen(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
     """Return (the flow, u(0), u(1)) with the kernel of the layer."""
     flow = AttentionFlow(head.along(head.k, head.k) if symmetric else head.affinity)
-    exactly = Exponential(_EXACT) if flow.symmetric else RungeKutta(rtol=_EXACT, atol=_EXACT * _size(head.v))
+    size = float(np.abs(head.v).max()) or 1.0
+    exactly = Exponential(_EXACT) if flow.symmetric else RungeKutta(rtol=_EXACT, atol=_EXACT * size)
     return flow, head.v, np.asarray(solve(flow, head.v, t=1.0, integrator=exactly, energies=False).final)
 
 
@@ -154,8 +151,8 @@ def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
         moving = u.reshape(start.shape)
         return np.asarray(kernel(moving).average(moving) - moving).ravel()
 
-    flow, atol = AttentionFlow(kernel(start), evolving=True), _EXACT * _size(start)
-    exact = solve_ivp(velocity, (0.0, 1.0), start.ravel(), method="DOP853", rtol=_EXACT, atol=atol)
+    flow, size = AttentionFlow(kernel(start), evolving=True), float(np.abs(start).max()) or 1.0
+    exact = solve_ivp(velocity, (0.0, 1.0), start.ravel(), method="DOP853", rtol=_EXACT, atol=_EXACT * size)
     return flow, start, np.asarray(exact.y[:, -1]).reshape(start.shape)
 
 

@@ -186,10 +186,8 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
         causal layer). NaN where no token is left.
     """
     values, counted, xp = _tokens(v, mask, "v")
-    averages = [
-        _alike("average", average, values.shape),
-        _alike("symmetric_average", symmetric_average, values.shape),
-    ]
+    given = {"average": average, "symmetric_average": symmetric_average}
+    averages = [_alike(name, array, values.shape) for name, array in given.items()]
     unit = _unit(xp, xp.concat([values, *averages], axis=-1), axis=-1)
     values = values / unit
     ways = [values - array / unit for array in averages]

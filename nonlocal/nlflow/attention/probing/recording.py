@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.attach import NAMES
+from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.terms.averages import causal_mask
 from nlflow.errors import InputError
 
@@ -71,7 +71,7 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
             def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
                 one.after = _hidden(output if isinstance(output, tuple | list) else (output,))
 
-            def attend(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            def attend(*_: Any) -> None:
                 one.attended = True
 
             def follow(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -146,12 +146,10 @@ def _wrapped(name: str) -> str:
     wrapper = _PREFIX + name
     if wrapper in ALL_ATTENTION_FUNCTIONS:
         return wrapper
-    # A name that attach() has set tells the kernel.
-    kernel = next((kind for kind, own in NAMES.items() if name.removesuffix("_sdpa") == own), "softmax")
+    kernel = REGISTERED.get(name, ("softmax", name))[0]  # a name that attach() has set tells the kernel
 
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        one = (_RECORDER.get() or {}).get(id(module))
-        if one is not None:
+        if one := (_RECORDER.get() or {}).get(id(module)):
             one.taken = _as_given(module, kernel, query, key, value, mask, kwargs)
         home = vars(sys.modules[type(module).__module__])
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
@@ -172,9 +170,8 @@ def _as_given(
             f"model: got masks of type {type(mask).__name__}, expected tensors; use "
             "model.set_attn_implementation('sdpa') or 'eager'"
         )
-    causal = None
-    if getattr(module, "is_causal", False):
-        causal = causal_mask(query.shape[-2], key.shape[-2], key.device)
+    ordered = getattr(module, "is_causal", False)
+    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered else None
     if mask is not None and mask.ndim == 2:  # fused kernels take padding alone
         mask = mask[:, None, None, :].bool()
         mask = mask if causal is None else mask & causal

@@ -259,8 +259,6 @@ class LayerTrace:
         Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). Two N x N matrices at a time; NaN
         between layers of different stacks or with different numbers of heads or tokens.
         """
-        if len(self) < 2:
-            return np.empty((0, self.layers[0].items, self.layers[0].heads))
         widest = max(one.heads for one in self.layers)
         found = np.full((len(self) - 1, self.layers[0].items, widest), math.nan)
         for i, (one, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
