@@ -114,7 +114,7 @@ def within(limit: int, read: Callable[[], object]) -> Callable[[], object]:
 
 def cases(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is read in each case; the files are written first."""
-    from nlflow.attention.loading import load_model
+    from nlflow.attention import load_model
     from nlflow.io import files
     from nlflow.io.companions import read_mask
     from nlflow.io.storage import load_archive

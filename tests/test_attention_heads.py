@@ -15,8 +15,9 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import Head, discretise, heads, probe  # noqa: E402  # needs torch
-from nlflow.attention.heads import rule_or_bias  # noqa: E402
+from nlflow.attention import Head, discretise, probe  # noqa: E402  # needs torch
+from nlflow.attention.probing import heads  # noqa: E402
+from nlflow.attention.probing.heads import rule_or_bias  # noqa: E402
 from tests.test_tiled import Watch  # noqa: E402
 from tests.transformer_models import build, inputs  # noqa: E402
 

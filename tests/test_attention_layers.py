@@ -14,7 +14,9 @@ from tests.test_tiled import Watch
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import FeatScale, NeutrenoAttention, SignedProjection, averages, terms  # noqa: E402  # needs torch
+from nlflow.attention import FeatScale, NeutrenoAttention, SignedProjection  # noqa: E402  # needs torch
+from nlflow.attention.terms import averages  # noqa: E402
+from nlflow.attention.terms import neutreno as terms  # noqa: E402
 
 B, H, N, D = 2, 3, 7, 4
 SCALING = D**-0.5
@@ -152,7 +154,7 @@ def test_similarity_after_removal(strength: float) -> None:
         return float(N * tokens.mean(0).square().sum() / tokens.square().sum())
 
     t = similarity(x)
-    removed = terms.removed_similarity(x, x.mean(0, keepdim=True), strength)
+    removed = terms.removed_similarity(x, strength)
     left = (1 - strength) ** 2 * t
     assert similarity(removed) == pytest.approx(left / (left + 1 - t), abs=1e-14)
 
@@ -309,7 +311,8 @@ def test_fused_averages_are_those_with_weights(affinity: str, causal: bool) -> N
     both = keys & torch.ones(N, N, dtype=torch.bool).tril() if causal else keys
     additive = torch.zeros_like(both, dtype=torch.float64).masked_fill(~both, torch.finfo(torch.float64).min)
     for mask in (None, both, additive):
-        got = averages.fused_average(q, k, v, affinity, mask=mask, causal=causal)
+        got, weights = averages.average(q, k, v, affinity, mask=mask, causal=causal, fused=True)
+        assert weights is None
         expected = averages.average(q, k, v, affinity, mask=mask, causal=causal)[0]
         torch.testing.assert_close(got, expected, rtol=0, atol=1e-13)
 

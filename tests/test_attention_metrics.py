@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nlflow import InputError, J, Points, from_matrix
-from nlflow.attention.metrics import (
+from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
     head_redundancy,

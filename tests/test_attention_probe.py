@@ -18,8 +18,8 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
 from nlflow.attention import Adapter, Taken, attach, detach, load_model, probe, text_inputs  # noqa: E402
-from nlflow.attention import probing as module_of_probe  # noqa: E402
-from nlflow.attention import recording as module_of_recording  # noqa: E402
+from nlflow.attention.probing import probe as module_of_probe  # noqa: E402
+from nlflow.attention.probing import recording as module_of_recording  # noqa: E402
 
 Array = NDArray[Any]
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 16}

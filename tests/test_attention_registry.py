@@ -17,13 +17,13 @@ torch = torch_on_one_thread()
 from nlflow.attention import (  # noqa: E402
     Adapter,
     NeutrenoAttention,
-    adapters,
     attach,
     blocks,
     detach,
     register,
-    registry,
 )
+from nlflow.attention.injection import adapters  # noqa: E402
+from nlflow.attention.injection import attach as attaching  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     EVERYTHING,
     FOUR,
@@ -415,12 +415,12 @@ def nameless(model: Any) -> Any:
 def test_terms_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
-    class Counted(registry.LayerTerms):
+    class Counted(attaching.LayerTerms):
         def __init__(self, *given: Any, **options: Any) -> None:
             super().__init__(*given, **options)
             made.append(self)
 
-    monkeypatch.setattr(registry, "LayerTerms", Counted)
+    monkeypatch.setattr(attaching, "LayerTerms", Counted)
     model = attach(build("bart"), learned="shared", attn_scale=True, similarity_removal=0.5)
     assert [block.module.neutreno for block in blocks(model)] == made
     owners = {id(terms.owner[0]) for terms in made if terms.owner}

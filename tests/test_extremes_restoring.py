@@ -234,8 +234,8 @@ def test_energy_of_tokens() -> None:
 def test_layers_with_logits_of_ten_thousand() -> None:
     """softmax(q k^T / sqrt(d)) v + lambda~ (v0 - v) of logits of 1e4 and values of 1e30, to 50 digits."""
     torch = pytest.importorskip("torch")
-    from nlflow.attention.averages import average, fused_average
-    from nlflow.attention.terms import neutreno
+    from nlflow.attention.terms.averages import average
+    from nlflow.attention.terms.neutreno import neutreno
 
     problem = case("queries")
     q, k = problem.table("queries"), problem.table()
@@ -246,7 +246,7 @@ def test_layers_with_logits_of_ten_thousand() -> None:
     tensors = [torch.from_numpy(a)[None, None] for a in (q, k, v)]
     size = float(np.linalg.norm(q, axis=1).max() * np.linalg.norm(k, axis=1).max()) / math.sqrt(d)
     allowed = (2 * (d + 2) * size + problem.n + 8) * EPS * np.abs(v).max()
-    for found in (average(*tensors)[0], fused_average(*tensors)):
+    for found in (average(*tensors)[0], average(*tensors, fused=True)[0]):
         assert np.abs(found[0, 0].numpy() - reference).max() <= allowed
     found = neutreno(average(*tensors)[0], tensors[2], 0 * tensors[2], 0.6)[0, 0].numpy()
     assert np.abs(found - (reference - 0.6 * v)).max() <= 2 * allowed

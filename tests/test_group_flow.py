@@ -334,7 +334,7 @@ def test_an_own_fidelity_is_used() -> None:
     "integrator", [nl.SemiImplicit(), nl.Exponential(), nl.AttentionStep(), nl.NeutrenoStep()], ids=repr
 )
 def test_integrators_of_linear_pieces_are_refused(integrator: Any) -> None:
-    with pytest.raises(nl.InputError, match="integrator: |is not linear; integrate it with RelaxedSemiImplicit"):
+    with pytest.raises(nl.InputError, match=r"integrator: |is not linear; integrate it with RelaxedSemiImplicit"):
         nl.solve(flow(), t=2, integrator=integrator)
 
 

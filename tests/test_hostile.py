@@ -132,7 +132,7 @@ def _readers(tmp_path: Path) -> dict[str, Callable[[bytes], object]]:
     """Return every way in which bytes of a stranger are read, whatever their form."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers", minversion="5")
-    from nlflow.attention.loading import load_model
+    from nlflow.attention import load_model
     from validation.training.data import read_characters, read_pictures
     from validation.training.state import read_tensors, states
 
@@ -220,7 +220,7 @@ def test_crafted_files_run_no_code(tmp_path: Path, capfd: pytest.CaptureFixture[
 
 def test_models_bring_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("transformers", minversion="5")
-    from nlflow.attention.loading import load_model, text_inputs
+    from nlflow.attention import load_model, text_inputs
 
     folder, mark = tmp_path / "model", tmp_path / "mark"
     hostile.small_model(folder)
@@ -438,7 +438,7 @@ def test_models_without_all_weights_are_refused(tmp_path: Path) -> None:
     pytest.importorskip("transformers", minversion="5")
     from safetensors.torch import load_file, save_file
 
-    from nlflow.attention.loading import load_model
+    from nlflow.attention import load_model
 
     hostile.small_model(tmp_path)
     path = tmp_path / "model.safetensors"
@@ -467,7 +467,7 @@ def test_models_without_all_weights_are_refused(tmp_path: Path) -> None:
 )
 def test_hostile_settings_of_pictures_are_refused(tmp_path: Path, settings: str) -> None:
     transformers = pytest.importorskip("transformers", minversion="5")
-    from nlflow.attention.loading import image_inputs
+    from nlflow.attention import image_inputs
 
     config = transformers.ViTConfig(
         hidden_size=4, num_hidden_layers=1, num_attention_heads=2, intermediate_size=4, image_size=4, patch_size=2

@@ -24,47 +24,49 @@ trained = pytest.mark.skipif(not WEIGHTS, reason="the weights of all-MiniLM-L6-v
 
 def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
-    from nlflow.attention import discretisation, heads, metrics, modules, probing, trace
+    from nlflow.attention.probing import discretisation, heads, metrics, probe, trace
+    from nlflow.attention.terms import modules, neutreno
 
     if what == "the term draws to the values":
-        good = modules.neutreno
+        good = neutreno.neutreno
 
         def turned(average: Any, values: Any, first: Any, fidelity: Any, **options: Any) -> Any:
             return good(average, first, values, fidelity, **options)
 
-        monkeypatch.setattr(modules, "neutreno", turned)
+        monkeypatch.setattr(neutreno, "neutreno", turned)
     elif what == "the energy forgets its half":
-        monkeypatch.setattr(probing, "energy_per_token", lambda *a, **k: 2 * metrics.energy_per_token(*a, **k))
+        monkeypatch.setattr(probe, "energy_per_token", lambda *a, **k: 2 * metrics.energy_per_token(*a, **k))
     elif what == "ways are compared without v":
 
         def averages(v: Any, average: Any, symmetric: Any, **options: Any) -> Any:
             return metrics.gradient_cosine(0 * v, average, symmetric, **options)
 
-        monkeypatch.setattr(probing, "gradient_cosine", averages)
+        monkeypatch.setattr(probe, "gradient_cosine", averages)
     elif what == "redundancy within a layer":
         monkeypatch.setattr(trace, "head_redundancy", lambda matrix, following: metrics.head_redundancy(matrix, matrix))
     elif what == "the fidelity may always be 1":
         monkeypatch.setattr(heads.Head, "fidelity_limit", property(lambda self: 1.0))
     elif what == "sub-steps are too long":
-        good_step = discretisation._Euler.__call__
-        monkeypatch.setattr(discretisation._Euler, "__call__", lambda self, count: good_step(self, max(1, count // 2)))
+        good_step = discretisation._euler
+        monkeypatch.setattr(discretisation, "_euler", lambda f, u, count: good_step(f, u, max(1, count // 2)))
     elif what == "AttnScale forgets the mean":
-        monkeypatch.setattr(modules, "scaled_attention", lambda average, uniform, weight: average * (1 + weight))
+        monkeypatch.setattr(neutreno, "scaled_attention", lambda average, uniform, weight: average * (1 + weight))
     elif what == "FeatScale doubles its scale":
+        good_scales = neutreno.FeatScale.forward
         monkeypatch.setattr(
-            modules, "scaled_features", lambda x, mean, low, high: x + 2 * low * mean + 2 * high * (x - mean)
+            neutreno.FeatScale, "forward", lambda self, x, *a, **k: 2 * good_scales(self, x, *a, **k) - x
         )
     elif what == "sharpening smooths":
         monkeypatch.setattr(modules.SignedProjection, "eigenvalues", property(lambda self: self.psi.square()))
     elif what == "logits are doubled":
-        good = modules.fused_average
-        monkeypatch.setattr(modules, "fused_average", lambda q, *rest, **options: good(2 * q, *rest, **options))
+        good = modules.average
+        monkeypatch.setattr(modules, "average", lambda q, *rest, **options: good(2 * q, *rest, **options))
     elif what == "the term makes a copy":
 
         def wasteful(average: Any, values: Any, first: Any, fidelity: Any, **options: Any) -> Any:
             return average + (fidelity * first - fidelity * values)
 
-        monkeypatch.setattr(modules, "neutreno", wasteful)
+        monkeypatch.setattr(neutreno, "neutreno", wasteful)
     else:
         raise ValueError(what)
 
@@ -130,12 +132,11 @@ def segmenter(name: str) -> tuple[Any, Any]:
 def test_layers_with_a_gaussian_are_held_against_plain_sums(
     what: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from nlflow.attention import averages
+    from nlflow.attention.terms import averages
     from validation.claims import kernel_attention
 
     if what == "the norms of keys are left out":
         monkeypatch.setattr(averages, "with_squares", lambda query, key: (query, key))
-        monkeypatch.setattr(averages, "as_wide", lambda value: value)
     elif what == "the term draws to the values":
         breakage(what, monkeypatch)
     broken = what != "nothing" and not (what == "the term draws to the values" and name == "gaussian")

@@ -150,7 +150,7 @@ def coding_rate_gradient(z: Floats, bases: Floats, beta: float) -> Floats:
 def subspace_attention(z: Floats, bases: Floats) -> Floats:
     """Return Σ_k U_k z_k softmax(z_kᵀ z_k), by the package's average with q = k = v."""
     torch, _ = libraries()
-    from nlflow.attention.averages import average
+    from nlflow.attention.terms.averages import average
 
     parts = torch.from_numpy(np.ascontiguousarray(np.swapaxes(np.swapaxes(bases, 1, 2) @ z, 1, 2)))[None]
     averages, _ = average(parts, parts, parts, "symmetric", scaling=1.0)

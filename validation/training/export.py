@@ -12,8 +12,8 @@ import transformers
 from torch import nn
 
 from nlflow.attention import detach
-from nlflow.attention.dispatch import TERMS
-from nlflow.attention.loading import attach_as_trained, no_bars
+from nlflow.attention.injection.forward import TERMS
+from nlflow.attention.loading.models import attach_as_trained, no_bars
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.atomic import make_folder, write_atomic
 from validation.training.loop import WEIGHTS

@@ -17,7 +17,7 @@ class Variant:
     Attributes
     ----------
     affinity : str
-        One of `nlflow.attention.averages.AFFINITIES`.
+        One of `nlflow.attention.terms.averages.AFFINITIES`.
     term : bool
         Whether it has NeuTRENO's term, with the fidelity of its task.
     feat_scale : bool

@@ -67,8 +67,8 @@ _PRINTED = (
 @contextmanager
 def _quiet_library() -> Iterator[None]:
     """Keep the library's progress bars and notes about weights off the terminal for a while."""
-    from nlflow.attention.adapters import transformers_library
-    from nlflow.attention.loading import no_bars
+    from nlflow.attention.injection.adapters import transformers_library
+    from nlflow.attention.loading.models import no_bars
 
     logs = transformers_library().utils.logging
     verbosity = logs.get_verbosity()
@@ -82,7 +82,7 @@ def _quiet_library() -> Iterator[None]:
 
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
     """Return what the model is called with."""
-    from nlflow.attention.loading import image_inputs, text_inputs, token_inputs
+    from nlflow.attention import image_inputs, text_inputs, token_inputs
 
     if text is not None:
         return text_inputs(model, source, text)
@@ -118,9 +118,7 @@ def attention(
         check_number("--neutreno", neutreno, minimum=0)
     check_out(out)
     check_installed("attention", "torch", "torch")
-    from nlflow.attention.loading import load_model
-    from nlflow.attention.probing import probe
-    from nlflow.attention.registry import attach
+    from nlflow.attention import attach, load_model, probe
     from nlflow.backends.machine import provenance
     from nlflow.studies.result import render_rows
 
@@ -190,7 +188,7 @@ def _by_head(fidelity: float, trace: Any, spectra: bool) -> list[dict[str, Any]]
 
 def _tell_of_replaced_terms(network: Any) -> None:
     """Warn where a comparison changes more than the fidelity."""
-    from nlflow.attention.modules import LayerTerms, TermOptions
+    from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
     from nlflow.errors import NlflowWarning
 
     if any(isinstance(terms, LayerTerms) and terms.options != TermOptions() for terms in network.modules()):
@@ -204,7 +202,7 @@ def _tell_of_replaced_terms(network: Any) -> None:
 
 def _own_fidelity(network: Any) -> float:
     """Return the fidelity of the terms that a model was trained with, the mean of its layers; 0 without terms."""
-    from nlflow.attention.modules import LayerTerms
+    from nlflow.attention.terms.neutreno import LayerTerms
 
     own = [float(terms.fidelity) for terms in network.modules() if isinstance(terms, LayerTerms) and not terms.first]
     return sum(own) / len(own) if own else 0.0

@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import math
 import warnings
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nlflow.errors import InputError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,8 +23,12 @@ __all__ = [
     "PALETTE",
     "REACH",
     "ROUNDING",
+    "Array",
+    "check_filled",
+    "check_shape",
     "finish",
-    "heading",
+    "legend_below",
+    "look",
     "middle_of",
     "new_figure",
     "panel_grid",
@@ -29,42 +36,42 @@ __all__ = [
     "show_decades",
 ]
 
-# Told apart by colour-blind eyes; a series has its colour and its marker by its number.
+Array: TypeAlias = NDArray[Any]
+
+# Colour-blind people can tell these colours apart.
 PALETTE = ("#0b5394", "#d1711c", "#009e73", "#cc79a7", "#56b4e9", "#4d4d4d")
 MARKERS = "osD^vP"
-COLUMNS = 3  # panels beside each other
-ROUNDING = 1e-15  # of the largest value: what is below is noise of the arithmetic
-REACH = 100.0  # exponent at which a predicted exponential ends: further than any course runs, and no overflow
+COLUMNS = 3  # panels in a row
+ROUNDING = 1e-15  # relative to the largest value: smaller ones are rounding
+REACH = 100.0  # exponent at which a predicted exponential ends: beyond any measured decay, and without overflow
 
 
-def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0) -> Figure:
-    """Return an empty figure of this size in inches, with a layout that keeps labels apart."""
+def new_figure(width: float = 10.0, height: float = 4.0, dpi: float = 150.0, title: str | None = None) -> Figure:
+    """Return an empty figure of this size in inches, with a layout that keeps labels apart, and with a heading."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained", dpi=dpi)
     FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, fontsize=13, parse_math=False)  # a file name may hold dollar signs
     return figure
 
 
-def panel_grid(count: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
-    """Return a figure with `count` panels of this size in inches, at most three beside each other.
+def panel_grid(
+    count: int, width: float, height: float, title: str | None = None, **options: Any
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with `count` panels of this size in inches, at most three in a row.
 
-    Further words go to ``Figure.subplots``.
+    Further arguments go to ``Figure.subplots``.
     """
     columns = min(count, COLUMNS)
     rows = -(-count // columns)
-    figure = new_figure(max(width * columns, 6.4) + 0.4, height * rows + 0.2, dpi=130)
+    figure = new_figure(max(width * columns, 6.4) + 0.4, height * rows + 0.2, 130, title)
     axes = list(figure.subplots(rows, columns, squeeze=False, **options).ravel())
     for axis in axes[count:]:
         axis.set_axis_off()
     return figure, axes[:count]
-
-
-def heading(figure: Figure, title: str | None) -> None:
-    """Put a heading over a figure, if there is one."""
-    if title:
-        figure.suptitle(title, fontsize=13, parse_math=False)  # a file name may hold dollar signs
 
 
 def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
@@ -76,14 +83,39 @@ def finish(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
+def legend_below(axis: Axes, *entries: Any, down: float = 0.14, **options: Any) -> None:
+    """Put a legend below a panel, where it covers no curve. Arguments are those of ``Axes.legend``."""
+    axis.legend(
+        *entries, fontsize=9, title_fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -down),
+        alignment="left", **options,
+    )  # fmt: skip
+
+
+def look(number: int) -> tuple[str, str]:
+    """Return colour and marker of the series of this number."""
+    return PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+
+
+def check_shape(name: str, array: Array, shape: tuple[int, ...], like: str) -> None:
+    """Raise `InputError` unless an array has the shape of the argument `like`."""
+    if array.shape != shape:
+        raise InputError(f"{name}: got shape {array.shape}, expected {shape} as in {like}")
+
+
+def check_filled(name: str, groups: Mapping[str, Sequence[Any]], expected: str) -> None:
+    """Raise `InputError` unless there are groups, and something in each."""
+    if not groups or not all(len(group) for group in groups.values()):
+        raise InputError(f"{name}: got none or an empty one, expected at least one {expected}")
+
+
 def middle_of(values: NDArray[np.float64]) -> int:
-    """Return where a decay is in the middle of the decades that it passes: there a predicted slope is drawn through."""
+    """Return where a decay is in the middle of its decades: there the line of a predicted slope crosses it."""
     levels = np.log(values)
     return int(np.argmin(np.abs(levels - (levels.min() + levels.max()) / 2)))
 
 
 def show_decades(axis: Axes, low: float, high: float, room: float) -> None:
-    """Let a logarithmic axis reach from `low` to `high` with a factor of `room` beyond, two decades at least."""
+    """Let a logarithmic axis reach from `low` to `high` and a factor of `room` further, over at least two decades."""
     centre, half = math.sqrt(low * high), max(math.sqrt(high / low) * room, 10.0)
     axis.set_ylim(centre / half, centre * half)
 
@@ -101,7 +133,7 @@ def render(figure: Figure, form: str) -> bytes:
     Returns
     -------
     bytes
-        Ready to be written; nothing is on the disk yet, so a failure leaves nothing behind.
+        Nothing is on the disk yet. So a failure leaves no file behind.
     """
     stream = io.BytesIO()
     with warnings.catch_warnings():

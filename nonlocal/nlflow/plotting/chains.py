@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array
-from nlflow.plotting.base import MARKERS, PALETTE, REACH, ROUNDING, finish, heading, middle_of, new_figure, show_decades
+from nlflow.plotting import base
+from nlflow.plotting.base import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,13 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["chain_figure", "phase_figure"]
 
-Array: TypeAlias = NDArray[Any]
-
 _STABLE, _UNSTABLE, _ACCENT = "#0b5394", "#b03a2e", "#d1711c"
 _LOWEST = r"$\mu_\mathrm{min}$"
 _SHOWN = 28  # markers of one series
-_MANY = 50  # eigenvalues from which on their numbers are drawn on a logarithmic axis
-_STRONGEST = 2.0  # growth per step at which the colours end
+_MANY = 50  # more eigenvalues get a logarithmic axis for their numbers
+_STRONGEST = 2.0  # growth in one step at which the colours end
 
 
 def chain_figure(
@@ -41,17 +39,17 @@ def chain_figure(
     ----------
     stationary : mapping of str to numpy.ndarray, shape (N,) or (H, W)
         The stationary distribution, computed in one or several ways. In one dimension the first is a line and the
-        others are markers on it; in two dimensions the first is shown as an image. The title tells how far they agree.
+        others are markers on it. In two dimensions the first is an image. The title says how far they agree.
     eigenvalues : numpy.ndarray, shape (M,)
-        Eigenvalues of the transition matrix, 1 among them. Real ones are drawn in decreasing order, complex ones in
-        the plane with the unit circle and the circle of the second largest modulus |μ₂| (dashed).
+        Eigenvalues of the transition matrix, with 1 among them. Real ones are drawn in decreasing order. Complex ones
+        are drawn in the plane, with the unit circle and the circle of the second largest modulus |μ₂| (dashed).
     x : numpy.ndarray, shape (N,), optional
-        Coordinates of the nodes in one dimension; their numbers if not given.
+        Coordinates of the nodes in one dimension; by default their numbers.
     title : str, optional
         Heading of the figure.
     decay : numpy.ndarray, shape (S,), or mapping of str to such arrays, optional
-        Total variation distance to the stationary distribution after k = 0, 1, … steps; drawn with the slope |μ₂|^k
-        (dashed), through the middle of the decades that the distance passes.
+        Total variation distance to the stationary distribution after k = 0, 1, … steps. The slope |μ₂|^k (dashed) is
+        drawn through the middle of its decades.
 
     Returns
     -------
@@ -66,37 +64,30 @@ def chain_figure(
     if not stationary:
         raise InputError("stationary: got none, expected at least one distribution")
     found = {name: check_array("stationary", pi, ndim=(1, 2)) for name, pi in stationary.items()}
-    shapes = {pi.shape for pi in found.values()}
-    if len(shapes) > 1:
-        raise InputError(f"stationary: got shapes {sorted(shapes)}, expected one shape")
-    shape = shapes.pop()
+    shape, *others = {pi.shape for pi in found.values()}
+    if others:
+        raise InputError(f"stationary: got shapes {sorted([shape, *others])}, expected one shape")
     where = None if x is None else check_array("x", x, ndim=1)
-    if where is not None and where.shape != shape:
-        raise InputError(f"x: got shape {where.shape}, expected {shape} as in stationary (none for an image)")
+    if where is not None:
+        base.check_shape("x", where, shape, "stationary (none for an image)")
     mu = np.asarray(eigenvalues)
     if mu.ndim != 1 or mu.size < 2 or mu.dtype.kind not in "iufc" or not np.isfinite(mu).all():
         raise InputError(f"eigenvalues: got shape {mu.shape}, {mu.dtype}; expected at least two finite numbers")
     second = float(np.sort(np.abs(np.delete(mu, np.argmin(np.abs(mu - 1)))))[-1])
 
     columns = 2 if decay is None else 3
-    figure = new_figure(4.5 * columns, 4.3, dpi=120)
+    figure = base.new_figure(4.5 * columns, 4.3, 120, title)
     left, middle, *right = figure.subplots(1, columns)
     (_draw_stationary if len(shape) == 1 else _draw_image)(figure, left, found, where)
     (_draw_plane if np.iscomplexobj(mu) else _draw_spectrum)(middle, mu, second)
     if decay is not None:
         distances = decay if isinstance(decay, Mapping) else {"total variation": decay}
         _draw_mixing(right[0], distances, second)
-    heading(figure, title)
     return figure
 
 
 def phase_figure(
-    mu_min: Array,
-    fidelity: Array,
-    growth: Array,
-    *,
-    limit: Array | None = None,
-    title: str | None = None,
+    mu_min: Array, fidelity: Array, growth: Array, *, limit: Array | None = None, title: str | None = None
 ) -> Figure:
     """Draw where the NeuTRENO step u ← Pu + λ̃ (f − u) is stable, over the smallest eigenvalue of P and λ̃.
 
@@ -104,9 +95,9 @@ def phase_figure(
     ----------
     mu_min, fidelity, growth : numpy.ndarray, shape (M,)
         One experiment each: smallest eigenvalue of P, fidelity λ̃, and the measured growth of a disturbance in one
-        step, >= 0. Stable ones (growth < 1) are blue circles, unstable ones red diamonds.
+        step, >= 0. Stable experiments (growth <= 1) are blue circles, unstable ones red diamonds.
     limit : numpy.ndarray, shape (M,), optional
-        Largest stable fidelity for each `mu_min`; the theoretical 1 + μ_min if not given.
+        Largest stable fidelity for each `mu_min`; by default the theoretical 1 + μ_min.
     title : str, optional
         Heading of the figure.
 
@@ -126,32 +117,27 @@ def phase_figure(
     factor = check_array("growth", growth, ndim=1)
     bound = None if limit is None else check_array("limit", limit, ndim=1)
     for name, array in (("fidelity", strength), ("growth", factor), ("limit", bound)):
-        if array is not None and array.shape != lowest.shape:
-            raise InputError(f"{name}: got shape {array.shape}, expected {lowest.shape} as in mu_min")
+        if array is not None:
+            base.check_shape(name, array, lowest.shape, "mu_min")
     if factor.min() < 0:
         raise InputError(f"growth: got {factor.min():.4g}, expected factors >= 0, the growth of a norm in one step")
 
-    figure = new_figure(7.6, 5.6, dpi=130)
+    figure = base.new_figure(7.6, 5.6, 130, title)
     axis = figure.subplots()
     cut = np.clip(factor, 1 / _STRONGEST, _STRONGEST)
     end = min(max(float(np.exp(np.abs(np.log(cut)).max())), 1.1), _STRONGEST)
     size = float(np.clip(9000 / lowest.size, 9, 60))
-    unstable = factor > 1
-    for chosen, marker, edge in ((~unstable, "o", _STABLE), (unstable, "D", _UNSTABLE)):
-        name = "unstable" if marker == "D" else "stable"
+    for name, chosen, marker, edge in (("stable", factor <= 1, "o", _STABLE), ("unstable", factor > 1, "D", _UNSTABLE)):
         drawn = axis.scatter(
             lowest[chosen], strength[chosen], c=cut[chosen], s=size, cmap="RdBu_r", norm=LogNorm(1 / end, end),
             marker=marker, edgecolors=edge, linewidths=0.5, label=f"{name} ({np.count_nonzero(chosen)})", zorder=3,
         )  # fmt: skip
     ends = np.array([lowest.min(), lowest.max()]) + np.array([-0.03, 0.03]) * (np.ptp(lowest) or 1)
-    line, height = ends, 1 + ends
-    if bound is not None:
-        order = np.argsort(lowest)
-        line, height = lowest[order], bound[order]
-    axis.plot(line, height, color="black", linewidth=2.2, zorder=4,
-              label=f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃")  # fmt: skip
+    order, label = np.argsort(lowest), f"limit λ̃ = 1 + {_LOWEST}" if bound is None else "given limit of λ̃"
+    line, height = (ends, 1 + ends) if bound is None else (lowest[order], bound[order])
+    axis.plot(line, height, color="black", linewidth=2.2, zorder=4, label=label)
     axis.set_xlim(*ends)
-    finish(axis, "", f"smallest eigenvalue {_LOWEST} of P", "fidelity λ̃")
+    base.finish(axis, "", f"smallest eigenvalue {_LOWEST} of P", "fidelity λ̃")
     axis.legend(fontsize=9, frameon=False, ncols=3, loc="lower left", bbox_to_anchor=(-0.02, 1.0), columnspacing=1.2)
     beyond = (bool(factor.min() < 1 / _STRONGEST), bool(factor.max() > _STRONGEST))
     extend = {(True, False): "min", (False, True): "max", (True, True): "both"}.get(beyond, "neither")
@@ -160,7 +146,6 @@ def phase_figure(
     ticks = [tick for tick in (0.5, 0.6, 0.8, 1, 1.25, 1.6, 2) if 1 / end <= tick <= end]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     bar.minorticks_off()
-    heading(figure, title)
     return figure
 
 
@@ -177,11 +162,11 @@ def _draw_stationary(figure: Figure, axis: Axes, found: dict[str, Array], where:
     nodes = np.arange(size) if where is None else where
     step = max(size // _SHOWN, 1)
     for number, (name, pi) in enumerate(found.items()):
-        shade, marker = PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)]
+        shade, marker = base.look(number)
         if number == 0:
             axis.plot(nodes, pi, color=shade, linewidth=2, label=name)
             continue
-        # The series take turns, so that their markers do not hide each other.
+        # The series take turns. So their markers do not hide each other.
         start = (number - 1) * step // max(len(found) - 1, 1)
         axis.plot(
             nodes, pi, linestyle="none", marker=marker, markevery=(start, step), markersize=6,
@@ -208,12 +193,12 @@ def _draw_spectrum(axis: Axes, mu: Array, second: float) -> None:
         label = f"|μ₂| = {second:.6g}" if level > 0 else None
         axis.axhline(level, color=_ACCENT, linewidth=1.4, linestyle="--", label=label)
     axis.plot(
-        np.arange(1, mu.size + 1), order, linestyle="none", marker="o", color=PALETTE[0],
+        np.arange(1, mu.size + 1), order, linestyle="none", marker="o", color=base.PALETTE[0],
         markersize=4 if mu.size > _MANY else 5.5, label=f"{mu.size} eigenvalues",
     )  # fmt: skip
     axis.set_ylim(min(-0.05, 1.12 * float(order[-1])), 1.08)
     if mu.size > _MANY:
-        axis.set_xscale("log")  # the leading ones tell how the chain mixes
+        axis.set_xscale("log")  # the first ones say how fast the chain mixes
     _panel(axis, f"spectrum of P, gap 1 − |μ₂| = {1 - second:.3g}", "number j", "μ$_j$")
 
 
@@ -224,7 +209,7 @@ def _draw_plane(axis: Axes, mu: Array, second: float) -> None:
         second * np.cos(angle), second * np.sin(angle), color=_ACCENT, linewidth=1.4, linestyle="--",
         label=f"|μ₂| = {second:.6g}", zorder=4,
     )  # fmt: skip
-    axis.plot(mu.real, mu.imag, linestyle="none", marker="o", markersize=4, color=PALETTE[0],
+    axis.plot(mu.real, mu.imag, linestyle="none", marker="o", markersize=4, color=base.PALETTE[0],
               label=f"{mu.size} eigenvalues")  # fmt: skip
     axis.set_aspect("equal")
     _panel(axis, f"spectrum of P, gap 1 − |μ₂| = {1 - second:.3g}", "Re μ", "Im μ")
@@ -239,21 +224,21 @@ def _draw_mixing(axis: Axes, distances: Mapping[str, Array], second: float) -> N
             raise InputError(
                 f"decay {name!r}: got values from {values.min():.4g} on, expected distances >= 0, not all 0"
             )
-        k = np.flatnonzero(values > ROUNDING * values.max())
-        shade = PALETTE[number % len(PALETTE)]
+        k = np.flatnonzero(values > base.ROUNDING * values.max())
+        shade, _ = base.look(number)
         axis.plot(k, values[k], color=shade, alpha=0.4, linewidth=4, solid_capstyle="round", label=name)
         low, high, steps = min(low, float(values[k].min())), max(high, float(values.max())), max(steps, int(k[-1]))
         if second > 0:
-            middle = middle_of(values[k].astype(np.float64))
+            middle = base.middle_of(values[k].astype(np.float64))
             exponent = (k - k[middle]) * math.log(second)
-            near = np.abs(exponent) < REACH
+            near = np.abs(exponent) < base.REACH
             axis.plot(k[near], values[k[middle]] * np.exp(exponent[near]), color=shade, linewidth=1.4, linestyle="--",
                       label=f"|μ₂|ᵏ, |μ₂| = {second:.6g}" if number == 0 else None)  # fmt: skip
-    show_decades(axis, low, high, 2.5)
+    base.show_decades(axis, low, high, 2.5)
     axis.set_xlim(-0.02 * steps, 1.02 * steps)
     _panel(axis, "distance to π, total variation", "steps k")
 
 
 def _panel(axis: Axes, title: str, xlabel: str, ylabel: str = "") -> None:
-    finish(axis, title, xlabel, ylabel)
-    axis.legend(fontsize=9, frameon=False, loc="upper left", bbox_to_anchor=(-0.02, -0.16))
+    base.finish(axis, title, xlabel, ylabel)
+    base.legend_below(axis, down=0.16)

@@ -1,25 +1,22 @@
-"""What was given, what came out and their difference."""
+"""The noisy data, the denoised result and their difference."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError
-from nlflow.plotting.base import new_figure
+from nlflow.plotting.base import Array, check_shape, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 __all__ = ["comparison_figure", "psnr"]
-
-Array: TypeAlias = NDArray[Any]
 
 _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
 _MISSING, _KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
@@ -39,12 +36,12 @@ def comparison_figure(
     kept: Array | None = None,
     title: str | None = None,
 ) -> Figure:
-    """Draw what was given, the denoised result and their difference.
+    """Draw the noisy data, the denoised result and their difference.
 
-    Images are shown side by side in one grey scale, that of the noisy data, and the residual about 0 in colours that
-    end at 3 `sigma`. Signals are drawn over each other with the residual below; a long one gets a magnified part
-    where the result changes most. What was missing is coloured (of a signal shaded), and has no residual; what was
-    kept has an outline (of a signal a bar below).
+    Images are side by side in the grey scale of the noisy data. The residual has colours around 0 that end at 3
+    `sigma`. Signals are drawn over each other, with the residual below. A long signal gets a magnified part, where the
+    result changes most. Missing samples are coloured (in a signal shaded) and have no residual. Kept samples have an
+    outline (in a signal a bar below).
 
     Parameters
     ----------
@@ -53,12 +50,12 @@ def comparison_figure(
     channel_axis : int or None
         Axis of the channels.
     sigma : float, or sequence of float
-        Standard deviation of the noise in the units of the data; of a signal, one a channel if they differ.
+        Standard deviation of the noise in the units of the data; for a signal one for each channel if they differ.
     clean : numpy.ndarray, optional
-        Reference without noise; it is drawn too and the titles give the PSNR.
+        Reference without noise. It is drawn too, and the titles give the PSNR.
     missing, kept : numpy.ndarray, optional
-        Where samples were missing, and where they were left as they are (bool), in the shape of the data or without
-        the axis of channels.
+        Where samples were missing, and where they were not changed (bool), in the shape of the data or without the
+        axis of channels.
     title : str, optional
         Heading of the figure.
 
@@ -73,8 +70,8 @@ def comparison_figure(
         If the shapes differ or are neither those of an image nor of a signal.
     """
     for name, array in (("result", result), ("clean", clean)):
-        if array is not None and array.shape != noisy.shape:
-            raise InputError(f"{name}: got shape {array.shape}, expected {noisy.shape} as in noisy")
+        if array is not None:
+            check_shape(name, array, noisy.shape, "noisy")
     spatial = noisy.ndim - (channel_axis is not None)
     if spatial not in (1, 2):
         raise InputError(f"noisy: got shape {noisy.shape}, expected an image or a signal; check channel_axis")
@@ -84,17 +81,13 @@ def comparison_figure(
     outlined = np.asarray(_over_channels("kept", kept, given, channel_axis).any(axis=-1))
     holes |= ~np.isfinite(given)
     quality = ["", ""]
-    if clean is not None and isinstance(sigma, int | float):  # where noise differs, so do units
+    if clean is not None and isinstance(sigma, int | float):  # channels of different noise have different units
         quality[0] = "" if holes.any() else f", PSNR {psnr(clean, noisy):.2f} dB"
         quality[1] = f", PSNR {psnr(clean, result):.2f} dB"
-    figure = new_figure()
+    figure = new_figure(title=title)
     shown = np.where(holes, np.nan, given)
-    if spatial == 2:
-        _draw_images(figure, shown, denoised, reference, outlined, float(np.max(sigma)), quality)
-    else:
-        _draw_signals(figure, shown, denoised, reference, outlined, sigma, quality)
-    if title:
-        figure.suptitle(title, fontsize=12, parse_math=False)  # a file name may hold dollar signs
+    draw = _draw_images if spatial == 2 else _draw_signals
+    draw(figure, shown, denoised, reference, outlined, np.asarray(sigma, np.float64), quality)
     return figure
 
 
@@ -115,11 +108,12 @@ def _channels_last(array: Array, channel_axis: int | None) -> Array:
 
 
 def _draw_images(
-    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, sigma: float, quality: list[str]
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
 ) -> None:
     height, width, channels = noisy.shape
+    sigma = float(levels.max())
     count = 3 if clean is None else 4
-    # One row for upright and square images, one column for panoramas, two by two when a fourth panel squares it.
+    # One row for upright and square images, one column for panoramas, two by two for four panels.
     columns = 1 if width > 2.2 * height else (2 if count == 4 else 3)
     rows = -(-count // columns)
     side = 4.2 if columns > 1 else 8.0
@@ -141,7 +135,7 @@ def _draw_images(
     if missing.any():
         axes[0].imshow(missing[..., np.newaxis] * np.array(_MISSING))
     residual = (noisy - result).mean(axis=-1)
-    # The mean of several channels has less noise, but its size is what the eye should compare with sigma.
+    # The mean of several channels has less noise, but the eye compares its size with sigma.
     limit = 3 * sigma if sigma > 0 else float(np.abs(residual[~missing]).max(initial=0)) or 1.0
     axis = axes[len(panels)]
     shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit)
@@ -155,25 +149,17 @@ def _draw_images(
     axis.set_title("\n".join([name, *([", ".join(marks)] if marks else [])]), fontsize=10)
     bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.02, extend="both")
     if sigma > 0:
-        bar.set_ticks([step * sigma for step in range(-3, 4)])
-        bar.set_ticklabels(["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
+        bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
     bar.ax.tick_params(labelsize=8)
     for axis in axes:
         axis.set_axis_off()
 
 
 def _draw_signals(
-    figure: Figure,
-    noisy: Array,
-    result: Array,
-    clean: Array | None,
-    kept: Array,
-    sigma: float | Sequence[float],
-    quality: list[str],
+    figure: Figure, noisy: Array, result: Array, clean: Array | None, kept: Array, levels: Array, quality: list[str]
 ) -> None:
     size, channels = noisy.shape
-    levels = np.broadcast_to(np.asarray(sigma, np.float64), channels).tolist()
-    shown = min(channels, _MAX_ROWS)
+    whole, shown = slice(0, size), min(channels, _MAX_ROWS)
     part = _lively_part(result) if size > _LONG else None
     heights = [2.4, *([2.4] if part else []), 1.3] * shown
     figure.set_size_inches(10, sum(heights) + 0.6 * len(heights))
@@ -185,21 +171,21 @@ def _draw_signals(
         lines += [] if clean is None else [(clean, "clean", _CLEAN, 1.6)]
         lines.append((result, f"denoised{quality[1]}", _RESULT, 1.1))
         for array, name, colour, thickness in lines:
-            _line(group[0], array[:, channel], slice(0, size), color=colour, linewidth=thickness, label=name)
+            _line(group[0], array[:, channel], whole, color=colour, linewidth=thickness, label=name)
             if part:
                 _line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
         missing = np.isnan(noisy[:, channel])
-        for axis, span in zip(group[:-1], (slice(0, size), part), strict=False):
-            _shade(axis, missing, span or slice(0, size), (0, 1), color=_MISSING, alpha=0.3, label="missing")
-            _shade(axis, kept, span or slice(0, size), (0, 0.03), color=_KEPT, label="kept")
+        for axis, span in zip(group[:-1], (whole, part), strict=False):
+            _shade(axis, missing, span or whole, (0, 1), color=_MISSING, alpha=0.3, label="missing")
+            _shade(axis, kept, span or whole, (0, 0.03), color=_KEPT, label="kept")
         if channel == 0:
             names = group[0].get_legend_handles_labels()[1]
             group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), fontsize=9, frameon=False)
         if part:
             group[0].axvspan(part.start, part.stop - 1, color=_RESULT, alpha=0.15, linewidth=1.5)
             group[1].set_title(f"the shaded part, samples {part.start} to {part.stop - 1}", fontsize=9, loc="left")
-        _line(group[-1], (noisy - result)[:, channel], slice(0, size), color=_RESIDUAL, linewidth=0.6)
-        own = levels[channel]
+        _line(group[-1], (noisy - result)[:, channel], whole, color=_RESIDUAL, linewidth=0.6)
+        own = float(np.broadcast_to(levels, channels)[channel])
         for level in (-own, own):
             group[-1].axhline(level, color="black", linewidth=0.8, linestyle="--")
         group[-1].set_title(f"noisy − denoised, dashed: ±σ = ±{own:.4g}", fontsize=9, loc="left")
@@ -225,7 +211,7 @@ def _shade(axis: Axes, marked: Array, part: slice, heights: tuple[float, float],
 
 
 def _in_units_of(axis: Axes, sigma: float) -> None:
-    """Give a residual a range about 0, three sigma at least, with ticks at multiples of sigma."""
+    """Give a residual a range around 0 of at least three sigma, with ticks at multiples of sigma."""
     reach = max(*map(abs, axis.get_ylim()), 3 * sigma)
     step = max(math.floor(reach / sigma * 2 / 3), 2)
     axis.set_ylim(-reach, reach)
@@ -243,13 +229,13 @@ def _lively_part(result: Array) -> slice:
 
 
 def _line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
-    """Draw `values[part]`; a long line as its envelope, which looks the same and takes no time."""
+    """Draw `values[part]`; for a long line its envelope, which looks the same and takes no time."""
     x, y = np.arange(part.start, part.stop), values[part]
     step = len(y) // _BINS
     if step > 2:
         full = len(y) // step * step
         blocks = y[:full].reshape(-1, step)
         x = np.concatenate([np.repeat(x[:full:step], 2), x[full:]])
-        ends = [np.fmin.reduce(blocks, axis=1), np.fmax.reduce(blocks, axis=1)]  # of what is not missing
+        ends = [np.fmin.reduce(blocks, axis=1), np.fmax.reduce(blocks, axis=1)]  # without what is missing
         y = np.concatenate([np.stack(ends, axis=1).ravel(), y[full:]])
     axis.plot(x, y, **style)

@@ -6,13 +6,13 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array, check_number
-from nlflow.plotting.base import REACH, ROUNDING, finish, heading, middle_of, new_figure, panel_grid, show_decades
+from nlflow.plotting import base
+from nlflow.plotting.base import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Course", "decay_figure", "spacetime_figure"]
 
-Array: TypeAlias = NDArray[Any]
-
-# J is drawn in warm colours, E in cold ones; the two families stay apart for colour-blind eyes too.
+# J has warm colours, E cold ones. Colour-blind people can tell the two families apart too.
 _FAMILIES = {
     "J": ("#b03a2e", "#e69f00", "#cc79a7"),
     "E": ("#0b5394", "#009e73", "#56b4e9"),
     "": ("#5e3c99", "#8c6d31", "#4d4d4d", "#a6a600", "#d55e00", "#8da0cb"),
 }
-_FOOT = 0.05  # of the logarithmic time axis, for t = 0
+_FOOT = 0.05  # share of the logarithmic time axis for t = 0
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,11 @@ class Course:
     Attributes
     ----------
     name : str
-        What it is called in the legend. Names that begin with the word J or E get the colours of these flows.
+        Its name in the legend. Names that begin with the word J or E get the colours of these flows.
     t, values : array of shape (T,)
         Times, and the quantity (>= 0) at each of them.
     rate : float, optional
-        Rate of the exponential decay exp(-rate t) that theory predicts.
+        Predicted rate of the exponential decay exp(-rate t).
     """
 
     name: str
@@ -65,16 +63,16 @@ def spacetime_figure(
     panels : mapping of str to (t, u)
         Times of shape (T,), increasing from 0 or later, and the signal at each of them, shape (T, N).
     x : numpy.ndarray, shape (N,), optional
-        Increasing coordinates of the nodes; their numbers if not given.
+        Increasing coordinates of the nodes; by default their numbers.
     title : str, optional
         Heading of the figure.
     logarithmic : bool
-        Draw the time on a logarithmic axis; t = 0 is then the strip at its foot.
+        Draw the time on a logarithmic axis, with t = 0 as a strip at its foot.
 
     Returns
     -------
     matplotlib.figure.Figure
-        Above the space-time pictures with one bar of colours, below the profiles.
+        Space-time pictures with one bar of colours; the profiles are below.
 
     Raises
     ------
@@ -83,7 +81,7 @@ def spacetime_figure(
     """
     if not panels:
         raise InputError("panels: got none, expected at least one (t, u)")
-    data = {name: _checked_panel(name, *panel, logarithmic) for name, panel in panels.items()}
+    data = {name: _checked_panel(name, *panel) for name, panel in panels.items()}
     nodes = {u.shape[1] for _, u in data.values()}
     if len(nodes) > 1:
         raise InputError(f"panels: got signals on {sorted(nodes)} nodes, expected the same number in every panel")
@@ -92,11 +90,12 @@ def spacetime_figure(
     if where.shape != (size,) or np.any(np.diff(where) <= 0):
         raise InputError(f"x: got shape {where.shape}, expected {size} increasing coordinates, one for each node")
 
-    figure = new_figure(3.9 * len(data) + 1.6, 6.2, dpi=130)
+    figure = base.new_figure(3.9 * len(data) + 1.6, 6.2, 130, title)
     axes = figure.subplots(2, len(data), sharex="all", sharey="row", height_ratios=[3, 1.35], squeeze=False)
     style, shades = _scale_of([u for _, u in data.values()]), _shades(list(data))
     across, meshes = _edges(where), []
-    foot = _foot([t for t, _ in data.values()]) if logarithmic else 0.0
+    times = [t for t, _ in data.values()]
+    foot = _foot(times) if logarithmic else 0.0
     for column, (name, (t, u)) in enumerate(data.items()):
         picture, profile = axes[:, column]
         up = _time_edges(t, foot) if logarithmic else np.clip(_edges(t), t[0], t[-1])
@@ -107,28 +106,23 @@ def spacetime_figure(
         profile.plot(where, u[0], color="0.65", linewidth=1.0, label=f"t = {t[0]:.4g}")
         profile.plot(where, u[-1], color=shades[name], linewidth=1.8, label=f"t = {t[-1]:.4g}")
         profile.legend(fontsize=9, ncols=2, loc="lower left", bbox_to_anchor=(0, 0.98), frameon=False, borderpad=0.1)
-        finish(profile, "", "node" if x is None else "x", "u" if column == 0 else "")
+        base.finish(profile, "", "node" if x is None else "x", "u" if column == 0 else "")
     if logarithmic:
-        _logarithmic_times(axes[0, 0], [t for t, _ in data.values()], foot)
+        _logarithmic_times(axes[0, 0], times, foot)
     axes[0, 0].set_ylabel("time t")
     axes[1, 0].set_xlim(across[0], across[-1])
     bar = figure.colorbar(meshes[0], ax=list(axes[0]), fraction=0.04, pad=0.02, aspect=28)
     bar.set_label("u")
-    heading(figure, title)
     return figure
 
 
 def decay_figure(
-    panels: Mapping[str, Sequence[Course]],
-    *,
-    title: str | None = None,
-    logarithmic: bool = False,
-    xlabel: str = "t",
+    panels: Mapping[str, Sequence[Course]], *, title: str | None = None, logarithmic: bool = False, xlabel: str = "t"
 ) -> Figure:
     """Draw measured decays (pale lines) with the predicted exponentials (dashed) on a logarithmic axis.
 
-    A prediction is a rate, no level: it is drawn through the middle of the decades that its course passes. Values
-    below 1e-15 of the largest are left out.
+    A prediction is a rate without a level: it is drawn through the middle of the decades of its course. Values below
+    1e-15 of the largest are left out.
 
     Parameters
     ----------
@@ -137,9 +131,9 @@ def decay_figure(
     title : str, optional
         Heading of the figure.
     logarithmic : bool
-        Draw the time on a logarithmic axis; t = 0 is then left out.
+        Draw the time on a logarithmic axis, without t = 0.
     xlabel : str
-        What t is called.
+        Name of t.
 
     Returns
     -------
@@ -151,13 +145,12 @@ def decay_figure(
     InputError
         If there is nothing to draw, shapes do not fit, times do not increase or values are negative.
     """
-    if not panels or not all(len(courses) for courses in panels.values()):
-        raise InputError("panels: got none or an empty one, expected at least one Course in every panel")
-    figure, axes = panel_grid(len(panels), 4.4, 4.2 + 0.2 * max(len(courses) for courses in panels.values()))
+    base.check_filled("panels", panels, "Course in every panel")
+    height = 4.2 + 0.2 * max(len(courses) for courses in panels.values())
+    figure, axes = base.panel_grid(len(panels), 4.4, height, title)
     for axis, (name, courses) in zip(axes, panels.items(), strict=True):
         _draw_courses(axis, courses, logarithmic)
-        finish(axis, name, xlabel)
-    heading(figure, title)
+        base.finish(axis, name, xlabel)
     return figure
 
 
@@ -180,8 +173,8 @@ def _draw_courses(axis: Axes, courses: Sequence[Course], logarithmic: bool) -> N
         if course.rate is None:
             continue
         rate = check_number(f"rate of {course.name!r}", course.rate)
-        middle = middle_of(values)
-        reach = REACH / abs(rate) if rate else math.inf
+        middle = base.middle_of(values)
+        reach = base.REACH / abs(rate) if rate else math.inf
         ends = max(t[0], t[middle] - reach), min(t[-1], t[middle] + reach)
         shown = np.geomspace(*ends, 300) if logarithmic else np.linspace(*ends, 300)
         predicted = values[middle] * np.exp(-rate * (shown - t[middle]))
@@ -189,30 +182,24 @@ def _draw_courses(axis: Axes, courses: Sequence[Course], logarithmic: bool) -> N
         line.set_label(f"{course.name}, predicted rate {rate:.4g}")
         handles[-1] = (line, dashes)
     if high > 0:
-        show_decades(axis, low, high, 3)
-    axis.legend(
-        handles, [str(pair[0].get_label()) for pair in handles], fontsize=9, frameon=False,
-        loc="upper left", bbox_to_anchor=(-0.02, -0.13),  # below: decays cross every corner of the panel
-        title="dashed: predicted exp(−rate · t)" if any(len(pair) > 1 for pair in handles) else None,
-        title_fontsize=9, alignment="left",
-    )  # fmt: skip
+        base.show_decades(axis, low, high, 3)
+    title = "dashed: predicted exp(−rate · t)" if any(len(pair) > 1 for pair in handles) else None
+    base.legend_below(axis, handles, [str(pair[0].get_label()) for pair in handles], down=0.13, title=title)
 
 
 def _visible(course: Course, logarithmic: bool) -> tuple[Array, Array]:
-    """Return the times and values that can be drawn: above rounding, and later than 0 on a logarithmic axis."""
-    t, values = (
-        check_array(f"{part} of {course.name!r}", array, ndim=1)
-        for part, array in (("t", course.t), ("values", course.values))
-    )
+    """Return the times and values that can be drawn: above rounding, and after 0 on a logarithmic axis."""
+    t = check_array(f"t of {course.name!r}", course.t, ndim=1)
+    values = check_array(f"values of {course.name!r}", course.values, ndim=1)
     if t.shape != values.shape or np.any(np.diff(t) <= 0):
         raise InputError(f"t of {course.name!r}: got shape {t.shape}, expected {len(values)} increasing times")
     if values.min() < 0:
         raise InputError(f"values of {course.name!r}: got {values.min():.4g}, expected values >= 0; pass distances")
-    shown = (values > ROUNDING * values.max()) & ((t > 0) | (not logarithmic))
+    shown = (values > base.ROUNDING * values.max()) & ((t > 0) | (not logarithmic))
     return t[shown].astype(np.float64), values[shown].astype(np.float64)
 
 
-def _checked_panel(name: str, t: Array, u: Array, logarithmic: bool) -> tuple[Array, Array]:
+def _checked_panel(name: str, t: Array, u: Array) -> tuple[Array, Array]:
     times = check_array(f"t of {name!r}", t, ndim=1)
     signal = check_array(f"u of {name!r}", u, ndim=2, hint="one row for each time")
     if signal.shape[0] != len(times) or signal.shape[1] < 2:
@@ -232,7 +219,7 @@ def _shades(names: list[str]) -> dict[str, str]:
 
 
 def _scale_of(signals: list[Array]) -> dict[str, Any]:
-    """Return one scale of colours: about 0 where the signals have both signs in like measure."""
+    """Return one scale of colours: around 0 where signals reach about as far below 0 as above."""
     low, high = min(float(u.min()) for u in signals), max(float(u.max()) for u in signals)
     if low < 0 < high and max(-low, high) < 3 * min(-low, high):
         return {"cmap": "PuOr_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
@@ -245,7 +232,7 @@ def _edges(centres: Array) -> Array:
 
 
 def _foot(times: list[Array]) -> float:
-    """Return where the logarithmic axis begins, so that t = 0 gets a strip that can be seen."""
+    """Return where the logarithmic axis begins, with room for a visible strip for t = 0."""
     first = min(float(np.exp(_edges(np.log(t[t > 0])))[0]) for t in times)
     last = max(float(t[-1]) for t in times)
     return float(first * (first / last) ** _FOOT) if any(t[0] == 0 for t in times) else first

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError
-from nlflow.plotting.base import MARKERS, PALETTE, finish, heading, new_figure
+from nlflow.plotting.base import check_filled, finish, look, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +18,7 @@ __all__ = ["layers_figure"]
 
 Rows = Sequence[Mapping[str, Any]]
 
-# Column, title, label of the axis, and the columns between which the heads lie.
+# Column, title, label of the axis, and the columns with the ends of the range of the heads.
 _PANELS = (
     ("cosine", "mean cosine of tokens", "cos", ()),
     ("J", "energy J of the values, per token and head", "J", ()),
@@ -35,10 +34,10 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
     ----------
     runs : mapping of str to sequence of mappings
         Name of a run (before, after) and its rows, as ``LayerTrace.rows`` returns them: ``index`` (0 for the input of
-        a stack), ``cosine``, ``J``, ``gap``, ``gap_least``, ``gap_most``, ``stable``, ``stable_least``. What is missing
-        or NaN is not drawn; a panel without any value says so.
+        a stack), ``cosine``, ``J``, ``gap``, ``gap_least``, ``gap_most``, ``stable``, ``stable_least``. Missing values
+        and NaN are not drawn; a panel without any value says so.
     fidelity : float, optional
-        Drawn as a line in the last panel.
+        A line in the last panel.
     title : str, optional
 
     Returns
@@ -51,15 +50,11 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
     InputError
         If there is nothing to draw.
     """
-    if not runs or not all(len(rows) for rows in runs.values()):
-        raise InputError("runs: got none or an empty one, expected at least one run with rows")
-    figure = new_figure(10.4, 7.0, dpi=130)
+    check_filled("runs", runs, "run with rows")
+    figure = new_figure(10.4, 7.0, 130, title)
     axes: list[Axes] = list(figure.subplots(2, 2, sharex=True).ravel())
     for axis, (column, name, label, between) in zip(axes, _PANELS, strict=True):
-        drawn = [
-            _draw(axis, rows, column, between, run, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
-            for number, (run, rows) in enumerate(runs.items())
-        ]
+        drawn = [_draw(axis, rows, column, between, run, *look(i)) for i, (run, rows) in enumerate(runs.items())]
         if column == "stable" and fidelity is not None:
             axis.axhline(fidelity, color="0.35", linewidth=1.2, linestyle="--", label=f"λ̃ = {fidelity:g}")
         if not any(drawn):
@@ -70,12 +65,11 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
         axis.locator_params(axis="x", integer=True)
     handles, labels = axes[-1].get_legend_handles_labels()
     axes[0].legend(handles, labels, fontsize=9, frameon=False)
-    heading(figure, title)
     return figure
 
 
 def _draw(axis: Axes, rows: Rows, column: str, between: tuple[str, ...], run: str, shade: str, marker: str) -> bool:
-    """Draw one run in one panel, its stacks after each other, and tell whether there was anything to draw."""
+    """Draw one run in one panel, its stacks one after another; return whether there was anything to draw."""
     values = _column(rows, column)
     place = np.arange(len(rows), dtype=np.float64)
     breaks = [i for i, row in enumerate(rows) if i and row.get("index") == 0]

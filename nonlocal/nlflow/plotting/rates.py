@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array, check_choice, check_number
-from nlflow.plotting.base import COLUMNS, MARKERS, PALETTE, finish, heading, panel_grid
+from nlflow.plotting import base
+from nlflow.plotting.base import Array
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,21 +18,19 @@ if TYPE_CHECKING:
 
 __all__ = ["Series", "bounds_figure", "rate_figure"]
 
-Array: TypeAlias = NDArray[Any]
-
 _OUTSIDE = "#b03a2e"
 _NARROW, _TICKS = 40.0, 7
-_ROUNDING = 1e-9  # relative: a measured value may meet its bound
+_ROUNDING = 1e-9  # relative: a measured value may be equal to its bound
 
 
 @dataclass(frozen=True)
 class Series:
-    """Measured values with the power law or exponential fitted to them.
+    """Measured values with a fitted power law or exponential.
 
     Attributes
     ----------
     name : str
-        What it is called in the legend.
+        Its name in the legend.
     x, y : array of shape (M,)
         Abscissas and values (>= 0; zeros cannot be drawn and are left out).
     low, high : array of shape (M,), optional
@@ -40,14 +38,14 @@ class Series:
     slope : float, optional
         Fitted slope: of log y over log x, or of the natural log y over x on semi-logarithmic axes.
     intercept : float, optional
-        Natural logarithm of the fit at x = 1 (x = 0 on semi-logarithmic axes); without it the fit goes through the
+        Natural logarithm of the fit at x = 1 (x = 0 on semi-logarithmic axes). By default the fit goes through the
         mean of the fitted points.
     expected : float, optional
-        Slope that theory predicts.
+        Predicted slope.
     half_width : float, optional
         Half width of the confidence interval of `slope`.
     used : array of bool, shape (M,), optional
-        Points that the fit is made of; the others are drawn open, and lines span the fitted ones.
+        Points of the fit; the others are drawn open. Lines span the fitted points.
     """
 
     name: str
@@ -72,12 +70,12 @@ def rate_figure(
 ) -> Figure:
     """Draw measured values over a parameter with fitted (pale) and expected (dashed) slopes.
 
-    The expected slope is drawn through the middle of the fitted points, so that it and the fit part where they differ.
+    The expected slope is drawn through the middle of the fitted points. So it leaves the fit where they differ.
 
     Parameters
     ----------
     groups : mapping of str to sequence of Series, or sequence of Series
-        Panel title and what is drawn in it; a sequence is a single panel.
+        Panel title and what is drawn in it. A sequence is a single panel.
     xlabel, ylabel : str
         Labels of the axes.
     title : str, optional
@@ -88,7 +86,7 @@ def rate_figure(
     Returns
     -------
     matplotlib.figure.Figure
-        One panel for each group; the legend tells slope, confidence interval and expected slope.
+        One panel for each group. The legend has slope, confidence interval and expected slope.
 
     Raises
     ------
@@ -97,27 +95,19 @@ def rate_figure(
     """
     check_choice("scale", scale, ("loglog", "semilogy"))
     panels = dict(groups) if isinstance(groups, Mapping) else {"": groups}
-    if not panels or not all(len(group) for group in panels.values()):
-        raise InputError("groups: got none or an empty one, expected at least one Series in every panel")
-    figure, axes = panel_grid(len(panels), 4.5, 4.2 + 0.26 * max(len(group) for group in panels.values()))
+    base.check_filled("groups", panels, "Series in every panel")
+    height = 4.2 + 0.26 * max(len(group) for group in panels.values())
+    figure, axes = base.panel_grid(len(panels), 4.5, height, title)
     for axis, (name, group) in zip(axes, panels.items(), strict=True):
         axis.set_yscale("log")
         if scale == "loglog":
             axis.set_xscale("log")
-        entry = [
-            _draw_series(axis, series, scale, PALETTE[number % len(PALETTE)], MARKERS[number % len(MARKERS)])
-            for number, series in enumerate(group)
-        ]
+        entries = [_draw_series(axis, series, scale, *base.look(number)) for number, series in enumerate(group)]
         if scale == "loglog":
             _mark_abscissas(axis, np.concatenate([np.asarray(series.x, dtype=np.float64) for series in group]))
-        dashed = any(series.expected is not None for series in group)
-        axis.legend(
-            [handles for handles, _ in entry], [label for _, label in entry], fontsize=9, frameon=False,
-            loc="upper left", bbox_to_anchor=(-0.02, -0.14), alignment="left",
-            title="pale: fitted, dashed: expected slope" if dashed else None, title_fontsize=9,
-        )  # fmt: skip
-        finish(axis, name, xlabel, ylabel)
-    heading(figure, title)
+        told = "pale: fitted, dashed: expected slope" if any(one.expected is not None for one in group) else None
+        base.legend_below(axis, *zip(*entries, strict=True), title=told)
+        base.finish(axis, name, xlabel, ylabel)
     return figure
 
 
@@ -157,14 +147,13 @@ def bounds_figure(
     """
     if not series:
         raise InputError("series: got none, expected at least one (x, measured, low, high)")
-    figure, axes = panel_grid(len(series), 4.4, 4.6, sharex=True, sharey=True)
+    figure, axes = base.panel_grid(len(series), 4.4, 4.6, title, sharex=True, sharey=True)
     for number, (axis, (name, arrays)) in enumerate(zip(axes, series.items(), strict=True)):
-        x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)))
+        x, y, low, high = _alike(name, dict(zip(("x", "measured", "low", "high"), arrays, strict=True)), logx)
         if np.any(low > high):
             raise InputError(f"low of {name!r}: got a lower bound above the upper one, expected low <= high")
-        order, shade = np.argsort(x), PALETTE[number % len(PALETTE)]
+        order, (shade, _) = np.argsort(x), base.look(number)
         x, y, low, high = x[order], y[order], low[order], high[order]
-        _positive(name, x, logx)
         axis.fill_between(x, low, high, color=shade, alpha=0.18, linewidth=0, label="between the bounds")
         for bound in (low, high):
             axis.plot(x, bound, color=shade, linewidth=1.2, linestyle="--")
@@ -176,16 +165,14 @@ def bounds_figure(
                       label=f"outside ({np.count_nonzero(outside)})")  # fmt: skip
         axis.set_xscale("log" if logx else "linear")
         axis.set_yscale("log" if logy else "linear")
-        axis.legend(fontsize=9, frameon=False, ncols=3, loc="upper left", bbox_to_anchor=(-0.02, -0.14),
-                    columnspacing=1.2)  # fmt: skip
-        finish(axis, name, xlabel, ylabel if number % COLUMNS == 0 else "")
+        base.legend_below(axis, ncols=3, columnspacing=1.2)
+        base.finish(axis, name, xlabel, ylabel if number % base.COLUMNS == 0 else "")
         axis.tick_params(labelbottom=True)
-    heading(figure, title)
     return figure
 
 
 def _mark_abscissas(axis: Axes, x: Array) -> None:
-    """Put the ticks at the abscissas where they span little more than a decade, whose own ticks would run together."""
+    """Put the ticks at the abscissas if they span little more than a decade: its own ticks would touch each other."""
     from matplotlib.ticker import NullLocator
 
     marks = np.unique(x)
@@ -196,12 +183,12 @@ def _mark_abscissas(axis: Axes, x: Array) -> None:
 
 
 def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str) -> tuple[Any, str]:
-    """Draw one series; return what stands for it in the legend, and its label."""
+    """Draw one series; return its handles for the legend, and its label."""
     given = {"x": series.x, "y": series.y, "low": series.low, "high": series.high}
     if (series.low is None) != (series.high is None):
         raise InputError(f"low of {series.name!r}: got one end of the interval, expected both low and high or none")
-    x, y, *interval = _alike(series.name, {key: array for key, array in given.items() if array is not None})
-    _positive(series.name, x, scale == "loglog")
+    arrays = {key: array for key, array in given.items() if array is not None}
+    x, y, *interval = _alike(series.name, arrays, scale == "loglog")
     used = np.ones(x.shape, bool) if series.used is None else np.asarray(series.used, dtype=bool)
     if used.shape != x.shape or y.min() < 0 or not (used & (y > 0)).any():
         raise InputError(f"y of {series.name!r}: expected values >= 0, a positive one among those `used` (shape of y)")
@@ -210,22 +197,18 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
         axis.errorbar(
             x, y, yerr=np.maximum([y - low, high - y], 0), fmt="none", ecolor=shade, elinewidth=1.1, capsize=2.5
         )
-    handles = []
     used = used & (y > 0)
     joined = "-" if series.slope is None and series.expected is None else "none"
-    for chosen, face in ((used, shade), (~used & (y > 0), "none")):
-        (points,) = axis.plot(
-            x[chosen], y[chosen], linestyle=joined, linewidth=1, color=shade, marker=marker, markersize=5.5,
-            markerfacecolor=face, zorder=3,
-        )  # fmt: skip
-        handles.append(points)
+    style: Any = {"linestyle": joined, "linewidth": 1, "color": shade, "marker": marker, "markersize": 5.5, "zorder": 3}
+    handles = axis.plot(x[used], y[used], markerfacecolor=shade, **style)
+    others = ~used & (y > 0)
+    axis.plot(x[others], y[others], markerfacecolor="none", **style)
     label = series.name
     place = np.log(x) if scale == "loglog" else x
     centre, level = float(place[used].mean()), float(np.log(y[used]).mean())
     ends = np.array([place[used].min(), place[used].max()])
     ends += np.array([-0.04, 0.04]) * np.ptp(ends)
     across = np.exp(ends) if scale == "loglog" else ends
-    handles = handles[:1]
     if series.slope is not None:
         slope = check_number(f"slope of {series.name!r}", series.slope)
         height = level - slope * centre if series.intercept is None else series.intercept
@@ -233,22 +216,19 @@ def _draw_series(axis: Axes, series: Series, scale: str, shade: str, marker: str
         label += f": slope {_told(slope, series.half_width)}"
     if series.expected is not None:
         expected = check_number(f"expected of {series.name!r}", series.expected)
-        dashes = axis.plot(
-            across, np.exp(level + expected * (ends - centre)), color=shade, linestyle="--", linewidth=1.4
-        )
-        handles += dashes
+        dashed = np.exp(level + expected * (ends - centre))
+        handles += axis.plot(across, dashed, color=shade, linestyle="--", linewidth=1.4)
         label += f" (expected {_number(expected)})"
     return tuple(handles), label
 
 
 def _told(slope: float, half_width: float | None) -> str:
-    """Return a slope with as many digits as its interval has meaning."""
+    """Return a slope with the digits that mean something beside its interval."""
     if half_width is None:
         return _number(slope)
     width = check_number("half_width", half_width, minimum=0)
-    # Two digits of the width where the first is 1 (0.014 cut to 0.01 would be too narrow), else one.
-    digits = -int(np.floor(np.log10(width / 2))) if width > 0 else 6
-    digits = min(max(digits, 1), 8)
+    # Two digits of the width if the first is 1 (0.01 for 0.014 would be too narrow), otherwise one.
+    digits = min(max(-int(np.floor(np.log10(width / 2))), 1), 8) if width > 0 else 6
     return _number(slope, f".{digits}f") + f" ± {width:.{digits}f}"
 
 
@@ -256,14 +236,11 @@ def _number(value: float, form: str = ".4g") -> str:
     return format(value, form).replace("-", "−")
 
 
-def _alike(name: str, arrays: dict[str, Array]) -> list[Array]:
+def _alike(name: str, arrays: dict[str, Array], logarithmic: bool) -> list[Array]:
+    """Return arrays of the shape of x; on a logarithmic axis x is > 0."""
     found = {key: check_array(f"{key} of {name!r}", array, ndim=1) for key, array in arrays.items()}
     for key, array in found.items():
-        if array.shape != found["x"].shape:
-            raise InputError(f"{key} of {name!r}: got shape {array.shape}, expected {found['x'].shape} as in x")
+        base.check_shape(f"{key} of {name!r}", array, found["x"].shape, "x")
+    if logarithmic and (least := found["x"].min()) <= 0:
+        raise InputError(f"x of {name!r}: got {least:.4g}, expected values > 0 on a logarithmic axis")
     return list(found.values())
-
-
-def _positive(name: str, x: Array, logarithmic: bool) -> None:
-    if logarithmic and x.min() <= 0:
-        raise InputError(f"x of {name!r}: got {x.min():.4g}, expected values > 0 on a logarithmic axis")

@@ -1,7 +1,6 @@
-"""Where the self-attention of a model lies: its blocks in order, their stacks, their projections.
+"""Where the self-attention of a model is: its blocks in order, their stacks, their projections.
 
-Models of transformers are known by the class of their attention; others are described by an `Adapter`, which is a few
-lines.
+Models of transformers are known by the class of their attention. For others an `Adapter` of a few lines says where.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ class Adapter:
     Attributes
     ----------
     attention : str
-        Name of the class of its attention modules (``'ViTAttention'``), or a pattern of their names in the model, with
-        ``*`` for any text (``'backbone.layers.*.attn'``). A pattern has a dot or a star.
+        Class of its attention modules (``'ViTAttention'``), or a pattern of their names in the model, with ``*`` for
+        any text (``'backbone.layers.*.attn'``). A text with a dot or a star is a pattern.
     projection : str
-        The output projection, as seen from the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
-        belongs to the parent. Empty: none, then FeatScale cannot be used.
+        The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
+        belongs to the parent. Empty: there is none, and FeatScale cannot be used.
     causal : bool, optional
-        Whether tokens see only those before them; by default what the module says (``module.is_causal``).
+        Whether a token sees only those before it; by default what the module says (``module.is_causal``).
     cross : str
-        End of the names of modules of the same class that look at another sequence (cross-attention): left alone.
+        How the names of cross-attention modules of the same class end. They are left alone.
     stack : str
         ``'encoder'`` or ``'decoder'``; by default causal blocks are the decoder's.
     """
@@ -48,7 +47,7 @@ class Adapter:
     stack: str = ""
 
     def takes(self, name: str, module: nn.Module) -> bool:
-        """Return whether the module of this name is one of those described."""
+        """Return whether the adapter describes the module of this name."""
         if "*" in self.attention or "." in self.attention:
             found = fnmatchcase(name, self.attention)
         else:
@@ -74,7 +73,7 @@ class Block:
         Name of the module that holds all layers of the stack (``'bert.encoder'``, ``''`` for the model itself). Blocks
         with the same container share their v0.
     layer : torch.nn.Module
-        The transformer layer (attention and MLP) that the block is part of.
+        The transformer layer (attention and MLP) of the block.
     projection : torch.nn.Module, optional
         The output projection.
     """
@@ -98,17 +97,11 @@ ADAPTERS: tuple[Adapter, ...] = (
     Adapter("LlamaAttention", projection="o_proj"),
     Adapter("BartAttention", projection="out_proj", cross="encoder_attn"),
 )
-"""The models that are known, by the class of their attention."""
+"""The known models, by the class of their attention."""
 
 
 def transformers_library() -> Any:
-    """Return the module transformers.
-
-    Raises
-    ------
-    InputError
-        If it is not installed, or older than release 5, in which BERT does not use the interface yet.
-    """
+    """Return the module transformers, or raise `InputError` where it is missing or older than release 5."""
     try:
         library = importlib.import_module("transformers")
     except ImportError as error:
@@ -117,8 +110,7 @@ def transformers_library() -> Any:
             "pip install 'nlflow[attention]'"
         ) from error
     version = str(getattr(library, "__version__", "0"))
-    major = version.split(".")[0]
-    if not major.isdigit() or int(major) < _NEEDED:
+    if not (major := version.split(".")[0]).isdigit() or int(major) < _NEEDED:
         raise InputError(
             f"transformers: got release {version}, expected {_NEEDED} or newer, whose models call their attention "
             f"through AttentionInterface; pip install 'transformers>={_NEEDED}'"
@@ -167,9 +159,9 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
 
 
 def _block(adapter: Adapter, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
-    """Describe one attention module."""
+    """Return the block of one attention module."""
     causal = bool(getattr(module, "is_causal", False)) if adapter.causal is None else adapter.causal
-    # The innermost list above a block is that of the layers of its stack, and who holds the list runs them.
+    # The innermost list above a block holds the layers of its stack, and the owner of the list runs them.
     parts = name.split(".")
     container, layer = "", module
     for depth in range(len(parts) - 1, -1, -1):
@@ -177,15 +169,8 @@ def _block(adapter: Adapter, name: str, module: nn.Module, named: dict[str, nn.M
             layer = named[".".join(parts[: depth + 1])]
             container = ".".join(parts[: max(depth - 1, 0)])  # the list itself where it is the model
             break
-    return Block(
-        name=name,
-        module=module,
-        causal=causal,
-        stack=adapter.stack or ("decoder" if causal else "encoder"),
-        container=container,
-        layer=layer,
-        projection=_projection(adapter, name, named),
-    )
+    stack = adapter.stack or ("decoder" if causal else "encoder")
+    return Block(name, module, causal, stack, container, layer, _projection(adapter, name, named))
 
 
 def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module | None:

@@ -1,4 +1,4 @@
-"""What a probe has seen of a model: every layer's heads and hidden states, and what follows from them."""
+"""What a probe has seen of a model: the heads and hidden states of every layer, and what follows from them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from nlflow._array import underflowing
-from nlflow.attention.heads import Head, rule_or_bias
-from nlflow.attention.metrics import head_redundancy
+from nlflow.attention.probing.heads import Head, rule_or_bias
+from nlflow.attention.probing.metrics import head_redundancy
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
 __all__ = ["Layer", "LayerTrace"]
@@ -46,22 +46,22 @@ class Layer:
     scaling : float
         Factor of the dot products.
     kernel : str
-        Which affinity, one of `nlflow.attention.averages.AFFINITIES`.
+        Which affinity, one of `nlflow.attention.terms.averages.AFFINITIES`.
     q, k, v : tensor of shape (B, H, N, d)
         As the layer compared and averaged them, keys and values repeated for all heads.
     mask : tensor of 4 dimensions that broadcasts to (B, H, N, N), or None
         Boolean (True: i sees j) or added to the logarithms; None where all see all.
     tokens : tensor of bool of shape (B, N)
-        Which are no padding.
+        True for tokens that are no padding.
     before, between, after : tensor of shape (B, N, D), or None
-        Hidden states: before the layer, after attention has been added to them, after the layer. None where the model
-        does not show them (see `nlflow.attention.probe`).
+        Hidden states: before the layer, after attention is added to them, after the layer. None where the model does
+        not show them (see `nlflow.attention.probe`).
     quantities : dict of str to array
         ``energy`` J and ``gradient_cosine``, shape (B, H); ``log_degree``, shape (B, H, N), NaN at padding; of the
         state after the layer ``mean_cosine``, ``token_similarity``, ``hfc_lfc``, ``rank``, shape (B,), and
         ``attention_share``, shape (B,).
     matrices : tensor of shape (B, H, N, N), or None
-        Attention matrices, where the probe was asked to keep them.
+        Attention matrices, if the probe was asked to keep them.
     """
 
     name: str
@@ -94,8 +94,8 @@ class Layer:
     def time_step(self) -> Floats:
         """The step 1 / d_i of the L2 flow that the layer takes at token i, shape (B, H, N), NaN at padding.
 
-        In the degree metric every layer takes a step of length 1. Where the degree is out of range the step is 0 or
-        infinite; ``quantities['log_degree']`` is not.
+        In the degree metric every layer takes a step of length 1. Where the degree overflows, the step is 0 or
+        infinite, but ``quantities['log_degree']`` is right.
         """
         with np.errstate(over="ignore", under="ignore"):
             return np.asarray(np.exp(-self.quantities["log_degree"]))
@@ -110,7 +110,7 @@ class Layer:
         """
         h, b = _number("head", head, self.heads), _number("item", item, self.items)
         inside = self.tokens[b]
-        q, k, v = (_plain(part[b, h][inside]) for part in (self.q, self.k, self.v))
+        q, k, v = (part[b, h][inside].detach().cpu().double().numpy() for part in (self.q, self.k, self.v))
         rule = bias = None
         if self.mask is not None:
             mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h]
@@ -122,8 +122,8 @@ class Layer:
 class LayerTrace:
     """The layers of a model on one batch, in order, with what is derived from them.
 
-    Made by `nlflow.attention.probe`. What costs O(N^3), the spectra, is computed when it is first asked for, one head
-    at a time, and only numbers are kept.
+    Made by `nlflow.attention.probe`. Spectra cost O(N^3). They are computed when they are first asked for, one head at
+    a time, and only numbers are kept.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ class LayerTrace:
         return f"<LayerTrace of {self.model}: {len(self)} layers of {first.heads} heads, {size}>"
 
     def number(self, layer: int | str) -> int:
-        """Return the number of a layer that is given by its number or by its name.
+        """Return the number of a layer from its number or its name.
 
         Raises
         ------
@@ -176,14 +176,18 @@ class LayerTrace:
         """Return one head of one layer (a number or a name) on one sequence."""
         return self[layer].head(head, item)
 
+    def _begins(self, number: int) -> bool:
+        """Return whether this layer is the first of its stack."""
+        return number == 0 or self.layers[number].stack != self.layers[number - 1].stack
+
     # ---- what costs O(N^3)
 
     def spectra(self, layer: int | str) -> dict[str, Floats]:
         """Return ``gap``, ``mixing_time`` and ``stable_fidelity`` of every head of a layer, arrays of shape (B, H).
 
-        Spectral gap 1 - |mu_2|, moves until a walker has forgotten where it began (total variation 1/4), and the
-        fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: behind a mask that cuts the sequence in
-        parts, or where probabilities underflow. O(B H N^3) time when it is first asked for.
+        These are the spectral gap 1 - |mu_2|, the moves until a walker has forgotten its start (total variation 1/4),
+        and the fidelity up to which rho(P - lambda~ I) < 1. NaN where a head has none: its mask cuts the sequence in
+        parts, or probabilities underflow. O(B H N^3) time when first asked for.
         """
         number = self.number(layer)
         if number not in self._spectra:
@@ -192,31 +196,30 @@ class LayerTrace:
             for b, h in np.ndindex(one.items, one.heads):
                 head = one.head(h, b)
                 for name, of in _SPECTRAL.items():
-                    with suppress(NlflowError):  # reducible, periodic or underflowing: there is no such number
+                    with suppress(NlflowError):  # reducible, periodic or underflowing: there is no number
                         found[name][b, h] = of(head)
             self._spectra[number] = found
         return self._spectra[number]
 
     def stationary(self, layer: int | str, item: int = 0) -> Floats:
-        """Return the stationary law of every head, shape (H, N) with N the tokens that count. O(H N^3) time."""
+        """Return the stationary law of every head, shape (H, N), for the N tokens without padding. O(H N^3) time."""
         one = self[layer]
         return np.stack([one.head(h, item).stationary for h in range(one.heads)])
 
     def spectral_radius(self, fidelity: float, layer: int | str) -> Floats:
         """Return rho(P - lambda~ I) of every head of a layer, shape (B, H): below 1 where NeuTRENO steps converge."""
         one = self[layer]
-        return np.array(
-            [[one.head(h, b).spectral_radius(fidelity) for h in range(one.heads)] for b in range(one.items)]
-        )
+        found = [one.head(h, b).spectral_radius(fidelity) for b, h in np.ndindex(one.items, one.heads)]
+        return np.array(found).reshape(one.items, one.heads)
 
     def stable_fidelity(self) -> Floats:
-        """Return for each layer the fidelity up to which the steps of all its heads are stable, shape (L,)."""
+        """Return the fidelity up to which the steps of all heads of a layer are stable, for each layer, shape (L,)."""
         return np.array([_over(np.min, self.spectra(i)["stable_fidelity"]) for i in range(len(self))])
 
     def check_fidelity(self, fidelity: Any) -> bool:
         """Warn where NeuTRENO steps with this fidelity do not converge, and return whether all do.
 
-        A single layer is no iteration and stays finite; it is repeated ones that grow. The first layer has no term.
+        A single step always stays finite; repeated ones may grow. The first layer of a stack has no term.
 
         Parameters
         ----------
@@ -233,8 +236,8 @@ class LayerTrace:
         beyond = heads = 0
         least, where = math.inf, ""
         for i, one in enumerate(self.layers):
-            if i == 0 or one.stack != self.layers[i - 1].stack:
-                continue  # the first layer of a stack has no term
+            if self._begins(i):
+                continue
             limits = self.spectra(i)["stable_fidelity"]
             heads += limits.size
             beyond += int(np.sum(values[i % len(values)] >= limits))
@@ -256,8 +259,6 @@ class LayerTrace:
         Head h of one layer beside head h of the next (arXiv 2312.00751, figure 5). Two N x N matrices at a time; NaN
         between layers of different stacks or with different numbers of heads or tokens.
         """
-        if len(self) < 2:
-            return np.empty((0, self.layers[0].items, self.layers[0].heads))
         widest = max(one.heads for one in self.layers)
         found = np.full((len(self) - 1, self.layers[0].items, widest), math.nan)
         for i, (one, following) in enumerate(zip(self.layers, self.layers[1:], strict=False)):
@@ -282,17 +283,17 @@ class LayerTrace:
         Returns
         -------
         list of dict
-            ``layer``, ``index``; of the state after the layer ``cosine``, ``t_sim``, ``hfc_lfc``, ``rank``, means over
-            the batch; of its heads ``J`` and ``gradient``, means over batch and heads, and ``time_step``, the median of
-            1 / d; ``share``, how much of the way is attention. With `spectra` ``gap`` (the mean over heads, with
-            ``gap_least`` and ``gap_most``), ``mixing`` (the median), ``stable`` (the median of the heads' limits of the
-            fidelity, with ``stable_least``), and ``redundancy`` with the layer that follows.
+            ``layer`` and ``index``. Of the state after the layer, as means over the batch: ``cosine``, ``t_sim``,
+            ``hfc_lfc``, ``rank``. Of its heads: ``J`` and ``gradient``, means over batch and heads, and ``time_step``,
+            the median of 1 / d. ``share`` is the part of the way that attention makes. With `spectra` also: ``gap``
+            (the mean over heads, with ``gap_least`` and ``gap_most``), ``mixing`` (the median), ``stable`` (the median
+            of the heads' limits of the fidelity, with ``stable_least``), and ``redundancy`` with the next layer.
         """
         redundancy = self.head_redundancy() if spectra else None
         result: list[dict[str, Any]] = []
         bar = tqdm(self.layers, desc="layers", disable=not progress, leave=False, mininterval=1, file=sys.stderr)
         for i, one in enumerate(bar):
-            if i == 0 or one.stack != self.layers[i - 1].stack:
+            if self._begins(i):
                 result.append({"layer": f"{one.stack} input", "index": 0, **_of_state(self.states[one.stack])})
             row: dict[str, Any] = {"layer": one.name, "index": result[-1]["index"] + 1, **_of_state(one.quantities)}
             row["J"] = _over(np.mean, one.quantities["energy"])
@@ -319,7 +320,7 @@ def _of_state(quantities: dict[str, Floats]) -> dict[str, float]:
 
 
 def _over(reduce: Any, values: Floats) -> float:
-    """Return what `reduce` makes of the numbers among `values`, NaN where there is none."""
+    """Return `reduce` of the values that are not NaN, and NaN where there is none."""
     numbers = values[~np.isnan(values)]
     return float(reduce(numbers)) if numbers.size else math.nan
 
@@ -329,8 +330,3 @@ def _number(name: str, value: Any, count: int) -> int:
     if number >= count:
         raise InputError(f"{name}: got {number}, expected one of 0 to {count - 1}")
     return number
-
-
-def _plain(tensor: Tensor) -> Floats:
-    """Return a tensor as a float64 array on the host."""
-    return np.asarray(tensor.detach().cpu().double().numpy())

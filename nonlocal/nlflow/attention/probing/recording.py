@@ -1,4 +1,4 @@
-"""What a run of a model shows: what attention functions are called with, and the hidden states around them."""
+"""What a run of a model shows: the arguments of its attention functions, and the hidden states around them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
 
-from nlflow.attention.adapters import Block, transformers_library
-from nlflow.attention.averages import causal_mask
-from nlflow.attention.registry import NAMES
+from nlflow.attention.injection.adapters import Block, transformers_library
+from nlflow.attention.injection.attach import REGISTERED
+from nlflow.attention.terms.averages import causal_mask
 from nlflow.errors import InputError
 
 __all__ = ["Seen", "Take", "Taken", "recording", "taking", "watching_states"]
@@ -21,18 +22,18 @@ __all__ = ["Seen", "Take", "Taken", "recording", "taking", "watching_states"]
 
 @dataclass(frozen=True, eq=False)
 class Taken:
-    """What one call of an attention function is given.
+    """The arguments of one call of an attention function.
 
     Attributes
     ----------
     q, k, v : tensor of shape (B, H, N, d)
-        Keys and values may have fewer heads, each serving several heads of queries.
+        Keys and values may have fewer heads; each serves several heads of queries then.
     mask : tensor that broadcasts to (B, H, N, N), or None
         Boolean (True: i sees j) or added to the logits.
     scaling : float, optional
         1/sqrt(d) by default.
     kernel : str
-        One of `nlflow.attention.averages.AFFINITIES`.
+        One of `nlflow.attention.terms.averages.AFFINITIES`.
     """
 
     q: Tensor
@@ -48,7 +49,7 @@ Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 @dataclass(eq=False)
 class Seen:
-    """What is seen of one block during one run of the model; `attended` once its attention has been called."""
+    """What one run of the model shows of one block; `attended` is True once its attention has been called."""
 
     block: Block
     taken: Taken | None = None
@@ -70,7 +71,7 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
             def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
                 one.after = _hidden(output if isinstance(output, tuple | list) else (output,))
 
-            def attend(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            def attend(*_: Any) -> None:
                 one.attended = True
 
             def follow(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -78,16 +79,12 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
                     one.between = _hidden(args)
 
             layer, attention = one.block.layer, one.block.module
-            handles = [
-                layer.register_forward_pre_hook(enter, with_kwargs=True),
-                layer.register_forward_hook(leave),
-                attention.register_forward_hook(attend),
-            ]
+            stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
+            stack.callback(layer.register_forward_hook(leave).remove)
+            stack.callback(attention.register_forward_hook(attend).remove)
             for child in layer.children():
                 if not isinstance(child, nn.Dropout | nn.Identity) and attention not in child.modules():
-                    handles.append(child.register_forward_pre_hook(follow))
-            for handle in handles:
-                stack.callback(handle.remove)
+                    stack.callback(child.register_forward_pre_hook(follow).remove)
 
         for one in found:
             if one.block.layer is not one.block.module:
@@ -96,7 +93,7 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
 
 
 def _hidden(values: Sequence[Any]) -> Tensor | None:
-    """Return a copy of the first tensor (B, N, D): a later module may write into it."""
+    """Return a copy of the first tensor (B, N, D), because a later module may write into it."""
     for value in values:
         if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
             return value.detach().clone()
@@ -106,39 +103,29 @@ def _hidden(values: Sequence[Any]) -> Tensor | None:
 @contextmanager
 def taking(found: list[Seen], take: Take) -> Iterator[None]:
     """Ask `take` what each attention module was called with."""
+
+    def keep(one: Seen, *call: Any) -> None:
+        one.taken = take(*call)
+
     with ExitStack() as stack:
         for one in found:
-
-            def keep(
-                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any, one: Seen = one
-            ) -> None:
-                one.taken = take(module, args, kwargs, output)
-
-            stack.callback(one.block.module.register_forward_hook(keep, with_kwargs=True).remove)
+            stack.callback(one.block.module.register_forward_hook(partial(keep, one), with_kwargs=True).remove)
         yield
 
 
-# ---- the attention function that writes down what it is given
+# ---- attention functions that record their arguments
 
-_Recorder = Callable[[nn.Module, Taken], None]
-_RECORDER: ContextVar[_Recorder | None] = ContextVar("nlflow_probe", default=None)
+_RECORDER: ContextVar[dict[int, Seen] | None] = ContextVar("nlflow_probe", default=None)  # by the id of the module
 _PREFIX = "nlflow_probe_"
 
 
 @contextmanager
 def recording(found: list[Seen]) -> Iterator[None]:
-    """Let the attention functions of these blocks, whichever they are, be called through one that writes down."""
+    """Record the arguments of the attention functions of these blocks, whichever functions they are."""
     transformers_library()
-    by_module = {id(one.block.module): one for one in found}
-
-    def write_down(module: nn.Module, taken: Taken) -> None:
-        one = by_module.get(id(module))
-        if one is not None:
-            one.taken = taken
-
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
     before = {key: config._attn_implementation for key, config in configs.items()}
-    token = _RECORDER.set(write_down)
+    token = _RECORDER.set({id(one.block.module): one for one in found})
     try:
         for key, config in configs.items():
             if not str(before[key]).startswith(_PREFIX):
@@ -151,7 +138,7 @@ def recording(found: list[Seen]) -> Iterator[None]:
 
 
 def _wrapped(name: str) -> str:
-    """Register the attention and the mask of this name once more, under the name that writes down."""
+    """Register the attention and the mask of this name once more, under a name that records; return that name."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -159,29 +146,20 @@ def _wrapped(name: str) -> str:
     wrapper = _PREFIX + name
     if wrapper in ALL_ATTENTION_FUNCTIONS:
         return wrapper
-    # What attach() has set tells its kernel by its name.
-    kernel = next((kind for kind, own in NAMES.items() if name.removesuffix("_sdpa") == own), "softmax")
+    kernel = REGISTERED.get(name, ("softmax", name))[0]  # a name that attach() has set tells the kernel
 
     def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        recorder = _RECORDER.get()
-        if recorder is not None:
-            recorder(module, _as_given(module, kernel, query, key, value, mask, kwargs))
-        return _original(module, name)(module, query, key, value, mask, **kwargs)
+        if one := (_RECORDER.get() or {}).get(id(module)):
+            one.taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+        home = vars(sys.modules[type(module).__module__])
+        functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
+        original = functions.get_interface(name, home.get("eager_attention_forward"))
+        return original(module, query, key, value, mask, **kwargs)
 
     AttentionInterface.register(wrapper, attention)
     if name in ALL_MASK_ATTENTION_FUNCTIONS:  # an unregistered name makes masks None
         AttentionMaskInterface.register(wrapper, ALL_MASK_ATTENTION_FUNCTIONS[name])
     return wrapper
-
-
-def _original(module: nn.Module, name: str) -> Callable[..., Any]:
-    """Return the attention function that a module would have called."""
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    home = vars(sys.modules[type(module).__module__])
-    functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-    function: Callable[..., Any] = functions.get_interface(name, home.get("eager_attention_forward"))
-    return function
 
 
 def _as_given(
@@ -192,10 +170,11 @@ def _as_given(
             f"model: got masks of type {type(mask).__name__}, expected tensors; use "
             "model.set_attn_implementation('sdpa') or 'eager'"
         )
+    ordered = getattr(module, "is_causal", False)
+    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered else None
     if mask is not None and mask.ndim == 2:  # fused kernels take padding alone
         mask = mask[:, None, None, :].bool()
-        if getattr(module, "is_causal", False):
-            mask = mask & causal_mask(query.shape[-2], key.shape[-2], key.device)
-    elif mask is None and kwargs.get("is_causal") is not False and getattr(module, "is_causal", False):
-        mask = causal_mask(query.shape[-2], key.shape[-2], key.device)
+        mask = mask if causal is None else mask & causal
+    elif mask is None and kwargs.get("is_causal") is not False:
+        mask = causal
     return Taken(query, key, value, mask, kwargs.get("scaling"), kernel)

@@ -1,4 +1,4 @@
-"""What the folder of a model declares and what it stores, by headers alone: before weights are made or read."""
+"""What the folder of a model declares and what it stores, from headers alone, before weights are made or read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nlflow.attention.adapters import transformers_library
+from nlflow.attention.injection.adapters import transformers_library
 from nlflow.errors import FileFormatError, check_memory, format_bytes, shortened
 
 __all__ = ["check_declared", "check_whole"]
@@ -16,38 +16,30 @@ __all__ = ["check_declared", "check_whole"]
 _LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
 _MOST_LABELS = 10**6
 _FLOOR = 2**24
-_WIDER = 8  # float32 of the narrowest numbers that are stored, and as much again for what need not be there
-_UNSTORED = ("pooler",)  # what a base model may have and a trained one was saved without
+_WIDER = 8  # float32 is 4 times the narrowest stored numbers, and as much again for what may be missing
+_UNSTORED = "pooler"  # a base model may have it, while the trained one was saved without
 
 
 def check_declared(folder: Path) -> None:
-    """Refuse a configuration that asks for more weights than its folder can hold.
+    """Refuse a configuration that asks for more weights than its folder (``config.json``, safetensors) can hold.
 
-    Without it a configuration of a few words fills the memory, since the weights that are missing are made up.
-
-    Parameters
-    ----------
-    folder : Path
-        With ``config.json`` and safetensors.
-
-    Raises
-    ------
-    FileFormatError
-        For files that are damaged, more layers than tensors, and eight times the bytes that are stored (beyond 16 MiB).
-    MemoryLimitError
-        For a model beyond the memory limit.
+    Otherwise a configuration of a few words could fill the memory, since missing weights are made up. `FileFormatError`
+    is for damaged files, more layers than tensors, and more than eight times the stored bytes (beyond 16 MiB);
+    `MemoryLimitError` for a model beyond the memory limit.
     """
     library: Any = transformers_library()
     files = sorted(folder.glob("*.safetensors"))
     tensors = sum(_count_tensors(path) for path in files)
     try:
-        if (labels := _labels(folder / "config.json")) > _MOST_LABELS:  # of which the library makes a dictionary
+        about = _numbers(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+        labels = max([number for name, number in about if name in ("num_labels", "_num_labels")], default=0)
+        if labels > _MOST_LABELS:  # the library makes a dictionary of them
             raise ValueError(f"{labels} labels")
         config = library.AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-        layers = max((number for name, number in _numbers(config.to_dict()) if _counts_layers(name)), default=0)
-    except Exception as error:  # as the library itself, in many ways
+        counts = [number for name, number in _numbers(config.to_dict()) if name.endswith(("layers", "n_layer"))]
+    except Exception as error:  # the library fails in many ways
         raise _damaged(folder / "config.json", error) from error
-    if layers > tensors:
+    if (layers := max(counts, default=0)) > tensors:
         raise FileFormatError(
             f"{folder}: got {layers} layers in config.json and {tensors} tensors in safetensors, expected at least one "
             "a layer; save the model again with model.save_pretrained(folder)"
@@ -68,14 +60,8 @@ def check_declared(folder: Path) -> None:
 
 
 def check_whole(source: object, missing: Any) -> None:
-    """Refuse a model of which weights were made up, since its files do not have them.
-
-    Raises
-    ------
-    FileFormatError
-        Naming the first; a pooler, which a model may have been trained without, is left aside.
-    """
-    lacking = sorted(name for name in missing if not any(part in name.split(".") for part in _UNSTORED))
+    """Refuse a model with made-up weights, which its files lack: `FileFormatError`. A pooler may be missing."""
+    lacking = sorted(name for name in missing if _UNSTORED not in name.split("."))
     if lacking:
         raise FileFormatError(
             f"{source}: got weights without {lacking[0]}{f' and {len(lacking) - 1} more' if lacking[1:] else ''}, "
@@ -84,7 +70,7 @@ def check_whole(source: object, missing: Any) -> None:
 
 
 def _count_tensors(path: Path) -> int:
-    """Return how many tensors a file of safetensors names."""
+    """Return the number of tensors that a file of safetensors names."""
     try:
         with path.open("rb") as stream:
             length = int.from_bytes(stream.read(8), "little")
@@ -98,12 +84,6 @@ def _count_tensors(path: Path) -> int:
     return len(header.keys() - {"__metadata__"})
 
 
-def _labels(path: Path) -> int:
-    """Return how many classes a configuration tells of."""
-    about = json.loads(path.read_text(encoding="utf-8"))
-    return max([number for name, number in _numbers(about) if name in ("num_labels", "_num_labels")], default=0)
-
-
 def _damaged(path: Path, error: Exception) -> FileFormatError:
     return FileFormatError(
         f"{path.parent}: got a folder that cannot be loaded ({path.name}: {shortened(error, 300)}), expected a model "
@@ -112,7 +92,7 @@ def _damaged(path: Path, error: Exception) -> FileFormatError:
 
 
 def _numbers(tree: Any) -> list[tuple[str, int]]:
-    """Return the whole numbers of a configuration, those of configurations inside too, by name."""
+    """Return the names and values of all integers of a configuration, also of configurations inside it."""
     found: list[tuple[str, int]] = []
     for name, value in tree.items():
         if isinstance(value, dict):
@@ -120,7 +100,3 @@ def _numbers(tree: Any) -> list[tuple[str, int]]:
         elif isinstance(value, int) and not isinstance(value, bool):
             found.append((str(name), value))
     return found
-
-
-def _counts_layers(name: str) -> bool:
-    return name.endswith(("layers", "n_layer"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from nlflow._array import underflowing
-from nlflow.attention.adapters import Adapter, blocks
-from nlflow.attention.averages import log_affinity, repeated, seen
-from nlflow.attention.metrics import (
+from nlflow.attention.injection.adapters import Adapter, blocks
+from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
     hfc_lfc,
@@ -23,14 +22,15 @@ from nlflow.attention.metrics import (
     participation_rank,
     token_similarity,
 )
-from nlflow.attention.recording import Seen, Take, recording, taking, watching_states
-from nlflow.attention.trace import Layer, LayerTrace
+from nlflow.attention.probing.recording import Seen, Take, recording, taking, watching_states
+from nlflow.attention.probing.trace import Layer, LayerTrace
+from nlflow.attention.terms.averages import log_affinity, repeated, seen
 from nlflow.errors import InputError, check_memory
 
 __all__ = ["probe"]
 
 Floats = NDArray[np.float64]
-_CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, or one head where that is more: what caches hold
+_CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
 _CHUNK_ELSEWHERE = 2**28
 
 
@@ -48,24 +48,19 @@ def probe(
     Parameters
     ----------
     model : torch.nn.Module
-        A model of transformers (BERT, ViT, DeiT, GPT-2 and those like them), with or without
-        `nlflow.attention.attach`, or any module that an adapter describes. It is run in evaluation mode, without
-        gradients, and left as it was.
+        A model of transformers (BERT, ViT, DeiT, GPT-2 and similar ones), with or without `nlflow.attention.attach`, or
+        any module that an adapter describes. It runs in evaluation mode, without gradients, and is not changed.
     inputs : mapping or tensor
-        What the model is called with; tensors are moved to its device. Padding is told by ``attention_mask`` (and
-        ``decoder_attention_mask``), as transformers has it, and is left out of every quantity.
+        What the model is called with; tensors are moved to its device. As in transformers, ``attention_mask`` (and
+        ``decoder_attention_mask``) says what padding is. All quantities leave padding out.
     keep_matrices : bool
-        Keep all attention matrices, 4 B H N^2 bytes for each layer. Without, there are at most 2 MiB of them (256 MiB
-        on a GPU), or one head's, at a time.
+        Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise there are at most 2 MiB of them (256 MiB
+        on a GPU), or those of one head, at a time.
     adapter : Adapter or sequence of Adapter, optional
-        Where the blocks are, for models that are not known by the class of their attention.
+        Where the blocks are, for models that are not known.
     take : callable, optional
         ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
         do not call their attention through transformers' ``AttentionInterface``.
-
-    Returns
-    -------
-    LayerTrace
 
     Raises
     ------
@@ -73,13 +68,13 @@ def probe(
         For a model without known attention, one whose attention cannot be seen, or a run in which queries and keys are
         not the same tokens (decoding with a cache).
     MemoryLimitError
-        When the matrices to be kept pass the limit; before they are allocated.
+        When the matrices to be kept pass the limit, before they are allocated.
 
     Notes
     -----
-    The hidden state between attention and MLP is what the first module of the layer after attention takes in (dropout
-    left aside). Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and
-    the metrics of hidden states. They add less than twice the time of the model; spectra come when they are asked for.
+    The hidden state between attention and MLP is the input of the first module after attention in the layer (except
+    dropout). Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the
+    metrics of hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
 
     Examples
     --------
@@ -93,11 +88,8 @@ def probe(
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = _call(model, inputs)
-    with ExitStack() as stack:
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(_evaluating(model))
-        stack.enter_context(watching_states(seen_blocks))
-        stack.enter_context(taking(seen_blocks, take) if take is not None else recording(seen_blocks))
+    watching = recording(seen_blocks) if take is None else taking(seen_blocks, take)
+    with torch.no_grad(), _evaluating(model), watching_states(seen_blocks), watching:
         given()
         return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
 
@@ -168,25 +160,16 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
         mask = mask[(None,) * (4 - mask.ndim)]
     key = repeated(taken.k.detach(), heads)
     tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
+    scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
+    query = key if taken.kernel == "symmetric" else taken.q.detach()
     return Layer(
-        name=block.name,
-        stack=block.stack,
-        causal=block.causal,
-        scaling=float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling),
-        kernel=taken.kernel,
-        q=key if taken.kernel == "symmetric" else taken.q.detach(),
-        k=key,
-        v=repeated(taken.v.detach(), heads),
-        mask=mask,
-        tokens=tokens,
-        before=one.before,
-        between=one.between,
-        after=one.after,
-    )
+        block.name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
+        mask, tokens, before=one.before, between=one.between, after=one.after,
+    )  # fmt: skip
 
 
 def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
-    """Return which tokens are no padding, (B, N): as the inputs say, or else those that some token sees."""
+    """Return which tokens are no padding, (B, N): from the inputs, or else those that some token sees."""
     size = (q.shape[0], q.shape[-2])
     name = "decoder_attention_mask" if stack == "decoder" else "attention_mask"
     given = inputs.get(name) if isinstance(inputs, Mapping) else None
@@ -195,8 +178,7 @@ def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
     elif mask is None:
         return torch.ones(size, dtype=torch.bool, device=q.device)
     else:
-        visible: Any = seen(mask)
-        tokens = visible.any(-2).any(1).expand(size)
+        tokens = seen(mask).any(-2).any(1).expand(size)
     if not bool(tokens.any(-1).all()):
         raise InputError(f"inputs: got a sequence without any token in {name}, expected at least one")
     return tokens
@@ -215,7 +197,7 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Floats]:
 
 
 def _share(layer: Layer) -> Floats:
-    """Return which part of the way through a layer attention is: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
+    """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
     x, y, z = layer.before, layer.between, layer.after
     if x is None or y is None or z is None or not x.shape == y.shape == z.shape:
         return np.full(layer.items, np.nan)
@@ -226,7 +208,7 @@ def _share(layer: Layer) -> Floats:
 
 
 def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Floats]:
-    """Return what attention itself says: J, the gradient cosine and log degrees; a few heads at a time."""
+    """Return J, the gradient cosine and log degrees of all heads, a few heads at a time."""
     items, heads, count, _ = layer.q.shape
     if keep_matrices:
         check_memory(
@@ -254,25 +236,30 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     tokens = layer.tokens[place[0], None].expand(q.shape[:-1])
     padded = not bool(tokens.all())
     counted = tokens.to(v.dtype)[..., None]
-    # J and the directions of tokens do not change with a constant, and have more digits without it.
+    # A constant does not change J and the directions of tokens. Without it they have more digits.
     values = v - (v * counted).sum(-2, keepdim=True) / counted.sum(-2, keepdim=True)
     bias = None if layer.mask is None and not padded else _bias(layer, place, padded)
     wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
-    logarithms = _visible(log_affinity(q, k, layer.kernel, layer.scaling), bias)
+
+    def logarithms_of(q: Tensor) -> Tensor:
+        found = log_affinity(q, k, layer.kernel, layer.scaling)
+        return found if bias is None else found + bias
+
+    logarithms = logarithms_of(q)
     weights = logarithms.softmax(-1)
     # The log-sum-exp without another exponential: the largest weight of a row is exp(its logarithm) / d.
     degree = logarithms.amax(-1) - weights.amax(-1).log()
     if layer.kernel == "gaussian":
-        degree = degree - layer.scaling / 2 * q.square().sum(-1)  # its logarithms leave out what a row shares
+        degree = degree - layer.scaling / 2 * q.square().sum(-1)  # `log_affinity` leaves this out
     if layer.matrices is not None:
         layer.matrices[place] = weights.masked_fill(~tokens[..., None], 0.0).float()
     moved = weights @ wide
     average = symmetric = moved[..., :-1]
     if layer.q is not layer.k:
-        if layer.kernel == "softmax":  # fused, where torch has it, since nothing but the average is needed
+        if layer.kernel == "softmax":  # fused where torch can, since only the average is needed
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
-            symmetric = _visible(log_affinity(k, k, layer.kernel, layer.scaling), bias).softmax(-1) @ values
+            symmetric = logarithms_of(k).softmax(-1) @ values
     mask = tokens if padded else None
     return {
         "energy": energy_per_token(values, average, moved[..., -1], mask=mask),
@@ -281,21 +268,16 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     }
 
 
-def _visible(logarithms: Tensor, bias: Tensor | None) -> Tensor:
-    return logarithms if bias is None else logarithms + bias
-
-
 def _bias(layer: Layer, place: tuple[slice, slice], padded: bool) -> Tensor:
-    """Return what is added to the logarithms: the mask, with padding seen by nobody but itself."""
+    """Return what is added to the logarithms: the mask, in which padding is seen only by itself."""
     count, tokens = layer.q.shape[-2], layer.tokens[place[0], None]
     bias = torch.zeros(1, 1, 1, 1, device=tokens.device)
     if layer.mask is not None:
         mask = layer.mask.expand(layer.items, layer.heads, count, count)[place]
         added = bias if mask.dtype == torch.bool else mask.float()
-        visible: Any = seen(mask)
-        bias = torch.where(visible, added, -torch.inf)
+        bias = torch.where(seen(mask), added, -torch.inf)
     if padded:
-        # Rows of padding count nowhere, but have to have some value.
+        # Rows of padding do not count, but must have some value.
         own = ~tokens[..., :, None] & torch.eye(count, dtype=torch.bool, device=tokens.device)
         bias = bias.masked_fill(~tokens[..., None, :], -torch.inf).masked_fill(own, 0.0)
     return bias

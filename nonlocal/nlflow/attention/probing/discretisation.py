@@ -1,8 +1,8 @@
-"""A trained layer beside the continuous flow that it is one step of, and a stack of layers beside one chain repeated.
+"""A trained layer as one step of a continuous flow, and a stack of layers compared with one repeated chain.
 
-In the degree metric the flow of a head is du/dt = Pu - u from u(0) = v, and the layer, v -> Pv, is one Euler step of
-length 1 (arXiv 2312.00751, theorem 1, where the step of the L2 flow is 1/d(x)). m steps of length 1/m tend to the flow
-at time 1 as 1/m.
+In the degree metric the flow of a head is du/dt = Pu - u from u(0) = v. The layer, v -> Pv, is one Euler step of length
+1 (arXiv 2312.00751, theorem 1, where the step of the L2 flow is 1/d(x)). The error of m steps of length 1/m at time 1
+falls as 1/m.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.affinities import Affinity
-from nlflow.attention.heads import Head
-from nlflow.attention.metrics import energy_per_token, mean_cosine
-from nlflow.attention.trace import Layer, LayerTrace
+from nlflow.attention.probing.heads import Head
+from nlflow.attention.probing.metrics import energy_per_token, mean_cosine
+from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
@@ -29,9 +29,9 @@ from nlflow.studies.fits import FEWEST, regress
 __all__ = ["Discretisation", "Extrapolation", "discretise", "extrapolate"]
 
 Floats = NDArray[np.float64]
-_EXACT = 1e-12  # relative tolerance of the flow that steps are held against
-_ROUNDING = 1e-9  # distances below it say nothing about an order
-_FITTED = 4  # the finest steps, whose errors the leading term rules
+_EXACT = 1e-12  # relative tolerance of the flow that steps are compared with
+_ROUNDING = 1e-9  # smaller distances say nothing about an order
+_FITTED = 4  # number of finest steps for the order; there the leading term of the error is the largest
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class Discretisation:
     substeps : tuple of int
         m.
     distance : array of shape (M,)
-        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads: the error in units of the
-        way that the flow takes.
+        |u_m - u(1)| / |u(1) - v|, Frobenius norms over tokens and the channels of all heads: the error relative to the
+        length of the flow's way.
     layer : float
-        The same of the layer's own result Pv. Equal to the distance at m = 1, unless the flow is another (symmetric).
+        The same for the layer's own result Pv. It is the distance at m = 1, unless the flow is another (symmetric).
     order : float
         Slope of log distance over log(1/m) through the finest steps; the theory says 1. NaN with fewer than 3.
     """
@@ -71,30 +71,27 @@ def discretise(
     Parameters
     ----------
     layer : Layer or Head
-        From a `LayerTrace`; of a layer all heads are taken, one after another.
+        From a `LayerTrace`; all heads of a layer are taken, one after another.
     substeps : sequence of int
         m >= 1.
     symmetric : bool
-        The flow with the keys as queries: the gradient flow of J that the layer is compared to in the theory.
+        Use the flow with keys as queries, the gradient flow of J with which the theory compares the layer.
     evolving : bool
-        Queries and keys are averaged along with the values, and the kernel is that of the moment. Otherwise it stays
-        as the layer has it.
+        Queries and keys are averaged together with the values, and the kernel follows them. Otherwise the layer's
+        kernel stays.
     item : int
         Number of the sequence in the batch.
-
-    Returns
-    -------
-    Discretisation
 
     Raises
     ------
     InputError
-        For numbers of steps that are none.
+        For numbers of steps below 1, and values that the flow does not move.
 
     Notes
     -----
-    A frozen symmetric flow is computed by Chebyshev expansion, others by Runge-Kutta steps of order 5 and, with an
-    evolving kernel, order 8 (SciPy's DOP853), to about 1e-11. O(N^2 (d + d_v)) for each step and head.
+    The exact flow has an error of about 1e-11. It is a Chebyshev expansion where the kernel is frozen and symmetric,
+    Runge-Kutta steps of order 5 where it is only frozen, and of order 8 (SciPy's DOP853) where it evolves.
+    O(N^2 (d + d_v)) for each step and head.
     """
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
@@ -102,9 +99,9 @@ def discretise(
     heads = [layer] if isinstance(layer, Head) else [layer.head(h, item) for h in range(layer.heads)]
     errors, own, way, size = np.zeros(len(counts)), 0.0, 0.0, 0.0
     for head in heads:
-        start, steps, exact = _frozen(head, symmetric) if not evolving else _evolving(head, symmetric)
+        flow, start, exact = (_evolving if evolving else _frozen)(head, symmetric)
         width = head.v.shape[1]
-        errors += [float(((steps(m) - exact)[:, -width:] ** 2).sum()) for m in counts]
+        errors += [float(((_euler(flow, start, m) - exact)[:, -width:] ** 2).sum()) for m in counts]
         own += float(((head.affinity.average(head.v) - exact[:, -width:]) ** 2).sum())
         way += float(((start - exact)[:, -width:] ** 2).sum())
         size += float((head.v**2).sum())
@@ -117,38 +114,28 @@ def discretise(
 
 
 def _order(counts: Sequence[int], distance: Floats) -> float:
-    """Return the slope of log distance over log(1/m) through the finest steps that are above rounding."""
+    """Return the slope of log distance over log(1/m) through the finest steps whose error is above rounding."""
     used = sorted((m, value) for m, value in zip(counts, distance, strict=True) if value > _ROUNDING)[-_FITTED:]
     if len({m for m, _ in used}) < FEWEST:
         return math.nan
     return regress([-math.log(m) for m, _ in used], [math.log(value) for _, value in used]).slope
 
 
-class _Euler:
-    """The result of m explicit Euler steps of length 1/m."""
-
-    def __init__(self, flow: Flow, start: Floats) -> None:
-        self.flow, self.start = flow, start
-
-    def __call__(self, count: int) -> Floats:
-        found = solve(self.flow, self.start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False)
-        return np.asarray(found.final)
+def _euler(flow: Flow, start: Floats, count: int) -> Floats:
+    """Return the result of this number of explicit Euler steps up to time 1."""
+    return np.asarray(solve(flow, start, t=1.0, integrator=ExplicitEuler(dt=1 / count), energies=False).final)
 
 
-def _frozen(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
-    """Return (u(0), the result of m steps, u(1)) with the kernel that the layer has."""
+def _frozen(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
+    """Return (the flow, u(0), u(1)) with the kernel of the layer."""
     flow = AttentionFlow(head.along(head.k, head.k) if symmetric else head.affinity)
-    integrator = Exponential(_EXACT) if flow.symmetric else _runge_kutta(head.v)
-    exact = solve(flow, head.v, t=1.0, integrator=integrator, energies=False)
-    return head.v, _Euler(flow, head.v), np.asarray(exact.final)
+    size = float(np.abs(head.v).max()) or 1.0
+    exactly = Exponential(_EXACT) if flow.symmetric else RungeKutta(rtol=_EXACT, atol=_EXACT * size)
+    return flow, head.v, np.asarray(solve(flow, head.v, t=1.0, integrator=exactly, energies=False).final)
 
 
-def _runge_kutta(start: Floats) -> RungeKutta:
-    return RungeKutta(rtol=_EXACT, atol=_EXACT * (float(np.abs(start).max()) or 1.0))
-
-
-def _evolving(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
-    """Return (u(0), the result of m steps, u(1)) of queries, keys and values that move together."""
+def _evolving(head: Head, symmetric: bool) -> tuple[Flow, Floats, Floats]:
+    """Return (the flow, u(0), u(1)) of queries, keys and values that move together."""
     from scipy.integrate import solve_ivp
 
     width = head.k.shape[1]
@@ -165,10 +152,9 @@ def _evolving(head: Head, symmetric: bool) -> tuple[Floats, _Euler, Floats]:
         moving = u.reshape(start.shape)
         return np.asarray(kernel(moving).average(moving) - moving).ravel()
 
-    flow = AttentionFlow(kernel(start), evolving=True)
-    size = float(np.abs(start).max()) or 1.0
+    flow, size = AttentionFlow(kernel(start), evolving=True), float(np.abs(start).max()) or 1.0
     exact = solve_ivp(velocity, (0.0, 1.0), start.ravel(), method="DOP853", rtol=_EXACT, atol=_EXACT * size)
-    return start, _Euler(flow, start), np.asarray(exact.y[:, -1]).reshape(start.shape)
+    return flow, start, np.asarray(exact.y[:, -1]).reshape(start.shape)
 
 
 @dataclass(frozen=True)
@@ -182,10 +168,10 @@ class Extrapolation:
     depth : array of int of shape (n + 1,)
         Layers after that one: 0 ... n.
     cosine, energy : array of shape (n + 1,)
-        Predicted: mean cosine of the tokens' values, heads side by side, and J over the mean of |v|^2, so that layers
-        of different scale can be compared.
+        Predicted: mean cosine of the tokens' values, with heads side by side; and J over the mean of |v|^2, which
+        compares layers of different scale.
     measured_cosine, measured_energy : array of shape (n + 1,)
-        Of the values of the stack's own layers; NaN beyond its last.
+        The same for the stack's own layers; NaN after its last.
     """
 
     layer: str
@@ -206,28 +192,24 @@ def extrapolate(
     fidelity: float = 0.0,
     item: int = 0,
 ) -> Extrapolation:
-    """Predict how alike values are after more layers with the chain of one layer, against the measured stack.
+    """Predict how alike values are if all further layers were the chain of one layer, and compare with the stack.
 
-    Each head's values are averaged by that head's P again and again, u <- (1 - s) Pu + s u + lambda~ (v0 - u), with
-    the laziness s for the residual connection and v0 of the first layer of the stack. What weights, MLPs and norms of
-    the layers do besides is not in the prediction: the difference is theirs.
+    Each head's values are averaged by that head's P repeatedly: u <- (1 - s) Pu + s u + lambda~ (v0 - u), with the
+    laziness s for the residual connection, and v0 of the first layer of the stack. The prediction leaves out weights,
+    MLPs and norms of the layers: they make the difference.
 
     Parameters
     ----------
     trace : LayerTrace
     layer : int or str
     depth : int, optional
-        Layers to go on; to the end of the stack by default.
+        Number of further layers; to the end of the stack by default.
     laziness : float
         In [0, 1).
     fidelity : float
-        lambda~ >= 0 of NeuTRENO.
+        lambda~ >= 0 of the NeuTRENO term.
     item : int
         Number of the sequence in the batch.
-
-    Returns
-    -------
-    Extrapolation
     """
     number, chosen = trace.number(layer), trace[layer]
     stay = check_number("laziness", laziness, minimum=0, below=1)
@@ -237,9 +219,7 @@ def extrapolate(
     first = next(one for one in trace.layers if one.stack == chosen.stack)
     heads = [chosen.head(h, item) for h in range(chosen.heads)]
     anchors = [first.head(h, item).v for h in range(chosen.heads)] if strength else [head.v for head in heads]
-    courses = [
-        _repeated(head.affinity, head.v, anchor, stay, strength) for head, anchor in zip(heads, anchors, strict=True)
-    ]
+    courses = [_repeated(*both, stay, strength) for both in zip(heads, anchors, strict=True)]
     predicted, measured = np.empty((2, steps + 1)), np.full((2, steps + 1), math.nan)
     for n in range(steps + 1):
         values = [next(course) for course in courses]
@@ -250,16 +230,16 @@ def extrapolate(
     return Extrapolation(chosen.name, np.arange(steps + 1), *predicted, *measured)
 
 
-def _repeated(affinity: Affinity, v: Floats, anchor: Floats, stay: float, strength: float) -> Iterator[Floats]:
+def _repeated(head: Head, anchor: Floats, stay: float, strength: float) -> Iterator[Floats]:
     """Yield the values after 0, 1, ... layers."""
-    u = v
+    u = head.v
     while True:
         yield u
-        u = (1 - stay) * affinity.average(u) + stay * u + strength * (anchor - u)
+        u = (1 - stay) * head.affinity.average(u) + stay * u + strength * (anchor - u)
 
 
 def _likeness(affinities: Sequence[Affinity], values: Sequence[Floats]) -> tuple[float, float]:
-    """Return the mean cosine of tokens, heads side by side, and J over the mean square of values."""
+    """Return the mean cosine of tokens, with heads side by side, and J over the mean square of values."""
     energy = size = 0.0
     for affinity, v in zip(affinities, values, strict=True):
         centred = v - v.mean(axis=0)

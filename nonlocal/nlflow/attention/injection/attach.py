@@ -1,10 +1,11 @@
-"""The term inside models of transformers: attention functions by name, and `attach`, which gives a model its state."""
+"""Give a model of transformers its terms, and take them away: `attach`, `detach`, and the names of its attention."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import warnings
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,33 +13,24 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from nlflow.attention.adapters import Adapter, Block, blocks, transformers_library
-from nlflow.attention.averages import AFFINITIES, FUSED
-from nlflow.attention.dispatch import (
+from nlflow.attention.injection.adapters import Adapter, Block, blocks, transformers_library
+from nlflow.attention.injection.forward import (
     STACK,
     STOCK,
     TERMS,
-    FeatureScaling,
     SimilarityRemoval,
     Stack,
     attention,
     mask_position,
     stock_function,
 )
-from nlflow.attention.modules import LayerTerms, TermOptions
-from nlflow.errors import InputError, NlflowWarning, check_choice, check_number
+from nlflow.attention.terms.averages import AFFINITIES, FUSED
+from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
+from nlflow.errors import InputError, NlflowWarning, check_number
 
-__all__ = ["NAMES", "attach", "detach", "register"]
+__all__ = ["REGISTERED", "attach", "detach", "register"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-NAMES = {
-    "softmax": "neutreno",
-    "symmetric": "neutreno_symmetric",
-    **{affinity: affinity for affinity in AFFINITIES if affinity not in ("softmax", "symmetric")},
-}
-"""Affinity to the name under which it is registered. Those that a softmax computes are registered a second time, with
-``_sdpa`` behind the name, on top of torch's fused attention; the others always form their matrix."""
 
 _BASES = ("eager", "sdpa")
 _RECORD = "_neutreno_record"  # what detach undoes
@@ -50,9 +42,9 @@ def register() -> tuple[str, ...]:
     Returns
     -------
     tuple of str
-        The names, for ``attn_implementation=``: ``neutreno`` and ``neutreno_symmetric`` (q = k) need `attach`, which
-        gives them v0; ``gaussian``, ``sigmoid``, ``softplus`` and ``linear`` are other averages in the place of
-        attention's, and take the term from `attach` too.
+        The names, for ``attn_implementation=``. ``neutreno`` and ``neutreno_symmetric`` (q = k) need `attach`, which
+        gives them v0. ``gaussian``, ``sigmoid``, ``softplus`` and ``linear`` are other averages instead of attention's;
+        `attach` gives them the term too.
 
     Raises
     ------
@@ -61,22 +53,18 @@ def register() -> tuple[str, ...]:
     """
     library = transformers_library()
     functions, masks = library.AttentionInterface, library.AttentionMaskInterface
-    names = []
-    for affinity in AFFINITIES:
-        for base in _BASES if affinity in FUSED else ("eager",):
-            name = _name(affinity, base)
-            known = functions().get(name)
-            if known is None:
-                functions.register(name, partial(attention, affinity, base))
-                # Without a mask of this name a model would drop its padding mask without a word.
-                masks.register(name, masks()[base])
-            elif getattr(known, "func", None) is not attention:
-                raise InputError(
-                    f"transformers: got an attention function of another package named {name!r}, expected none; "
-                    "register that one under another name"
-                )
-            names.append(name)
-    return tuple(names)
+    for name, (affinity, base) in REGISTERED.items():
+        known = functions().get(name)
+        if known is None:
+            functions.register(name, partial(attention, affinity, base))
+            # Without a mask of this name a model would drop its padding mask without a word.
+            masks.register(name, masks()[base])
+        elif getattr(known, "func", None) is not attention:
+            raise InputError(
+                f"transformers: got an attention function of another package named {name!r}, expected none; "
+                "register that one under another name"
+            )
+    return tuple(REGISTERED)
 
 
 def attach(
@@ -94,35 +82,35 @@ def attach(
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term λ̃ (v0 - v), in place.
 
-    The term is added to the averages of each head, before heads are merged and projected; v0 are the values of the
+    The term is added to the averages of each head, before heads are merged and projected. v0 are the values of the
     first layer of the same stack (encoder and decoder each have their own), with their derivative. The first layer has
-    no term, cross-attention is left as it is. What the model computed its attention with before, ``eager`` or ``sdpa``,
-    computes it now; with λ̃ = 0 the model's output keeps all its bits. A model that has terms gets the new ones instead.
+    no term, and cross-attention stays as it is. The attention is still computed by what computed it before, ``eager``
+    or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.
 
     Parameters
     ----------
     model : torch.nn.Module
         A model of transformers, or one that contains such; decoders may use caches.
     affinity : {'softmax', 'symmetric', 'gaussian', 'sigmoid', 'softplus', 'linear'}
-        The kernel of the average; see `nlflow.attention.averages`. A trained model was trained with softmax.
+        The kernel of the average; see `nlflow.attention.terms.averages`. Trained models were trained with softmax.
     fidelity : float or sequence of float
         λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
         models use 0.6 (images), 0.4 (language).
     learned : bool or 'shared'
-        Learn one λ̃ for each layer, or one for the whole model, beginning with `fidelity`; the parameter is log λ̃.
+        Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃.
     semi_implicit : bool
         The step (P v + λ̃ v0) / (1 + λ̃), stable for all λ̃; the plain one is for λ̃ < 1 + μ_min(P).
     feat_scale : bool
-        FeatScale after the output projection, over the tokens that are no padding (of causal models: up to each
-        token); its parameters begin as the identity.
+        FeatScale after the output projection, over the tokens that are no padding (in causal models: up to each
+        token). It starts as the identity.
     attn_scale : bool
-        AttnScale, one parameter a head, beginning as the identity.
+        AttnScale, one parameter for each head. It starts as the identity.
     similarity_removal : float
-        τ in [0, 1]: the share of the tokens' mean that is taken away before each layer but the first (of causal
+        τ in [0, 1]: the share of the tokens' mean that is taken away before each layer but the first (in causal
         models: the mean of the tokens up to each).
     matrix_fidelity : bool
-        Experimental: Λ̃ = C/σ² with the local covariance C of the values and a learned σ² for each layer, which begins
-        as 1/λ̃, in the semi-implicit form. O(N² d²) operations for each head.
+        Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
+        each layer and starts from 1/λ̃. O(N² d²) operations for each head.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
 
@@ -147,7 +135,6 @@ def attach(
     .. [1] T. Nguyen, T. M. Nguyen, R. Baraniuk, "Mitigating over-smoothing in transformers via regularized nonlocal
        functionals", NeurIPS 2023, arXiv 2312.00751.
     """
-    check_choice("affinity", affinity, AFFINITIES)
     options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity)
     register()
     found = blocks(model, adapter)
@@ -159,7 +146,7 @@ def attach(
         )
     for block in found:
         _check_replaceable(block)
-    terms = _terms_of(found, strengths, options)  # to fail before the terms that are there are taken away
+    terms = _terms_of(found, strengths, options)  # before the old terms are taken away, since this may fail
     detach(model)
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
@@ -180,7 +167,7 @@ def attach(
 
 
 def detach(model: Model) -> Model:
-    """Take the terms away that `attach` gave a model, with their parameters; the model is what it was before.
+    """Take away the terms that `attach` gave a model, with their parameters. The model is what it was before.
 
     Parameters
     ----------
@@ -215,11 +202,17 @@ class _Record:
 
 
 def _name(affinity: str, base: str) -> str:
-    return NAMES[affinity] + ("_sdpa" if base == "sdpa" and affinity in FUSED else "")
+    """Return the registered name; affinities that always form their matrix have one name for both bases."""
+    name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
+    return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
 
 
-# Averages that form their matrix have one name, and a mask for "eager", which comes last here.
-_BASE_OF = {_name(affinity, base): base for affinity in AFFINITIES for base in reversed(_BASES)}
+REGISTERED = {
+    _name(affinity, base): (affinity, base)
+    for affinity in AFFINITIES
+    for base in (_BASES if affinity in FUSED else ("eager",))
+}
+"""Registered names to affinity and base."""
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:
@@ -230,16 +223,12 @@ def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[fl
     if isinstance(given, str) or not hasattr(given, "__len__") or getattr(given, "ndim", 1) == 0:
         return [check_number("fidelity", given, minimum=0, hint=hint)] * len(found)
     if len(given) != len(found):
-        layers = ", ".join(f"{stack} {sum(block.stack == stack for block in found)}" for stack in _stacks(found))
+        layers = ", ".join(f"{stack} {count}" for stack, count in Counter(block.stack for block in found).items())
         raise InputError(
             f"fidelity: got {len(given)} values, expected {len(found)}, one for each block of self-attention "
             f"({layers}), or one number for all"
         )
     return [check_number(f"fidelity[{index}]", value, minimum=0, hint=hint) for index, value in enumerate(given)]
-
-
-def _stacks(found: list[Block]) -> list[str]:
-    return list(dict.fromkeys(block.stack for block in found))
 
 
 def _interface_is_used(module: nn.Module) -> bool:
@@ -271,7 +260,7 @@ def _set_implementation(model: nn.Module, found: list[Block], affinity: str, rec
         if not hasattr(module, "set_attn_implementation"):
             continue
         before = module.config._attn_implementation
-        base = _BASE_OF.get(before, before)
+        base = REGISTERED.get(before, ("", before))[1]
         if base not in _BASES:
             raise InputError(
                 f"model: got {type(module).__name__} {name} with attn_implementation={before!r}, expected 'eager' or "
@@ -294,8 +283,8 @@ def _give_terms(
     """Give each block its terms, and each stack of layers the hooks around its calls."""
     for module in model.modules():
         name = getattr(module.__dict__.get("config"), "_attn_implementation", None)
-        if name in _BASE_OF and _interface_is_used(module):
-            setattr(module, STOCK, stock_function(module, _BASE_OF[name]))
+        if name in REGISTERED and _interface_is_used(module):
+            setattr(module, STOCK, stock_function(module, REGISTERED[name][1]))
     stacks: dict[str, Stack] = {}
     for block, own in zip(found, terms, strict=True):
         if block.container not in stacks:
@@ -308,68 +297,55 @@ def _give_terms(
         setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
         if options.feat_scale and block.projection is not None:
-            record.handles.append(block.projection.register_forward_hook(FeatureScaling(own)))
+            record.handles.append(block.projection.register_forward_hook(own.scale_features))
         if options.similarity_removal and not own.first:
-            removal = SimilarityRemoval(block.layer, options.similarity_removal, block.causal, stack)
+            position = mask_position(block.layer)
+            removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
             record.handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
 
 
 def _terms_of(found: list[Block], strengths: list[float], options: TermOptions) -> list[LayerTerms]:
-    """Return the terms of all blocks; whatever is refused of them is refused here, where no model is changed yet."""
+    """Return the terms of all blocks. What they refuse is refused here, before the model is changed."""
     stacks: set[str] = set()
     owner: LayerTerms | None = None  # of the λ̃ that all layers share
     result = []
     for block, strength in zip(found, strengths, strict=True):
-        terms = _terms(block, strength, options, block.container not in stacks, owner)
+        module: Any = block.module
+        heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), module, module.config)
+        width = _first_of(("out_features", "nf"), block.projection)  # of a Linear, or of GPT-2's Conv1D
+        if options.feat_scale and width == 0:
+            raise InputError(
+                f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
+                "adapter=Adapter(…, projection=…)"
+            )
+        if options.attn_scale and heads == 0:
+            raise InputError(
+                f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
+            )
+        first, weight = block.container not in stacks, next(iter(module.parameters()))
+        terms = LayerTerms(
+            options, strength, first=first, causal=block.causal, heads=heads, width=width, owner=owner,
+            device=weight.device, dtype=weight.dtype,
+        )  # fmt: skip
         stacks.add(block.container)
-        if options.learned == "shared" and not terms.first:
+        if options.learned == "shared" and not first:
             owner = owner or terms
-        if options.similarity_removal and not terms.first:
+        if options.similarity_removal and not first:
             mask_position(block.layer)
         result.append(terms)
     return result
 
 
-def _terms(block: Block, strength: float, options: TermOptions, first: bool, owner: LayerTerms | None) -> LayerTerms:
-    """Return the terms of one block."""
-    if options.feat_scale and not any(hasattr(block.projection, name) for name in _WIDTHS):
-        raise InputError(
-            f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
-            "adapter=Adapter(…, projection=…)"
-        )
-    module: Any = block.module
-    config = module.config
-    heads = next(
-        (int(getattr(holder, name)) for holder in (module, config) for name in _HEADS if hasattr(holder, name)), 0
-    )
-    if options.attn_scale and heads == 0:
-        raise InputError(f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it")
-    # A Linear's output features, or those of GPT-2's Conv1D.
-    width = next((int(getattr(block.projection, name)) for name in _WIDTHS if hasattr(block.projection, name)), 1)
-    weight = next(iter(module.parameters()))
-    return LayerTerms(
-        options,
-        strength,
-        first=first,
-        causal=block.causal,
-        heads=heads,
-        width=width,
-        owner=owner,
-        device=weight.device,
-        dtype=weight.dtype,
-    )
-
-
-_WIDTHS = ("out_features", "nf")
-_HEADS = ("num_attention_heads", "num_heads", "n_heads")
+def _first_of(names: tuple[str, ...], *holders: Any) -> int:
+    """Return the first of these numbers that a holder has, 0 where none has any."""
+    return next((int(getattr(holder, name)) for holder in holders for name in names if hasattr(holder, name)), 0)
 
 
 def _hands_on(model: nn.Module, block: Block) -> bool:
     """Return whether all modules from the stack down to the attention take keyword arguments that they do not know."""
-    prefix = f"{block.container}." if block.container else ""
-    path = [model.get_submodule(block.container)]
-    module = path[0]
-    for part in block.name.removeprefix(prefix).split("."):
+    module = model.get_submodule(block.container)
+    path = [module]
+    for part in block.name.removeprefix(f"{block.container}." if block.container else "").split("."):
         module = module.get_submodule(part)
         if not isinstance(module, nn.ModuleList | nn.Sequential):
             path.append(module)

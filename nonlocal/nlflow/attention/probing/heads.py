@@ -1,4 +1,4 @@
-"""One head of a trained layer as what the rest of the package knows: an affinity, a chain, a flow's initial data."""
+"""One head of a trained layer as an affinity, as a Markov chain, and as the initial values of a flow."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import softmax
 
 from nlflow._array import to_numpy, underflowing
 from nlflow.affinities import Affinity, affinity, from_matrix
-from nlflow.attention.averages import log_affinity, seen
+from nlflow.attention.terms.averages import log_affinity, seen
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask, Sight
 from nlflow.equilibria import neutreno_limit
@@ -24,17 +25,17 @@ __all__ = ["Head", "rule_or_bias"]
 
 Floats = NDArray[np.float64]
 
-_MATRIX_TOKENS = 2048  # up to here a masked head keeps its matrix, as affinities do; beyond, its rows are computed anew
+_MATRIX_TOKENS = 2048  # a masked head with more tokens keeps no matrix; its rows are computed when needed
 
 
 @underflowing
 @dataclass(frozen=True, eq=False)
 class Head:
-    """One head of one layer on one sequence, padding left out, in float64.
+    """One head of one layer on one sequence, without padding, in float64.
 
-    A token j has the quadrature weight 1, so that the degree d_i = sum_j k_ij is the denominator of the softmax, and
-    1 / d_i the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Where numbers are
-    added to log k, and for kernels that the package does not have, P is given as a matrix; degrees are 1 then.
+    A token j has the quadrature weight 1. So the degree d_i = sum_j k_ij is the denominator of the softmax, and 1 / d_i
+    is the step of the L2 flow that the layer takes at token i (arXiv 2312.00751, theorem 1). Where numbers are added to
+    log k, and for kernels that the package does not have, P is a matrix and degrees are 1.
 
     Attributes
     ----------
@@ -45,11 +46,11 @@ class Head:
     scaling : float
         Factor of the dot products.
     bias : array of shape (N, N), optional
-        What is added to log k, -inf where token i does not see token j; None where nothing is.
+        Added to log k, with -inf where token i does not see token j.
     kernel : str
-        Which k, one of `nlflow.attention.averages.AFFINITIES`.
+        Which k, one of `nlflow.attention.terms.averages.AFFINITIES`.
     mask : Mask, optional
-        Who sees whom, where that is a rule: tokens up to each. Either this or `bias`.
+        Who sees whom, where that is a rule, such as all tokens up to each. Either this or `bias`.
 
     Raises
     ------
@@ -76,21 +77,21 @@ class Head:
 
     @cached_property
     def causal(self) -> bool:
-        """Whether no token sees one after it; then P is lower-triangular and its eigenvalues are its diagonal."""
+        """Whether no token sees a later one. Then P is lower-triangular, and its eigenvalues are its diagonal."""
         if self.bias is None:
             return self.mask is not None and self.mask.causal
         return bool(np.isneginf(self.bias[np.triu_indices(self.tokens, 1)]).all())
 
     @cached_property
     def symmetric(self) -> bool:
-        """Whether k is symmetric: keys are queries, and who is seen sees."""
+        """Whether k is symmetric: keys are queries, and if i sees j, j sees i."""
         return self.affinity.symmetric
 
     def along(self, q: Floats, k: Floats) -> Affinity:
-        """Return the affinity of other queries and keys, behind the same mask.
+        """Return the affinity of other queries and keys with the same mask.
 
         It is that of `nlflow.DotProduct` or `nlflow.Gaussian`, matrix-free for long sequences: O(N d) memory. With a
-        bias, and for other kernels, P is given as a matrix.
+        bias, and for other kernels, it holds P as a matrix.
         """
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
@@ -99,16 +100,19 @@ class Head:
             queries = None if same else q
             if self.mask is None or len(k) <= _MATRIX_TOKENS:
                 return affinity(kernel, nodes, features=k, queries=queries, mask=self.mask)
-            # Sums behind a mask that keep no matrix are those of tensors.
+            # Masked sums without a matrix exist for tensors only.
             features, other = (None if part is None else torch.from_numpy(part) for part in (k, queries))
             return _OnHost(affinity(kernel, nodes, features, queries=other, method="tiled", mask=self.mask))
         logarithms = log_affinity(torch.from_numpy(q), torch.from_numpy(k), self.kernel, self.scaling).numpy()
         if self.mask is not None:
             logarithms = Sight(self.mask, (), len(k), k).applied(logarithms, slice(None))
-        return from_matrix(_softmax(logarithms if self.bias is None else logarithms + self.bias), nodes)
+        logarithms = logarithms if self.bias is None else logarithms + self.bias
+        if not np.isfinite(logarithms.max(axis=1)).all():
+            raise InputError("mask: got a token that sees none, not even itself; expected one seen token for each")
+        return from_matrix(softmax(logarithms, axis=1), nodes)
 
     def _kernel(self, same: bool) -> Kernel | None:
-        """Return the package's kernel that k is, if it is one, where queries are the keys or not."""
+        """Return k as a kernel of the package, if it is one; `same` says whether queries are the keys."""
         if self.bias is None and self.kernel in ("softmax", "symmetric"):
             return DotProduct(scale=self.scaling)
         if self.bias is None and self.kernel == "gaussian" and same and self.scaling > 0:
@@ -132,12 +136,12 @@ class Head:
 
     @property
     def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape (N,); all at the first token where the layer is causal."""
+        """The stationary law pi = pi P, shape (N,). In a causal layer the first token has all of it."""
         return self.chain.stationary
 
     @cached_property
     def eigenvalues(self) -> NDArray[Any]:
-        """All eigenvalues of P by decreasing modulus. O(N^3) time; of causal layers the diagonal, O(N^2 d)."""
+        """All eigenvalues of P by decreasing modulus. O(N^3) time; causal layers O(N^2 d), from the diagonal."""
         if self.causal:
             diagonal = self._diagonal
             return diagonal[np.argsort(-diagonal, kind="stable")]
@@ -154,13 +158,13 @@ class Head:
 
     @property
     def spectral_gap(self) -> float:
-        """1 - |mu_2|: how much of what tells tokens apart one application of the layer takes away, in the long run."""
+        """1 - |mu_2|: the share of the differences between tokens that each application removes, in the long run."""
         if self.causal:
             return float(1 - self.eigenvalues[1]) if self.tokens > 1 else 1.0
         return self.chain.spectral_gap
 
     def mixing_time(self, eps: float = 0.25) -> int:
-        """Return the applications of the layer after which a walker's law is within `eps` of pi from any token."""
+        """Return after how many applications of the layer a walker's law is within `eps` of pi from any token."""
         return self.chain.mixing_time(eps)
 
     @property
@@ -175,30 +179,12 @@ class Head:
         return float(np.abs(self.eigenvalues - check_number("fidelity", fidelity)).max())
 
 
-def _softmax(logarithms: Floats) -> Floats:
-    """Return the softmax of each row."""
-    highest = logarithms.max(axis=1, keepdims=True)
-    if not np.isfinite(highest).all():
-        raise InputError("mask: got a token that sees none, not even itself; expected one seen token for each")
-    weights = np.exp(logarithms - highest)
-    return np.asarray(weights / weights.sum(axis=1, keepdims=True))
-
-
 def rule_or_bias(mask: torch.Tensor) -> tuple[Mask | None, Floats | None]:
-    """Return a mask as a rule, where it is one, or else as what is added to log k; neither where all see all.
+    """Return a mask (N, N) as a rule, or as a bias added to log k where no rule fits; neither where all see all.
 
-    Parameters
-    ----------
-    mask : tensor of shape (N, N)
-        Boolean (True: i sees j) or added to log k.
-
-    Returns
-    -------
-    rule : Mask, optional
-        Tokens up to each, or the last so many of them.
-    bias : array of shape (N, N), optional
+    The mask is boolean (True: i sees j) or added to log k. A rule is: all tokens up to each, or the last few of them.
     """
-    visible: torch.Tensor = seen(mask)  # type: ignore[assignment]  # a mask gives a mask
+    visible = seen(mask)
     adds = mask.is_floating_point() and bool((mask.masked_fill(~visible, 0) != 0).any())
     if not adds:
         if bool(visible.all()):

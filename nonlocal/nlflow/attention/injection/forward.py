@@ -1,10 +1,10 @@
-"""What runs inside a model of transformers: the attention function, and the state of one call of a stack of layers.
+"""What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack.
 
 The function calls what the model calls without a term (its own ``eager`` function, or ``sdpa``), and adds the term to
-the result, so that masks, dropout and returned weights stay the model's. v0 travels from the first layer to the others
-in a dictionary that a stack of layers gets as one more keyword argument of each call, which transformers hands down to
-the attention function: there is nothing to reset between calls, calls and models do not meet, and gradient
-checkpointing recomputes a layer with the v0 of its own call.
+the result. So masks, dropout and returned weights stay the model's. v0 travels from the first layer to the others in a
+dictionary, which each call of a stack of layers gets as one more keyword argument; transformers hands it down to the
+attention function. So nothing has to be reset between calls, calls and models do not meet, and gradient checkpointing
+recomputes a layer with the v0 of its own call.
 """
 
 from __future__ import annotations
@@ -12,32 +12,30 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.adapters import transformers_library
-from nlflow.attention.averages import FUSED, average, repeated, uniform_average, with_squares
-from nlflow.attention.modules import LayerTerms
-from nlflow.attention.terms import removed_similarity
+from nlflow.attention.injection.adapters import transformers_library
+from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
+from nlflow.attention.terms.neutreno import removed_similarity
 from nlflow.errors import InputError
 
 __all__ = [
     "STACK",
     "STOCK",
     "TERMS",
-    "FeatureScaling",
     "SimilarityRemoval",
     "Stack",
     "attention",
     "mask_position",
-    "plain_attention",
     "stock_function",
 ]
 
 TERMS = "neutreno"  # the submodule of an attention module that holds its terms
-STOCK = "_neutreno_stock"  # what an attention module calls without a term; those without terms just that
+STOCK = "_neutreno_stock"  # what an attention module calls without a term; modules without terms call just that
 STACK = "_neutreno_stack"
 _CALL = "neutreno_call"
 
@@ -45,12 +43,8 @@ _CALL = "neutreno_call"
 class Stack:
     """The layers that share v0, and the state of their calls.
 
-    Parameters
-    ----------
-    container : torch.nn.Module
-        The module that runs the layers.
-    hands_on : bool
-        Whether it and all modules between it and the attention functions take keyword arguments that they do not know.
+    `container` runs the layers. `hands_on` says whether it and all modules between it and the attention functions take
+    keyword arguments that they do not know.
     """
 
     def __init__(self, container: nn.Module, hands_on: bool) -> None:
@@ -99,41 +93,34 @@ def attention(
     attention_mask: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute the attention of one block: what the names of `nlflow.attention.registry` stand for.
+    """Compute the attention of one block: the names that `attach.register` registers stand for this function.
 
-    Parameters
-    ----------
-    affinity, base : str
-        Given with the name.
-    module : torch.nn.Module
-        The attention module.
-    query : tensor of shape (B, H, M, d)
-    key, value : tensor of shape (B, G, N, d)
-    attention_mask : tensor, optional
-    **kwargs
-        ``scaling``, ``dropout`` and whatever else the model passes to its attention.
-
-    Returns
-    -------
-    output : tensor of shape (B, M, H, d)
-    weights : tensor of shape (B, H, M, N), optional
-        Where the base returns them.
+    The name gives `affinity` and `base`, the model the rest: `module` is its attention module, `query` is (B, H, M, d),
+    `key` and `value` are (B, G, N, d), and `kwargs` has ``scaling``, ``dropout`` and other arguments. The result is the
+    output (B, M, H, d), and the weights (B, H, M, N) where the base returns them.
 
     Raises
     ------
     InputError
-        If the name needs terms and the model has none, if v0 is not that of these tokens, and where it would be lost.
+        If the name needs terms and the model has none, if v0 is not that of these tokens, or if its derivative would
+        be lost.
     """
     call = kwargs.pop(_CALL, None)
     terms: Any = getattr(module, TERMS, None)
-    if terms is None:
-        return _without_terms(module, affinity, base, query, key, value, attention_mask, kwargs)
+    if terms is None:  # cross-attention beside blocks that have terms, or a model that was not attached
+        stock = hasattr(module, STOCK)
+        if not stock and affinity in ("softmax", "symmetric"):
+            raise InputError(
+                f"attn_implementation: got a name of NeuTRENO's for {type(module).__name__}, whose model has no terms; "
+                "call nlflow.attention.attach(model), which numbers its layers and sets the name"
+            )
+        return _plain("softmax" if stock else affinity, base, module, (query, key, value), attention_mask, kwargs)
     stack: Stack = getattr(module, STACK)
     call = stack.of(call, type(module).__name__)
     count, past = query.shape[-2], call["past"]
     if affinity == "symmetric":
         query = repeated(_new_rows(key, count, past), query.shape[1])
-    output, weights = plain_attention(affinity, base, module, query, key, value, attention_mask, kwargs)
+    output, weights = _plain(affinity, base, module, (query, key, value), attention_mask, kwargs)
     new, causal = _new_rows(value, count, past), terms.causal and count > 1
     if terms.feat is not None:
         terms.visible = _square_mask(attention_mask, count, key.shape[-2], terms.causal, "feat_scale")
@@ -147,7 +134,7 @@ def attention(
     if first is None and terms.attn_weight is None:
         return output, weights
     if causal and attention_mask is None and key.shape[-2] > count:
-        # Where transformers leaves a causal mask out, a cache of fixed size holds these tokens first, and then nothing.
+        # transformers gave no causal mask: a cache of fixed size holds these tokens first, and then nothing.
         key, value = key[..., :count, :], value[..., :count, :]
     used = weights
     if terms.log_variance is not None and first is not None and (weights is None or kwargs.get("dropout")):
@@ -158,41 +145,14 @@ def attention(
     return result.transpose(1, 2), weights
 
 
-def _without_terms(
-    module: nn.Module,
-    affinity: str,
-    base: str,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
+def _plain(
+    affinity: str, base: str, module: nn.Module, tokens: tuple[Tensor, ...], mask: Tensor | None, kwargs: dict[str, Any]
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention that has no terms: cross-attention beside blocks that have, or a model that was not attached."""
-    if hasattr(module, STOCK):
-        return plain_attention("softmax", base, module, query, key, value, mask, kwargs)
-    if affinity not in ("softmax", "symmetric"):
-        return plain_attention(affinity, base, module, query, key, value, mask, kwargs)
-    raise InputError(
-        f"attn_implementation: got a name of NeuTRENO's for {type(module).__name__}, whose model has no terms; call "
-        "nlflow.attention.attach(model), which numbers its layers and sets the name"
-    )
+    """Return the average alone, in transformers' layout (B, M, H, d), and its weights where they are formed.
 
-
-def plain_attention(
-    affinity: str,
-    base: str,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor, Tensor | None]:
-    """Return the average alone, in transformers' layout, as (B, M, H, d), and its weights where they are formed.
-
-    With ``'symmetric'`` the queries are to be keys already.
+    `tokens` are queries, keys and values; with ``'symmetric'`` the queries are keys already.
     """
+    query, key, value = tokens
     if affinity in FUSED:
         if affinity == "gaussian":
             scaling = kwargs.get("scaling")
@@ -209,34 +169,21 @@ def plain_attention(
             "which is defined for softmax; expected 'softmax', 'symmetric' or 'gaussian'"
         )
     averages, weights = average(
-        query,
-        key,
-        value,
-        affinity,
-        scaling=kwargs.get("scaling"),
-        mask=mask,
+        query, key, value, affinity, scaling=kwargs.get("scaling"), mask=mask,
         causal=bool(getattr(module, "is_causal", False)),
-        dropout=kwargs.get("dropout", 0.0),
-        training=module.training,
-    )
+        dropout=kwargs.get("dropout", 0.0) if module.training else 0.0,
+    )  # fmt: skip
     return averages.transpose(1, 2).contiguous(), weights
 
 
 def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
-    """Return what a module calls without a term: its own file's eager function, or transformers' sdpa.
-
-    Raises
-    ------
-    InputError
-        If the file of the module has none.
-    """
+    """Return what a module calls without a term: its own file's eager function, or transformers' sdpa."""
     if base == "sdpa":
         function: Callable[..., Any] = transformers_library().AttentionInterface()["sdpa"]
         return function
     for kind in type(module).__mro__:
-        found: Callable[..., Any] | None = getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None)
-        if found is not None:
-            return found
+        if found := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+            return found  # type: ignore[no-any-return]
     raise InputError(
         f"model: got {type(module).__name__}, whose file has no eager_attention_forward, expected one as in "
         "transformers 5; load the model with attn_implementation='sdpa'"
@@ -246,8 +193,7 @@ def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
 def _new_rows(value: Tensor, count: int, past: int | Tensor) -> Tensor:
     """Return the rows of values that belong to this call's tokens.
 
-    With a cache that grows they are the last; in one of fixed size they follow those of the past, as long as it is not
-    full.
+    With a growing cache they are the last. In a cache of fixed size they follow those of the past, until it is full.
     """
     tokens = value.shape[-2]
     if tokens == count:
@@ -290,19 +236,6 @@ def _square_mask(mask: Tensor | None, queries: int, keys: int, causal: bool, nam
     return None if mask is None else mask[:, 0]
 
 
-class FeatureScaling:
-    """A hook after the output projection: FeatScale."""
-
-    def __init__(self, terms: LayerTerms) -> None:
-        self.terms = terms
-
-    def __call__(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
-        """Return the scaled tokens."""
-        terms: Any = self.terms
-        mask, terms.visible = terms.visible, None
-        return terms.feat(output, mask, causal=terms.causal)  # type: ignore[no-any-return]
-
-
 def mask_position(layer: nn.Module) -> int:
     """Return which argument of a transformer layer its mask is, or refuse layers without one."""
     names = list(inspect.signature(layer.forward).parameters)
@@ -314,20 +247,14 @@ def mask_position(layer: nn.Module) -> int:
     return names.index("attention_mask")
 
 
+@dataclass(eq=False)
 class SimilarityRemoval:
-    """A hook before a transformer layer: takes the tokens' mean away.
+    """A hook before a transformer layer that takes the tokens' mean away; `position` is that of its mask."""
 
-    Parameters
-    ----------
-    layer : torch.nn.Module
-    strength : float
-    causal : bool
-    stack : Stack
-    """
-
-    def __init__(self, layer: nn.Module, strength: float, causal: bool, stack: Stack) -> None:
-        self.position = mask_position(layer)
-        self.strength, self.causal, self.stack = strength, causal, stack
+    position: int
+    strength: float
+    causal: bool
+    stack: Stack
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of the layer with other tokens."""
@@ -336,9 +263,7 @@ class SimilarityRemoval:
         inside = bool(args)
         tokens = args[0] if inside else kwargs["hidden_states"]
         count, past = tokens.shape[-2], call["past"]
-        mask = _square_mask(mask, count, count + past if mask is None else mask.shape[-1], self.causal, _REMOVAL)
-        changed = removed_similarity(tokens, uniform_average(tokens, count, mask, self.causal), self.strength)
+        keys = count + past if mask is None else mask.shape[-1]
+        mask = _square_mask(mask, count, keys, self.causal, "similarity_removal")
+        changed = removed_similarity(tokens, self.strength, mask, causal=self.causal)
         return ((changed, *args[1:]), kwargs) if inside else (args, {**kwargs, "hidden_states": changed})
-
-
-_REMOVAL = "similarity_removal"

@@ -1,7 +1,7 @@
 """How alike tokens are, and how a layer moves them: numbers that say how far over-smoothing has gone.
 
-All take NumPy arrays or torch tensors of shape (..., N, D), N tokens with D channels, add up in float64 and return one
-float64 number for each of the leading axes. A `mask` says which tokens count (padding does not).
+All take NumPy arrays or torch tensors of shape (..., N, D), N tokens with D channels. Sums are in float64. The result
+is one float64 number for each of the leading axes. A `mask` says which tokens count (padding does not).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ __all__ = [
     "token_similarity",
 ]
 
-_ROUNDINGS = 16  # of the precision given: a direction shorter than this, beside its token, is rounding
+_ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to its token, is rounding
 
 
 @underflowing
 def mean_cosine(x: Any, *, mask: Any = None) -> Array:
-    """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all point one way.
+    """Return the mean cosine of the angle between two tokens, over all pairs i != j: 1 when all have one direction.
 
-    (arXiv 2312.00751, appendix E.3.) From |sum_i x_i / |x_i||^2, so O(N D) time and no table of pairs.
+    (arXiv 2312.00751, appendix E.3.) From |sum_i x_i / |x_i||^2, in O(N D) time and without a table of pairs.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ def hfc_lfc(x: Any, *, mask: Any = None) -> Array:
 def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Array:
     """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
 
-    With the Gram matrix G of tokens or of channels, whichever is smaller, it is (tr G)^2 / |G|^2, so that nothing is
+    It is (tr G)^2 / |G|^2 with the Gram matrix G of tokens or of channels, whichever is smaller. So no matrix is
     diagonalised: O(N D min(N, D)) time.
 
     Parameters
@@ -105,7 +105,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
     x, mask
         As in `mean_cosine`.
     centred : bool
-        Take the mean token out first. Without, a rank of 1 says that all tokens have become multiples of one.
+        Subtract the mean token first. If not, a rank of 1 says that all tokens have become multiples of one.
 
     Returns
     -------
@@ -118,7 +118,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
         tokens = _parts(xp, tokens, counted)[1]
         tokens = tokens / _unit(xp, tokens)
     if _precision(xp, x) > 1e-10:
-        tokens = xp.astype(tokens, xp.float32)  # nothing cancels in sums of squares, which are added up in float64
+        tokens = xp.astype(tokens, xp.float32)  # nothing cancels in sums of squares, and the sums are in float64
     turned = xp.matrix_transpose(tokens)
     gram = tokens @ turned if tokens.shape[-2] <= tokens.shape[-1] else turned @ tokens
     trace, square = (xp.sum(part**2, axis=(-2, -1), dtype=xp.float64) for part in (tokens, gram))
@@ -127,15 +127,15 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
 
 @underflowing
 def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
-    """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N, from averages alone, A being its attention matrix.
+    """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N with its attention matrix A, from averages alone.
 
-    J of arXiv 2312.00751, eq. 5, with k = A: the rows are normalised, and the sum over tokens is divided by their
-    number, which the paper (appendix E.2) leaves open. From v, Av and A|v|^2, no matrix: O(N D) time.
+    J of arXiv 2312.00751, eq. 5, with k = A. The rows are normalised, and the sum over tokens is divided by their
+    number, which the paper (appendix E.2) does not fix. Only v, Av and A|v|^2 are needed: O(N D) time.
 
     Parameters
     ----------
     v, average : array of shape (..., N, D)
-        Values and Av. J does not change when a constant is taken from both, and the result has more digits then.
+        Values and Av. Subtracting a constant from both does not change J, and gives more digits.
     average_of_squares : array of shape (..., N)
         A|v|^2.
     mask
@@ -154,23 +154,23 @@ def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any
         When squares of the values overflow.
     """
     values, counted, xp = _tokens(v, mask, "v")
-    mean = _alike(xp, "average", average, values.shape)
-    squares = _alike(xp, "average_of_squares", average_of_squares, values.shape[:-1])
-    with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+    mean = _alike("average", average, values.shape)
+    squares = _alike("average_of_squares", average_of_squares, values.shape[:-1])
+    with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
         per_token = xp.vecdot(values, values - 2 * mean) + squares
         count = xp.sum(counted, axis=-1)
         energy = xp.sum(per_token * counted, axis=-1) / (2 * xp.where(count > 0, count, xp.ones_like(count)))
     if not bool(xp.all(xp.isfinite(energy))):
         raise NumericalError("v: the squares of the values overflow; scale them down (J is quadratic)")
-    return xp.where(energy > 0, energy, xp.zeros_like(energy))  # what rounding leaves below 0
+    return xp.where(energy > 0, energy, xp.zeros_like(energy))  # rounding may leave it below 0
 
 
 @underflowing
 def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any = None) -> Array:
     """Return the mean cosine of v_i - (Av)_i, in which a layer moves, and v_i - (A_sym v)_i, a gradient of J.
 
-    A is the attention matrix and A_sym that of keys in the place of queries (arXiv 2312.00751, appendix E.1, table 4,
-    where these differences, which do not overflow, are multiplied by the degrees). O(N D) time.
+    A is the attention matrix; A_sym is the one with keys as queries (arXiv 2312.00751, appendix E.1, table 4). The
+    paper multiplies these differences by the degrees, which may overflow. O(N D) time.
 
     Parameters
     ----------
@@ -182,20 +182,17 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
     Returns
     -------
     array of shape (...)
-        float64. Tokens that do not move, up to rounding, have no direction and are left out (the first of a causal
-        layer); NaN where that leaves none.
+        float64. Tokens that do not move, up to rounding, have no direction and are left out (such as the first of a
+        causal layer). NaN where no token is left.
     """
     values, counted, xp = _tokens(v, mask, "v")
-    precision = _precision(xp, v)
-    averages = [
-        _alike(xp, name, array, values.shape)
-        for name, array in (("average", average), ("symmetric_average", symmetric_average))
-    ]
+    given = {"average": average, "symmetric_average": symmetric_average}
+    averages = [_alike(name, array, values.shape) for name, array in given.items()]
     unit = _unit(xp, xp.concat([values, *averages], axis=-1), axis=-1)
     values = values / unit
     ways = [values - array / unit for array in averages]
     lengths = [xp.linalg.vector_norm(way, axis=-1) for way in ways]
-    least = _ROUNDINGS * precision * xp.linalg.vector_norm(values, axis=-1)
+    least = _ROUNDINGS * _precision(xp, v) * xp.linalg.vector_norm(values, axis=-1)
     moving = xp.astype((lengths[0] > least) & (lengths[1] > least), xp.float64) * counted
     cosine = _ratio(xp, xp.sum(ways[0] * ways[1], axis=-1), lengths[0] * lengths[1])
     return _ratio(xp, xp.sum(xp.where(moving > 0, cosine, xp.zeros_like(cosine)), axis=-1), xp.sum(moving, axis=-1))
@@ -205,8 +202,8 @@ def gradient_cosine(v: Any, average: Any, symmetric_average: Any, *, mask: Any =
 def head_redundancy(matrix: Any, following: Any) -> Array:
     """Return the cosine <A, B> / (|A| |B|) of the attention matrices of one head in two successive layers.
 
-    (arXiv 2312.00751, figure 5 and appendix G.2: between layers, not between the heads of one.) 1 when the second layer
-    attends as the first does.
+    (arXiv 2312.00751, figure 5 and appendix G.2: between layers, not between heads of one layer.) 1 when the second
+    layer attends as the first does.
 
     Parameters
     ----------
@@ -218,7 +215,7 @@ def head_redundancy(matrix: Any, following: Any) -> Array:
         float64.
     """
     first, _, xp = _tokens(matrix, None, "matrix")
-    second = _alike(xp, "following", following, first.shape)
+    second = _alike("following", following, first.shape)
     first, second = first / _unit(xp, first), second / _unit(xp, second)
     sizes = xp.sum(first**2, axis=(-2, -1)) * xp.sum(second**2, axis=(-2, -1))
     return _ratio(xp, xp.sum(first * second, axis=(-2, -1)), xp.sqrt(sizes))
@@ -243,13 +240,13 @@ def _tokens(x: Any, mask: Any, name: str = "x") -> tuple[Array, Array, Any]:
 
 
 def _precision(xp: Any, value: Any) -> float:
-    """Return the relative rounding of what was given."""
+    """Return the relative rounding of the type of an argument."""
     single = str(getattr(value, "dtype", "")).split(".")[-1] in ("float32", "float16", "bfloat16")
     return float(xp.finfo(xp.float32 if single else xp.float64).eps)
 
 
-def _alike(xp: Any, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-    """Return what has to have this shape in float64."""
+def _alike(name: str, value: Any, shape: tuple[int, ...]) -> Array:
+    """Return an array in float64 that must have this shape."""
     array, _ = _finite(name, value)
     if tuple(array.shape) != tuple(shape):
         raise InputError(f"{name}: got shape {tuple(array.shape)}, expected {tuple(shape)}")
@@ -258,19 +255,13 @@ def _alike(xp: Any, name: str, value: Any, shape: tuple[int, ...]) -> Array:
 
 def _finite(name: str, value: Any) -> tuple[Array, Any]:
     """Return (a checked array in float64, its namespace)."""
-    if str(getattr(value, "dtype", "")).split(".")[-1] in ("float32", "float64") and 0 not in tuple(value.shape):
-        xp = namespace(value)
-        array = xp.astype(value, xp.float64, copy=False)
-        # One sum says that all is well in a third of the time of looking at every number.
-        if not isinstance(value, np.ma.MaskedArray) and bool(xp.isfinite(xp.sum(array))):
-            return array, xp
     array = check_array(name, value)
     xp = namespace(array)
     return xp.astype(array, xp.float64, copy=False), xp
 
 
 def _parts(xp: Any, tokens: Array, counted: Array) -> tuple[Array, Array]:
-    """Return the mean token (..., 1, D) and what the tokens that count have beyond it."""
+    """Return the mean token (..., 1, D), and the counted tokens without it."""
     count = xp.sum(counted, axis=-1)[..., None, None]
     mean = xp.sum(tokens, axis=-2, keepdims=True) / xp.where(count > 0, count, xp.ones_like(count))
     return mean, (tokens - mean) * counted[..., None]
@@ -279,7 +270,7 @@ def _parts(xp: Any, tokens: Array, counted: Array) -> tuple[Array, Array]:
 def _unit(xp: Any, x: Array, axis: int | tuple[int, ...] = (-2, -1)) -> Array:
     """Return the power of two (1 for zeros) below the largest modulus over some axes, broadcastable to `x`.
 
-    Numbers divided by it have squares that floats hold, and the digits that they had.
+    Numbers divided by it keep their digits, and their squares do not overflow.
     """
     largest = xp.max(xp.abs(x), axis=axis, keepdims=True)
     exponent = xp.floor(xp.log2(xp.where(largest > 0, largest, xp.ones_like(largest))))
@@ -287,6 +278,6 @@ def _unit(xp: Any, x: Array, axis: int | tuple[int, ...] = (-2, -1)) -> Array:
 
 
 def _ratio(xp: Any, above: Array, below: Array) -> Array:
-    """Return above / below, NaN where that has no value."""
+    """Return above / below, NaN where `below` is 0."""
     some = below > 0
     return xp.where(some, above / xp.where(some, below, xp.ones_like(below)), xp.full_like(below, float("nan")))

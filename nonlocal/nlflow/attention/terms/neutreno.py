@@ -1,0 +1,306 @@
+"""The NeuTRENO term λ̃ (v0 - v), other terms against over-smoothing, and `LayerTerms`, which holds those of one layer.
+
+Tensors of tokens have shape (..., N, D); averages, values and first values have the same shape.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.terms.averages import AFFINITIES, repeated, uniform_average
+from nlflow.errors import InputError, check_choice, check_integer, check_memory, check_number
+
+__all__ = [
+    "FeatScale",
+    "LayerTerms",
+    "TermOptions",
+    "covariance",
+    "matrix_step",
+    "neutreno",
+    "removed_similarity",
+    "scaled_attention",
+    "wide",
+]
+
+
+def neutreno(
+    average: Tensor,
+    values: Tensor,
+    first: Tensor,
+    fidelity: float | Tensor,
+    *,
+    semi_implicit: bool = False,
+    overwrite: bool = False,
+) -> Tensor:
+    """Return the NeuTRENO step P v + λ̃ (v0 - v) from the average P v (arXiv 2312.00751, equation 28).
+
+    Parameters
+    ----------
+    average, values, first : tensor
+        P v; v of this layer; v0, the values of the first layer, with their graph.
+    fidelity : float or tensor
+        λ̃ >= 0; 0 as a float returns the average itself.
+    semi_implicit : bool
+        Return (P v + λ̃ v0) / (1 + λ̃), the step of the same flow with its end point in the place of v. It is stable for
+        every λ̃. The other form is stable for symmetric affinities up to 1 + μ_min(P).
+    overwrite : bool
+        Write the result into `average`: half the time, and no memory. Not where derivatives are wanted.
+    """
+    if not isinstance(fidelity, Tensor) and fidelity == 0:
+        return average
+    if semi_implicit:
+        return torch.lerp(average, first, fidelity / (1 + fidelity))
+    if isinstance(fidelity, Tensor):
+        return torch.addcmul(average, first - values, fidelity)
+    # Both cases compute the same two sums. So a model has the same bits with derivatives and without.
+    if overwrite:
+        return average.add_(first, alpha=fidelity).sub_(values, alpha=fidelity)
+    return average.add(first, alpha=fidelity).sub(values, alpha=fidelity)
+
+
+def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
+    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, shape (..., M, D, D).
+
+    From P (..., M, N), v (..., N, D) and P v (..., M, D), in O(M N D^2) operations. `MemoryLimitError` is raised before
+    the N products of D × D numbers would pass the limit. Half precision gives float32, and P v is computed again:
+    otherwise the difference would be mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
+    """
+    *lead, tokens, width = values.shape
+    numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
+    remedy = "use shorter or fewer sequences, or a fidelity that is one number"
+    check_memory("matrix_fidelity: the covariances of values", numbers * max(4, values.element_size()), remedy)
+    half = values.element_size() < 4
+    with torch.autocast(values.device.type, enabled=False):
+        weights, values, average = wide(weights), wide(values), wide(average)
+        if half:
+            weights = weights / weights.sum(-1, keepdim=True)
+            average = weights @ values
+        products = (values[..., :, None] * values[..., None, :]).flatten(-2)
+        second = (weights @ products).reshape(*average.shape, width)
+        local: Tensor = second - average[..., :, None] * average[..., None, :]
+    return local
+
+
+def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor) -> Tensor:
+    """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ².
+
+    This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in which
+    they differ. Experimental. O(M D^3). `spread` is C, from `covariance`; `variance` is σ² > 0, one number. Half
+    precision is solved in float32, since torch has no solver for it. The result has the type of `average`.
+    """
+    with torch.autocast(spread.device.type, enabled=False):
+        spread, mean = wide(spread), wide(average)
+        noise = wide(variance) * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
+        solved: Tensor = torch.linalg.solve(spread + noise, (wide(first) - mean)[..., None])
+        return (mean + (spread @ solved)[..., 0]).to(average.dtype)
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """Return a tensor in float32 if it is in half precision, and as it is otherwise."""
+    return tensor.float() if tensor.element_size() < 4 else tensor
+
+
+def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor:
+    """Return AttnScale, (11^T/n + (1 + ω)(A - 11^T/n)) v, from A v, 11^T v / n and one ω for each head.
+
+    (Wang et al. 2022, arXiv 2203.05962.)
+    """
+    return torch.addcmul(average, average - uniform, weight)
+
+
+def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+    """Return (I - τ 11^T/n) x. `mask` and `causal` are those of `averages.uniform_average`.
+
+    The share t of |x|^2 that lies in the mean becomes (1 - τ)^2 t / ((1 - τ)^2 t + 1 - t) (arXiv 2312.06182).
+    """
+    return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
+
+
+class FeatScale(nn.Module):
+    """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m): of the mean m over tokens, and of the rest.
+
+    At the start s = t = 0, and tokens pass with all their bits.
+
+    Parameters
+    ----------
+    width : int
+        Number of features.
+    device, dtype : optional
+        Of the parameters `low` (s) and `high` (t).
+
+    References
+    ----------
+    .. [1] P. Wang, W. Zheng, T. Chen, Z. Wang, "Anti-oversmoothing in deep vision transformers via the Fourier domain
+       analysis", ICLR 2022, arXiv 2203.05962.
+    """
+
+    def __init__(self, width: int, *, device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        width = check_integer("width", width, minimum=1)
+        self.low = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
+        self.high = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
+
+    def forward(self, tokens: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
+        """Return the scaled tokens.
+
+        Parameters
+        ----------
+        tokens : tensor of shape (B, N, D)
+        mask : tensor that broadcasts to (B, N, N), optional
+            Boolean (True: i sees j) or additive: the mean is over the tokens that token i sees.
+        causal : bool
+            Without a mask: the mean is over the tokens up to i.
+        """
+        mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
+        return tokens + self.low * mean + self.high * (tokens - mean)
+
+
+@dataclass(frozen=True)
+class TermOptions:
+    """What is added to the average of each layer; the fields are the arguments of `nlflow.attention.attach`."""
+
+    affinity: str = "softmax"
+    learned: bool | str = False
+    semi_implicit: bool = False
+    feat_scale: bool = False
+    attn_scale: bool = False
+    similarity_removal: float = 0.0
+    matrix_fidelity: bool = False
+
+    def __post_init__(self) -> None:
+        check_choice("affinity", self.affinity, AFFINITIES)
+        if check_number("similarity_removal", self.similarity_removal, minimum=0) > 1:
+            raise InputError(
+                f"similarity_removal: got {self.similarity_removal:g}, expected a share from 0 to 1 of the tokens' "
+                "mean; 1 takes all of it away"
+            )
+        if not isinstance(self.learned, bool) and self.learned != "shared":
+            raise InputError(f"learned: got {self.learned!r}, expected True, False or 'shared'")
+        if self.learned == "shared" and self.matrix_fidelity:
+            raise InputError(
+                "learned: got 'shared' with matrix_fidelity=True, expected False: each layer learns its own σ²"
+            )
+        for name in ("semi_implicit", "feat_scale", "attn_scale", "matrix_fidelity"):
+            if not isinstance(getattr(self, name), bool):
+                raise InputError(f"{name}: got {getattr(self, name)!r}, expected True or False")
+
+
+class LayerTerms(nn.Module):
+    """The terms of one layer of attention, with the parameters that they learn.
+
+    Parameters
+    ----------
+    options : TermOptions
+    fidelity : float
+        λ̃ of this layer, or where learning it starts. With a matrix fidelity: the start of 1/σ².
+    first : bool
+        Whether the values of this layer are v0. Then it has no fidelity term.
+    causal : bool
+        Whether a token sees only the tokens up to itself.
+    heads, width : int
+        Heads of the queries; features of a token after the output projection.
+    owner : LayerTerms, optional
+        The terms whose learned λ̃ is this layer's too.
+    device, dtype : optional
+        Of the parameters.
+    """
+
+    raw_fidelity: nn.Parameter | None
+    log_variance: nn.Parameter | None
+    attn_weight: nn.Parameter | None
+
+    def __init__(
+        self,
+        options: TermOptions,
+        fidelity: float,
+        *,
+        first: bool,
+        causal: bool,
+        heads: int,
+        width: int,
+        owner: LayerTerms | None = None,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        fidelity = check_number("fidelity", fidelity, minimum=0, hint="λ̃ = 0 is the layer without the term")
+        if options.learned and fidelity == 0 and not first:
+            raise InputError(
+                "fidelity: got 0 with learned=True, expected a number > 0 to start from (its logarithm is learned); "
+                "0.6 is the usual one"
+            )
+        self.options, self.start, self.first, self.causal = options, fidelity, first, causal
+        self.visible: Tensor | None = None  # the mask of this call, from the average to `scale_features`
+        free: dict[str, Any] = {"device": device, "dtype": dtype}
+        matrix = options.matrix_fidelity and not first and fidelity > 0
+        # One number each, kept as a logarithm, so that it stays positive.
+        logarithm = math.log(fidelity) if fidelity > 0 else 0.0
+        learned = bool(options.learned) and not first and not matrix and owner is None
+        # In a tuple it is no submodule, and the parameter is stored once.
+        self.owner = () if owner is None or first else (owner,)
+        self.raw_fidelity = nn.Parameter(torch.tensor(logarithm, **free)) if learned else None
+        self.log_variance = nn.Parameter(torch.tensor(-logarithm, **free)) if matrix else None
+        self.attn_weight = nn.Parameter(torch.zeros(heads, 1, 1, **free)) if options.attn_scale else None
+        self.feat = FeatScale(width, **free) if options.feat_scale else None
+
+    @property
+    def fidelity(self) -> float | Tensor:
+        """λ̃ of this layer: a number, or a tensor where it is learned; 0 in the first layer."""
+        if self.first:
+            return 0.0
+        if self.owner:
+            return self.owner[0].fidelity
+        return self.start if self.raw_fidelity is None else self.raw_fidelity.exp()
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a fidelity term."""
+        return not self.first and self.start > 0
+
+    def extra_repr(self) -> str:
+        """Return the options, for printing."""
+        return f"{self.options.affinity}, fidelity={self.start if not self.first else 0:g}"
+
+    def forward(
+        self,
+        averages: Tensor,
+        values: Tensor,
+        new: Tensor,
+        first: Tensor | None,
+        weights: Tensor | None,
+        mask: Tensor | None,
+        causal: bool,
+    ) -> Tensor:
+        """Return the averages (B, H, M, D) with the terms added.
+
+        `values` (B, G, N, D) are v of all tokens that are averaged, with H a multiple of G. `new` and `first`, both
+        (B, G, M, D), are v and v0 of the tokens that look. Only a matrix fidelity needs `weights`, P (B, H, M, N).
+        `mask` and `causal` are those of `averages.average`.
+        """
+        heads = averages.shape[1]
+        if self.attn_weight is not None:
+            uniform = uniform_average(repeated(values, heads), averages.shape[-2], mask, causal)
+            averages = scaled_attention(averages, uniform, self.attn_weight)
+        if not self.active or first is None:
+            return averages
+        first = repeated(first, heads)
+        if self.log_variance is not None and weights is not None:
+            spread = covariance(weights, repeated(values, heads), weights @ repeated(values, heads))
+            return matrix_step(averages, first, spread, self.log_variance.exp())
+        # These averages were computed for this layer alone. Without derivatives they can be overwritten.
+        overwrite = not torch.is_grad_enabled()
+        implicit = self.options.semi_implicit
+        return neutreno(
+            averages, repeated(new, heads), first, self.fidelity, semi_implicit=implicit, overwrite=overwrite
+        )
+
+    def scale_features(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
+        """Return the output of the output projection scaled by FeatScale: a hook after it."""
+        mask, self.visible = self.visible, None
+        scaled: Tensor = self.feat(output, mask, causal=self.causal)  # type: ignore[misc]  # a hook where it is there
+        return scaled
