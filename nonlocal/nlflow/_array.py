@@ -17,6 +17,7 @@ from nlflow.errors import InputError
 
 __all__ = [
     "Array",
+    "Floats",
     "check_untracked",
     "constant_like",
     "is_numpy",
@@ -35,6 +36,9 @@ Item = TypeVar("Item")
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
+
+Floats: TypeAlias = NDArray[np.float64]
+"""A NumPy array in double precision."""
 
 
 def underflowing(item: Item) -> Item:

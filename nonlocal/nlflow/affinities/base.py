@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import (
     Array,
+    Floats,
     constant_like,
     is_numpy,
     mean_over_nodes,
@@ -72,7 +73,7 @@ def check_rows(highest: Array, start: int = 0) -> None:
     raise InputError(f"affinity: row {start + row} {what}")
 
 
-def log_transitions(logits: Array, weights: NDArray[np.float64]) -> NDArray[np.float64]:
+def log_transitions(logits: Array, weights: Floats) -> Floats:
     """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
     logs = to_numpy(logits) + np.log(weights.ravel())
     return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
@@ -174,14 +175,14 @@ class Affinity(ABC):
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
         return over_channels(measure, law) * self._average(density) * size
 
-    def _log_transitions(self) -> NDArray[np.float64] | None:
+    def _log_transitions(self) -> Floats | None:
         """Return log P_ij, shape (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
 
         Only asked of affinities that are not symmetric.
         """
         return None
 
-    def known_spectrum(self) -> NDArray[np.float64] | None:
+    def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
 
         None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
@@ -258,7 +259,7 @@ class Affinity(ABC):
         """
         return self._average(self.check_signal("u", u))
 
-    def as_signal(self, values: NDArray[np.float64]) -> Array:
+    def as_signal(self, values: Floats) -> Array:
         """Return NumPy values with the namespace, dtype and device that this affinity averages."""
         like = self.log_degree
         if is_numpy(like):

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
+from nlflow._array import Array, Floats, is_numpy
 from nlflow.affinities.base import Affinity, middle_of_range
 from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
@@ -17,8 +17,6 @@ from nlflow.errors import InputError, check_array, check_integer, check_memory, 
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace
 
 __all__ = ["LowRankAffinity"]
-
-Floats = NDArray[np.float64]
 
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
 _STORED = {"float64": 0.0, "float32": 2.0**-24}

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities.base import Sparse
 from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
@@ -17,7 +18,6 @@ from nlflow.kernels import RadialKernel, TopHat
 
 __all__ = ["NeighbourAffinity", "count_neighbours"]
 
-Floats = NDArray[np.float64]
 _PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
 _LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
 _CHUNK = 2**22  # pairs whose weights are computed at a time

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 __all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "relative_weights", "warn_isolated"]
-
-Floats = NDArray[np.float64]
 
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""

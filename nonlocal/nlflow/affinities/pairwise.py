@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import power_of_two
+from nlflow._array import Floats, power_of_two
 from nlflow.affinities.base import Affinity, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
@@ -15,8 +15,6 @@ from nlflow.domains import Domain
 from nlflow.kernels import DotProduct, Kernel
 
 __all__ = ["PairwiseAffinity"]
-
-Floats = NDArray[np.float64]
 
 
 class PairwiseAffinity(Affinity):

@@ -32,7 +32,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from nlflow._array import Array, constant_like, same_kind, to_numpy
+from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
 from nlflow.affinities.base import Affinity, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.backends.torch.ring import GatheredSums, RingSums
@@ -269,7 +269,7 @@ class _Sharded(Affinity):
         self._processes.agree(name, shape, problem)
         return Shard.of(array, self._processes)
 
-    def as_signal(self, values: NDArray[np.float64]) -> Array:
+    def as_signal(self, values: Floats) -> Array:
         """Raise `InputError`: eigenvalues, and whatever else begins with a NumPy vector of all nodes, stay with one."""
         raise InputError(
             f"affinity: method {self.method!r} shares its nodes out among processes, and what was asked for (a "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities.base import Affinity, Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domains import Grid
@@ -239,7 +240,7 @@ class TableStencil(_Stencil):
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
 
-    def known_spectrum(self) -> NDArray[np.float64] | None:
+    def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         if self._grid.boundary == "isolated":
             return None

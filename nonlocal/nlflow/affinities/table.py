@@ -7,9 +7,9 @@ import os
 import warnings
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import fft
 
+from nlflow._array import Floats
 from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
 from nlflow.kernels import RadialKernel
@@ -49,7 +49,7 @@ def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[
 
 def kernel_table(
     kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
 
     Raises
@@ -78,7 +78,7 @@ def workers() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
 
 
-def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
+def table_symbol(table: Floats, grid: Grid) -> Floats:
     """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first.
 
     In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
@@ -91,7 +91,7 @@ def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
     return np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
 
 
-def wrap(table: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+def wrap(table: Floats, shape: tuple[int, ...]) -> Floats:
     """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
     result = table
     for axis, n in enumerate(shape):

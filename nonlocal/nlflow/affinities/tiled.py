@@ -6,10 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nlflow._array import Array, constant_like, namespace
+from nlflow._array import Array, Floats, constant_like, namespace
 from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
@@ -194,7 +191,7 @@ class TiledAffinity(Affinity):
         result._log_scale = self._log_scale
         return result
 
-    def _log_transitions(self) -> NDArray[np.float64] | None:
+    def _log_transitions(self) -> Floats | None:
         if self.domain.leading:
             return None
         logits = self.kernel.log_matrix(self._queries.double(), self._keys.double()).detach()

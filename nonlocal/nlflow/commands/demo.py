@@ -24,7 +24,7 @@ from nlflow.flows.integrators import Exponential
 from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import DistanceToConstant, Energy, Tracker
-from nlflow.functionals.quadratic import E, J
+from nlflow.functionals.energies import E, J
 from nlflow.io.atomic import make_folder
 from nlflow.io.files import write_atomic
 from nlflow.kernels import Patch

@@ -15,7 +15,7 @@ from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.domains import Grid
 from nlflow.flows.flow import Flow, GradientFlow
 from nlflow.flows.trackers import Tracker
-from nlflow.functionals.quadratic import J
+from nlflow.functionals.energies import J
 from nlflow.io.encoding import digest
 from nlflow.kernels import Kernel
 

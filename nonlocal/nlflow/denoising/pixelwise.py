@@ -20,7 +20,7 @@ from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback, Discrepancy, Tracker
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 from nlflow.kernels import Patch
 
 __all__ = [

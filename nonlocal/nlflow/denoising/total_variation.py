@@ -16,7 +16,7 @@ from nlflow.domains.samples import as_signal, finish, range_of
 from nlflow.errors import check_integer, check_number
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 from nlflow.kernels import Patch
 
 __all__ = ["nonlocal_tv"]

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, namespace, power_of_two, scalar, to_numpy, underflowing
+from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
@@ -25,7 +25,6 @@ from nlflow.markov import MarkovChain
 
 __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
 
-Floats = NDArray[np.float64]
 # Up to this many nodes eigenvalues and singular values come from the whole matrix.
 _DENSE_NODES = 1000
 _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far above rounding

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import Array, check_untracked, constant_like, power_of_two, to_numpy, underflowing
+from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
 from nlflow.errors import (
     InputError,
     NumericalError,
@@ -20,13 +19,12 @@ from nlflow.errors import (
 from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.krylov import default_rtol, gmres, verdict
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 
 __all__ = ["Equilibrium", "check_frozen", "equilibrium"]
 
-Floats = NDArray[np.float64]
 _METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
 

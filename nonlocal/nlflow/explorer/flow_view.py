@@ -20,7 +20,7 @@ from nlflow.flows.flow import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback
-from nlflow.functionals.quadratic import METRICS, E, J
+from nlflow.functionals.energies import METRICS, E, J
 from nlflow.kernels import Gaussian, Laplace, RadialKernel, TopHat
 
 __all__ = [

@@ -21,7 +21,7 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_numbe
 from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
-from nlflow.functionals.quadratic import E, J
+from nlflow.functionals.energies import E, J
 
 __all__ = ["equilibrium", "minimizer", "run", "value"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from nlflow._array import Array
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 from nlflow.io.storage import Arrays, Meta
 
 __all__ = ["fingerprint", "incomplete", "probe"]

@@ -23,7 +23,7 @@ from nlflow._array import Array, namespace, over_channels, power_of_two, same_ki
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
-from nlflow.functionals.quadratic import METRICS, E, J
+from nlflow.functionals.energies import METRICS, E, J
 
 __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
 

@@ -13,7 +13,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import StepFailureError, check_made_of
 from nlflow.functionals.fidelity import NodeFidelity
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.lagged import quadratic_step
 
 __all__ = ["LaggedDiffusivity", "PFlow"]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import to_numpy
+from nlflow._array import Floats, to_numpy
 from nlflow.errors import NumericalError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _DENSE_NODES = 400
 _DENSE_RATE_NODES = 1000
 
 
-def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
+def apply_operator(flow: Flow, columns: Floats, *, diffusion: bool = False) -> Floats:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
     Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
@@ -38,7 +38,7 @@ def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool 
     return back.swapaxes(1, 2).reshape(len(columns), size)
 
 
-def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64]:
+def dense_operator(flow: Flow, *, diffusion: bool = False) -> Floats:
     """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
 
     Shape (N D, N D) for A with a fidelity that mixes D channels.
@@ -52,7 +52,7 @@ def _unknowns(flow: Flow, diffusion: bool) -> int:
     return flow.affinity.domain.size * width
 
 
-def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+def _symmetric(matrix: Floats, nodes: int) -> Floats:
     """Return the symmetric matrix that is similar to A of a symmetric flow, m_i^1/2 A_ij m_j^-1/2.
 
     As -sqrt(A_ij A_ji) between nodes, where A_ij <= 0: no measure m, which may underflow, is needed.
@@ -65,25 +65,25 @@ def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
     return result
 
 
-def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
+def _operator(flow: Flow, root: Floats, *, diffusion: bool) -> Any:
     from scipy.sparse.linalg import LinearOperator
 
     n = len(root)
 
-    def matvec(v: NDArray[np.float64]) -> NDArray[np.float64]:
+    def matvec(v: Floats) -> Floats:
         return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
 
     return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
 
 
-def _root_measure(flow: Flow, size: int) -> NDArray[np.float64]:
+def _root_measure(flow: Flow, size: int) -> Floats:
     """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
     measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
     root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
     return np.asarray(np.repeat(root, size // len(root)))
 
 
-def _known(flow: Flow) -> NDArray[np.float64] | None:
+def _known(flow: Flow) -> Floats | None:
     """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
     spectrum = flow.affinity.known_spectrum()
     if spectrum is None:
@@ -167,7 +167,7 @@ def relaxation_rate(flow: Flow) -> float:
             if flow.symmetric:
                 unit = root / float(np.sqrt(np.sum(root * root)))
 
-                def lifted(v: NDArray[np.float64]) -> NDArray[np.float64]:
+                def lifted(v: Floats) -> Floats:
                     # Constants are moved from 0 to the other end of the spectrum.
                     lift = 2 * high * float(unit @ np.ravel(v)) if uniform else 0.0
                     return np.asarray(operator.matvec(v) + lift * unit)

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import Array, namespace
+from nlflow._array import Array, Floats, namespace
 
 __all__ = ["Solved", "conjugate_gradients", "default_rtol", "gmres", "verdict"]
 
@@ -137,9 +136,9 @@ def conjugate_gradients(
 
 
 def gmres(
-    operator: Callable[[NDArray[np.float64]], NDArray[np.float64]],
-    b: NDArray[np.float64],
-    x: NDArray[np.float64],
+    operator: Callable[[Floats], Floats],
+    b: Floats,
+    x: Floats,
     *,
     rtol: float,
     maxiter: int,

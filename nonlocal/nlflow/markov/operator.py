@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, to_numpy, underflowing
+from nlflow._array import Array, Floats, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
@@ -18,9 +18,7 @@ from nlflow.flows.flow import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
 from nlflow.markov.walks import check_law
 
-__all__ = ["Floats", "Transitions"]
-
-Floats = NDArray[np.float64]
+__all__ = ["Transitions"]
 
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096

@@ -10,11 +10,11 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
+from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.flows.spectrum import largest_eigenvalue, relaxation_rate
 from nlflow.kernels import DotProduct
-from nlflow.markov.operator import Floats, Transitions
+from nlflow.markov.operator import Transitions
 from nlflow.markov.stationary import (
     balanced,
     communicating_classes,

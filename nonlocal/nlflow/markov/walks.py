@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
 
 __all__ = ["AliasTables", "check_law", "check_stop", "generator_of", "starting_states"]
@@ -32,7 +33,7 @@ class AliasTables:
         Before the 8 N^2 bytes are allocated.
     """
 
-    def __init__(self, rows: NDArray[np.float64], memory_limit: float | None = None) -> None:
+    def __init__(self, rows: Floats, memory_limit: float | None = None) -> None:
         from nlflow.backends.numba.walks import loop
 
         states = len(rows)
@@ -61,7 +62,7 @@ class AliasTables:
                 history.append(states.copy())
         return np.stack(history) if record else states
 
-    def walk_stopped(self, states: Positions, stop: NDArray[np.float64], rng: np.random.Generator) -> Positions:
+    def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
         """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
         from nlflow.backends.numba.walks import loop
 
@@ -89,7 +90,7 @@ def generator_of(rng: Any) -> np.random.Generator:
         raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
 
 
-def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def check_law(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
     law = np.asarray(check_array(name, value), dtype=np.float64)
     if law.shape != shape:
@@ -103,7 +104,7 @@ def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
     return law / total
 
 
-def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as the probability to be stopped at each node, shape (N,), or raise `InputError`."""
     values = np.asarray(check_array(name, value), dtype=np.float64)
     if values.shape not in ((), shape):

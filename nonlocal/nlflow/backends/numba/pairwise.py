@@ -13,15 +13,13 @@ Exponents are to the base 2: ``scale`` holds what turns a squared distance (or a
 is the largest squared distance.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 __all__ = ["CODES", "SOURCES", "group", "loop"]
@@ -302,19 +300,14 @@ def powers_of_two(x, rounds, out):
             _power_of_two(x[row], x.shape[1], out[row])
 
 
-_LOOPS = {"pair_sums": pair_sums, "powers_of_two": powers_of_two}
-
-
-@cache
-def loop(name: str, dtype: str) -> Callable[..., None]:
-    """Return a loop for ``float32`` or ``float64``, compiled now or loaded from the cache."""
-    f = types.float32 if dtype == "float32" else types.float64
-    table = f[:, ::1]
-    boxes, column = types.float64[:, ::1], types.float64[::1]
-    signature = {
+_BOXES = types.float64[:, ::1]
+loop = loader(
+    lambda f: {
         "pair_sums": (
-            types.int64, f, types.float64, types.int64, table, table, boxes, boxes, table, boxes, column,
+            pair_sums, types.int64, f, types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1],
+            _BOXES, types.float64[::1],
         ),
-        "powers_of_two": (table, types.int64, table),
-    }[name]  # fmt: skip
-    return compiled(_LOOPS[name], types.void(*signature))
+        "powers_of_two": (powers_of_two, f[:, ::1], types.int64, f[:, ::1]),
+    }
+)  # fmt: skip
+"""Loop of a name, for ``float32`` or ``float64``."""

@@ -9,12 +9,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import Sparse
 
 __all__ = ["DAMPING", "PAIRS", "galerkin", "graph_of", "interpolation", "inverse", "jacobi", "split"]
-
-Floats = NDArray[np.float64]
 
 DAMPING = 2 / 3  # of Jacobi's method; below 2 / (largest eigenvalue of D^-1 A), which is at most 2
 PAIRS = 2**10  # most edges a node

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
+from nlflow._array import Floats
 
-Floats = NDArray[np.float64]
+__all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
 
 NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimiser"
 """Message of a minimisation that has nothing to do."""

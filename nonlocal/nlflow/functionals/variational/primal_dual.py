@@ -23,9 +23,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import check_memory
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.graph import edge_loop
 
 __all__ = ["Saddle", "minimise"]
@@ -47,7 +48,7 @@ class Saddle:
 def minimise(
     jp: Jp,
     f: NDArray[Any],
-    rigid: NDArray[np.float64],
+    rigid: Floats,
     *,
     rtol: float,
     maxiter: int,
@@ -101,7 +102,7 @@ class _Iteration:
         self,
         jp: Jp,
         f: NDArray[Any],
-        rigid: NDArray[np.float64],
+        rigid: Floats,
         start: NDArray[Any] | None,
         dual: NDArray[Any] | None,
     ) -> None:

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.functionals.fidelity import NodeFidelity, as_fidelity
 from nlflow.functionals.variational import lagged, primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["Ep"]
 
@@ -189,12 +189,12 @@ class Ep(Jp):
         return best.u, best.value, best.gap, count
 
     @property
-    def _per_node(self) -> NDArray[np.float64]:
+    def _per_node(self) -> Floats:
         """The fidelity, (N,), in float64."""
         shape = self.affinity.domain.shape
         return np.broadcast_to(np.asarray(self._fidelity, dtype=np.float64), shape).ravel()
 
-    def _misfit(self, u: Any) -> NDArray[np.float64]:
+    def _misfit(self, u: Any) -> Floats:
         """Return u - f as (N, D) in float64."""
         signal = self.affinity.check_signal("u", u)
         if signal.shape != self._observed.shape:

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_number
-from nlflow.functionals.variational.graph import Floats, Graph
+from nlflow.functionals.variational.graph import Graph
 
 __all__ = ["Jp"]
 
