@@ -18,8 +18,8 @@ from nlflow.errors import (
 )
 from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import apply_operator
-from nlflow.functionals.krylov import default_rtol, gmres, verdict
 from nlflow.functionals.energies import E
+from nlflow.functionals.krylov import default_rtol, gmres, verdict
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 

@@ -22,8 +22,8 @@ import numpy as np
 from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
-from nlflow.functionals.fidelity import Fidelity, as_fidelity
 from nlflow.functionals.energies import METRICS, E, J
+from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
 __all__ = ["AttentionFlow", "Flow", "GradientFlow"]
 

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.errors import check_memory
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
-from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.graph import edge_loop
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["Saddle", "minimise"]
 
