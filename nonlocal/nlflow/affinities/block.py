@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, to_numpy
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer
 
@@ -130,8 +131,3 @@ class BlockAffinity(Affinity):
         starts = np.arange(0, groups * members**2 + 1, members)
         values = np.repeat(1 / total, members**2)
         return sparse.csr_array((values, columns.ravel(), starts), shape=(self.domain.size,) * 2)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return 0 if self._uniform else 8 * self.domain.size

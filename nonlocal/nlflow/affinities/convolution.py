@@ -109,12 +109,3 @@ class ConvolutionAffinity(Affinity):
     def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         return None if self._grid.boundary == "isolated" else self._symbol.ravel()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return (
-            self._symbol.nbytes
-            + self._degrees.nbytes
-            + sum(s.nbytes for s in self._symbols.values() if s is not self._symbol)
-        )

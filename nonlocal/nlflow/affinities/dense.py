@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse, check_rows, log_transitions, properties
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
+from nlflow.affinities.logits import check_rows, log_transitions, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, Sight
@@ -289,9 +291,8 @@ class DenseAffinity(Affinity):
         return graph
 
     def _symmetrised(self) -> Affinity:
-        direct, transposed = self._log_block, self._transposed
-        if direct is None or transposed is None:  # not reached: what is symmetric is never asked
-            return super()._symmetrised()
+        direct: Any = self._log_block
+        transposed: Any = self._transposed  # both are kept by all that is asked: what is symmetric is not
         xp = namespace(self._matrix)
 
         def block(start: int, stop: int) -> Array:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, is_numpy
-from nlflow.affinities.base import Affinity, middle_of_range
+from nlflow._array import Array, Floats, is_numpy, middle_of_range
+from nlflow.affinities.base import Affinity
 from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
 from nlflow.domains import Domain
@@ -209,18 +209,6 @@ class LowRankAffinity(Affinity):
 
     # ---- contract
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        arrays = [
-            *self._columns,
-            self._logs,
-            *self._shares,
-            *(array for s in self._sums for array in (s.scale, s.weights)),
-        ]
-        problem = 0 if self._problem is None else self._problem.nbytes
-        return int(sum(array.nbytes for array in arrays)) + problem
-
     def _average(self, u: Array) -> Array:
         flat = self.flatten(u).astype(np.float64)
         # About the middle of its range, where constants are 0 and stay what they are, and of size 1 at most, so that
@@ -244,10 +232,9 @@ class LowRankAffinity(Affinity):
         return self._logs
 
     def _symmetrised(self) -> Affinity:
-        if self._problem is None:  # not reached: what is symmetric is never asked
-            return super()._symmetrised()
+        problem: Any = self._problem  # kept by all that is asked: what is symmetric is not
         # Keys look for queries too, which asks for other pivots: the bound is kept, the rank may differ.
-        result = LowRankAffinity(self.domain, self.kernel, self._problem, self.dtype, both=True, **self._options)
+        result = LowRankAffinity(self.domain, self.kernel, problem, self.dtype, both=True, **self._options)
         result.reason = self.reason
         return result
 

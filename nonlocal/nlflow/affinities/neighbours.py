@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.affinities.base import Sparse
+from nlflow.affinities.graph import Sparse
 from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
@@ -93,11 +93,6 @@ class NeighbourAffinity(SparseAffinity):
         w = relative_weights(self.domain.weights.ravel(), _LIGHTEST)[0]
         rows, columns = self._order[graph.row], self._order[graph.col]
         return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return super().memory_bytes + self._order.nbytes + self._places.nbytes
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:

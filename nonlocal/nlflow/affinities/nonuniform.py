@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, power_of_two
-from nlflow.affinities.base import Affinity, middle_of_range
+from nlflow._array import Floats, middle_of_range, power_of_two
+from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_memory

@@ -33,7 +33,8 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
-from nlflow.affinities.base import Affinity, properties
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.backends.torch.ring import GatheredSums, RingSums
 from nlflow.backends.torch.shards import ProcessError, Processes, Shard
@@ -412,8 +413,6 @@ class ShardedAffinity(_Sharded):
         )
 
     def _symmetrised(self) -> Affinity:
-        if not isinstance(self.kernel, DotProduct):  # not reached: the others are symmetric
-            return super()._symmetrised()
         other = ShardedAffinity(
             self._processes, self.kernel, self.domain, self._keys, self._queries, mode=self.mode,
             memory_limit=self._limit,

@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
@@ -206,12 +207,6 @@ class PatchStencil(_Stencil):
             yield (di, dj), stored[ri:, s, ahead : ahead + columns]
             yield (-di, -dj), stored[ri - di : ri - di + rows, s, behind : behind + columns]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        stored = 0 if self._stored is None else self._stored.nbytes
-        return int(stored + self._weights_of[0].nbytes + self._offsets.nbytes + self._degrees.nbytes)
-
 
 class TableStencil(_Stencil):
     """A position kernel truncated to a window (or to where it is negligible), summed directly.
@@ -257,8 +252,3 @@ class TableStencil(_Stencil):
         for (i, j), value in np.ndenumerate(self._table):
             if (i, j) != (ri, rj):
                 yield (i - ri, j - rj), float(value)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return sum(a.nbytes for a in (self._table, self._degrees, *self._tables.values()))

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from nlflow._array import Array, Floats, constant_like, namespace
-from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domains import Domain

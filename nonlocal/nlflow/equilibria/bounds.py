@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_numpy, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
 from nlflow.flows.flow import AttentionFlow, Flow
@@ -262,9 +263,7 @@ def neutreno_limit(affinity: Affinity) -> float:
         Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by Arnoldi iteration where P is not
         symmetric.
     """
-    if not isinstance(affinity, Affinity):
-        raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
-    flow = AttentionFlow(affinity)
+    flow = AttentionFlow(check_affinity(affinity))
     if affinity.symmetric:
         return 2 - largest_eigenvalue(flow, diffusion=True)
     if affinity.domain.size <= _DENSE_NODES:

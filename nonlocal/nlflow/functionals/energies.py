@@ -19,6 +19,7 @@ import numpy as np
 
 from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 from nlflow.functionals.krylov import default_rtol
@@ -51,11 +52,7 @@ class J:
     """
 
     def __init__(self, affinity: Affinity) -> None:
-        if not isinstance(affinity, Affinity):
-            raise InputError(
-                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
-            )
-        self.given = affinity
+        self.given = check_affinity(affinity)
         self.affinity = affinity.symmetrised()
 
     def with_affinity(self, affinity: Affinity) -> J:

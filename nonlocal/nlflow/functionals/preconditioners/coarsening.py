@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import Sparse
+from nlflow.affinities.graph import Sparse
 
 __all__ = ["DAMPING", "PAIRS", "galerkin", "graph_of", "interpolation", "inverse", "jacobi", "split"]
 

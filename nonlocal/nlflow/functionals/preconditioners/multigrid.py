@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, over_channels
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import Sparse
+from nlflow.affinities.graph import Sparse
 from nlflow.functionals.preconditioners.coarsening import (
     DAMPING,
     PAIRS,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.functionals.minimizer import Minimizer
 
 __all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
 
@@ -23,29 +24,29 @@ NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the m
 
 
 @dataclass(frozen=True)
-class CertifiedMinimizer:
+class CertifiedMinimizer(Minimizer):
     """A minimiser with a bound on what is left to gain.
 
     Attributes
     ----------
     u : array
         Shaped like the observed signal, in its dtype.
-    value : float
-        The functional at `u`.
-    gap : float
-        Relative duality gap: the minimum is at least ``(1 - gap) * value``.
+    residual : float
+        Relative duality gap: the minimum is at least ``(1 - residual) * value``.
     iterations : int
     success : bool
         Whether the gap is within the tolerance.
     message : str
+    value : float
+        The functional at `u`.
     """
 
-    u: NDArray[Any]
-    value: float
-    gap: float
-    iterations: int
-    success: bool
-    message: str
+    value: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """The relative duality gap, which is the residual."""
+        return self.residual
 
 
 def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArray[Any]:

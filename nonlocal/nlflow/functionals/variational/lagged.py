@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from nlflow._array import Floats
-from nlflow.functionals.energies import E, Minimizer
+from nlflow.functionals.energies import E
+from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
 from nlflow.functionals.variational.jp import Jp
 
