@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
-from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
+from nlflow.affinities.pair_sums import WIDEST, along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
-from nlflow.errors import check_memory
-from nlflow.kernels import RadialKernel, TopHat
+from nlflow.errors import InputError, check_memory
+from nlflow.kernels import Kernel, RadialKernel, TopHat
 
 __all__ = ["NeighbourAffinity", "count_neighbours"]
 
@@ -44,19 +44,31 @@ class NeighbourAffinity(SparseAffinity):
 
     Raises
     ------
+    InputError
+        For another kernel, or more dimensions than trees are good for.
     MemoryLimitError
         Before the pairs are listed.
     """
 
     def __init__(
         self,
-        kernel: RadialKernel,
+        kernel: Kernel,
         domain: Domain,
         features: NDArray[Any],
         *,
         rtol: float,
         memory_limit: float | None = None,
     ) -> None:
+        if not isinstance(kernel, RadialKernel):
+            raise InputError(
+                f"kernel: got {type(kernel).__name__}, expected a radial one for method='sparse': a dot product does "
+                "not decay; use method='lowrank' or 'pairwise'"
+            )
+        if features.shape[1] > WIDEST:
+            raise InputError(
+                f"features: got {features.shape[1]} dimensions, expected at most {WIDEST} for method='sparse': in "
+                "more, trees find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
+            )
         from scipy.spatial import cKDTree
 
         weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
