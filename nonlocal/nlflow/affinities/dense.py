@@ -187,12 +187,7 @@ class DenseAffinity(Affinity):
 
     @classmethod
     def from_patches(
-        cls,
-        kernel: Patch,
-        grid: Grid,
-        image: NDArray[Any],
-        radii: tuple[int, ...],
-        memory_limit: float | None = None,
+        cls, kernel: Patch, grid: Grid, image: NDArray[Any], radii: tuple[int, ...], memory_limit: float | None = None
     ) -> DenseAffinity:
         """Compare the patches of an image (``shape + (C,)``) in plain NumPy, one node after another."""
         reach = (kernel.patch_size // 2,) * grid.ndim

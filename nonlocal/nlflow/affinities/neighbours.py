@@ -51,13 +51,7 @@ class NeighbourAffinity(SparseAffinity):
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        domain: Domain,
-        features: NDArray[Any],
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
+        self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
     ) -> None:
         if not isinstance(kernel, RadialKernel):
             raise InputError(

@@ -60,13 +60,7 @@ class NonuniformAffinity(Affinity):
     method = "nufft"
 
     def __init__(
-        self,
-        kernel: Kernel,
-        domain: Domain,
-        features: NDArray[Any],
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
+        self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
     ) -> None:
         if not isinstance(kernel, Gaussian):
             raise InputError(

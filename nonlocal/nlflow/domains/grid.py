@@ -54,10 +54,7 @@ class Grid(Domain):
     boundary: Boundary = "reflect"
 
     def __init__(
-        self,
-        shape: int | tuple[int, ...],
-        spacing: float | tuple[float, ...] = 1.0,
-        boundary: Boundary = "reflect",
+        self, shape: int | tuple[int, ...], spacing: float | tuple[float, ...] = 1.0, boundary: Boundary = "reflect"
     ) -> None:
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
         if len(sizes) not in (1, 2):

@@ -21,7 +21,7 @@ from nlflow.affinities.base import check_affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
 from nlflow.flows.flow import AttentionFlow, Flow
-from nlflow.flows.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
+from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
 
 __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
@@ -279,22 +279,16 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 def _limit_by_iteration(flow: Flow) -> float:
     """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+    from scipy.sparse.linalg import ArpackError
 
     n = flow.affinity.domain.size
-    start = np.random.default_rng(0).standard_normal(n)  # fixed: the same chain gives the same limit
 
     def farthest(fidelity: float) -> complex:
-        def matvec(v: Floats) -> Floats:
-            # (P - lambda~ I) v, P from the flow's operator I - P
-            return np.asarray((1 - fidelity) * np.ravel(v) - apply_operator(flow, v).ravel())
+        def product(v: Floats) -> Floats:
+            return (1 - fidelity) * v - apply_operator(flow, v).ravel()  # (P - lambda~ I) v, of the operator I - P
 
-        operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
         # A wide basis: eigenvalues on a circle, as those of a walk in one direction, are hard to tell apart.
-        found = eigs(
-            operator, k=1, which="LM", v0=start, ncv=min(n, 120), tol=1e-9, maxiter=100, return_eigenvectors=False
-        )
-        return complex(found[0])
+        return complex(extreme(product, n, "LM", ncv=min(n, 120), tol=1e-9, maxiter=100)[0])
 
     limit = 2.0
     try:

@@ -8,14 +8,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
-from nlflow.errors import (
-    InputError,
-    NumericalError,
-    check_choice,
-    check_integer,
-    check_memory,
-    check_number,
-)
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_memory, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.energies import E

@@ -87,11 +87,7 @@ def _misfit(function: Callable[[Floats], NDArray[Any]], low: float, high: float,
 
 
 def chebyshev_sums(
-    operator: Callable[[Array], Array],
-    v: Array,
-    low: float,
-    high: float,
-    coefficients: Sequence[Floats],
+    operator: Callable[[Array], Array], v: Array, low: float, high: float, coefficients: Sequence[Floats]
 ) -> list[Array]:
     """Return sum_k c_k T_k(A') v for each list of coefficients; A' is A mapped from [low, high] to [-1, 1].
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from nlflow.errors import NumericalError
 if TYPE_CHECKING:
     from nlflow.flows.flow import Flow
 
-__all__ = ["apply_operator", "dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
+__all__ = ["apply_operator", "dense_operator", "euler_limit", "extreme", "largest_eigenvalue", "relaxation_rate"]
 
 # Up to this many nodes the whole operator is formed by applying it to the identity.
 _DENSE_NODES = 400
@@ -65,15 +66,33 @@ def _symmetric(matrix: Floats, nodes: int) -> Floats:
     return result
 
 
-def _operator(flow: Flow, root: Floats, *, diffusion: bool) -> Any:
-    from scipy.sparse.linalg import LinearOperator
+def extreme(
+    matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False, **options: Any
+) -> NDArray[Any]:
+    """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
-    n = len(root)
+    From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``.
 
-    def matvec(v: Floats) -> Floats:
-        return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
+    Raises
+    ------
+    scipy.sparse.linalg.ArpackError
+        When the iteration does not converge.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigs, eigsh
 
-    return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
+    operator = LinearOperator((n, n), matvec=lambda v: matvec(np.ravel(v)), dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(n)
+    solve: Any = eigsh if symmetric else eigs
+    return np.asarray(solve(operator, k=k, which=which, v0=start, return_eigenvectors=False, **options))
+
+
+def _product(flow: Flow, root: Floats, *, diffusion: bool) -> Callable[[Floats], Floats]:
+    """Return the product with A between two scalings by a root of the measure."""
+
+    def product(v: Floats) -> Floats:
+        return root * apply_operator(flow, (v / root)[:, None], diffusion=diffusion)[:, 0]
+
+    return product
 
 
 def _root_measure(flow: Flow, size: int) -> Floats:
@@ -104,7 +123,7 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
     Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
     that a limit computed from it is on the safe side.
     """
-    from scipy.sparse.linalg import ArpackError, eigsh
+    from scipy.sparse.linalg import ArpackError
 
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
@@ -115,14 +134,12 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
         matrix = dense_operator(flow, diffusion=diffusion)
         value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
     else:
-        start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same limit
-        operator = _operator(flow, _root_measure(flow, n), diffusion=diffusion)
-        if not np.any(operator.matvec(start)):
+        product = _product(flow, _root_measure(flow, n), diffusion=diffusion)
+        if not np.any(product(np.random.default_rng(0).standard_normal(n))):
             value = 0.0  # nothing moves; Lanczos iteration needs something that does
         else:
             try:
-                found = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
-                value = float(found[0]) * (1 + 1e-6)
+                value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6)[0]) * (1 + 1e-6)
             except ArpackError:  # the measure spans more decades than the iteration bears
                 value = bound
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
@@ -142,7 +159,7 @@ def relaxation_rate(flow: Flow) -> float:
     NumericalError
         When the iteration does not converge.
     """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
+    from scipy.sparse.linalg import ArpackError
 
     uniform = _uniform(flow)
     n = _unknowns(flow, uniform)
@@ -162,23 +179,18 @@ def relaxation_rate(flow: Flow) -> float:
             rate = float(values[1 if uniform else 0])
         else:
             root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
-            operator = _operator(flow, root, diffusion=uniform)
-            start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same rate
+            product = _product(flow, root, diffusion=uniform)
             if flow.symmetric:
                 unit = root / float(np.sqrt(np.sum(root * root)))
 
                 def lifted(v: Floats) -> Floats:
                     # Constants are moved from 0 to the other end of the spectrum.
-                    lift = 2 * high * float(unit @ np.ravel(v)) if uniform else 0.0
-                    return np.asarray(operator.matvec(v) + lift * unit)
+                    lift = 2 * high * float(unit @ v) if uniform else 0.0
+                    return np.asarray(product(v) + lift * unit)
 
-                found = eigsh(
-                    LinearOperator((n, n), matvec=lifted, dtype=np.float64), k=1, which="SA", v0=start, tol=1e-8,
-                    return_eigenvectors=False,
-                )  # fmt: skip
-                rate = float(found[0])
+                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0])
             else:
-                pair = eigs(operator, k=2, which="SR", v0=start, tol=1e-8, return_eigenvectors=False)
+                pair = extreme(product, n, "SR", 2, tol=1e-8)
                 rate = float(np.sort(pair.real)[1 if uniform else 0])
     except ArpackError as error:
         raise NumericalError(
@@ -211,18 +223,17 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 
 def _limit_by_trial(flow: Flow) -> float:
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+    from scipy.sparse.linalg import ArpackError
 
-    operator = _operator(flow, np.ones(_unknowns(flow, False)), diffusion=False)
-    start = np.random.default_rng(0).standard_normal(operator.shape[0])  # fixed: the same flow gives the same limit
+    n = _unknowns(flow, False)
+    product = _product(flow, np.ones(n), diffusion=False)
 
     def stable(step: float) -> bool:
-        amplification = LinearOperator(operator.shape, matvec=lambda v: v - step * operator.matvec(v), dtype=np.float64)
-        largest = eigs(amplification, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
+        largest = extreme(lambda v: v - step * product(v), n, "LM", tol=1e-9)
         return bool(np.abs(largest[0]) <= 1 + 1e-9)
 
     try:
-        low, high = flow.safe_step, _limit_of(eigs(operator, k=6, which="LM", v0=start, return_eigenvectors=False))
+        low, high = flow.safe_step, _limit_of(extreme(product, n, "LM", 6))
         if high <= low or not math.isfinite(high) or stable(high):
             return max(low, high)
         while high - low > 1e-6 * high:

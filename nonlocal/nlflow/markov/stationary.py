@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,9 +12,9 @@ from nlflow._array import Floats
 from nlflow.errors import NumericalError
 
 __all__ = [
+    "RESTARTS",
     "balanced",
     "communicating_classes",
-    "largest_eigenvalues",
     "left_eigenvector",
     "log_state_reduction",
     "period_of",
@@ -26,7 +25,8 @@ __all__ = [
 
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
 _SMALLEST = float(np.finfo(np.float64).tiny)
-_RESTARTS = 500  # of Arnoldi iteration; where these do not help, more hardly ever do
+RESTARTS = 500
+"""Of Arnoldi iteration; where these do not help, more hardly ever do."""
 
 
 def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
@@ -186,7 +186,7 @@ def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
     try:
         # The eigenvalue 1 has the largest real part, also where a periodic chain has others of modulus 1.
         values, vectors = eigs(
-            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=_RESTARTS
+            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=RESTARTS
         )  # fmt: skip
     except ArpackError as error:
         raise NumericalError(f"affinity: the stationary law was not found by Arnoldi iteration ({advice})") from error
@@ -205,25 +205,3 @@ def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
             f"affinity: the stationary law is uncertain by {distance:.2g} in total variation: {advice}"
         )
     return law
-
-
-def largest_eigenvalues(move: Callable[[Floats], Floats], states: int) -> NDArray[Any]:
-    """Return the four eigenvalues of largest modulus by Arnoldi iteration with v -> P v.
-
-    Raises
-    ------
-    NumericalError
-        When the iteration does not converge.
-    """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
-
-    operator = LinearOperator((states, states), matvec=lambda v: move(np.ravel(v)), dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(states)  # fixed: the same chain gives the same answer
-    try:
-        values = eigs(operator, k=4, which="LM", v0=start, tol=1e-10, maxiter=_RESTARTS, return_eigenvectors=False)
-    except ArpackError as error:
-        raise NumericalError(
-            "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
-            "eigenvalues are computed), or eigenvalues()"
-        ) from error
-    return np.asarray(values)

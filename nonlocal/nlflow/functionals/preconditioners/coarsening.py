@@ -35,9 +35,7 @@ def graph_of(affinity: Affinity) -> tuple[Sparse, Floats]:
     return graph, _row_sums(graph)
 
 
-def _strips(
-    graph: Sparse,
-) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int32], NDArray[Any]]]:
+def _strips(graph: Sparse) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int32], NDArray[Any]]]:
     """Yield the entries in strips of rows: where they lie, their rows and columns, and themselves."""
     size = graph.shape[0]
     step = max(1, int(_STRIP * size / max(graph.nnz, 1)))

@@ -99,12 +99,7 @@ class _Iteration:
     """The compiled loops with what they need, and their steps."""
 
     def __init__(
-        self,
-        jp: Jp,
-        f: NDArray[Any],
-        rigid: Floats,
-        start: NDArray[Any] | None,
-        dual: NDArray[Any] | None,
+        self, jp: Jp, f: NDArray[Any], rigid: Floats, start: NDArray[Any] | None, dual: NDArray[Any] | None
     ) -> None:
         graph, dtype, nodes = jp.graph, f.dtype, jp.isotropic
         self._f, self._rigid, self._stiff = f, rigid, rigid.astype(dtype)
