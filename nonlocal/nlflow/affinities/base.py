@@ -392,6 +392,6 @@ class Affinity(Structure):
     def __repr__(self) -> str:
         tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
         return (
-            f"<{type(self).__name__} {self.kernel!r} on {self.domain.size} nodes, method={self.method!r}, "
+            f"<{type(self).__name__} {self.kernel!r} on {math.prod(self.whole_shape)} nodes, method={self.method!r}, "
             f"{', '.join(tags) or 'not symmetric'}>"
         )

@@ -103,32 +103,22 @@ class LowRankAffinity(Affinity):
         problem: _Problem,
         dtype: Any,
         *,
-        rtol: float,
-        max_rank: int | None,
-        limit: float | None,
-        seed: int,
         both: bool = False,
+        **options: Any,
     ) -> None:
         symmetric = problem.symmetric or both
         super().__init__(
             domain, kernel, symmetric=symmetric, positive_semidefinite=problem.symmetric, dtype=np.dtype(dtype)
         )
         self._problem = None if symmetric else problem  # only K = k + k^T asks for it again
-        self.seed = seed
-        self._options: dict[str, Any] = {"rtol": rtol, "max_rank": max_rank, "limit": limit, "seed": seed}
+        self._options = given  # rtol, max_rank, limit and seed
         self._sums, tops = _sums(problem, domain.weights.ravel(), both)
         stored = _STORED[self.dtype.name]
         factor = factorise(
-            problem.core.log_matrix,
-            problem.points,
-            self._sums,
-            rtol=rtol,
-            max_rank=_rank_limit(problem, max_rank, limit),
-            seed=seed,
-            stored=stored,
-            logits=problem.logits,
-            reach=problem.reach,
-        )
+            problem.core.log_matrix, problem.points, self._sums, rtol=given["rtol"], stored=stored,
+            max_rank=_rank_limit(problem, given["max_rank"], given["limit"]), seed=given["seed"],
+            logits=problem.logits, reach=problem.reach,
+        )  # fmt: skip
         factor.stored_as(self.dtype)
         self._columns = factor.columns
         degree = degrees(self._columns, self._sums)

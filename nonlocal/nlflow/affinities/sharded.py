@@ -179,23 +179,23 @@ def affinity(
 
 
 def _between(
-    processes: Processes,
-    kernel: Kernel,
-    domain: Points,
-    features: Tensor,
-    queries: Tensor | None,
-    mode: str,
+    processes: Processes, kernel: Kernel, domain: Points, features: Tensor, queries: Tensor | None, mode: str,
     memory_limit: float | None,
-) -> ShardedAffinity:
+) -> ShardedAffinity:  # fmt: skip
     problem: InputError | None = None
     q = k = torch.empty(0, 0)
     same = False
     try:
-        keys = _table("features", features, domain)
+
+        def table(name: str, value: Any) -> Tensor:
+            array: Tensor = domain.check_signal(name, _rows(name, value))
+            return array.reshape(domain.size, -1)
+
+        keys = table("features", features)
         for name in ("query_map", "key_map"):
             if getattr(kernel, name, None) is not None:
                 same_kind(name, getattr(kernel, name), keys)
-        q, k = kernel.map_features(keys, None if queries is None else _table("queries", queries, domain))
+        q, k = kernel.map_features(keys, None if queries is None else table("queries", queries))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
     except InputError as error:
         problem = error
@@ -207,11 +207,6 @@ def _between(
     if queries is None:
         result._recipe = lambda u: _between(processes, kernel, domain, Shard.rows(u), None, mode, memory_limit)
     return result
-
-
-def _table(name: str, value: Any, domain: Points) -> Tensor:
-    array: Tensor = domain.check_signal(name, _rows(name, value))
-    return array.reshape(domain.size, -1)
 
 
 def _rows(name: str, value: Any) -> Tensor:
@@ -325,14 +320,6 @@ class _Sharded(Affinity):
         """Return the same affinity with its features in float64."""
         raise NotImplementedError  # pragma: no cover - abstract
 
-    def __repr__(self) -> str:
-        # Whatever the number of processes: the same problem.
-        tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
-        return (
-            f"<{type(self).__name__} {self.kernel!r} on {self._processes.total} nodes, method={self.method!r}, "
-            f"{', '.join(tags) or 'not symmetric'}>"
-        )
-
 
 class ShardedAffinity(_Sharded):
     """The weights between the nodes of all processes, computed anew at each average; see `affinity`, which makes it.
@@ -351,16 +338,9 @@ class ShardedAffinity(_Sharded):
     kernel: Kernel
 
     def __init__(
-        self,
-        processes: Processes,
-        kernel: Kernel,
-        domain: Domain,
-        queries: Tensor,
-        keys: Tensor,
-        *,
-        mode: str,
+        self, processes: Processes, kernel: Kernel, domain: Domain, queries: Tensor, keys: Tensor, *, mode: str,
         memory_limit: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         same = queries is keys
         super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
         self._processes, self.mode, self._limit = processes, mode, memory_limit
@@ -405,19 +385,18 @@ class ShardedAffinity(_Sharded):
             self._logs = self._sums.sums(self._keys[:, :0])[1]
         return Shard.of(self._logs + self._shift, self._processes)
 
-    def _in_float64(self) -> _Sharded:
-        keys = self._keys.double()
-        queries = keys if self._queries is self._keys else self._queries.double()
+    def _of(self, queries: Tensor, keys: Tensor) -> ShardedAffinity:
+        """Return the affinity of other features."""
         return ShardedAffinity(
             self._processes, self.kernel, self.domain, queries, keys, mode=self.mode, memory_limit=self._limit
         )
 
+    def _in_float64(self) -> _Sharded:
+        keys = self._keys.double()
+        return self._of(keys if self._queries is self._keys else self._queries.double(), keys)
+
     def _symmetrised(self) -> Affinity:
-        other = ShardedAffinity(
-            self._processes, self.kernel, self.domain, self._keys, self._queries, mode=self.mode,
-            memory_limit=self._limit,
-        )  # fmt: skip
-        return _MixedShards(self, other, self._processes)
+        return _MixedShards(self, self._of(self._keys, self._queries), self._processes)
 
 
 class _MixedShards(_Sharded, MixedAffinity):

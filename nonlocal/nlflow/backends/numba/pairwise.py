@@ -274,32 +274,6 @@ def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
                 sums[begin + i, c] = total[c, i]
 
 
-@intrinsic
-def _power_of_two(typingctx, line, count, out):
-    signature = types.void(line, count, out)
-
-    def codegen(context, builder, signature, arguments):
-        v = Vectors(builder, signature.args[0].dtype.bitwidth)
-        line, out = (_data(context, builder, signature, arguments, i) for i in (0, 2))
-
-        def step(j, state):
-            v.store(v.exp2(v.load(line, j)), out, j)
-            return state
-
-        v.repeat(arguments[1], v.lanes, [], step)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@njit(parallel=True, cache=True)
-def powers_of_two(x, rounds, out):
-    """Powers of two of every line (a multiple of 64 bytes), `rounds` times: what sums cannot be faster than."""
-    for row in prange(x.shape[0]):
-        for _ in range(rounds):
-            _power_of_two(x[row], x.shape[1], out[row])
-
-
 _BOXES = types.float64[:, ::1]
 loop = loader(
     lambda f: {
@@ -307,7 +281,6 @@ loop = loader(
             pair_sums, types.int64, f, types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1],
             _BOXES, types.float64[::1],
         ),
-        "powers_of_two": (powers_of_two, f[:, ::1], types.int64, f[:, ::1]),
     }
 )  # fmt: skip
 """Loop of a name, for ``float32`` or ``float64``."""
