@@ -97,14 +97,7 @@ class LowRankAffinity(Affinity):
     method = "lowrank"
 
     def __init__(
-        self,
-        domain: Domain,
-        kernel: Kernel | None,
-        problem: _Problem,
-        dtype: Any,
-        *,
-        both: bool = False,
-        **options: Any,
+        self, domain: Domain, kernel: Kernel | None, problem: _Problem, dtype: Any, *, both: bool = False, **given: Any
     ) -> None:
         symmetric = problem.symmetric or both
         super().__init__(
@@ -130,17 +123,9 @@ class LowRankAffinity(Affinity):
 
     @classmethod
     def from_features(
-        cls,
-        kernel: Kernel,
-        domain: Domain,
-        queries: Array,
-        keys: Array,
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
-        max_rank: int | None = None,
-        rng: int | np.random.Generator | None = 0,
-    ) -> LowRankAffinity:
+        cls, kernel: Kernel, domain: Domain, queries: Array, keys: Array, *, rtol: float,
+        memory_limit: float | None = None, max_rank: int | None = None, rng: int | np.random.Generator | None = 0,
+    ) -> LowRankAffinity:  # fmt: skip
         """Compare queries (N, d) with keys (N, d); symmetric when they are the same array.
 
         O(N r^2 + N r d) time and O(N r) memory for the rank r that `rtol` asks for (2 N in place of N where queries are

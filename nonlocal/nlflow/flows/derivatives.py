@@ -215,9 +215,8 @@ def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000)
     ----------
     flow : GradientFlow or AttentionFlow
         Frozen, with a fidelity, of an affinity of torch features.
-    rtol : float, optional
-        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
-    maxiter : int
+    rtol, maxiter
+        As those of `minimizer`.
 
     Raises
     ------
