@@ -73,7 +73,7 @@ class PairSums:
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
-            width = _width(kernel)
+            width: float = getattr(kernel, "radius" if isinstance(kernel, TopHat) else "width")
             # By a power of two, which is exact: squares stay in range whatever the units.
             self._unit = 2.0 ** -math.frexp(width)[1]
             self._width = width * self._unit
@@ -312,14 +312,6 @@ def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
-
-
-def _width(kernel: RadialKernel) -> float:
-    if isinstance(kernel, TopHat):
-        return kernel.radius
-    if isinstance(kernel, Gaussian | Laplace):
-        return kernel.width
-    raise InputError(f"kernel: got {type(kernel).__name__}, which has no width")  # pragma: no cover - not in _KNOWN
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:

@@ -185,10 +185,7 @@ class TiledAffinity(Affinity):
         keys = of(self._keys)
         queries = keys if self._queries is self._keys else of(self._queries)
         sight = None if self._sight is None else self._sight.item(index, self.domain.leading)
-        result = TiledAffinity(
-            self.kernel, self.domain.item, queries, keys, mask=sight, precision=self._precision,
-            memory_limit=self._limit,
-        )  # fmt: skip
+        result = self._of(self.domain.item, queries, keys, sight)
         result._log_scale = self._log_scale
         return result
 
@@ -202,11 +199,13 @@ class TiledAffinity(Affinity):
 
     def _symmetrised(self) -> Affinity:
         sight = None if self._sight is None else self._sight.transposed()
-        other = TiledAffinity(
-            self.kernel, self.domain, self._keys, self._queries, mask=sight, precision=self._precision,
-            memory_limit=self._limit,
-        )  # fmt: skip
-        return MixedAffinity(self, other)
+        return MixedAffinity(self, self._of(self.domain, self._keys, self._queries, sight))
+
+    def _of(self, domain: Domain, queries: Array, keys: Array, sight: Sight | None) -> Affinity:
+        """Return the affinity of other features, or of an item."""
+        return TiledAffinity(
+            self.kernel, domain, queries, keys, mask=sight, precision=self._precision, memory_limit=self._limit
+        )
 
 
 def _leading(features: Array, leading: tuple[int, ...]) -> Array:

@@ -56,18 +56,13 @@ def diversity(flow: Flow, u: Any) -> float:
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
-        usual = flow.distance_to_constant(u)
-        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * _largest(u):
+        usual, xp = flow.distance_to_constant(u), namespace(u)
+        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * scalar(xp.max(xp.abs(u))):
             return usual
         return _in_log_space(MarkovChain(flow.affinity), u) if _on_host(flow) else usual
     # The lazy chain has the same stationary law, and a limit where the chain itself is periodic.
     chain = MarkovChain(flow.affinity, laziness=0.5)
     return float(chain.distance_to_limit(u, 0)[0]) if chain.log_law is None else _in_log_space(chain, u)
-
-
-def _largest(u: Array) -> float:
-    xp = namespace(u)
-    return scalar(xp.max(xp.abs(u)))
 
 
 def _on_host(flow: Flow) -> bool:
