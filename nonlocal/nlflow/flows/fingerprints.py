@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from nlflow._array import Array
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
-from nlflow.functionals.energies import E
 from nlflow.io.storage import Arrays, Meta
 
-__all__ = ["fingerprint", "incomplete", "probe"]
+__all__ = ["MEMORY", "fingerprint", "incomplete", "probe"]
+
+MEMORY = "memory/"
+"""What the names of signals begin with in a checkpoint that the integrator remembers."""
 
 _REMEMBERED = ("h", "error", "error_bound", "rejected")  # by the package's own integrators, from step to step
 
@@ -28,6 +30,7 @@ def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -
         expected = {"u": shape}
     if "kernel_signal" in arrays:
         expected["kernel_signal"] = shape
+    expected.update({name: shape for name in arrays if name.startswith(MEMORY)})
     for name, wanted in expected.items():
         found = arrays.get(name)
         if found is None or found.dtype.kind != "f" or found.shape != wanted:
@@ -50,19 +53,12 @@ def incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -
 def fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
     """Identify what a problem was given, bit by bit; `probe` stands for its kernel."""
     digest = hashlib.sha256()
-    functional = flow.functional
-    given = functional if isinstance(functional, E) else None
-    # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes in another way.
-    fidelity = given.fidelity if given is not None else None if flow.fidelity is None else flow.fidelity.values
-    measure = "" if given is None else given.measure
-    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), measure):
+    given = flow.given()
+    words = [word for word in given if isinstance(word, str)]
+    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), *words):
         digest.update(text.encode())
-    pieces = [u]
-    if flow.observed is not None:
-        pieces.append(flow.observed)
-    if fidelity is not None:
-        pieces.append(fidelity)
-    for piece in (times, *pieces):
+    pieces = [piece for piece in given if piece is not None and not isinstance(piece, str)]
+    for piece in (times, u, *pieces):
         alone = isinstance(piece, float) or piece is times
         array = np.asarray(piece) if alone else flow.affinity.whole(piece)
         digest.update(str((array.dtype, array.shape)).encode())

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Callable
 from typing import Any, Self
 
 import numpy as np
@@ -52,7 +53,11 @@ class Flow:
     applications : int
         How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share
         the count.
+    during : callable
+        A long step calls it with the share of the step that is done; the time loop tells it to trackers.
     """
+
+    during: Callable[[float], Any] = staticmethod(lambda share: None)
 
     def __init__(
         self,
@@ -99,6 +104,11 @@ class Flow:
         """The functional that the flow descends; None for a flow that is no gradient flow."""
         return None
 
+    @property
+    def has_energy(self) -> bool:
+        """Whether `energy` is a number."""
+        return self.functional is not None
+
     def at(self, u: Array) -> Self:
         """Return the flow with the kernel that it has at the signal `u`.
 
@@ -111,6 +121,22 @@ class Flow:
     def is_of(self, u: Array) -> bool:
         """Whether `rebuilt` took the kernel from this very array."""
         return self._seen is u
+
+    def following(self, u: Array, memory: dict[str, Any]) -> Self:
+        """Return the evolving flow with the kernel of `u`, after a step and after a resume.
+
+        An integrator that has built it already leaves it in its memory.
+        """
+        left = memory.get("_flow")
+        return left if isinstance(left, type(self)) and left.is_of(u) else self.rebuilt(u)
+
+    def given(self) -> list[Any]:
+        """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
+        # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes differently.
+        stated = self.functional if isinstance(self.functional, E) else None
+        fidelity = None if self.fidelity is None else self.fidelity.values
+        own = (fidelity, "") if stated is None else (stated.fidelity, stated.measure)
+        return [own[1], self.observed, own[0]]
 
     def more_than(self, piece: str) -> str | None:
         """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.

@@ -26,7 +26,7 @@ from nlflow.errors import (
     check_array,
     check_number,
 )
-from nlflow.flows.fingerprints import fingerprint, incomplete, probe
+from nlflow.flows.fingerprints import MEMORY, fingerprint, incomplete, probe
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.flows.result import Solution, Status
@@ -259,6 +259,7 @@ class _Loop:
             if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
                 self.integrator.check(self.flow)  # the stable range moves with the kernel
             memory, before = dict(now.memory), self.flow.applications
+            self.flow.during = self._during
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
                 u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
             xp = namespace(u)
@@ -272,7 +273,7 @@ class _Loop:
             applications = now.applications + self.flow.applications - before
             kernel_signal = now.kernel_signal
             if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
-                self.flow, kernel_signal = self._followed(u, memory), u
+                self.flow, kernel_signal = self.flow.following(u, memory), u
             self.state = replace(
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
                 applications=applications,
@@ -282,10 +283,10 @@ class _Loop:
             if reason := self._look():
                 return Status.STOPPED, reason
 
-    def _followed(self, u: Array, memory: dict[str, Any]) -> Flow:
-        """Return the flow with the kernel of `u`; an integrator that has built it already leaves it in its memory."""
-        left = memory.get("_flow")
-        return left if isinstance(left, Flow) and left.is_of(u) else self.flow.rebuilt(u)
+    def _during(self, share: float) -> None:
+        """Let the watchers know how much of a long step is done."""
+        for watcher in self.watchers:
+            self._watching(watcher.during, self.state.t, share)
 
     def _asked(self, u: Array, due: bool) -> bool:
         """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
@@ -337,14 +338,17 @@ class _Loop:
             arrays["energies"] = np.array([output[2] for output in now.outputs])
         if now.kernel_signal is not None:
             arrays["kernel_signal"] = whole(now.kernel_signal)
+        # What begins with an underscore is a convenience of this process, recomputed after a resume.
+        kept = {key: value for key, value in now.memory.items() if not key.startswith("_")}
+        signals = [key for key, value in kept.items() if getattr(value, "shape", ())]
+        arrays.update({MEMORY + key: whole(kept[key]) for key in signals})
         for name, watcher in zip(self.names, self.watchers, strict=True):
             arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
         meta = {
             "fingerprint": self.fingerprint,
             "t": now.t,
             "steps": now.steps,
-            # What begins with an underscore is a convenience of this process, recomputed after a resume.
-            "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
+            "memory": {key: value for key, value in kept.items() if key not in signals},
             "provenance": _provenance(self.flow, self.integrator, now.u),
         }
         if writes:
@@ -401,11 +405,13 @@ class _Loop:
         columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
         outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
         u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
+        memory = dict(meta["memory"])
+        memory.update({k.removeprefix(MEMORY): own(a, like) for k, a in arrays.items() if k.startswith(MEMORY)})
         signal = None
         if self.flow.evolving:
             signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
-            self.flow = self.flow.rebuilt(signal)
-        self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
+            self.flow = self.flow.following(signal, memory)
+        self.state = _State(u, t, steps, memory, signal, outputs)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             prefix = f"record/{name}/"
             record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}

@@ -16,9 +16,9 @@ from functools import cache
 import numpy as np
 from numba import njit, prange, types
 
+from nlflow.backends.numba import RUN
 from nlflow.backends.numba.loading import compiled
 
-RUN = 64
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
 # kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for

@@ -1,5 +1,19 @@
 """Patches as tokens: groups of alike patches, on which E and its flows act as the classical denoisers do."""
 
+from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Lattice
+from nlflow.denoising.patches.flow import GroupAffinity, GroupFlow, RelaxedSemiImplicit
 from nlflow.denoising.patches.groups import PatchGroups
+from nlflow.denoising.patches.plain import PlainFilter
 
-__all__ = ["PatchGroups"]
+__all__ = [
+    "CompiledFilter",
+    "GroupAffinity",
+    "GroupFilter",
+    "GroupFlow",
+    "Grouping",
+    "Groups",
+    "Lattice",
+    "PatchGroups",
+    "PlainFilter",
+    "RelaxedSemiImplicit",
+]
