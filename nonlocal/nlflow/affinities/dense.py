@@ -287,7 +287,7 @@ class DenseAffinity(Affinity):
 
     def _symmetrised(self) -> Affinity:
         direct: Any = self._log_block
-        transposed: Any = self._transposed  # both are kept by all that is asked: what is symmetric is not
+        transposed: Any = self._transposed  # kept for k that is not symmetric, and only that is asked here
         xp = namespace(self._matrix)
 
         def block(start: int, stop: int) -> Array:

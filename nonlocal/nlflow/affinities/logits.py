@@ -1,4 +1,4 @@
-"""What structures of all pairs share: properties of k, checks of its logarithms, and P in log space."""
+"""What affinities between all pairs share: properties of k, checks of its logarithms, and P in log space."""
 
 from __future__ import annotations
 

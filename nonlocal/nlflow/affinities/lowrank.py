@@ -207,7 +207,7 @@ class LowRankAffinity(Affinity):
         return self._logs
 
     def _symmetrised(self) -> Affinity:
-        problem: Any = self._problem  # kept by all that is asked: what is symmetric is not
+        problem: Any = self._problem  # kept for k that is not symmetric, and only that is asked here
         # Keys look for queries too, which asks for other pivots: the bound is kept, the rank may differ.
         result = LowRankAffinity(self.domain, self.kernel, problem, self.dtype, both=True, **self._options)
         result.reason = self.reason

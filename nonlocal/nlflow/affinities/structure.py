@@ -1,4 +1,4 @@
-"""What an affinity gets from the structure of its K: what a subclass has to define, and what it may."""
+"""The part of an affinity that depends on the structure of K: what a subclass must define and what it may define."""
 
 from __future__ import annotations
 

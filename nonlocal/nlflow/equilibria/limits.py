@@ -122,7 +122,7 @@ def equilibrium(
     if fidelity.width > 1:
         _check_iterative(flow, method)
     holes = low <= 1e-8 * high
-    # Whether the direct method is at hand where another does not do.
+    # Whether the direct method may be used where iteration fails.
     at_hand = method == "auto" and flow.affinity.domain.size <= _DENSE_NODES and fidelity.width == 1
     if method != "direct" and not (at_hand and (holes or not flow.symmetric)):
         try:

@@ -1,4 +1,4 @@
-"""The minimiser of E: what is told about one, and the linear system that it solves."""
+"""Minimisers: the record of a result, and the linear system that the minimiser of E solves."""
 
 from __future__ import annotations
 
