@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats
+from nlflow._array import Floats, kept_bytes
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
@@ -206,6 +206,11 @@ class PatchStencil(_Stencil):
             ahead, behind = max(dj, 0), max(-dj, 0)
             yield (di, dj), stored[ri:, s, ahead : ahead + columns]
             yield (-di, -dj), stored[ri - di : ri - di + rows, s, behind : behind + columns]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the affinity keeps, but for what it keeps of each offset."""
+        return kept_bytes(self._stored, self._weights_of[0], self._offsets, self._degrees)
 
 
 class TableStencil(_Stencil):
