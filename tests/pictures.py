@@ -11,7 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from nlflow.denoising import groupwise
-from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Lattice
+from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
 from nlflow.denoising.patches.filters import found
 from nlflow.denoising.patches.flow import as_planes, as_signal
 from nlflow.denoising.presets import GroupPreset
@@ -39,7 +39,7 @@ def grouped(guide: Floats, grouping: Grouping) -> Groups:
 
 def group_step(groups: Groups, *planes: Floats, **options: Any) -> tuple[Floats, Floats]:
     """A compiled step on groups: state, pilot, observed and variance to estimate and next state."""
-    return CompiledFilter().step(groups, *planes, **options)
+    return CompiledFilter().step(groups, Images(*planes), Stage(**options))
 
 
 def estimates(

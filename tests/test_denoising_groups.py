@@ -9,6 +9,7 @@ import pytest
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
 from nlflow.backends.numba import groups as loops
+from nlflow.backends.numba import search
 from nlflow.denoising import api, groupwise
 from nlflow.denoising.patches import Grouping, Groups
 from nlflow.denoising.patches.search import reference_positions
@@ -238,8 +239,12 @@ def test_loops_are_compiled_for_what_they_are_called_with(dtype: Any):
     variance = np.broadcast_to(np.linspace(0.5, 1.5, 14, dtype=dtype), image.shape)
     group_step(grouped(image, IMAGE), image, image, image, variance, leave=0.5)
     group_step(grouped(image, IMAGE), image, image, image, uniform(1, dtype), shrink=1.0, running=False)
-    for name in ("find_groups", "filter_groups", "add_windows"):
-        loop: Any = loops.loop(name, np.dtype(dtype).name)
+    precision = np.dtype(dtype).name
+    found: list[Any] = [
+        search.loop(precision),
+        *(loops.loop(name, precision) for name in ("filter_groups", "add_windows")),
+    ]
+    for loop in found:
         assert len(loop.signatures) <= 2
 
 

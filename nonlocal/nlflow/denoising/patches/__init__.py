@@ -1,6 +1,6 @@
 """Patches as tokens: groups of alike patches, on which E and its flows act as the classical denoisers do."""
 
-from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Lattice
+from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Images, Lattice, Stage
 from nlflow.denoising.patches.flow import GroupAffinity, GroupFlow, RelaxedSemiImplicit
 from nlflow.denoising.patches.groups import PatchGroups
 from nlflow.denoising.patches.plain import PlainFilter
@@ -12,8 +12,10 @@ __all__ = [
     "GroupFlow",
     "Grouping",
     "Groups",
+    "Images",
     "Lattice",
     "PatchGroups",
     "PlainFilter",
     "RelaxedSemiImplicit",
+    "Stage",
 ]

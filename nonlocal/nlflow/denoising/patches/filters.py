@@ -17,7 +17,7 @@ from nlflow.backends.numba import RUN
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.errors import InputError
 
-__all__ = ["CompiledFilter", "GroupFilter", "Grouping", "Groups", "Lattice", "found"]
+__all__ = ["CompiledFilter", "GroupFilter", "Grouping", "Groups", "Images", "Lattice", "Stage", "found"]
 
 Array = NDArray[Any]
 _JOBS = 64  # runs whose windows are held at a time; enough to keep threads busy
@@ -120,8 +120,52 @@ class Groups:
     counts: NDArray[np.int32]
 
 
+@dataclass(frozen=True)
+class Images:
+    """What a step looks at, as planes (C, H, W) of one floating-point type.
+
+    Attributes
+    ----------
+    state, pilot, observed : array of shape (C, H, W)
+        The running state z, the estimate from which covariances are taken, and the input.
+    variance : array of shape (C, H, W) or (C, 1, 1)
+        Variance of the noise in the input.
+    """
+
+    state: Array
+    pilot: Array
+    observed: Array
+    variance: Array
+
+
+@dataclass(frozen=True)
+class Stage:
+    """How far a step goes, and what it takes the noise in its images for.
+
+    Attributes
+    ----------
+    leave : float
+        Fraction of the noise that the next state keeps.
+    factor : float
+        On the variance of the noise.
+    shrink : float
+        Multiple of the noise that is taken from the eigenvalues of the covariance; 0 for a pilot free of noise.
+    running : bool
+        Whether noise has been taken out of the state already; how much is left is measured then.
+    """
+
+    leave: float = 0.0
+    factor: float = 1.0
+    shrink: float = 0.0
+    running: bool = True
+
+
+def _nobody(share: float) -> None:
+    """Hear a share of the work."""
+
+
 class GroupFilter(Protocol):
-    """What computes a step on groups; arrays are planes (C, H, W) of one floating-point type.
+    """What finds groups and computes a step on them.
 
     With a group's tokens z of mean m, their covariance C in the pilot and the noise N that z still holds, a step is
     z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1. Sums for a sample are
@@ -129,43 +173,12 @@ class GroupFilter(Protocol):
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return `Groups.members` and `Groups.counts`, found on a guide."""
+        """Return `Groups.members` and `Groups.counts`, found on a guide (C, H, W)."""
 
     def step(
-        self,
-        groups: Groups,
-        state: Array,
-        pilot: Array,
-        observed: Array,
-        variance: Array,
-        *,
-        leave: float = 0.0,
-        factor: float = 1.0,
-        shrink: float = 0.0,
-        running: bool = True,
-        during: Callable[[float], Any] = lambda share: None,
+        self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = _nobody
     ) -> tuple[Array, Array]:
-        """Return the estimate and the next state.
-
-        Parameters
-        ----------
-        groups : Groups
-        state, pilot, observed : array of shape (C, H, W)
-            The running state z, the estimate from which covariances are taken, and the input.
-        variance : array of shape (C, H, W) or (C, 1, 1)
-            Variance of the noise in the input.
-        leave : float
-            Fraction of the noise that the next state keeps.
-        factor : float
-            On the variance of the noise.
-        shrink : float
-            Multiple of the noise that is taken from the eigenvalues of the covariance; 0 for a pilot that is free of
-            noise.
-        running : bool
-            Whether noise has been taken out of the state already; how much is left is measured then.
-        during : callable
-            Gets the share of the step that is done.
-        """
+        """Return the estimate and the next state, (C, H, W) each; `during` gets the share of the step that is done."""
 
 
 def found(loops: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
@@ -216,36 +229,25 @@ class CompiledFilter:
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
         """Return the nearest patches of each reference, by the squared distance over all channels."""
-        from nlflow.backends.numba import groups as loops
+        from nlflow.backends.numba import search
 
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
         ry, rx = lattice.radii
         padded = np.pad(guide, ((0, 0), (ry, ry), (rx, rx)), mode="edge")
-        loops.loop("find_groups", guide.dtype.name)(
+        search.loop(guide.dtype.name)(
             padded, lattice.rows, lattice.columns, lattice.shape, lattice.patch, lattice.radii,
             nearest_offsets(lattice.radii)[1], np.finfo(guide.dtype).eps, members, counts,
         )  # fmt: skip
         return members, counts
 
     def step(
-        self,
-        groups: Groups,
-        state: Array,
-        pilot: Array,
-        observed: Array,
-        variance: Array,
-        *,
-        leave: float = 0.0,
-        factor: float = 1.0,
-        shrink: float = 0.0,
-        running: bool = True,
-        during: Callable[[float], Any] = lambda share: None,
+        self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = _nobody
     ) -> tuple[Array, Array]:
         """Return the estimate and the next state; see `GroupFilter`."""
         from nlflow.backends.numba import groups as loops
 
-        lattice, runs = groups.lattice, -(-len(groups.lattice.columns) // RUN)
+        state, lattice, runs = images.state, groups.lattice, -(-len(groups.lattice.columns) // RUN)
         total = len(lattice.rows) * runs
         sums = np.zeros((3, *state.shape), state.dtype)
         windows = np.empty((min(_JOBS, total), 3, len(state), *_window(lattice)), state.dtype)
@@ -253,13 +255,14 @@ class CompiledFilter:
         filter_groups = loops.loop("filter_groups", state.dtype.name)
         add_windows = loops.loop("add_windows", state.dtype.name)
         # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
-        variance = np.require(variance, requirements="W")
+        variance = np.require(images.variance, requirements="W")
         with threadpool_limits(1, "blas"):
             for first in range(0, total, _JOBS):
                 jobs = (first, min(first + _JOBS, total))
                 filter_groups(
-                    state, pilot, observed, variance, groups.members, groups.counts, lattice.rows, lattice.columns,
-                    jobs, lattice.patch, lattice.radii, leave, factor, shrink, running, rounding, windows,
+                    state, images.pilot, images.observed, variance, groups.members, groups.counts, lattice.rows,
+                    lattice.columns, jobs, lattice.patch, lattice.radii, stage.leave, stage.factor, stage.shrink,
+                    stage.running, rounding, windows,
                 )  # fmt: skip
                 add_windows(windows, lattice.rows, lattice.columns, jobs, lattice.radii, sums)
                 during(jobs[1] / total)

@@ -11,7 +11,16 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, underflowing
 from nlflow.affinities import Affinity
-from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Lattice, found
+from nlflow.denoising.patches.filters import (
+    CompiledFilter,
+    GroupFilter,
+    Grouping,
+    Groups,
+    Images,
+    Lattice,
+    Stage,
+    found,
+)
 from nlflow.denoising.patches.plain import PlainFilter
 from nlflow.domains import Grid
 from nlflow.errors import InputError, check_array, check_integer, check_number
@@ -223,10 +232,12 @@ class GroupFlow(Flow):
         held: Any = self.affinity
         return cast(Groups, held.groups)
 
-    @property
-    def _noise(self) -> dict[str, Any]:
-        """What a filter is told of the noise in the pilot and in the running state."""
-        return {"factor": self.factor} if self._begun else {"shrink": self.shrink, "running": False}
+    def _stage(self, leave: float = 0.0) -> Stage:
+        return Stage(leave, self.factor) if self._begun else Stage(shrink=self.shrink, running=False)
+
+    def _images(self, u: Array) -> Images:
+        pilot, state = (as_planes(self._signal(v)) for v in (u, self.state))
+        return Images(state, pilot, self._seen_planes(pilot), self._variance)
 
     def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:
         """Return the next estimate, and the running state of which a part of the noise is left.
@@ -240,11 +251,7 @@ class GroupFlow(Flow):
         leave : float
             Fraction of the noise that the running state keeps.
         """
-        pilot, state = (as_planes(self._signal(v)) for v in (u, self.state))
-        options: dict[str, Any] = {**self._noise, "leave": leave} if self._begun else self._noise
-        planes, following = self.filter.step(
-            self.groups, state, pilot, self._seen_planes(pilot), self._variance, during=self.during, **options
-        )
+        planes, following = self.filter.step(self.groups, self._images(u), self._stage(leave), during=self.during)
         if not self._begun:
             following = self._seen_planes(planes)
         elif self.missing is not None:
@@ -273,8 +280,7 @@ class GroupFlow(Flow):
         O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64: more than a compiled step takes.
         """
         plain = self.filter if isinstance(self.filter, PlainFilter) else PlainFilter()
-        planes, state = (as_planes(self._signal(v)) for v in (u, self.state))
-        return plain.energy(self.groups, planes, state, self._seen_planes(planes), self._variance, **self._noise)
+        return plain.energy(self.groups, self._images(u), self._stage())
 
     def given(self) -> list[Any]:
         """Return what the flow was given: the observed signal, its noise, and which samples are missing."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
-from nlflow.denoising.patches.filters import CompiledFilter, Groups
+from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
 from nlflow.flows.flow import GradientFlow
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.functionals.energies import E
@@ -63,34 +63,24 @@ class PlainFilter(CompiledFilter):
         return covariance
 
     def step(
-        self,
-        groups: Groups,
-        state: Array,
-        pilot: Array,
-        observed: Array,
-        variance: Array,
-        *,
-        leave: float = 0.0,
-        factor: float = 1.0,
-        shrink: float = 0.0,
-        running: bool = True,
-        during: Callable[[float], Any] = lambda share: None,
+        self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = lambda share: None
     ) -> tuple[Array, Array]:
         """Return the estimate and the next state; see `GroupFilter`."""
+        state = images.state
         sums, done = np.zeros((3, *state.shape)), 0
-        for tokens in _blocks(groups, variance):
+        for tokens in _blocks(groups, images.variance):
             z, members = tokens.lift(state), tokens.places.shape[1]
-            left = tokens.left(z, observed, leave) if running else np.ones((len(z), 1, 1))
-            noise = tokens.noise * left**2 * factor
+            left = tokens.left(z, images.observed, stage)
+            noise = tokens.noise * left**2 * stage.factor
             root = np.sqrt(noise)
-            energy = self._energy(z / root, tokens.lift(pilot) / root, shrink)
+            energy = self._energy(z / root, tokens.lift(images.pilot) / root, stage.shrink)
             u = SemiImplicit().step(GradientFlow(energy, metric="degree"), z / root, 1.0) * root
             matrices: Any = energy.fidelity
             filtered = np.linalg.inv(np.eye(z.shape[2]) + matrices[:, 0])
             kept = 1 - np.diagonal(filtered, axis1=1, axis2=2)[:, None]
             # Inverse variance of a sample of the estimate: what the filter keeps of the noise, and that of the mean.
             weights = 1 / (noise * (kept * (1 - 1 / members) + 1 / members))
-            following = z + (1 - leave / left) * (u - z)
+            following = z + (1 - stage.leave / left) * (u - z)
             for target, values in zip(sums, (u, following, np.ones_like(u)), strict=True):
                 tokens.add(weights * values, target)
             done += len(z)
@@ -99,25 +89,13 @@ class PlainFilter(CompiledFilter):
         sums[0, bare], sums[1, bare], sums[2, bare] = state[bare], state[bare], 1
         return (sums[0] / sums[2]).astype(state.dtype), (sums[1] / sums[2]).astype(state.dtype)
 
-    def energy(
-        self,
-        groups: Groups,
-        u: Array,
-        state: Array,
-        observed: Array,
-        variance: Array,
-        *,
-        factor: float = 1.0,
-        shrink: float = 0.0,
-        running: bool = True,
-    ) -> float:
-        """Return E of the tokens of u, drawn to those of the state, with covariances of u; in units of the noise."""
+    def energy(self, groups: Groups, images: Images, stage: Stage) -> float:
+        """Return E of the tokens of the pilot, drawn to those of the state; in units of the noise of the input."""
         total = 0.0
-        for tokens in _blocks(groups, variance):
-            z, pilot, root = tokens.lift(state), tokens.lift(u), np.sqrt(tokens.noise)
-            left = tokens.left(z, observed, 0.0) if running else np.ones((len(z), 1, 1))
-            ratio = left * np.sqrt(factor)
-            fidelity = self._energy(z / root / ratio, pilot / root / ratio, shrink).fidelity
+        for tokens in _blocks(groups, images.variance):
+            z, pilot, root = tokens.lift(images.state), tokens.lift(images.pilot), np.sqrt(tokens.noise)
+            strength = root * tokens.left(z, images.observed, stage) * np.sqrt(stage.factor)
+            fidelity = self._energy(z / strength, pilot / strength, stage.shrink).fidelity
             total += E(BlockAffinity(*z.shape[:2]), z / root, fidelity, measure="degree").value(pilot / root)
         return total
 
@@ -158,11 +136,13 @@ class _Tokens:
         plane = target[self.plane]
         plane += np.bincount(self.places.ravel(), values.ravel(), minlength=plane.size).reshape(plane.shape)
 
-    def left(self, z: Array, observed: Array, leave: float) -> Array:
+    def left(self, z: Array, observed: Array, stage: Stage) -> Array:
         """Return which part of its noise each group's state still holds, shape (G, 1, 1): 1 - std(f - z) / sigma."""
+        if not stage.running:
+            return np.ones((len(z), 1, 1))
         removed = (self.lift(observed) - z).std(axis=(1, 2), keepdims=True)
         left = 1 - removed / np.sqrt(self.noise.mean(axis=2, keepdims=True))
-        return np.asarray(np.maximum(left, max(leave, _LEAST)))
+        return np.asarray(np.maximum(left, max(stage.leave, _LEAST)))
 
 
 def _blocks(groups: Groups, variance: Array) -> Iterator[_Tokens]:
