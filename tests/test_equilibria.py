@@ -390,3 +390,20 @@ def test_arguments() -> None:
     with pytest.raises(nl.MemoryLimitError, match=r"direct solution for 12 nodes needs .*method='iterative'"):
         equilibrium(flow, memory_limit=6000)
     assert equilibrium(flow, memory_limit=7000).success
+
+
+def test_limits_and_minimisers_are_told_alike() -> None:
+    """One record serves them all; what one of them tells besides comes after it."""
+    f = np.array([0.0, 1.0, 3.0, 2.0])
+    k = nl.from_matrix(np.ones((4, 4)), nl.Grid(4))
+    found = [E(k, f, 0.5).minimizer(), equilibrium(GradientFlow(E(k, f, 0.5))), nl.Ep(k, f, 0.5, 2).minimizer()]
+    for one in found:
+        assert list(vars(one))[:5] == ["u", "residual", "iterations", "success", "message"]
+        assert one.success
+        np.testing.assert_allclose(one.u, found[0].u, rtol=0, atol=2e-3)
+    _, limit, certified = found
+    assert isinstance(limit, nl.Equilibrium)
+    assert limit.method == "conjugate gradients"
+    assert isinstance(certified, nl.CertifiedMinimizer)
+    assert certified.gap == certified.residual
+    assert certified.value == pytest.approx(E(k, f, 0.5).value(found[0].u), rel=1e-4)

@@ -288,3 +288,23 @@ def test_gmres_knows_no_unit(size: float) -> None:
     solved = gmres(lambda v: a @ v, size * b, np.zeros_like(b), rtol=1e-12, maxiter=1000)
     assert solved.residual <= 1e-12
     np.testing.assert_allclose(solved.x / size, np.linalg.solve(a, b), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("coupled", [False, True])
+def test_gmres_on_tensors(coupled: bool) -> None:
+    """In single precision with products in double; as one system for all columns, or one for each."""
+    torch = pytest.importorskip("torch", reason="any array namespace")
+    a, b = resolvent(60, 0.1).astype(np.float32), np.random.default_rng(1).standard_normal((60, 3)).astype(np.float32)
+    b[:, 1] *= 1e-3
+    matrix = torch.from_numpy(a)
+
+    def inner(v: Any, w: Any) -> Any:
+        products = v.double() * w.double()
+        return products.sum().reshape(1) if coupled else products.sum(dim=0)
+
+    options: dict[str, Any] = {"rtol": 1e-5, "maxiter": 200, "inner": inner}
+    solved = gmres(lambda v: matrix @ v, torch.from_numpy(b), torch.zeros(60, 3), **options)
+    assert solved.x.dtype == torch.float32
+    left = np.linalg.norm(a @ solved.x.numpy() - b, axis=None if coupled else 0)
+    assert np.all(left <= 2e-5 * np.linalg.norm(b, axis=None if coupled else 0))
+    assert solved.iterations < 40

@@ -15,7 +15,7 @@ from scipy.sparse.csgraph import connected_components
 
 import nlflow as nl
 from nlflow import MarkovChain
-from nlflow.markov import stationary
+from nlflow.markov import spectral, stationary
 from nlflow.markov.spectral import _LAWS
 from nlflow.markov.stationary import left_eigenvector, state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
@@ -188,11 +188,12 @@ def test_a_law_that_leaks_is_none() -> None:
 
 
 def test_arnoldi_that_does_not_converge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stationary, "_RESTARTS", 1)
+    for module in (stationary, spectral):
+        monkeypatch.setattr(module, "RESTARTS", 1)
     p = ring(400, 0.5)
     with pytest.raises(nl.NumericalError, match=r"stationary law was not found by Arnoldi iteration \(.*wider kernel"):
         left_eigenvector(lambda law: law @ p * np.linspace(1, 1 + 1e-9, 400), 400)
-    monkeypatch.setattr("nlflow.markov.spectral.DENSE_STATES", 30)
+    monkeypatch.setattr(spectral, "DENSE_STATES", 30)
     with pytest.raises(nl.NumericalError, match=r"second eigenvalue was not found .* use fewer nodes"):
         _ = MarkovChain(given(directed_ring(400, 0.01) + 1e-3 * np.eye(400, k=5))).second_eigenvalue
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlflow import DotProduct, E, Gaussian, Grid, Laplace, NumericalError, Patch, Points, affinity, from_matrix
-from nlflow.functionals.quadratic import METRICS
+from nlflow.functionals.energies import METRICS
 from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, position_matrix
 

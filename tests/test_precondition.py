@@ -10,10 +10,10 @@ from scipy.sparse import csr_array
 
 from nlflow import DotProduct, E, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
 from nlflow.affinities.sparse import SparseAffinity
+from nlflow.functionals.energies import METRICS
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
 from nlflow.functionals.preconditioners import PRECONDITIONERS, Choice, Multigrid, Transform
 from nlflow.functionals.preconditioners.coarsening import split
-from nlflow.functionals.quadratic import METRICS
 from tests.covering import pairs
 
 pytestmark = pytest.mark.numerical

@@ -24,8 +24,8 @@ from nlflow.flows.integrators import ExplicitEuler, NeutrenoStep
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
+from nlflow.functionals.energies import E, J
 from nlflow.functionals.fidelity import NodeFidelity
-from nlflow.functionals.quadratic import E, J
 from nlflow.markov import MarkovChain
 from nlflow.markov.operator import Transitions
 from nlflow.plotting import new_figure

@@ -44,8 +44,8 @@ from .flows.trackers import Discrepancy as Discrepancy
 from .flows.trackers import DistanceToConstant as DistanceToConstant
 from .flows.trackers import Energy as Energy
 from .flows.trackers import Stationary as Stationary
-from .functionals.quadratic import E as E
-from .functionals.quadratic import J as J
+from .functionals.energies import E as E
+from .functionals.energies import J as J
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp

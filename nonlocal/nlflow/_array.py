@@ -17,10 +17,13 @@ from nlflow.errors import InputError
 
 __all__ = [
     "Array",
+    "Floats",
     "check_untracked",
     "constant_like",
     "is_numpy",
+    "kept_bytes",
     "mean_over_nodes",
+    "middle_of_range",
     "namespace",
     "over_channels",
     "power_of_two",
@@ -35,6 +38,9 @@ Item = TypeVar("Item")
 
 Array: TypeAlias = Any
 """An array of any namespace that the array API covers: numpy.ndarray or torch.Tensor."""
+
+Floats: TypeAlias = NDArray[np.float64]
+"""A NumPy array in double precision."""
 
 
 def underflowing(item: Item) -> Item:
@@ -130,6 +136,31 @@ def mean_over_nodes(u: Array, weights: Array, axes: tuple[int, ...] | None = Non
     axes = tuple(range(weights.ndim)) if axes is None else axes
     total = xp.sum(over_channels(weights, u) * u, axis=axes, keepdims=True, dtype=xp.float64)
     return xp.astype(total, u.dtype)
+
+
+def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
+    """Return the middle between the least and the largest value of each column."""
+    return np.asarray(flat.min(axis=0) / 2 + flat.max(axis=0) / 2)  # their sum could overflow
+
+
+def kept_bytes(*kept: Any) -> int:
+    """Return the bytes of all arrays among some values, and in lists, dictionaries and sparse matrices among them.
+
+    An array that is met again counts once; what has a ``memory_bytes`` of its own counts as that says.
+    """
+    found: dict[int, int] = {}
+    left = list(kept)
+    while left:
+        value = left.pop()
+        if hasattr(value, "memory_bytes"):
+            found[id(value)] = value.memory_bytes
+        elif hasattr(value, "indptr"):
+            left += [value.data, value.indices, value.indptr]
+        elif isinstance(value, dict | list | tuple):
+            left += value.values() if isinstance(value, dict) else value
+        elif hasattr(value, "nbytes") and hasattr(value, "shape"):
+            found[id(value)] = int(value.nbytes)
+    return sum(found.values())
 
 
 def same_kind(name: str, array: Array, like: Array) -> None:

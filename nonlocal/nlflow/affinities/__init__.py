@@ -1,8 +1,9 @@
 """Affinities: one averaging operator for each structure of K.
 
-`base` is the contract, `dense` the reference. `stencil` and `convolution` serve grids; `pairwise` (exact, by
-`pair_sums`), `neighbours`, `nonuniform` and `lowrank` (approximate) scattered nodes and features, and `choice` chooses
-among these. `sparse` is that of a given graph, `block` that of separate groups. `build` is what users call.
+`base` is the contract, above `structure`, which says what a subclass defines; `dense` is the reference. `stencil` and
+`convolution` serve grids; `pairwise` (exact, by `pair_sums`), `neighbours`, `nonuniform` and `lowrank` (approximate)
+scattered nodes and features, and `choice` chooses among these. `tiled` serves tensors, `sharded` those of several
+processes. `sparse` is that of a given graph, `block` that of separate groups. `build` is what users call.
 """
 
 from nlflow.affinities.base import Affinity

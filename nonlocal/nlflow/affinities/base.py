@@ -4,82 +4,43 @@ from __future__ import annotations
 
 import copy
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow._array import (
     Array,
+    Floats,
     constant_like,
     is_numpy,
     mean_over_nodes,
+    middle_of_range,
     namespace,
     over_channels,
     power_of_two,
     scalar,
-    to_numpy,
     underflowing,
 )
-from nlflow.domains import Domain
-from nlflow.domains.mask import Mask
+from nlflow.affinities.graph import Sparse, functional_graph
+from nlflow.affinities.structure import Structure
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.kernels import Kernel
 
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
-
-    from nlflow.affinities.pair_sums import PairSums
-
-__all__ = ["MASS", "Affinity", "Sparse", "check_rows", "log_transitions", "middle_of_range", "properties"]
+__all__ = ["MASS", "Affinity", "check_affinity"]
 
 MASS = 1e-6
 """How far the mass of a law may be from what it was, relatively, after one move."""
 
-Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
-"""A sparse matrix by rows; SciPy's module is loaded when the first is made."""
 
-
-def middle_of_range(flat: NDArray[Any]) -> NDArray[Any]:
-    """Return the middle between the least and the largest value of each column."""
-    return np.asarray(flat.min(axis=0) / 2 + flat.max(axis=0) / 2)  # their sum could overflow
-
-
-def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
-    """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
-    same = queries is keys
-    # Of a definite matrix what lies between nodes that are there is definite; what is left of it by windows may not be.
-    whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
-    return {
-        "symmetric": same and kernel.symmetric and not (mask is not None and mask.causal),
-        "positive_semidefinite": same and kernel.positive_semidefinite and whole,
-    }
-
-
-def check_rows(highest: Array, start: int = 0) -> None:
-    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
-    xp = namespace(highest)
-    wrong = ~xp.isfinite(highest)
-    if not bool(xp.any(wrong)):
-        return
-    row = int(xp.argmax(xp.astype(wrong, xp.int32)))
-    if float(highest[row]) == -np.inf:
-        what = "is zero or not finite; every node needs a neighbour (itself, say)"
-    else:
-        what = "has logits that overflow; scale the features or the kernel"
-    raise InputError(f"affinity: row {start + row} {what}")
-
-
-def log_transitions(logits: Array, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
-    logs = to_numpy(logits) + np.log(weights.ravel())
-    return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))
+def check_affinity(affinity: Any) -> Affinity:
+    """Return an affinity, or raise `InputError` for anything else."""
+    if not isinstance(affinity, Affinity):
+        raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
+    return affinity
 
 
 @underflowing
-class Affinity(ABC):
+class Affinity(Structure):
     """An affinity matrix k_ij on a domain, known through what it does to signals.
 
     Attributes
@@ -107,52 +68,9 @@ class Affinity(ABC):
     With degree d_i = sum_j w_j k_ij the averaging operator is (Pu)_i = sum_j w_j k_ij u_j / d_i, row-stochastic. All
     functionals, flows and chains follow from ``average`` and ``log_degree``.
 
-    A subclass of your own defines ``_average(u)`` (Pu of a checked signal), ``_log_degree()`` (log d without the
-    kernel's amplitude) and ``memory_bytes``.
+    A subclass of your own defines ``_average(u)`` (Pu of a checked signal) and ``_log_degree()`` (log d without the
+    kernel's amplitude), and ``memory_bytes`` where it keeps more than arrays.
     """
-
-    method: str
-    reason: str = ""
-    error_estimate: float = 0.0
-    device: Any = None
-
-    def __init__(
-        self, domain: Domain, kernel: Kernel | None, *, symmetric: bool, positive_semidefinite: bool, dtype: Any = None
-    ) -> None:
-        self.domain = domain
-        self.kernel = kernel
-        self.symmetric = symmetric
-        self.positive_semidefinite = positive_semidefinite
-        self.dtype = dtype
-        self._log_scale = math.log(kernel.amplitude) if kernel is not None else 0.0
-        self._recipe: Callable[[Array], Affinity] | None = None
-        self._exact: Callable[[], PairSums] | None = None
-
-    # ---- what a subclass provides
-
-    @abstractmethod
-    def _average(self, u: Array) -> Array:
-        """Return Pu for a checked signal."""
-
-    @abstractmethod
-    def _log_degree(self) -> Array:
-        """Return log d without the amplitude, shape ``domain.shape``."""
-
-    @property
-    @abstractmethod
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-
-    def _log_degree_for(self, u: Array) -> Array:
-        """Return log d without the amplitude, in the precision that averages of the signal `u` are computed in."""
-        return self._log_degree()
-
-    def _log_degree_wide(self) -> Array:
-        """Return log d without the amplitude before it is rounded to the dtype of signals, where that is known.
-
-        A large logarithm in float32 has lost the digits that laws need: at 1e6 its last one is a factor of 1.06.
-        """
-        return self._log_degree()
 
     def _push(self, law: Array) -> Array:
         """Return p P for a checked signal; this form holds for symmetric k, where P is self-adjoint in w d."""
@@ -174,71 +92,6 @@ class Affinity(ABC):
         density = over_channels(xp.where(inside, 1 / xp.where(inside, measure, 1.0), 0.0), law) * share
         return over_channels(measure, law) * self._average(density) * size
 
-    def _log_transitions(self) -> NDArray[np.float64] | None:
-        """Return log P_ij, shape (N, N), with -inf where k is 0 and finite numbers where P underflows; None if unknown.
-
-        Only asked of affinities that are not symmetric.
-        """
-        return None
-
-    def known_spectrum(self) -> NDArray[np.float64] | None:
-        """Return the distinct eigenvalues of P, that of constants (1) first, where the structure tells them.
-
-        None where only an eigenvalue solver does. Where they are known the degree is the same at all nodes.
-        """
-        return None
-
-    @property
-    def laws_have_more_digits(self) -> bool:
-        """Whether `push` is computed in a higher precision than `average`, so that it says more about P."""
-        return False
-
-    @property
-    def tracked(self) -> bool:
-        """Whether it was made from tensors that require a gradient."""
-        return False
-
-    def _edge_bound(self) -> int:
-        """Return how many pairs (i, j) may have k_ij > 0."""
-        raise InputError(
-            f"affinity: method {self.method!r} has all pairs of nodes as edges and does not list them; build it with "
-            "method='stencil' and a window (or with method='dense' for few nodes)"
-        )
-
-    def _edges(self) -> Sparse:
-        """Return k_ij without the amplitude as a sparse matrix; diagonal, repeated and zero entries are allowed."""
-        raise NotImplementedError  # pragma: no cover - whoever has a bound has them
-
-    def _symmetrised(self) -> Affinity:
-        """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
-        raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")
-
-    # ---- what checkpoints need; other answers where nodes are shared out among processes (`nlflow.affinities.sharded`)
-
-    @property
-    def whole_shape(self) -> tuple[int, ...]:
-        """The node shape of the domain of all processes."""
-        return self.domain.shape
-
-    def whole(self, u: Array) -> NDArray[Any]:
-        """Return a signal at all nodes as a NumPy array, to the process that writes files."""
-        return to_numpy(u)
-
-    def own(self, whole: NDArray[Any], like: Array) -> Array:
-        """Return this process's part of a NumPy array of all nodes, with the kind of `like`."""
-        return constant_like(whole, like)
-
-    def agreed(self, answer: bool) -> bool:
-        """Return what the process that writes files thinks."""
-        return answer
-
-    def writes(self, step: int) -> bool:
-        """Whether this process writes files; raise `FileFormatError` where processes stand at different steps."""
-        del step
-        return True
-
-    # ---- what users call
-
     def average(self, u: Array) -> Array:
         """Return the row average Pu.
 
@@ -258,7 +111,7 @@ class Affinity(ABC):
         """
         return self._average(self.check_signal("u", u))
 
-    def as_signal(self, values: NDArray[np.float64]) -> Array:
+    def as_signal(self, values: Floats) -> Array:
         """Return NumPy values with the namespace, dtype and device that this affinity averages."""
         like = self.log_degree
         if is_numpy(like):
@@ -316,9 +169,8 @@ class Affinity(ABC):
                 )
         elif str(array.dtype) != str(self.dtype):  # as text: NumPy and torch do not compare their dtypes
             raise InputError(
-                f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the "
-                "affinity was "
-                "built from; convert one of them"
+                f"{name}: got dtype {array.dtype}, expected {self.dtype}, the dtype of the features that the affinity "
+                "was built from; convert one of them"
             )
         return array
 
@@ -359,11 +211,9 @@ class Affinity(ABC):
         """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
         if self.symmetric:
             return self.scaled(2.0)
-        result = self._symmetrised()
+        result: Affinity = self._symmetrised()
         result._log_scale = self._log_scale
-        if self._recipe is not None:
-            recipe = self._recipe
-            result._recipe = lambda features: recipe(features).symmetrised()
+        self._evolve(result, Affinity.symmetrised)
         return result
 
     def edges(self, memory_limit: float | None = None) -> Sparse:
@@ -393,8 +243,6 @@ class Affinity(ABC):
         NumericalError
             When the weights overflow.
         """
-        from scipy import sparse
-
         both = self.symmetrised()
         if not is_numpy(both.log_degree):
             raise InputError("affinity: its edges are listed for NumPy features only; convert them (.cpu().numpy())")
@@ -403,25 +251,9 @@ class Affinity(ABC):
         check_memory(
             f"the list of up to {count} edges between {self.domain.size} nodes",
             count * (5 * dtype.itemsize + 28),  # at the moment when edges, their transpose and the sum are there
-            "use a smaller window or fewer nodes, or raise memory_limit",
-            memory_limit,
-        )
-        graph = both._edges()
-        graph.sum_duplicates()
-        rows = np.repeat(np.arange(self.domain.size), np.diff(graph.indptr))
-        weights = self.domain.weights.ravel().astype(dtype)
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            graph.data *= weights[rows] * dtype.type(math.exp(min(both._log_scale, 709.0)))
-            graph.data *= weights[graph.indices]
-        graph.data[rows == graph.indices] = 0
-        if not np.isfinite(graph.data).all():
-            raise NumericalError(
-                "edges: weights w_i w_j K_ij overflow; scale the kernel's amplitude or logits, or the domain's units"
-            )
-        # The images of a node at a boundary are summed in another order from either end.
-        result = sparse.csr_array((graph + graph.T) * dtype.type(0.5))
-        result.eliminate_zeros()
-        return result
+            "use a smaller window or fewer nodes, or raise memory_limit", memory_limit,
+        )  # fmt: skip
+        return functional_graph(both._edges(), self.domain.weights.ravel().astype(dtype), both._log_scale)
 
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
         """Return how far averages are off at sampled nodes, against exact sums over all nodes.
@@ -471,10 +303,14 @@ class Affinity(ABC):
         factor = check_number("factor", factor, minimum=0, strict=True)
         result = copy.copy(self)
         result._log_scale = self._log_scale + math.log(factor)
-        if self._recipe is not None:
-            recipe = self._recipe
-            result._recipe = lambda features: recipe(features).scaled(factor)
+        self._evolve(result, lambda updated: updated.scaled(factor))
         return result
+
+    def _evolve(self, other: Affinity, change: Callable[[Affinity], Affinity]) -> None:
+        """Let another affinity evolve as this one does, with a change to each."""
+        recipe = self._recipe
+        if recipe is not None:
+            other._recipe = lambda features: change(recipe(features))
 
     def item(self, *index: int) -> Affinity:
         """Return the affinity of one item of a `Batch`.
@@ -515,7 +351,8 @@ class Affinity(ABC):
                 "affinity: it compares node positions or is a given matrix, which do not change with the signal; build "
                 "it from features (features=u) for an evolving kernel"
             )
-        return self._recipe(u)
+        updated: Affinity = self._recipe(u)
+        return updated
 
     def flatten(self, u: Array) -> Array:
         """Return `u` as (N, D)."""
@@ -555,6 +392,6 @@ class Affinity(ABC):
     def __repr__(self) -> str:
         tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
         return (
-            f"<{type(self).__name__} {self.kernel!r} on {self.domain.size} nodes, method={self.method!r}, "
+            f"<{type(self).__name__} {self.kernel!r} on {math.prod(self.whole_shape)} nodes, method={self.method!r}, "
             f"{', '.join(tags) or 'not symmetric'}>"
         )

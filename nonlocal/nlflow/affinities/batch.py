@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, namespace
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 
 __all__ = ["BatchAffinity"]
@@ -39,11 +40,6 @@ class BatchAffinity(Affinity):
     def tracked(self) -> bool:
         """Whether it was made from tensors that require a gradient."""
         return any(item.tracked for item in self._items)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return sum(item.memory_bytes for item in {id(item): item for item in self._items}.values())
 
     def _each(self, u: Array) -> Iterator[tuple[Affinity, Array]]:
         """Yield each item with its part of a signal."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, to_numpy
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, to_numpy
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer
 
@@ -28,7 +28,7 @@ class Blocks(Domain):
 
     def __init__(self, groups: int, members: int, weights: Any = None) -> None:
         self.shape = check_integer("groups", groups, minimum=1), check_integer("members", members, minimum=1)
-        self._weights: NDArray[np.float64] | None = None
+        self._weights: Floats | None = None
         if weights is None:
             return
         given = np.array(to_numpy(check_array("weights", weights)), dtype=np.float64)
@@ -39,12 +39,12 @@ class Blocks(Domain):
         self._weights = given
 
     @property
-    def nodes(self) -> NDArray[np.float64]:
+    def nodes(self) -> Floats:
         """Numbers of group and member, shape (N, 2)."""
         return np.stack([i.ravel() for i in np.indices(self.shape)], axis=1).astype(np.float64)
 
     @property
-    def weights(self) -> NDArray[np.float64]:
+    def weights(self) -> Floats:
         """Quadrature weights, shape (G, n)."""
         return np.ones(self.shape) if self._weights is None else self._weights
 
@@ -113,7 +113,7 @@ class BlockAffinity(Affinity):
     def _log_degree(self) -> Array:
         return np.zeros(self.domain.shape) if self._zeros is None else self._zeros
 
-    def known_spectrum(self) -> NDArray[np.float64] | None:
+    def known_spectrum(self) -> Floats | None:
         """Return the eigenvalues of P: 1, again where there are other groups, and 0 within groups."""
         groups, members = self.domain.shape
         return np.array([1.0] + [1.0] * (groups > 1) + [0.0] * (members > 1))
@@ -131,8 +131,3 @@ class BlockAffinity(Affinity):
         starts = np.arange(0, groups * members**2 + 1, members)
         values = np.repeat(1 / total, members**2)
         return sparse.csr_array((values, columns.ravel(), starts), shape=(self.domain.size,) * 2)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return 0 if self._uniform else 8 * self.domain.size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from nlflow._array import Array, is_numpy, namespace, same_kind, underflowing
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.batch import BatchAffinity
 from nlflow.affinities.choice import METHODS as PAIR_METHODS
-from nlflow.affinities.choice import at_once, from_pairs
+from nlflow.affinities.choice import Asked, Pairs, at_once, from_pairs
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
@@ -135,29 +136,7 @@ def affinity(
     pairs = features is not None or not isinstance(domain.item, Grid)
     if mask is not None and (isinstance(kernel, Patch) or not pairs):
         raise InputError("mask: patches and positions on a Grid have a window instead; leave it out")
-    if domain.leading and not (features is not None and at_once(kernel, check_array("features", features), method)):
-
-        def one(index: tuple[int, ...], features: Any, queries: Any) -> Affinity:
-            own = None if mask is None else mask.item(index, domain.leading)
-            return affinity(
-                kernel, domain.item, features, queries=queries, method=method, window=window, store=store, rtol=rtol,
-                mask=own, precision=precision, memory_limit=memory_limit,
-            )  # fmt: skip
-
-        return _batch_of(one, domain, features, queries, per_item=mask is not None and mask.present is not None)
-    if isinstance(kernel, Patch):
-        if window is not None:
-            raise InputError("window: a patch kernel has its own; set its search_radius")
-        return _patch_affinity(kernel, domain, features, method, store, memory_limit)
-    if features is None and isinstance(kernel, RadialKernel):
-        return _position_affinity(kernel, domain, method, window, rtol, mask, memory_limit)
-    if method not in PAIR_METHODS:
-        raise InputError(
-            f"method: got {method!r}, expected {_listed(PAIR_METHODS)} for a kernel that compares features"
-        )
-    if window is not None:
-        raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-    return _feature_affinity(kernel, domain, features, queries, method, rtol, mask, precision, memory_limit)
+    return _built(Asked(kernel, domain, features, queries, method, window, store, rtol, mask, precision, memory_limit))
 
 
 @underflowing
@@ -178,27 +157,36 @@ def _listed(names: tuple[str, ...]) -> str:
     return ", ".join(map(repr, names[:-1])) + f" or {names[-1]!r}"
 
 
-def _position_affinity(
-    kernel: RadialKernel,
-    domain: Domain,
-    method: str,
-    window: int | None,
-    rtol: float | None,
-    mask: Mask | None,
-    memory_limit: float | None,
-) -> Affinity:
-    if not isinstance(domain, Grid):
-        if method not in PAIR_METHODS:
-            raise InputError(f"method: got {method!r}, expected {_listed(PAIR_METHODS)} on scattered points")
-        if window is not None:
-            raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
-        nodes = domain.nodes
-        return from_pairs(
-            kernel, domain, nodes, nodes, positions=True, method=method, rtol=rtol, mask=mask, memory_limit=memory_limit
-        )
-    if method not in _GRID_METHODS:
+def _built(asked: Asked) -> Affinity:
+    """Return the affinity that was asked for."""
+    kernel, domain = asked.kernel, asked.domain
+    whole = asked.features is not None and at_once(kernel, check_array("features", asked.features), asked.method)
+    if domain.leading and not whole:
+        return _batch_of(asked)
+    if isinstance(kernel, Patch):
+        return _patches(asked)
+    if asked.features is not None or not isinstance(kernel, RadialKernel):
+        return _features(asked)
+    if isinstance(domain, Grid):
+        return _on_grid(asked, domain)
+    _check_pairs(asked, "on scattered points")
+    nodes = domain.nodes
+    return from_pairs(Pairs(asked, nodes, nodes))
+
+
+def _check_pairs(asked: Asked, where: str) -> None:
+    """Raise `InputError` for options that only sums on grids have."""
+    if asked.method not in PAIR_METHODS:
+        raise InputError(f"method: got {asked.method!r}, expected {_listed(PAIR_METHODS)} {where}")
+    if asked.window is not None:
+        raise InputError("window: only position kernels on a Grid can be windowed; leave it out")
+
+
+def _on_grid(asked: Asked, domain: Grid) -> Affinity:
+    kernel, window = asked.kernel, asked.window
+    if asked.method not in _GRID_METHODS:
         raise InputError(
-            f"method: got {method!r}, expected {_listed(_GRID_METHODS)} for a kernel of positions on a Grid; use "
+            f"method: got {asked.method!r}, expected {_listed(_GRID_METHODS)} for a kernel of positions on a Grid; use "
             "Points(grid.nodes, grid.weights.ravel()) for scattered nodes without a boundary"
         )
     if window is not None:
@@ -207,43 +195,32 @@ def _position_affinity(
         if domain.boundary == "isolated" and any(r < e for r, e in zip(radii, endless, strict=True)):
             warn_shrunk(window, radii, domain)
     weights = math.prod(2 * r + 1 for r in table_radius(kernel, domain, window))
-    chosen = method
-    if method == "auto":
-        chosen = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
-    result: Affinity
-    if chosen == "stencil":
-        result = TableStencil(kernel, domain, window, memory_limit)
-    elif chosen == "convolution":
-        result = ConvolutionAffinity(kernel, domain, window, memory_limit)
-    else:
-        result = DenseAffinity.from_table(kernel, domain, window, memory_limit=memory_limit)
-    compared = "no more" if weights <= _DIRECT_WEIGHTS else "more"
-    result.reason = (
-        f"translation-invariant on a grid with {weights} weights, {compared} than the {_DIRECT_WEIGHTS} up to which a "
-        "direct sum beats transforms"
-        if method == "auto"
-        else "asked for"
-    )
+    fast = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
+    chosen = fast if asked.method == "auto" else asked.method
+    builders: dict[str, Callable[..., Affinity]] = {
+        "stencil": TableStencil, "convolution": ConvolutionAffinity, "dense": DenseAffinity.from_table,
+    }  # fmt: skip
+    result = builders[chosen](kernel, domain, window, memory_limit=asked.memory_limit)
+    result.reason = "asked for"
+    if asked.method == "auto":
+        result.reason = (
+            f"translation-invariant on a grid with {weights} weights, {'no ' * (weights <= _DIRECT_WEIGHTS)}more than "
+            f"the {_DIRECT_WEIGHTS} up to which a direct sum beats transforms"
+        )
     return result
 
 
-def _patch_affinity(
-    kernel: Patch,
-    domain: Domain,
-    features: Any,
-    method: str,
-    store: bool,
-    memory_limit: float | None,
-    *,
-    warn: bool = True,
-) -> Affinity:
+def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
+    kernel, domain, method = asked.kernel, asked.domain, asked.method
+    if asked.window is not None:
+        raise InputError("window: a patch kernel has its own; set its search_radius")
     if not isinstance(domain, Grid):
         raise InputError("domain: a patch kernel needs a Grid, on which patches exist")
-    if features is None:
+    if asked.features is None:
         raise InputError("features: a patch kernel needs the image or signal that patches are taken from")
     if method not in ("auto", "stencil", "dense"):
         raise InputError(f"method: got {method!r}, expected 'auto', 'stencil' or 'dense': patch weights vary in space")
-    image = domain.check_signal("features", features)
+    image = domain.check_signal("features", asked.features)
     if not is_numpy(image):
         raise InputError(f"features: got {type(image).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     radii = tuple(min(kernel.search_radius, (n - 1) // 2) for n in domain.shape)
@@ -251,12 +228,13 @@ def _patch_affinity(
         warn_shrunk(kernel.search_radius, radii, domain)
     channels = image[..., None] if image.ndim == len(domain.shape) else image
     if method == "dense":
-        result: Affinity = DenseAffinity.from_patches(kernel, domain, channels, radii, memory_limit)
+        result: Affinity = DenseAffinity.from_patches(kernel, domain, channels, radii, asked.memory_limit)
     else:
-        result = PatchStencil(kernel, domain, channels, radii, store=store, memory_limit=memory_limit)
+        result = PatchStencil(kernel, domain, channels, radii, store=asked.store, memory_limit=asked.memory_limit)
     result.reason = "a patch kernel is windowed on its grid" if method == "auto" else "asked for"
     # The shrunk window has been reported; an evolving kernel would say it again at each step.
-    result._recipe = lambda u: _patch_affinity(kernel, domain, u, method, store, memory_limit, warn=False)
+    bare = replace(asked, features=None)  # what a recipe refers to stays in memory
+    result._recipe = lambda u: _patches(replace(bare, features=u), warn=False)
     return result
 
 
@@ -275,20 +253,11 @@ def _item_features(name: str, value: Any, domain: Domain) -> Array:
     return array
 
 
-def _batch_of(
-    one: Callable[[tuple[int, ...], Any, Any], Affinity],
-    domain: Domain,
-    features: Any,
-    queries: Any,
-    *,
-    per_item: bool,
-) -> Affinity:
+def _batch_of(asked: Asked) -> Affinity:
     """Return the affinity of a batch as that of its items; those that would be equal are built once."""
-    given = {
-        name: _item_features(name, value, domain)
-        for name, value in (("features", features), ("queries", queries))
-        if value is not None
-    }
+    domain, mask = asked.domain, asked.mask
+    names = [name for name in ("features", "queries") if getattr(asked, name) is not None]
+    given = {name: _item_features(name, getattr(asked, name), domain) for name in names}
     made: dict[tuple[tuple[int, ...], ...], Affinity] = {}
     items = []
     for index in np.ndindex(*domain.leading):
@@ -298,13 +267,15 @@ def _batch_of(
             place = tuple(i if n > 1 else 0 for i, n in zip(index[len(index) - len(axes) :], axes, strict=True))
             places.append(place)
             parts[name] = array[place]
-        key = (*places, index if per_item else ())
+        key = (*places, index if mask is not None and mask.present is not None else ())
         if key not in made:
-            made[key] = one(index, parts.get("features"), parts.get("queries"))
+            own = None if mask is None else mask.item(index, domain.leading)
+            made[key] = _built(replace(asked, domain=domain.item, mask=own, **parts))
         items.append(made[key])
     result = BatchAffinity(domain, items)
-    if features is not None and queries is None and all(item.evolves for item in items):
-        result._recipe = lambda u: _batch_of(one, domain, _with_channels(u, domain), None, per_item=per_item)
+    if names == ["features"] and all(item.evolves for item in items):
+        bare = replace(asked, features=None)
+        result._recipe = lambda u: _batch_of(replace(bare, features=_with_channels(u, domain)))
     return result
 
 
@@ -312,18 +283,10 @@ def _with_channels(u: Array, domain: Domain) -> Array:
     return u if u.ndim > len(domain.shape) else u[..., None]
 
 
-def _feature_affinity(
-    kernel: Kernel,
-    domain: Domain,
-    features: Any,
-    queries: Any,
-    method: str,
-    rtol: float | None,
-    mask: Mask | None,
-    precision: str | None,
-    memory_limit: float | None,
-) -> Affinity:
-    if features is None:
+def _features(asked: Asked) -> Affinity:
+    kernel, domain = asked.kernel, asked.domain
+    _check_pairs(asked, "for a kernel that compares features")
+    if asked.features is None:
         raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
 
     def table(name: str, value: Any) -> Array:
@@ -334,30 +297,20 @@ def _feature_affinity(
             array, leading = domain.check_signal(name, value), ()
         return namespace(array).reshape(array, (*leading, domain.item_size, -1))
 
-    keys = table("features", features)
-    if isinstance(kernel, DotProduct):
-        for name in ("query_map", "key_map"):
-            if getattr(kernel, name) is not None:
-                same_kind(name, getattr(kernel, name), keys)
-    if queries is None:
-        q, k = kernel.map_features(keys)
-    else:
-        given = check_array("queries", queries)
-        same_kind("queries", given, keys)
-        given = table("queries", given)
-        q, k = kernel.map_features(keys, given)
-        if q.shape[-1] != k.shape[-1]:
-            raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
-        learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
-        if q.shape == k.shape and not learnt and bool(namespace(q).all(q == k)):
-            q = k
-    result = from_pairs(
-        kernel, domain, q, k, positions=False, method=method, rtol=rtol, memory_limit=memory_limit, precision=precision,
-        mask=mask,
-    )  # fmt: skip
-    if queries is None:
-        result._recipe = lambda u: _feature_affinity(
-            kernel, domain, _with_channels(u, domain) if domain.leading else u, None, method, rtol, mask, precision,
-            memory_limit,
-        )  # fmt: skip
-    return result
+    keys = table("features", asked.features)
+    for name in ("query_map", "key_map"):
+        if getattr(kernel, name, None) is not None:
+            same_kind(name, getattr(kernel, name), keys)
+    if asked.queries is None:
+        result = from_pairs(Pairs(asked, *kernel.map_features(keys)))
+        bare = replace(asked, features=None)
+        result._recipe = lambda u: _features(replace(bare, features=_with_channels(u, domain) if domain.leading else u))
+        return result
+    given = check_array("queries", asked.queries)
+    same_kind("queries", given, keys)
+    q, k = kernel.map_features(keys, table("queries", given))
+    if q.shape[-1] != k.shape[-1]:
+        raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
+    learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
+    alike = q.shape == k.shape and not learnt and bool(namespace(q).all(q == k))
+    return from_pairs(Pairs(asked, k if alike else q, k))

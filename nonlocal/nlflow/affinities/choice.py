@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow._array import Array, is_numpy
 from nlflow.affinities.base import Affinity
@@ -25,7 +24,7 @@ from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
-__all__ = ["APPROXIMATE", "METHODS", "at_once", "from_pairs"]
+__all__ = ["APPROXIMATE", "METHODS", "Asked", "Pairs", "at_once", "from_pairs"]
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
 METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
@@ -45,55 +44,46 @@ _KNOWN = (Gaussian, Laplace, TopHat, DotProduct)
 
 
 @dataclass(frozen=True)
-class _Problem:
-    """What an affinity is built from."""
+class Asked:
+    """What was asked for: the arguments of `nlflow.affinity`."""
 
-    kernel: Kernel
+    kernel: Any
     domain: Domain
+    features: Any = None
+    queries: Any = None
+    method: str = "auto"
+    window: int | None = None
+    store: bool = True
+    rtol: float | None = None
+    mask: Mask | None = None
+    precision: str | None = None
+    memory_limit: float | None = None
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A kernel that compares queries (N, d) with keys (N, d): features as the kernel maps them, or node positions."""
+
+    asked: Asked
     queries: Array
     keys: Array
-    positions: bool
-    rtol: float
-    limit: float | None
-    asked: bool = True
-    """Whether the method was asked for by name."""
-    precision: str | None = None
-    mask: Mask | None = None
 
     @property
-    def same(self) -> bool:
-        return self.queries is self.keys
+    def among(self) -> tuple[Kernel, Domain, Array, Array]:
+        """What every method that compares queries with keys is built from."""
+        return self.asked.kernel, self.asked.domain, self.queries, self.keys
 
     @property
-    def nodes(self) -> int:
-        return self.domain.size
-
-    @property
-    def width(self) -> int:
-        return int(self.keys.shape[-1])
+    def options(self) -> dict[str, Any]:
+        """Options of the methods that approximate."""
+        return {"rtol": self.asked.rtol or _DEFAULT_RTOL, "memory_limit": self.asked.memory_limit}
 
 
-def from_pairs(
-    kernel: Kernel,
-    domain: Domain,
-    queries: Array,
-    keys: Array,
-    *,
-    positions: bool,
-    method: str,
-    rtol: float | None,
-    memory_limit: float | None,
-    precision: str | None = None,
-    mask: Mask | None = None,
-) -> Affinity:
-    """Return the affinity of a kernel that compares queries (N, d) with keys (N, d), all with all or as a mask says.
-
-    See `nlflow.affinity`, whose arguments these are; `positions` tells that the features are node positions.
-    """
-    problem = _Problem(
-        kernel, domain, queries, keys, positions, rtol or _DEFAULT_RTOL, memory_limit, method != "auto", precision, mask
-    )
-    if precision is not None:
+def from_pairs(pairs: Pairs) -> Affinity:
+    """Return the affinity of a kernel that compares queries with keys, all with all or as a mask says."""
+    asked, keys = pairs.asked, pairs.keys
+    kernel, method, mask, nodes, rtol = asked.kernel, asked.method, asked.mask, asked.domain.size, asked.rtol
+    if asked.precision is not None:
         if is_numpy(keys) or method not in ("auto", "tiled"):
             raise InputError(
                 "precision: only method='tiled', of torch features, rounds inside averages; leave it out, or convert "
@@ -101,27 +91,27 @@ def from_pairs(
             )
         method = "tiled"
     if not is_numpy(keys) and type(kernel) in _KNOWN:
-        return _on_tensors(method, problem)
+        return _on_tensors(method, pairs)
     if method == "tiled":
         raise InputError("method: got 'tiled', expected 'pairwise' for NumPy features; 'tiled' is for torch tensors")
     if type(kernel) not in _KNOWN:
         if method not in ("auto", "dense"):
             raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {type(kernel).__name__}")
-        return _built("dense", problem, "features compared in all pairs")
+        return _built("dense", pairs, "features compared in all pairs")
     if mask is not None:
         if method not in ("auto", "dense"):
             raise InputError(
                 f"mask: method {method!r} has none for NumPy features; use method='dense', or torch tensors with "
                 "method='tiled'"
             )
-        return _built("dense", problem, "masks of NumPy features are kept as a matrix")
+        return _built("dense", pairs, "masks of NumPy features are kept as a matrix")
     if method != "auto":
-        return _built(method, problem, "asked for")
-    if problem.nodes <= _DENSE_NODES:
-        return _built("dense", problem, f"no more than {_DENSE_NODES} nodes, all pairs")
+        return _built(method, pairs, "asked for")
+    if nodes <= _DENSE_NODES:
+        return _built("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
     if rtol is None:
-        return _built("pairwise", problem, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
-    costs = _costs(problem)
+        return _built("pairwise", pairs, f"more than {_DENSE_NODES} nodes and no rtol: exact sums without a matrix")
+    costs = _costs(pairs)
     tried: list[str] = []
     for name in sorted(costs, key=lambda name: costs[name]):
         share = costs[name] / costs["pairwise"]
@@ -129,7 +119,7 @@ def from_pairs(
         if name == "pairwise":
             reason = f"rtol={rtol:g}: exact sums are estimated to be the fastest"
         try:
-            return _built(name, problem, "; ".join([reason, *tried]))
+            return _built(name, pairs, "; ".join([reason, *tried]))
         except (NumericalError, MemoryLimitError) as error:
             if name == "pairwise":
                 raise
@@ -142,37 +132,38 @@ def at_once(kernel: Kernel, features: Array, method: str) -> bool:
     return not is_numpy(features) and type(kernel) in _KNOWN and method in ("auto", "tiled")
 
 
-def _on_tensors(method: str, problem: _Problem) -> Affinity:
+def _on_tensors(method: str, pairs: Pairs) -> Affinity:
     """Return the affinity of features in torch tensors."""
     if method not in ("auto", "dense", "tiled"):
         raise InputError(f"method: got {method!r}, expected 'auto', 'dense' or 'tiled' for features in torch tensors")
     if method != "auto":
-        return _built(method, problem, "asked for")
-    if problem.domain.leading:
-        return _built("tiled", problem, "the items of a batch at once")
-    if problem.nodes <= _DENSE_NODES:
-        return _built("dense", problem, f"no more than {_DENSE_NODES} nodes, all pairs")
-    return _built("tiled", problem, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
+        return _built(method, pairs, "asked for")
+    if pairs.asked.domain.leading:
+        return _built("tiled", pairs, "the items of a batch at once")
+    if pairs.asked.domain.size <= _DENSE_NODES:
+        return _built("dense", pairs, f"no more than {_DENSE_NODES} nodes, all pairs")
+    return _built("tiled", pairs, f"more than {_DENSE_NODES} nodes: exact sums without a matrix")
 
 
-def _costs(problem: _Problem) -> dict[str, float]:
+def _costs(pairs: Pairs) -> dict[str, float]:
     """Estimate the nanoseconds of an average of one channel for every method that may serve."""
-    n, d, kernel = problem.nodes, problem.width, problem.kernel
+    kernel, domain, _, keys = pairs.among
+    n, d, rtol = domain.size, int(keys.shape[-1]), pairs.options["rtol"]
     pair = _PAIR + _COORDINATE * d
     costs = {"pairwise": pair * n * n}
     if isinstance(kernel, RadialKernel) and d <= WIDEST:
-        points = np.asarray(problem.keys, dtype=np.float64)
-        weights = problem.domain.weights.reshape(-1)
+        points = np.asarray(keys, dtype=np.float64)
+        weights = domain.weights.reshape(-1)
         # `NeighbourAffinity` cuts in proportion to the least degree, which is taken for a thousandth of all weight.
-        cut = 0.5e-3 * problem.rtol
-        finest = float(np.finfo(problem.keys.dtype).eps) / 100 * float(weights.min() / weights.sum())
+        cut = 0.5e-3 * rtol
+        finest = float(np.finfo(keys.dtype).eps) / 100 * float(weights.min() / weights.sum())
         stored, seen = count_neighbours(points, [kernel.support(cut), kernel.support(finest)])
         costs["sparse"] = _STORED * n * stored
         # Blocks of nodes are skipped as a whole: a node meets the blocks that are less than its reach away.
         reach = seen ** (1 / d) + 1.5 * BLOCK ** (1 / d)
         costs["pairwise"] = pair * n * min(n, reach**d)
         if isinstance(kernel, Gaussian) and d <= len(_NODE) and importlib.util.find_spec("finufft"):
-            modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * problem.rtol)
+            modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * rtol)
             costs["nufft"] = _NODE[d - 1] * n + _MODE * math.prod(modes)
     many = not isinstance(kernel, RadialKernel) or d > len(_NODE)  # dimensions; in few, the others are better
     if n >= _LOW_RANK_NODES and kernel.positive_semidefinite and many:
@@ -181,73 +172,35 @@ def _costs(problem: _Problem) -> dict[str, float]:
     return costs
 
 
-def _built(method: str, problem: _Problem, reason: str) -> Affinity:
+def _built(method: str, pairs: Pairs, reason: str) -> Affinity:
     """Return the affinity by one method, with why it was chosen and what its error is measured with."""
-    result = _BUILDERS[method](problem)
+    result = _BUILDERS[method](pairs)
     result.reason = reason
-    if problem.positions:
+    if pairs.asked.features is None:
         result.dtype = None  # positions are no features: signals may have either precision
     if method in APPROXIMATE:
-        kernel, weights = problem.kernel, problem.domain.weights.reshape(-1)
+        kernel, domain, queries, keys = pairs.among
+        same = queries is keys
         # Copies, as the affinity has its own: the features may change.
-        keys: NDArray[Any] = np.array(problem.keys)
-        queries = keys if problem.same else np.array(problem.queries)
-        result._exact = lambda: PairSums(kernel, queries, keys, weights)
+        keys = np.array(keys)
+        queries = keys if same else np.array(queries)
+        result._exact = lambda: PairSums(kernel, queries, keys, domain.weights.reshape(-1))
     return result
 
 
-def _dense(problem: _Problem) -> Affinity:
-    return DenseAffinity.from_features(
-        problem.kernel, problem.domain, problem.queries, problem.keys, problem.limit, problem.mask
-    )
-
-
-def _pairwise(problem: _Problem) -> Affinity:
-    return PairwiseAffinity(problem.kernel, problem.domain, problem.queries, problem.keys, memory_limit=problem.limit)
-
-
-def _tiled(problem: _Problem) -> Affinity:
-    return TiledAffinity(
-        problem.kernel, problem.domain, problem.queries, problem.keys, mask=problem.mask,
-        precision=problem.precision, memory_limit=problem.limit,
-    )  # fmt: skip
-
-
-def _sparse(problem: _Problem) -> Affinity:
-    kernel = problem.kernel
-    if not isinstance(kernel, RadialKernel):
-        raise InputError(
-            f"kernel: got {type(kernel).__name__}, expected a radial one for method='sparse': a dot product does not "
-            "decay; use method='lowrank' or 'pairwise'"
-        )
-    if problem.width > WIDEST:
-        raise InputError(
-            f"features: got {problem.width} dimensions, expected at most {WIDEST} for method='sparse': in more, trees "
-            "find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
-        )
-    return NeighbourAffinity(kernel, problem.domain, problem.keys, rtol=problem.rtol, memory_limit=problem.limit)
-
-
-def _nufft(problem: _Problem) -> Affinity:
-    return NonuniformAffinity(
-        problem.kernel, problem.domain, problem.keys, rtol=problem.rtol, memory_limit=problem.limit
-    )
-
-
-def _low_rank(problem: _Problem) -> Affinity:
+def _low_rank(pairs: Pairs) -> Affinity:
     # Chosen, not asked for: a rank at which an average costs a tenth of exact sums, or none.
-    most = None if problem.asked else max(64, problem.nodes // 32)
-    return LowRankAffinity.from_features(
-        problem.kernel, problem.domain, problem.queries, problem.keys, rtol=problem.rtol, max_rank=most,
-        memory_limit=problem.limit,
-    )  # fmt: skip
+    most = None if pairs.asked.method != "auto" else max(64, pairs.asked.domain.size // 32)
+    return LowRankAffinity.from_features(*pairs.among, max_rank=most, **pairs.options)
 
 
-_BUILDERS: dict[str, Callable[[_Problem], Affinity]] = {
-    "dense": _dense,
-    "pairwise": _pairwise,
-    "tiled": _tiled,
-    "sparse": _sparse,
-    "nufft": _nufft,
+_BUILDERS: dict[str, Callable[[Pairs], Affinity]] = {
+    "dense": lambda p: DenseAffinity.from_features(*p.among, p.asked.memory_limit, p.asked.mask),
+    "pairwise": lambda p: PairwiseAffinity(*p.among, memory_limit=p.asked.memory_limit),
+    "tiled": lambda p: TiledAffinity(
+        *p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.memory_limit
+    ),
+    "sparse": lambda p: NeighbourAffinity(p.asked.kernel, p.asked.domain, p.keys, **p.options),
+    "nufft": lambda p: NonuniformAffinity(p.asked.kernel, p.asked.domain, p.keys, **p.options),
     "lowrank": _low_rank,
 }

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities.blas import over_tiles
 from nlflow.backends.threads import one_blas_thread
 from nlflow.errors import NumericalError
 
 __all__ = ["BLOCK", "Bound", "Factor", "Sum", "degrees", "factorise", "gram_product"]
 
-Floats = NDArray[np.float64]
 LogMatrix = Callable[[Floats, Floats], Floats]
 Columns = list[NDArray[Any]]
 

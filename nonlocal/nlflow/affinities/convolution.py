@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from nlflow._array import Floats
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.table import kernel_table, table_symbol, wrap
 from nlflow.backends.threads import cores
@@ -103,18 +104,9 @@ class ConvolutionAffinity(Affinity):
         degrees = self._degrees.astype(law.dtype, copy=False)
         return self._convolve(law / degrees.reshape(degrees.shape + (1,) * (law.ndim - degrees.ndim)))
 
-    def _log_degree(self) -> NDArray[np.float64]:
+    def _log_degree(self) -> Floats:
         return np.asarray(np.log(self._degrees) + math.log(self._grid.cell))
 
-    def known_spectrum(self) -> NDArray[np.float64] | None:
+    def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         return None if self._grid.boundary == "isolated" else self._symbol.ravel()
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return (
-            self._symbol.nbytes
-            + self._degrees.nbytes
-            + sum(s.nbytes for s in self._symbols.values() if s is not self._symbol)
-        )

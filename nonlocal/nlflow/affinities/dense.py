@@ -9,8 +9,10 @@ import array_api_compat
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace
-from nlflow.affinities.base import Affinity, Sparse, check_rows, log_transitions, properties
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
+from nlflow.affinities.logits import check_rows, log_transitions, properties
 from nlflow.affinities.table import kernel_table
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, Sight
@@ -185,12 +187,7 @@ class DenseAffinity(Affinity):
 
     @classmethod
     def from_patches(
-        cls,
-        kernel: Patch,
-        grid: Grid,
-        image: NDArray[Any],
-        radii: tuple[int, ...],
-        memory_limit: float | None = None,
+        cls, kernel: Patch, grid: Grid, image: NDArray[Any], radii: tuple[int, ...], memory_limit: float | None = None
     ) -> DenseAffinity:
         """Compare the patches of an image (``shape + (C,)``) in plain NumPy, one node after another."""
         reach = (kernel.patch_size // 2,) * grid.ndim
@@ -200,7 +197,7 @@ class DenseAffinity(Affinity):
         padded = grid.pad(image.astype(np.float64), margin, isolated="symmetric")
         patches = np.lib.stride_tricks.sliding_window_view(padded, box, axis=tuple(range(grid.ndim)))
 
-        def pair_weights(corner: tuple[int, ...]) -> NDArray[np.float64]:
+        def pair_weights(corner: tuple[int, ...]) -> Floats:
             """Weights between the node at `corner` + radii and all nodes of its window, in padded coordinates."""
             centre = patches[tuple(c + r for c, r in zip(corner, radii, strict=True))]
             block = patches[tuple(slice(c, c + w) for c, w in zip(corner, window, strict=True))]
@@ -213,7 +210,7 @@ class DenseAffinity(Affinity):
         if kernel.spatial_width is not None:
             spatial = np.exp(-(offsets**2).sum(axis=0) / 2 / kernel.spatial_width / kernel.spatial_width)
 
-        def table(node: tuple[int, ...]) -> NDArray[np.float64]:
+        def table(node: tuple[int, ...]) -> Floats:
             # `patches` has lost `reach` on each side, so node i of the grid sits at i + radii + reach.
             if kernel.tokens == "pixel":
                 return spatial * pair_weights(tuple(i + p for i, p in zip(node, reach, strict=True)))
@@ -269,7 +266,7 @@ class DenseAffinity(Affinity):
     def _log_degree_wide(self) -> Array:
         return self._log_degrees
 
-    def _log_transitions(self) -> NDArray[np.float64] | None:
+    def _log_transitions(self) -> Floats | None:
         if self._log_block is None:
             return None
         return log_transitions(self._log_block(0, self.domain.size), self.domain.weights)
@@ -289,9 +286,8 @@ class DenseAffinity(Affinity):
         return graph
 
     def _symmetrised(self) -> Affinity:
-        direct, transposed = self._log_block, self._transposed
-        if direct is None or transposed is None:  # not reached: what is symmetric is never asked
-            return super()._symmetrised()
+        direct: Any = self._log_block
+        transposed: Any = self._transposed  # kept for k that is not symmetric, and only that is asked here
         xp = namespace(self._matrix)
 
         def block(start: int, stop: int) -> Array:
@@ -311,11 +307,11 @@ def _check_dense(nodes: int, itemsize: int, kept_bytes: int, limit: float | None
     return block
 
 
-def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...]], NDArray[np.float64]]) -> LogBlock:
+def _images(grid: Grid, margin: tuple[int, ...], table: Callable[[tuple[int, ...]], Floats]) -> LogBlock:
     """Rows of log k from weights over a window, added up over the images that the window holds of each node."""
     numbers = grid.pad(np.arange(1, grid.size + 1).reshape(grid.shape), margin)  # 0 stands for 'outside'
 
-    def block(start: int, stop: int) -> NDArray[np.float64]:
+    def block(start: int, stop: int) -> Floats:
         rows = np.empty((stop - start, grid.size))
         for row in range(start, stop):
             node = tuple(int(i) for i in np.unravel_index(row, grid.shape))

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
-from nlflow.affinities.base import Affinity, middle_of_range
+from nlflow._array import Array, Floats, is_numpy, middle_of_range
+from nlflow.affinities.base import Affinity
 from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
 from nlflow.domains import Domain
@@ -17,8 +17,6 @@ from nlflow.errors import InputError, check_array, check_integer, check_memory, 
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace
 
 __all__ = ["LowRankAffinity"]
-
-Floats = NDArray[np.float64]
 
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
 _STORED = {"float64": 0.0, "float32": 2.0**-24}
@@ -99,38 +97,21 @@ class LowRankAffinity(Affinity):
     method = "lowrank"
 
     def __init__(
-        self,
-        domain: Domain,
-        kernel: Kernel | None,
-        problem: _Problem,
-        dtype: Any,
-        *,
-        rtol: float,
-        max_rank: int | None,
-        limit: float | None,
-        seed: int,
-        both: bool = False,
+        self, domain: Domain, kernel: Kernel | None, problem: _Problem, dtype: Any, *, both: bool = False, **given: Any
     ) -> None:
         symmetric = problem.symmetric or both
         super().__init__(
             domain, kernel, symmetric=symmetric, positive_semidefinite=problem.symmetric, dtype=np.dtype(dtype)
         )
         self._problem = None if symmetric else problem  # only K = k + k^T asks for it again
-        self.seed = seed
-        self._options: dict[str, Any] = {"rtol": rtol, "max_rank": max_rank, "limit": limit, "seed": seed}
+        self._options = given  # rtol, max_rank, limit and seed
         self._sums, tops = _sums(problem, domain.weights.ravel(), both)
         stored = _STORED[self.dtype.name]
         factor = factorise(
-            problem.core.log_matrix,
-            problem.points,
-            self._sums,
-            rtol=rtol,
-            max_rank=_rank_limit(problem, max_rank, limit),
-            seed=seed,
-            stored=stored,
-            logits=problem.logits,
-            reach=problem.reach,
-        )
+            problem.core.log_matrix, problem.points, self._sums, rtol=given["rtol"], stored=stored,
+            max_rank=_rank_limit(problem, given["max_rank"], given["limit"]), seed=given["seed"],
+            logits=problem.logits, reach=problem.reach,
+        )  # fmt: skip
         factor.stored_as(self.dtype)
         self._columns = factor.columns
         degree = degrees(self._columns, self._sums)
@@ -142,17 +123,9 @@ class LowRankAffinity(Affinity):
 
     @classmethod
     def from_features(
-        cls,
-        kernel: Kernel,
-        domain: Domain,
-        queries: Array,
-        keys: Array,
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
-        max_rank: int | None = None,
-        rng: int | np.random.Generator | None = 0,
-    ) -> LowRankAffinity:
+        cls, kernel: Kernel, domain: Domain, queries: Array, keys: Array, *, rtol: float,
+        memory_limit: float | None = None, max_rank: int | None = None, rng: int | np.random.Generator | None = 0,
+    ) -> LowRankAffinity:  # fmt: skip
         """Compare queries (N, d) with keys (N, d); symmetric when they are the same array.
 
         O(N r^2 + N r d) time and O(N r) memory for the rank r that `rtol` asks for (2 N in place of N where queries are
@@ -211,18 +184,6 @@ class LowRankAffinity(Affinity):
 
     # ---- contract
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        arrays = [
-            *self._columns,
-            self._logs,
-            *self._shares,
-            *(array for s in self._sums for array in (s.scale, s.weights)),
-        ]
-        problem = 0 if self._problem is None else self._problem.nbytes
-        return int(sum(array.nbytes for array in arrays)) + problem
-
     def _average(self, u: Array) -> Array:
         flat = self.flatten(u).astype(np.float64)
         # About the middle of its range, where constants are 0 and stay what they are, and of size 1 at most, so that
@@ -246,10 +207,9 @@ class LowRankAffinity(Affinity):
         return self._logs
 
     def _symmetrised(self) -> Affinity:
-        if self._problem is None:  # not reached: what is symmetric is never asked
-            return super()._symmetrised()
+        problem: Any = self._problem  # kept for k that is not symmetric, and only that is asked here
         # Keys look for queries too, which asks for other pivots: the bound is kept, the rank may differ.
-        result = LowRankAffinity(self.domain, self.kernel, self._problem, self.dtype, both=True, **self._options)
+        result = LowRankAffinity(self.domain, self.kernel, problem, self.dtype, both=True, **self._options)
         result.reason = self.reason
         return result
 

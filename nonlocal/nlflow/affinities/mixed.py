@@ -27,11 +27,6 @@ class MixedAffinity(Affinity):
         """Whether it was made from tensors that require a gradient."""
         return any(part.tracked for part in self._parts)
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return sum(part.memory_bytes for part in self._parts)
-
     def _average(self, u: Array) -> Array:
         xp = namespace(u)
         first, second = self._parts

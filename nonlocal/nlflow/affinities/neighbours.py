@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.base import Sparse
-from nlflow.affinities.pair_sums import along_tree, places_in, relative_weights, warn_isolated
+from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
+from nlflow.affinities.pair_sums import WIDEST, along_tree, places_in, relative_weights, warn_isolated
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
-from nlflow.errors import check_memory
-from nlflow.kernels import RadialKernel, TopHat
+from nlflow.errors import InputError, check_memory
+from nlflow.kernels import Kernel, RadialKernel, TopHat
 
 __all__ = ["NeighbourAffinity", "count_neighbours"]
 
-Floats = NDArray[np.float64]
 _PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
 _LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
 _CHUNK = 2**22  # pairs whose weights are computed at a time
@@ -44,19 +44,25 @@ class NeighbourAffinity(SparseAffinity):
 
     Raises
     ------
+    InputError
+        For another kernel, or more dimensions than trees are good for.
     MemoryLimitError
         Before the pairs are listed.
     """
 
     def __init__(
-        self,
-        kernel: RadialKernel,
-        domain: Domain,
-        features: NDArray[Any],
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
+        self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
     ) -> None:
+        if not isinstance(kernel, RadialKernel):
+            raise InputError(
+                f"kernel: got {type(kernel).__name__}, expected a radial one for method='sparse': a dot product does "
+                "not decay; use method='lowrank' or 'pairwise'"
+            )
+        if features.shape[1] > WIDEST:
+            raise InputError(
+                f"features: got {features.shape[1]} dimensions, expected at most {WIDEST} for method='sparse': in "
+                "more, trees find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
+            )
         from scipy.spatial import cKDTree
 
         weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
@@ -93,11 +99,6 @@ class NeighbourAffinity(SparseAffinity):
         w = relative_weights(self.domain.weights.ravel(), _LIGHTEST)[0]
         rows, columns = self._order[graph.row], self._order[graph.col]
         return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return super().memory_bytes + self._order.nbytes + self._places.nbytes
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:

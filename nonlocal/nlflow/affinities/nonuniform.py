@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import power_of_two
-from nlflow.affinities.base import Affinity, middle_of_range
+from nlflow._array import Floats, middle_of_range, power_of_two
+from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
@@ -17,7 +17,6 @@ from nlflow.kernels import Gaussian, Kernel
 
 __all__ = ["NonuniformAffinity", "count_modes"]
 
-Floats = NDArray[np.float64]
 _MOST_DIMENSIONS = 3  # of the transforms
 _FINEST = 1e-14  # relative accuracy that a transform in float64 reaches
 _SHARES = 4  # of the error: modes left out, periods that overlap, two transforms
@@ -61,13 +60,7 @@ class NonuniformAffinity(Affinity):
     method = "nufft"
 
     def __init__(
-        self,
-        kernel: Kernel,
-        domain: Domain,
-        features: NDArray[Any],
-        *,
-        rtol: float,
-        memory_limit: float | None = None,
+        self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
     ) -> None:
         if not isinstance(kernel, Gaussian):
             raise InputError(

@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 __all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "relative_weights", "warn_isolated"]
-
-Floats = NDArray[np.float64]
 
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
@@ -74,7 +73,7 @@ class PairSums:
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
-            width = _width(kernel)
+            width: float = getattr(kernel, "radius" if isinstance(kernel, TopHat) else "width")
             # By a power of two, which is exact: squares stay in range whatever the units.
             self._unit = 2.0 ** -math.frexp(width)[1]
             self._width = width * self._unit
@@ -313,14 +312,6 @@ def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     return places
-
-
-def _width(kernel: RadialKernel) -> float:
-    if isinstance(kernel, TopHat):
-        return kernel.radius
-    if isinstance(kernel, Gaussian | Laplace):
-        return kernel.width
-    raise InputError(f"kernel: got {type(kernel).__name__}, which has no width")  # pragma: no cover - not in _KNOWN
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:

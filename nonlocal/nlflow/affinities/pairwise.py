@@ -7,16 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import power_of_two
-from nlflow.affinities.base import Affinity, log_transitions, properties
+from nlflow._array import Floats, power_of_two
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domains import Domain
 from nlflow.kernels import DotProduct, Kernel
 
 __all__ = ["PairwiseAffinity"]
-
-Floats = NDArray[np.float64]
 
 
 class PairwiseAffinity(Affinity):
@@ -63,14 +62,6 @@ class PairwiseAffinity(Affinity):
         self.pairs = PairSums(kernel, self._queries, self._keys, self._weights)
         self._backward: PairSums | None = None
         self._degrees: dict[str, tuple[Floats, Floats]] = {}
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        kept = {id(a): a.nbytes for a in (self._queries, self._keys)}
-        degrees = sum(a.nbytes + b.nbytes for a, b in self._degrees.values())
-        backward = 0 if self._backward is None else self._backward.memory_bytes
-        return sum(kept.values()) + degrees + self.pairs.memory_bytes + backward
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         name = self.pairs.precision(u.dtype)

@@ -25,92 +25,27 @@ raise `ProcessError`, at the latest after the timeout that ``init_process_group`
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from nlflow._array import Array, constant_like, same_kind, to_numpy
-from nlflow.affinities.base import Affinity, properties
+from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import properties
 from nlflow.affinities.mixed import MixedAffinity
+from nlflow.affinities.shares import gather, local, own_rows, points, rows
 from nlflow.backends.torch.ring import GatheredSums, RingSums
 from nlflow.backends.torch.shards import ProcessError, Processes, Shard
 from nlflow.domains import Domain, Points
-from nlflow.errors import (
-    FileFormatError,
-    InputError,
-    NumericalError,
-    check_choice,
-    check_integer,
-    check_memory,
-    check_number,
-)
+from nlflow.errors import FileFormatError, InputError, NumericalError, check_choice, check_memory
 from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
 
 __all__ = ["MODES", "ProcessError", "ShardedAffinity", "affinity", "gather", "local", "points", "rows"]
 
 MODES = ("ring", "gather")
-
-
-def rows(count: int, group: Any = None) -> slice:
-    """Return which of `count` nodes are this process's: consecutive ones, one more or less than those of others.
-
-    Raises
-    ------
-    InputError
-        Without a process group, or for fewer nodes than processes.
-    """
-    count = check_integer("count", count, minimum=1)
-    processes = Processes(1, group)
-    if count < processes.size:
-        raise InputError(f"count: got {count} nodes, expected at least one for each of the {processes.size} processes")
-    return slice(processes.rank * count // processes.size, (processes.rank + 1) * count // processes.size)
-
-
-def points(nodes: ArrayLike, weights: ArrayLike | None = None, *, volume: float = 1.0, group: Any = None) -> Points:
-    """Return the nodes of this process as a domain.
-
-    Parameters
-    ----------
-    nodes : array_like of shape (n, m) or (n,)
-        Those of this process.
-    weights : array_like of shape (n,), optional
-        Their quadrature weights, all > 0. By default each is ``volume / N``, N the number of nodes of all processes.
-    volume : float
-        Of the whole domain.
-    group : ProcessGroup, optional
-        All processes by default.
-
-    Raises
-    ------
-    InputError
-        As for `nlflow.Points`.
-    """
-    own = Points(nodes, weights)
-    if weights is not None:
-        return own
-    share = check_number("volume", volume, minimum=0, strict=True) / Processes(own.size, group).total
-    return Points(own.nodes, np.full(own.size, share))
-
-
-def local(signal: Tensor) -> Tensor:
-    """Return this process's rows as an ordinary tensor, which shares their memory."""
-    return Shard.rows(signal)
-
-
-def gather(signal: Tensor) -> Tensor:
-    """Return the rows of all processes, (N, ...), as an ordinary tensor in each of them; O(N D) memory.
-
-    Raises
-    ------
-    InputError
-        For a tensor that is no shard; `ShardedAffinity.shard` makes one of this process's rows.
-    """
-    if not isinstance(signal, Shard):
-        raise InputError(f"signal: got {type(signal).__name__}, expected a shard; make one by the affinity's shard()")
-    return signal.processes.gather(Shard.rows(signal))
 
 
 def affinity(
@@ -178,23 +113,23 @@ def affinity(
 
 
 def _between(
-    processes: Processes,
-    kernel: Kernel,
-    domain: Points,
-    features: Tensor,
-    queries: Tensor | None,
-    mode: str,
+    processes: Processes, kernel: Kernel, domain: Points, features: Tensor, queries: Tensor | None, mode: str,
     memory_limit: float | None,
-) -> ShardedAffinity:
+) -> ShardedAffinity:  # fmt: skip
     problem: InputError | None = None
     q = k = torch.empty(0, 0)
     same = False
     try:
-        keys = _table("features", features, domain)
+
+        def table(name: str, value: Any) -> Tensor:
+            array: Tensor = domain.check_signal(name, own_rows(name, value))
+            return array.reshape(domain.size, -1)
+
+        keys = table("features", features)
         for name in ("query_map", "key_map"):
             if getattr(kernel, name, None) is not None:
                 same_kind(name, getattr(kernel, name), keys)
-        q, k = kernel.map_features(keys, None if queries is None else _table("queries", queries, domain))
+        q, k = kernel.map_features(keys, None if queries is None else table("queries", queries))
         same = q is k or (q.shape == k.shape and bool((q == k).all()))
     except InputError as error:
         problem = error
@@ -206,26 +141,6 @@ def _between(
     if queries is None:
         result._recipe = lambda u: _between(processes, kernel, domain, Shard.rows(u), None, mode, memory_limit)
     return result
-
-
-def _table(name: str, value: Any, domain: Points) -> Tensor:
-    array: Tensor = domain.check_signal(name, _rows(name, value))
-    return array.reshape(domain.size, -1)
-
-
-def _rows(name: str, value: Any) -> Tensor:
-    """Return this process's rows as an ordinary tensor, or raise `InputError`."""
-    if not isinstance(value, Tensor):
-        raise InputError(
-            f"{name}: got {type(value).__name__}, expected a torch tensor of this process's rows; convert it "
-            "(torch.from_numpy)"
-        )
-    if value.requires_grad:
-        raise InputError(
-            f"{name}: got a tensor that requires a gradient, expected one that does not: derivatives do not pass "
-            "between processes; detach it, or compute in one process"
-        )
-    return Shard.rows(value)
 
 
 class _Sharded(Affinity):
@@ -246,7 +161,7 @@ class _Sharded(Affinity):
         InputError
             For what is no tensor or has another number of rows, and for one that requires a gradient.
         """
-        own = _rows("values", values)
+        own = own_rows("values", values)
         if own.ndim == 0 or own.shape[0] != self.domain.size:
             raise InputError(
                 f"values: got shape {tuple(own.shape)}, expected {self.domain.size} rows, one for each node of this "
@@ -259,17 +174,16 @@ class _Sharded(Affinity):
 
         A tensor of this process's rows becomes a shard, which shares its memory.
         """
-        problem: InputError | None = None
-        array = value
+        problem, shape = None, [0, 0]
         try:
-            array = super().check_signal(name, _rows(name, value))
+            value = super().check_signal(name, own_rows(name, value))
+            shape = [value.ndim, value.shape[-1] if value.ndim > 1 else 1]
         except InputError as error:
             problem = error
-        shape = [0, 0] if problem else [array.ndim, array.shape[-1] if array.ndim > 1 else 1]
         self._processes.agree(name, shape, problem)
-        return Shard.of(array, self._processes)
+        return Shard.of(value, self._processes)
 
-    def as_signal(self, values: NDArray[np.float64]) -> Array:
+    def as_signal(self, values: Floats) -> Array:
         """Raise `InputError`: eigenvalues, and whatever else begins with a NumPy vector of all nodes, stay with one."""
         raise InputError(
             f"affinity: method {self.method!r} shares its nodes out among processes, and what was asked for (a "
@@ -320,17 +234,9 @@ class _Sharded(Affinity):
         pushed = Affinity._push(self._in_float64(), wide)
         return Shard.of(Shard.rows(pushed).to(law.dtype), self._processes)
 
+    @abstractmethod
     def _in_float64(self) -> _Sharded:
         """Return the same affinity with its features in float64."""
-        raise NotImplementedError  # pragma: no cover - abstract
-
-    def __repr__(self) -> str:
-        # Whatever the number of processes: the same problem.
-        tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
-        return (
-            f"<{type(self).__name__} {self.kernel!r} on {self._processes.total} nodes, method={self.method!r}, "
-            f"{', '.join(tags) or 'not symmetric'}>"
-        )
 
 
 class ShardedAffinity(_Sharded):
@@ -350,16 +256,9 @@ class ShardedAffinity(_Sharded):
     kernel: Kernel
 
     def __init__(
-        self,
-        processes: Processes,
-        kernel: Kernel,
-        domain: Domain,
-        queries: Tensor,
-        keys: Tensor,
-        *,
-        mode: str,
+        self, processes: Processes, kernel: Kernel, domain: Domain, queries: Tensor, keys: Tensor, *, mode: str,
         memory_limit: float | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         same = queries is keys
         super().__init__(domain, kernel, dtype=keys.dtype, **properties(kernel, queries, keys))
         self._processes, self.mode, self._limit = processes, mode, memory_limit
@@ -381,7 +280,7 @@ class ShardedAffinity(_Sharded):
         self._shift = float(largest.log())
         shared = None if bool(least == largest) else (weights / largest).to(keys.dtype)
         sums = RingSums if mode == "ring" else GatheredSums
-        self._sums: RingSums | GatheredSums = sums(kernel, self._queries, self._keys, shared, processes)
+        self._sums = sums(kernel, self._queries, self._keys, shared, processes)
         self._logs: Tensor | None = None
 
     @property
@@ -404,21 +303,18 @@ class ShardedAffinity(_Sharded):
             self._logs = self._sums.sums(self._keys[:, :0])[1]
         return Shard.of(self._logs + self._shift, self._processes)
 
-    def _in_float64(self) -> _Sharded:
-        keys = self._keys.double()
-        queries = keys if self._queries is self._keys else self._queries.double()
+    def _of(self, queries: Tensor, keys: Tensor) -> ShardedAffinity:
+        """Return the affinity of other features."""
         return ShardedAffinity(
             self._processes, self.kernel, self.domain, queries, keys, mode=self.mode, memory_limit=self._limit
         )
 
+    def _in_float64(self) -> _Sharded:
+        keys = self._keys.double()
+        return self._of(keys if self._queries is self._keys else self._queries.double(), keys)
+
     def _symmetrised(self) -> Affinity:
-        if not isinstance(self.kernel, DotProduct):  # not reached: the others are symmetric
-            return super()._symmetrised()
-        other = ShardedAffinity(
-            self._processes, self.kernel, self.domain, self._keys, self._queries, mode=self.mode,
-            memory_limit=self._limit,
-        )  # fmt: skip
-        return _MixedShards(self, other, self._processes)
+        return _MixedShards(self, self._of(self._keys, self._queries), self._processes)
 
 
 class _MixedShards(_Sharded, MixedAffinity):

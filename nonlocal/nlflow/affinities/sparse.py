@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import power_of_two
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 from nlflow.kernels import Kernel
 
@@ -76,11 +77,3 @@ class SparseAffinity(Affinity):
         result = self._graph.astype(np.float64)
         result.data /= np.repeat(w, np.diff(result.indptr)) * w[result.indices]
         return result
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        graph = self._graph
-        return int(
-            graph.data.nbytes + graph.indices.nbytes + graph.indptr.nbytes + self._sums.nbytes + self._alone.nbytes
-        )

@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.base import Affinity, Sparse
+from nlflow._array import Floats, kept_bytes
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
@@ -207,9 +209,8 @@ class PatchStencil(_Stencil):
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        stored = 0 if self._stored is None else self._stored.nbytes
-        return int(stored + self._weights_of[0].nbytes + self._offsets.nbytes + self._degrees.nbytes)
+        """Bytes that the affinity keeps, but for what it keeps of each offset."""
+        return kept_bytes(self._stored, self._weights_of[0], self._offsets, self._degrees)
 
 
 class TableStencil(_Stencil):
@@ -239,7 +240,7 @@ class TableStencil(_Stencil):
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
 
-    def known_spectrum(self) -> NDArray[np.float64] | None:
+    def known_spectrum(self) -> Floats | None:
         """Return the distinct eigenvalues of P, that of constants first; see `Affinity.known_spectrum`."""
         if self._grid.boundary == "isolated":
             return None
@@ -256,8 +257,3 @@ class TableStencil(_Stencil):
         for (i, j), value in np.ndenumerate(self._table):
             if (i, j) != (ri, rj):
                 yield (i - ri, j - rj), float(value)
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes that the affinity keeps."""
-        return sum(a.nbytes for a in (self._table, self._degrees, *self._tables.values()))

@@ -6,9 +6,9 @@ import math
 import warnings
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import fft
 
+from nlflow._array import Floats
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
@@ -27,7 +27,7 @@ def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
         f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
         f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",
         NlflowWarning,
-        stacklevel=5,
+        stacklevel=6,
     )
 
 
@@ -49,7 +49,7 @@ def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[
 
 def kernel_table(
     kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
-) -> NDArray[np.float64]:
+) -> Floats:
     """Return k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
 
     Raises
@@ -73,7 +73,7 @@ def kernel_table(
         return np.asarray(np.exp(kernel.log_profile(squared)))
 
 
-def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
+def table_symbol(table: Floats, grid: Grid) -> Floats:
     """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first.
 
     In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
@@ -86,7 +86,7 @@ def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
     return np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
 
 
-def wrap(table: NDArray[np.float64], shape: tuple[int, ...]) -> NDArray[np.float64]:
+def wrap(table: Floats, shape: tuple[int, ...]) -> Floats:
     """Add up a centred table on a periodic grid of `shape`, its centre at the origin."""
     result = table
     for axis, n in enumerate(shape):

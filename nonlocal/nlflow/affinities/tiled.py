@@ -6,11 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
-from nlflow._array import Array, constant_like, namespace
-from nlflow.affinities.base import Affinity, check_rows, log_transitions, properties
+from nlflow._array import Array, Floats, constant_like, namespace
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.logits import check_rows, log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domains import Domain
@@ -187,14 +185,11 @@ class TiledAffinity(Affinity):
         keys = of(self._keys)
         queries = keys if self._queries is self._keys else of(self._queries)
         sight = None if self._sight is None else self._sight.item(index, self.domain.leading)
-        result = TiledAffinity(
-            self.kernel, self.domain.item, queries, keys, mask=sight, precision=self._precision,
-            memory_limit=self._limit,
-        )  # fmt: skip
+        result = self._of(self.domain.item, queries, keys, sight)
         result._log_scale = self._log_scale
         return result
 
-    def _log_transitions(self) -> NDArray[np.float64] | None:
+    def _log_transitions(self) -> Floats | None:
         if self.domain.leading:
             return None
         logits = self.kernel.log_matrix(self._queries.double(), self._keys.double()).detach()
@@ -204,11 +199,13 @@ class TiledAffinity(Affinity):
 
     def _symmetrised(self) -> Affinity:
         sight = None if self._sight is None else self._sight.transposed()
-        other = TiledAffinity(
-            self.kernel, self.domain, self._keys, self._queries, mask=sight, precision=self._precision,
-            memory_limit=self._limit,
-        )  # fmt: skip
-        return MixedAffinity(self, other)
+        return MixedAffinity(self, self._of(self.domain, self._keys, self._queries, sight))
+
+    def _of(self, domain: Domain, queries: Array, keys: Array, sight: Sight | None) -> Affinity:
+        """Return the affinity of other features, or of an item."""
+        return TiledAffinity(
+            self.kernel, domain, queries, keys, mask=sight, precision=self._precision, memory_limit=self._limit
+        )
 
 
 def _leading(features: Array, leading: tuple[int, ...]) -> Array:

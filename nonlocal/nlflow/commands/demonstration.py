@@ -22,7 +22,7 @@ from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import DistanceToConstant, Energy, Tracker
-from nlflow.functionals.quadratic import E, J
+from nlflow.functionals.energies import E, J
 from nlflow.io.atomic import make_folder, write_content
 from nlflow.io.terminal import progress_bar
 from nlflow.kernels import Patch

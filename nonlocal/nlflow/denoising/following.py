@@ -17,7 +17,7 @@ from nlflow.domains import Grid
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
-from nlflow.functionals.quadratic import J
+from nlflow.functionals.energies import J
 from nlflow.io.encoding import digest
 from nlflow.kernels import Kernel
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import affinity
 from nlflow.domains import Grid
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 from nlflow.kernels import Gaussian
 
 __all__ = ["FILLING_STEPS", "filled", "filling_levels"]

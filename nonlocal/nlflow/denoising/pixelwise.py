@@ -21,7 +21,7 @@ from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
 from nlflow.flows.trackers import Discrepancy
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 from nlflow.kernels import Patch
 
 __all__ = [

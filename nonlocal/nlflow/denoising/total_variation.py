@@ -16,7 +16,7 @@ from nlflow.domains.samples import as_signal, finish, range_of
 from nlflow.errors import check_integer, check_number
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 from nlflow.kernels import Patch
 
 __all__ = ["nonlocal_tv"]
@@ -116,7 +116,7 @@ def nonlocal_tv(
     offset = signal.mean(axis=tuple(range(signal.ndim - 1)), dtype=np.float64)
     span = range_of(signal)
     if span == 0 or sigma * _NOISELESS < span:
-        found = CertifiedMinimizer(signal, 0.0, 0.0, 0, True, "returned unchanged: there is no noise to remove")
+        found = CertifiedMinimizer(signal, 0.0, 0, True, "returned unchanged: there is no noise to remove")
         fidelity = math.inf if fidelity is None else fidelity
         restored = finish(image, restore(signal), preserve_range)
         return (restored, found, fidelity) if return_info else restored
@@ -148,11 +148,11 @@ def _fit(
 ) -> tuple[CertifiedMinimizer, float]:
     """Minimise E_1, with the fidelity that is given or leaves the wanted residual, by a secant on logarithms."""
     if not len(jp.graph):
-        return CertifiedMinimizer(f, 0.0, 0.0, 0, True, NO_EDGES), math.inf if given is None else given
+        return CertifiedMinimizer(f, 0.0, 0, True, NO_EDGES), math.inf if given is None else given
     spread = float(np.sqrt(np.mean(f.astype(np.float64) ** 2)))
     if given is None and spread <= wanted:
         mean = np.zeros_like(f)  # f has the mean 0
-        return CertifiedMinimizer(mean, 0.0, 0.0, 0, True, "all of the signal is within the noise: its mean"), 0.0
+        return CertifiedMinimizer(mean, 0.0, 0, True, "all of the signal is within the noise: its mean"), 0.0
     degree = jp.graph.degree
     scale = float(np.median(degree[degree > 0]))
     strength = given or _FIRST * (math.sqrt(scale) if jp.isotropic else scale)
@@ -176,7 +176,7 @@ def _fit(
         f"relative duality gap {relative:.3g} and residual {wanted * math.exp(excess):.4g} sigma after {iterations} "
         f"iterations for {len(tried)} value(s) of the fidelity{'' if success else ': raise maxiter or lower rtol'}"
     )
-    return CertifiedMinimizer(saddle.u, saddle.value, relative, iterations, success, message), strength
+    return CertifiedMinimizer(saddle.u, relative, iterations, success, message, saddle.value), strength
 
 
 def _next(tried: list[tuple[float, float]]) -> float:

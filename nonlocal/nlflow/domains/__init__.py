@@ -1,5 +1,8 @@
-"""Where signals live: grids, scattered points and batches of them; masks; images as arrays with channels last."""
+"""Where signals live: `Grid`, `Points`, `Batch` (a file each); masks; images as arrays with channels last."""
 
-from nlflow.domains.spaces import Batch, Boundary, Domain, Grid, Points
+from nlflow.domains.base import Domain
+from nlflow.domains.batch import Batch
+from nlflow.domains.grid import Boundary, Grid
+from nlflow.domains.points import Points
 
 __all__ = ["Batch", "Boundary", "Domain", "Grid", "Points"]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import InputError, check_array, check_integer
 
 __all__ = ["as_signal", "exact_means", "exact_sums", "finish", "mean_of_sums", "range_of", "rounded"]
@@ -81,12 +82,12 @@ def _exact_sum(values: NDArray[Any]) -> int:
     return total
 
 
-def mean_of_sums(sums: list[int], count: int) -> NDArray[np.float64]:
+def mean_of_sums(sums: list[int], count: int) -> Floats:
     """Return sums of `exact_sums` over a count, correctly rounded."""
     return np.array([total / (count << _UNIT) for total in sums])
 
 
-def exact_means(signal: NDArray[Any]) -> NDArray[np.float64]:
+def exact_means(signal: NDArray[Any]) -> Floats:
     """Return the mean of each channel of finite samples (..., C), correctly rounded."""
     return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
 

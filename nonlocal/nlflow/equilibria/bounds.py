@@ -15,17 +15,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, namespace, power_of_two, scalar, to_numpy, underflowing
+from nlflow._array import Array, Floats, namespace, power_of_two, scalar, to_numpy, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
 from nlflow.flows.linear import AttentionFlow, LinearFlow
-from nlflow.flows.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
+from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
 
 __all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
 
-Floats = NDArray[np.float64]
 # Up to this many nodes eigenvalues and singular values come from the whole matrix.
 _DENSE_NODES = 1000
 _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far above rounding
@@ -56,18 +56,13 @@ def diversity(flow: LinearFlow, u: Any) -> float:
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
-        usual = flow.distance_to_constant(u)
-        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * _largest(u):
+        usual, xp = flow.distance_to_constant(u), namespace(u)
+        if flow.metric == "l2" or flow.affinity.domain.leading or usual > _CLEAR * scalar(xp.max(xp.abs(u))):
             return usual
         return _in_log_space(MarkovChain(flow.affinity), u) if _on_host(flow) else usual
     # The lazy chain has the same stationary law, and a limit where the chain itself is periodic.
     chain = MarkovChain(flow.affinity, laziness=0.5)
     return float(chain.distance_to_limit(u, 0)[0]) if chain.log_law is None else _in_log_space(chain, u)
-
-
-def _largest(u: Array) -> float:
-    xp = namespace(u)
-    return scalar(xp.max(xp.abs(u)))
 
 
 def _on_host(flow: LinearFlow) -> bool:
@@ -263,9 +258,7 @@ def neutreno_limit(affinity: Affinity) -> float:
         Exact from all eigenvalues for few nodes; for many by Lanczos iteration, or by Arnoldi iteration where P is not
         symmetric.
     """
-    if not isinstance(affinity, Affinity):
-        raise InputError(f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()")
-    flow = AttentionFlow(affinity)
+    flow = AttentionFlow(check_affinity(affinity))
     if affinity.symmetric:
         return 2 - largest_eigenvalue(flow, diffusion=True)
     if affinity.domain.size <= _DENSE_NODES:
@@ -281,22 +274,16 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 def _limit_by_iteration(flow: LinearFlow) -> float:
     """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+    from scipy.sparse.linalg import ArpackError
 
     n = flow.affinity.domain.size
-    start = np.random.default_rng(0).standard_normal(n)  # fixed: the same chain gives the same limit
 
     def farthest(fidelity: float) -> complex:
-        def matvec(v: Floats) -> Floats:
-            # (P - lambda~ I) v, P from the flow's operator I - P
-            return np.asarray((1 - fidelity) * np.ravel(v) - apply_operator(flow, v).ravel())
+        def product(v: Floats) -> Floats:
+            return (1 - fidelity) * v - apply_operator(flow, v).ravel()  # (P - lambda~ I) v, of the operator I - P
 
-        operator = LinearOperator((n, n), matvec=matvec, dtype=np.float64)
         # A wide basis: eigenvalues on a circle, as those of a walk in one direction, are hard to tell apart.
-        found = eigs(
-            operator, k=1, which="LM", v0=start, ncv=min(n, 120), tol=1e-9, maxiter=100, return_eigenvectors=False
-        )
-        return complex(found[0])
+        return complex(extreme(product, n, "LM", ncv=min(n, 120), tol=1e-9, maxiter=100)[0])
 
     limit = 2.0
     try:

@@ -6,34 +6,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from nlflow._array import Array, check_untracked, constant_like, power_of_two, to_numpy, underflowing
-from nlflow.errors import (
-    InputError,
-    NumericalError,
-    check_choice,
-    check_integer,
-    check_memory,
-    check_number,
-)
+from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_memory, check_number
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
+from nlflow.functionals.energies import E
+from nlflow.functionals.fidelity import Fidelity
 from nlflow.functionals.krylov import default_rtol, gmres, verdict
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.minimizer import Minimizer
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 
 __all__ = ["Equilibrium", "check_frozen", "equilibrium"]
 
-Floats = NDArray[np.float64]
 _METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
 
 
 @dataclass(frozen=True)
-class Equilibrium:
-    """The limit of a flow for t to infinity and how well it was reached.
+class Equilibrium(Minimizer):
+    """The limit of a flow for t to infinity and how well it was reached; of E the minimiser, where P is symmetric.
 
     Attributes
     ----------
@@ -43,18 +36,13 @@ class Equilibrium:
         Of its linear system, relative to the right-hand side, recomputed from `u`.
     iterations : int
         0 for direct solutions and closed forms.
-    method : {'mean', 'direct', 'conjugate gradients', 'gmres'}
     success : bool
         Whether the residual is within the tolerance.
     message : str
+    method : {'mean', 'direct', 'conjugate gradients', 'gmres'}
     """
 
-    u: Array
-    residual: float
-    iterations: int
     method: str
-    success: bool
-    message: str
 
 
 @underflowing
@@ -118,57 +106,58 @@ def equilibrium(
     maxiter = check_integer("maxiter", maxiter, minimum=1)
     if rtol is not None:
         rtol = check_number("rtol", rtol, minimum=0, strict=True)
-    if flow.fidelity is None or flow.observed is None:
+    fidelity, observed = flow.fidelity, flow.observed
+    if fidelity is None or observed is None:
         if start is None:
             raise InputError("start: needed, since without fidelity the limit is the mean of u(0)")
         u = flow.check_signal("start", start)
-        mean = _mean(flow, u)
-        return Equilibrium(
-            mean + 0 * u, 0.0, 0, "mean", True, "the mean of u(0) in the measure that the flow conserves"
-        )
-    if flow.fidelity.bounds()[1] == 0:
+        message = "the mean of u(0) in the measure that the flow conserves"
+        return Equilibrium(_mean(flow, u) + 0 * u, 0.0, 0, True, message, "mean")
+    low, high = fidelity.bounds()
+    if high == 0:
         raise InputError("fidelity: got 0 at every node, where the limit depends on u(0); use a flow without fidelity")
-    given = (flow.observed, flow.fidelity.values)
-    tracked = flow.affinity.tracked or any(getattr(array, "requires_grad", False) for array in given)
+    tracked = flow.affinity.tracked or any(getattr(a, "requires_grad", False) for a in (observed, fidelity.values))
     check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.equilibrium")
-    rtol = default_rtol(flow.observed) if rtol is None else rtol
-    low, high = flow.fidelity.bounds()
-    holes = low <= 1e-8 * high
-    few = flow.affinity.domain.size <= _DENSE_NODES
-    if flow.fidelity.width > 1:
+    rtol = default_rtol(observed) if rtol is None else rtol
+    if fidelity.width > 1:
         _check_iterative(flow, method)
-        few = False
-    if method == "direct" or (method == "auto" and few and (holes or not flow.symmetric)):
-        return _direct(flow, rtol, memory_limit)
-    try:
-        found = _iterate(flow, rtol, maxiter, elsewhere=False)
-    except NumericalError:
-        if method != "auto" or not few:
-            raise
-        return _direct(flow, rtol, memory_limit)
-    if not found.success and method == "auto" and few:
-        return _direct(flow, rtol, memory_limit)
-    if holes and found.success:
-        # Where no fidelity is seen every constant has a small residual: another start finds another one.
-        other = _iterate(flow, rtol, maxiter, elsewhere=True)
-        size = float(np.ptp(to_numpy(flow.observed))) or 1.0
-        if float(np.abs(to_numpy(other.u) - to_numpy(found.u)).max()) > 1e-2 * size:
-            raise NumericalError(
-                "fidelity: the system is singular, or so nearly that iteration does not solve it: some part of the "
-                "domain hardly sees a node with a fidelity > 0; give each part one, use a wider kernel or "
-                "method='direct'"
-            )
-    return found
+    holes = low <= 1e-8 * high
+    # Whether the direct method may be used where iteration fails.
+    at_hand = method == "auto" and flow.affinity.domain.size <= _DENSE_NODES and fidelity.width == 1
+    if method != "direct" and not (at_hand and (holes or not flow.symmetric)):
+        try:
+            found = _iterate(flow, fidelity, observed, rtol, maxiter, elsewhere=False)
+        except NumericalError:
+            if not at_hand:
+                raise
+        else:
+            if found.success and holes:
+                _check_alike(found, _iterate(flow, fidelity, observed, rtol, maxiter, elsewhere=True), observed)
+            if found.success or not at_hand:
+                return found
+    return _direct(_System(flow, fidelity, observed), rtol, memory_limit)
 
 
-def _iterate(flow: LinearFlow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
+def _check_alike(one: Equilibrium, other: Equilibrium, observed: Array) -> None:
+    """Raise `NumericalError` where two starts lead to two limits: a constant that no fidelity sees has no residual."""
+    size = float(np.ptp(to_numpy(observed))) or 1.0
+    if float(np.abs(to_numpy(other.u) - to_numpy(one.u)).max()) > 1e-2 * size:
+        raise NumericalError(
+            "fidelity: the system is singular, or so nearly that iteration does not solve it: some part of the domain "
+            "hardly sees a node with a fidelity > 0; give each part one, use a wider kernel or method='direct'"
+        )
+
+
+def _iterate(
+    flow: LinearFlow, fidelity: Fidelity, observed: Array, rtol: float, maxiter: int, *, elsewhere: bool
+) -> Equilibrium:
     """Solve by iteration, from the observed signal or from `elsewhere`: a constant above it."""
     functional = flow.functional
     if not isinstance(functional, E):
-        return _gmres(flow, rtol, maxiter, elsewhere=elsewhere)
-    start = functional.observed + (float(np.ptp(to_numpy(functional.observed))) or 1.0) if elsewhere else None
+        return _gmres(_System(flow, fidelity, observed), rtol, maxiter, elsewhere=elsewhere)
+    start = observed + (float(np.ptp(to_numpy(observed))) or 1.0) if elsewhere else None
     found = functional.minimizer(rtol=rtol, maxiter=maxiter, start=start)
-    return Equilibrium(found.u, found.residual, found.iterations, "conjugate gradients", found.success, found.message)
+    return Equilibrium(**vars(found), method="conjugate gradients")
 
 
 def check_frozen(flow: Any) -> None:
@@ -205,25 +194,43 @@ def _mean(flow: LinearFlow, u: Array) -> Array:
     return flow.mean(u)
 
 
-def _system(flow: LinearFlow) -> tuple[Floats, Floats, Floats, float]:
-    """Return (fidelity of nodes (N, 1), centred right-hand side (N, D), what was taken out (1, D), unit of both)."""
-    fidelity, observed = flow.fidelity, flow.observed
-    if fidelity is None or observed is None:  # not reached: callers have looked
-        raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
-    n = flow.affinity.domain.size
-    like = constant_like(np.ones(flow.affinity.domain.shape), observed)
-    phi = np.asarray(to_numpy(fidelity.times(like)), dtype=np.float64).reshape(n, 1)
-    f = np.asarray(to_numpy(observed), dtype=np.float64).reshape(n, -1)
-    # Constants pass through the system unchanged. The one that the limit tends to for small fidelities is taken out, so
-    # that what is left keeps its digits.
-    mass = phi * _measure(flow)
-    if not np.any(mass):
-        mass = phi
-    # Over powers of two, which are exact, so that products of what is very large or very small stay in range.
-    size, mass = power_of_two(float(np.abs(f).max())), mass / power_of_two(float(mass.max()))
-    f = f / size
-    shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
-    return phi, f - shift, shift, size
+class _System:
+    """r (I - P) u + phi u = phi f, centred and scaled.
+
+    Attributes
+    ----------
+    phi : array of shape (N, 1)
+    f : array of shape (N, D)
+        The observed signal over `size`, less `shift`.
+    """
+
+    def __init__(self, flow: LinearFlow, fidelity: Fidelity, observed: Array) -> None:
+        self.flow, self._observed = flow, observed
+        n = flow.affinity.domain.size
+        like = constant_like(np.ones(flow.affinity.domain.shape), observed)
+        self.phi = np.asarray(to_numpy(fidelity.times(like)), dtype=np.float64).reshape(n, 1)
+        f = np.asarray(to_numpy(observed), dtype=np.float64).reshape(n, -1)
+        # Constants pass through the system unchanged. The one that the limit tends to for small fidelities is taken
+        # out, so that what is left keeps its digits.
+        mass = self.phi * _measure(flow)
+        if not np.any(mass):
+            mass = self.phi
+        # Over powers of two, which are exact, so that products of what is very large or very small stay in range.
+        self._size, mass = power_of_two(float(np.abs(f).max())), mass / power_of_two(float(mass.max()))
+        f = f / self._size
+        self._shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
+        self.f = f - self._shift
+
+    def solved(self, x: Floats, residual: Floats, b: Floats, iterations: int, method: str, rtol: float) -> Equilibrium:
+        """Return the limit from a solution (N, D), with its largest residual over the channels, in maximum norms."""
+        scale = np.abs(b).max(axis=0)
+        inside = scale > 0
+        with np.errstate(over="ignore"):  # infinitely far off, then
+            left = np.abs(residual).max(axis=0)[inside] / scale[inside]
+        largest = float(left.max()) if np.any(inside) else 0.0
+        u = constant_like(((x + self._shift) * self._size).reshape(tuple(self._observed.shape)), self._observed)
+        success, advice = verdict(largest, rtol)
+        return Equilibrium(u, largest, iterations, success, f"residual {largest:.3g} by {method}{advice}", method)
 
 
 def _measure(flow: LinearFlow) -> Floats:
@@ -236,32 +243,13 @@ def _measure(flow: LinearFlow) -> Floats:
         return np.ones((flow.affinity.domain.size, 1))
 
 
-def _finish(
-    flow: LinearFlow, solution: Floats, residual: float, iterations: int, method: str, rtol: float
-) -> Equilibrium:
-    observed = flow.observed
-    if observed is None:  # not reached: callers have looked
-        raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
-    u = constant_like(solution.reshape(tuple(observed.shape)), observed)
-    success, advice = verdict(residual, rtol)
-    return Equilibrium(u, residual, iterations, method, success, f"residual {residual:.3g} by {method}{advice}")
-
-
-def _relative(residual: Floats, b: Floats) -> float:
-    """Return the largest residual over the channels, in the maximum norm relative to the right-hand side."""
-    scale = np.abs(b).max(axis=0)
-    inside = scale > 0
-    with np.errstate(over="ignore"):  # infinitely far off, then
-        return float((np.abs(residual).max(axis=0)[inside] / scale[inside]).max()) if np.any(inside) else 0.0
-
-
-def _direct(flow: LinearFlow, rtol: float, memory_limit: float | None) -> Equilibrium:
+def _direct(system: _System, rtol: float, memory_limit: float | None) -> Equilibrium:
     """Solve by state reduction, in which u* is a mean of f over where walkers are stopped, however slow they are."""
     from scipy.linalg import solve_triangular
 
-    n = flow.affinity.domain.size
+    flow, phi, b = system.flow, system.phi, system.phi * system.f
+    n = len(phi)
     check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
-    phi, f, shift, size = _system(flow)
     rates = MarkovChain(flow.affinity).matrix()
     if flow.metric == "l2":
         rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
@@ -277,26 +265,22 @@ def _direct(flow: LinearFlow, rtol: float, memory_limit: float | None) -> Equili
             f"part one, or use a wider kernel ({error})"
         ) from error
     upper, lower = -np.triu(reduced, 1), np.diag(left) - np.tril(reduced, -1)
-    leaving, b = rates.sum(axis=1, keepdims=True), phi * f
-
+    leaving = rates.sum(axis=1, keepdims=True)
     # No refinement: x has the error of a weighted mean however ill-conditioned the system, and a correction would bring
     # in the rounding of the residual, multiplied by the condition number.
     x = np.asarray(solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True))
-    residual = _relative(b - phi * x - (leaving * x - rates @ x), b)
-    return _finish(flow, (x + shift) * size, residual, 0, "direct", rtol)
+    return system.solved(x, b - phi * x - (leaving * x - rates @ x), b, 0, "direct", rtol)
 
 
-def _gmres(flow: LinearFlow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
-    phi, f, shift, size = _system(flow)
+def _gmres(system: _System, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
+    phi, f = system.phi, system.f
     b = phi * f / (1 + phi)
 
     def apply(v: Floats) -> Floats:
-        return apply_operator(flow, v) / (1 + phi)  # divided by the diagonal of the system
+        return apply_operator(system.flow, v) / (1 + phi)  # divided by the diagonal of the system
 
     start = np.full_like(f, (float(np.ptp(f)) or 1.0) if elsewhere else 0.0)
     # Shorter bases for long signals: they take as much memory as 40 signals, or 512 MiB.
     restart = min(max(2**26 // f.size, 10), 40, len(f))
     found = gmres(apply, b, start, rtol=rtol / 10, maxiter=maxiter, restart=restart)
-    x, steps = found.x, found.iterations
-    residual = _relative(apply(x) - b, b)
-    return _finish(flow, (x + shift) * size, residual, steps, "gmres", rtol)
+    return system.solved(found.x, apply(found.x) - b, b, found.iterations, "gmres", rtol)

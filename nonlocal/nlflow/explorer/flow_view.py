@@ -15,7 +15,7 @@ from nlflow.errors import NumericalError, check_choice, check_number
 from nlflow.explorer.texts import ran, shell
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
-from nlflow.functionals.quadratic import METRICS
+from nlflow.functionals.energies import METRICS
 
 __all__ = ["COMMAND_NOTE", "MOMENTS", "FlowSettings", "as_command", "as_python", "compute", "predicted"]
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from nlflow._array import Array
+from nlflow._array import Array, Floats
 from nlflow.errors import NumericalError
 
 __all__ = ["chebyshev_coefficients", "chebyshev_sums"]
@@ -18,8 +18,8 @@ _MOST = 2**20
 
 
 def chebyshev_coefficients(
-    function: Callable[[NDArray[np.float64]], NDArray[Any]], low: float, high: float, tol: float
-) -> tuple[NDArray[np.float64], float]:
+    function: Callable[[Floats], NDArray[Any]], low: float, high: float, tol: float
+) -> tuple[Floats, float]:
     """Return Chebyshev coefficients of `function` on [low, high] and a bound of what they leave out.
 
     The shortest expansion is returned whose remainder, the sum of the moduli of all further coefficients, is at most
@@ -72,9 +72,7 @@ def chebyshev_coefficients(
     )
 
 
-def _misfit(
-    function: Callable[[NDArray[np.float64]], NDArray[Any]], low: float, high: float, coefficients: NDArray[np.float64]
-) -> float:
+def _misfit(function: Callable[[Floats], NDArray[Any]], low: float, high: float, coefficients: Floats) -> float:
     """Return how far an expansion is from its function near the lower end.
 
     There exp(-t a) for long t is a spike that a coarse sample does not see at all, and takes for the constant 0.
@@ -89,11 +87,7 @@ def _misfit(
 
 
 def chebyshev_sums(
-    operator: Callable[[Array], Array],
-    v: Array,
-    low: float,
-    high: float,
-    coefficients: Sequence[NDArray[np.float64]],
+    operator: Callable[[Array], Array], v: Array, low: float, high: float, coefficients: Sequence[Floats]
 ) -> list[Array]:
     """Return sum_k c_k T_k(A') v for each list of coefficients; A' is A mapped from [low, high] to [-1, 1].
 

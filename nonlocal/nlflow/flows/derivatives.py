@@ -11,7 +11,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
@@ -20,8 +19,8 @@ from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
-from nlflow.functionals.quadratic import E, J
+from nlflow.functionals.energies import E, J
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, gmres, verdict
 
 __all__ = ["equilibrium", "minimizer", "run", "value"]
 
@@ -198,9 +197,8 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
                 inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
                 precondition=lambda r: fidelity.damped(r, 1.0), rtol=tolerance, maxiter=maxiter,
             )  # fmt: skip
-        _check_solved("minimizer: the residual of its derivative", solved, tolerance)
-        result: Tensor = measure.to(gradient.dtype) * solved.x
-        return result
+        scale: Tensor = measure.to(gradient.dtype)
+        return scale * _checked("minimizer: the residual of its derivative", solved, tolerance)
 
     return _Solution.apply(residual, u, solve)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
 
@@ -217,9 +215,8 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     ----------
     flow : GradientFlow or AttentionFlow
         Frozen, with a fidelity, of an affinity of torch features.
-    rtol : float, optional
-        Residual of both systems relative to their right-hand sides; 1e-10 in float64 and 1e-5 in float32 by default.
-    maxiter : int
+    rtol, maxiter
+        As those of `minimizer`.
 
     Raises
     ------
@@ -261,17 +258,19 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     maxiter = check_integer("maxiter", maxiter, minimum=1)
     axes = tuple(range(len(affinity.domain.shape)))
 
+    def inner(v: Tensor, w: Tensor) -> Tensor:
+        # Each channel is a system of its own, unless a matrix couples them.
+        products = affinity.flatten(v).double() * affinity.flatten(w)
+        return _sums(products if fidelity.width == 1 else products.reshape(-1, 1))
+
     def solve(average: Callable[[Tensor], Tensor], b: Tensor, what: str) -> Tensor:
         with torch.no_grad():
             b = fidelity.damped(b, 1.0)
-            # Each channel is a system of its own, brought to one size, unless a matrix couples them.
-            squares = _sums(affinity.flatten(b).double() ** 2)
-            size = torch.sqrt(squares if fidelity.width == 1 else squares.sum()).to(b.dtype)
-            size = torch.where(size > 0, size, 1)
-            solved = _gmres(lambda v: v - fidelity.damped(average(v), 1.0), b / size, tolerance, maxiter)
-        _check_solved(what, solved, tolerance)
-        result: Tensor = solved.x * size
-        return result
+            solved = gmres(
+                lambda v: v - fidelity.damped(average(v), 1.0), b, torch.zeros_like(b), rtol=tolerance,
+                maxiter=maxiter, restart=min(max(2**26 // b.numel(), 10), 40), inner=inner,
+            )  # fmt: skip
+        return _checked(what, solved, tolerance)
 
     with torch.no_grad():
         # Constants pass through the system unchanged; without this one, what is left keeps its digits.
@@ -283,45 +282,6 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     return _Solution.apply(residual, u, transposed)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
 
 
-def _gmres(operator: Callable[[Tensor], Tensor], b: Tensor, rtol: float, maxiter: int) -> Solved:
-    """Solve ``operator(x) = b`` by GMRES (doi 10.1137/0907058), a tensor being one vector; b has a norm of about 1.
-
-    `nlflow.functionals.krylov.gmres` has a system for each column of a NumPy array. Here the basis, 10 to 40 signals,
-    stays on the device, which is asked for one column of the Hessenberg matrix an iteration.
-    """
-
-    def inner(v: Tensor, w: Tensor) -> Tensor:
-        return _sums((v * w).reshape(-1, 1))[0]
-
-    x, r, done = torch.zeros_like(b), b, 0
-    residual = math.sqrt(inner(r, r))
-    restart = min(max(2**26 // b.numel(), 10), 40)
-    while residual > rtol and done < maxiter:
-        before = residual
-        basis = [r / residual]
-        hessenberg, target = np.zeros((restart + 1, restart)), np.zeros(restart + 1)
-        target[0] = residual
-        for j in range(min(restart, maxiter - done)):
-            w, column = operator(basis[j]), []
-            done += 1
-            for v in basis:
-                column.append(inner(v, w))
-                w = w - column[-1].to(w.dtype) * v
-            hessenberg[: j + 2, j] = torch.stack([*column, torch.sqrt(inner(w, w))]).cpu().numpy()
-            projected, length = hessenberg[: j + 2, : j + 1], hessenberg[j + 1, j]
-            y = np.linalg.lstsq(projected, target[: j + 2], rcond=None)[0]
-            if np.linalg.norm(target[: j + 2] - projected @ y) <= 0.5 * rtol or length <= 1e-14:
-                break
-            basis.append(w / length)
-        for factor, v in zip(y.tolist(), basis, strict=False):
-            x = x + factor * v
-        r = b - operator(x)
-        residual = math.sqrt(inner(r, r))
-        if residual > 0.99 * before:  # rounding is all that is left
-            break
-    return Solved(x, residual, done)
-
-
 def _sums(columns: Tensor) -> Tensor:
     """Return the sums of the columns of (M, D) in float64, with the same bits for any number of threads."""
     # Threads share out rows of blocks, never the terms of a sum.
@@ -330,11 +290,13 @@ def _sums(columns: Tensor) -> Tensor:
     return whole.sum(dim=0) + columns[blocks * _BLOCK :].sum(dim=0, dtype=torch.float64)
 
 
-def _check_solved(what: str, solved: Solved, rtol: float) -> None:
-    """Raise `NumericalError` unless a system is solved."""
+def _checked(what: str, solved: Solved, rtol: float) -> Tensor:
+    """Return the solution of a system, or raise `NumericalError`."""
     success, why = verdict(solved.residual, rtol)
     if not success:
         raise NumericalError(f"{what} is {solved.residual:.2g}{why}")
+    solution: Tensor = solved.x
+    return solution
 
 
 def _tensor(name: str, u: Any) -> Tensor:

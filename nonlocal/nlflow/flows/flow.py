@@ -16,7 +16,7 @@ import numpy as np
 from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
-from nlflow.functionals.quadratic import METRICS
+from nlflow.functionals.energies import METRICS
 
 __all__ = ["Flow"]
 

@@ -20,8 +20,8 @@ from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice
 from nlflow.flows.flow import Flow
+from nlflow.functionals.energies import METRICS, E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
-from nlflow.functionals.quadratic import METRICS, E, J
 
 __all__ = ["AttentionFlow", "GradientFlow", "LinearFlow", "as_linear"]
 

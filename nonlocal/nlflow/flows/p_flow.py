@@ -12,7 +12,7 @@ from nlflow.errors import InputError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
 from nlflow.flows.integrators.base import StepFailureError
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.lagged import quadratic_step
 
 __all__ = ["LaggedDiffusivity", "PFlow"]

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import to_numpy
+from nlflow._array import Floats, to_numpy
 from nlflow.errors import NumericalError
 
 if TYPE_CHECKING:
     from nlflow.flows.linear import LinearFlow
 
-__all__ = ["apply_operator", "dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
+__all__ = ["apply_operator", "dense_operator", "euler_limit", "extreme", "largest_eigenvalue", "relaxation_rate"]
 
 # Up to this many nodes the whole operator is formed by applying it to the identity.
 _DENSE_NODES = 400
@@ -22,7 +23,7 @@ _DENSE_NODES = 400
 _DENSE_RATE_NODES = 1000
 
 
-def apply_operator(flow: LinearFlow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
+def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
     Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
@@ -38,7 +39,7 @@ def apply_operator(flow: LinearFlow, columns: NDArray[np.float64], *, diffusion:
     return back.swapaxes(1, 2).reshape(len(columns), size)
 
 
-def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[np.float64]:
+def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
     """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
 
     Shape (N D, N D) for A with a fidelity that mixes D channels.
@@ -52,7 +53,7 @@ def _unknowns(flow: LinearFlow, diffusion: bool) -> int:
     return flow.affinity.domain.size * width
 
 
-def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
+def _symmetric(matrix: Floats, nodes: int) -> Floats:
     """Return the symmetric matrix that is similar to A of a symmetric flow, m_i^1/2 A_ij m_j^-1/2.
 
     As -sqrt(A_ij A_ji) between nodes, where A_ij <= 0: no measure m, which may underflow, is needed.
@@ -65,25 +66,43 @@ def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
     return result
 
 
-def _operator(flow: LinearFlow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
-    from scipy.sparse.linalg import LinearOperator
+def extreme(
+    matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False, **options: Any
+) -> NDArray[Any]:
+    """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
-    n = len(root)
+    From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``.
 
-    def matvec(v: NDArray[np.float64]) -> NDArray[np.float64]:
-        return root * apply_operator(flow, (v.ravel() / root)[:, None], diffusion=diffusion)[:, 0]
+    Raises
+    ------
+    scipy.sparse.linalg.ArpackError
+        When the iteration does not converge.
+    """
+    from scipy.sparse.linalg import LinearOperator, eigs, eigsh
 
-    return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
+    operator = LinearOperator((n, n), matvec=lambda v: matvec(np.ravel(v)), dtype=np.float64)
+    start = np.random.default_rng(0).standard_normal(n)
+    solve: Any = eigsh if symmetric else eigs
+    return np.asarray(solve(operator, k=k, which=which, v0=start, return_eigenvectors=False, **options))
 
 
-def _root_measure(flow: LinearFlow, size: int) -> NDArray[np.float64]:
+def _product(flow: LinearFlow, root: Floats, *, diffusion: bool) -> Callable[[Floats], Floats]:
+    """Return the product with A between two scalings by a root of the measure."""
+
+    def product(v: Floats) -> Floats:
+        return root * apply_operator(flow, (v / root)[:, None], diffusion=diffusion)[:, 0]
+
+    return product
+
+
+def _root_measure(flow: LinearFlow, size: int) -> Floats:
     """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
     measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
     root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
     return np.asarray(np.repeat(root, size // len(root)))
 
 
-def _known(flow: LinearFlow) -> NDArray[np.float64] | None:
+def _known(flow: LinearFlow) -> Floats | None:
     """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
     spectrum = flow.affinity.known_spectrum()
     if spectrum is None:
@@ -104,7 +123,7 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
     Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
     that a limit computed from it is on the safe side.
     """
-    from scipy.sparse.linalg import ArpackError, eigsh
+    from scipy.sparse.linalg import ArpackError
 
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
@@ -115,14 +134,12 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
         matrix = dense_operator(flow, diffusion=diffusion)
         value = float(np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))[-1])
     else:
-        start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same limit
-        operator = _operator(flow, _root_measure(flow, n), diffusion=diffusion)
-        if not np.any(operator.matvec(start)):
+        product = _product(flow, _root_measure(flow, n), diffusion=diffusion)
+        if not np.any(product(np.random.default_rng(0).standard_normal(n))):
             value = 0.0  # nothing moves; Lanczos iteration needs something that does
         else:
             try:
-                found = eigsh(operator, k=1, which="LA", v0=start, tol=1e-6, return_eigenvectors=False)
-                value = float(found[0]) * (1 + 1e-6)
+                value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6)[0]) * (1 + 1e-6)
             except ArpackError:  # the measure spans more decades than the iteration bears
                 value = bound
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
@@ -142,7 +159,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
     NumericalError
         When the iteration does not converge.
     """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
+    from scipy.sparse.linalg import ArpackError
 
     uniform = _uniform(flow)
     n = _unknowns(flow, uniform)
@@ -162,23 +179,18 @@ def relaxation_rate(flow: LinearFlow) -> float:
             rate = float(values[1 if uniform else 0])
         else:
             root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
-            operator = _operator(flow, root, diffusion=uniform)
-            start = np.random.default_rng(0).standard_normal(n)  # fixed: the same flow gives the same rate
+            product = _product(flow, root, diffusion=uniform)
             if flow.symmetric:
                 unit = root / float(np.sqrt(np.sum(root * root)))
 
-                def lifted(v: NDArray[np.float64]) -> NDArray[np.float64]:
+                def lifted(v: Floats) -> Floats:
                     # Constants are moved from 0 to the other end of the spectrum.
-                    lift = 2 * high * float(unit @ np.ravel(v)) if uniform else 0.0
-                    return np.asarray(operator.matvec(v) + lift * unit)
+                    lift = 2 * high * float(unit @ v) if uniform else 0.0
+                    return np.asarray(product(v) + lift * unit)
 
-                found = eigsh(
-                    LinearOperator((n, n), matvec=lifted, dtype=np.float64), k=1, which="SA", v0=start, tol=1e-8,
-                    return_eigenvectors=False,
-                )  # fmt: skip
-                rate = float(found[0])
+                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0])
             else:
-                pair = eigs(operator, k=2, which="SR", v0=start, tol=1e-8, return_eigenvectors=False)
+                pair = extreme(product, n, "SR", 2, tol=1e-8)
                 rate = float(np.sort(pair.real)[1 if uniform else 0])
     except ArpackError as error:
         raise NumericalError(
@@ -211,18 +223,17 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 
 def _limit_by_trial(flow: LinearFlow) -> float:
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+    from scipy.sparse.linalg import ArpackError
 
-    operator = _operator(flow, np.ones(_unknowns(flow, False)), diffusion=False)
-    start = np.random.default_rng(0).standard_normal(operator.shape[0])  # fixed: the same flow gives the same limit
+    n = _unknowns(flow, False)
+    product = _product(flow, np.ones(n), diffusion=False)
 
     def stable(step: float) -> bool:
-        amplification = LinearOperator(operator.shape, matvec=lambda v: v - step * operator.matvec(v), dtype=np.float64)
-        largest = eigs(amplification, k=1, which="LM", v0=start, tol=1e-9, return_eigenvectors=False)
+        largest = extreme(lambda v: v - step * product(v), n, "LM", tol=1e-9)
         return bool(np.abs(largest[0]) <= 1 + 1e-9)
 
     try:
-        low, high = flow.safe_step, _limit_of(eigs(operator, k=6, which="LM", v0=start, return_eigenvectors=False))
+        low, high = flow.safe_step, _limit_of(extreme(product, n, "LM", 6))
         if high <= low or not math.isfinite(high) or stable(high):
             return max(low, high)
         while high - low > 1e-6 * high:

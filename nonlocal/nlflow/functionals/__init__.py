@@ -1,1 +1,6 @@
-"""J and E, their fidelity, preconditioners and minimisers; p-functionals and nonlocal total variation."""
+"""Functionals of signals.
+
+`energies` has J and E, `minimizer` the linear system of their minimiser, `krylov` the methods that solve it, helped by
+`preconditioners`. `fidelity` draws to the observed signal. `variational` has J_p and E_p (`jp`, `ep`), nonlocal total
+variation among them.
+"""

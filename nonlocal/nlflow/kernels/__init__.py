@@ -1,5 +1,10 @@
-"""Formulas of k and their parameters."""
+"""Formulas of k and their parameters, a family a file."""
 
-from nlflow.kernels.families import DotProduct, Gaussian, Kernel, Laplace, Patch, RadialKernel, TopHat
+from nlflow.kernels.base import Kernel, RadialKernel
+from nlflow.kernels.dot_product import DotProduct
+from nlflow.kernels.gaussian import Gaussian
+from nlflow.kernels.laplace import Laplace
+from nlflow.kernels.patch import Patch
+from nlflow.kernels.top_hat import TopHat
 
 __all__ = ["DotProduct", "Gaussian", "Kernel", "Laplace", "Patch", "RadialKernel", "TopHat"]

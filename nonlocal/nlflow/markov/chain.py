@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
+from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.markov.operator import Floats
 from nlflow.markov.spectral import DENSE_STATES, Equilibrated
 from nlflow.markov.stationary import states_without_end
 from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of, starting_states

@@ -10,17 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, to_numpy, underflowing
+from nlflow._array import Array, Floats, to_numpy, underflowing
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import MASS
+from nlflow.affinities.base import MASS, check_affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.flows.linear import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
 from nlflow.markov.walks import check_law
 
-__all__ = ["Floats", "Transitions"]
-
-Floats = NDArray[np.float64]
+__all__ = ["Transitions"]
 
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096
@@ -36,11 +34,7 @@ class Transitions:
     """
 
     def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
-        if not isinstance(affinity, Affinity):
-            raise InputError(
-                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
-            )
-        self.affinity = affinity
+        self.affinity = check_affinity(affinity)
         self.laziness = check_number("laziness", laziness, minimum=0, below=1)
         self._limit = memory_limit
         self._flow = AttentionFlow(affinity)

@@ -10,15 +10,15 @@ from weakref import finalize
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
+from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.flows.spectrum import largest_eigenvalue, relaxation_rate
+from nlflow.flows.spectrum import extreme, largest_eigenvalue, relaxation_rate
 from nlflow.kernels import DotProduct
-from nlflow.markov.operator import Floats, Transitions
+from nlflow.markov.operator import Transitions
 from nlflow.markov.stationary import (
+    RESTARTS,
     balanced,
     communicating_classes,
-    largest_eigenvalues,
     left_eigenvector,
     log_state_reduction,
     state_reduction,
@@ -220,11 +220,23 @@ class Equilibrated(Transitions):
             values = np.array([1 - relaxation_rate(self._flow), 1 - largest_eigenvalue(self._flow, diffusion=True)])
             values = np.append(self.laziness + (1 - self.laziness) * values, 1.0)
         else:
-            values = largest_eigenvalues(self._moved, self.states)
+            values = self._largest_eigenvalues()
             values = values.real if self.reversible else values
         others = np.delete(values, np.argmin(np.abs(values - 1)))
         found = others[np.argmax(np.abs(others))]
         return complex(found) if np.iscomplexobj(others) else float(found)
+
+    def _largest_eigenvalues(self) -> NDArray[Any]:
+        """Return the four eigenvalues of largest modulus by Arnoldi iteration with averages."""
+        from scipy.sparse.linalg import ArpackError
+
+        try:
+            return extreme(self._moved, self.states, "LM", 4, tol=1e-10, maxiter=RESTARTS)
+        except ArpackError as error:
+            raise NumericalError(
+                "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
+                "eigenvalues are computed), or eigenvalues()"
+            ) from error
 
     def _moved(self, v: Floats) -> Floats:
         u = self.affinity.as_signal(v.reshape(self.affinity.domain.shape))

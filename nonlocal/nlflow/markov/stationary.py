@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import NumericalError
 
 __all__ = [
+    "RESTARTS",
     "balanced",
     "communicating_classes",
-    "largest_eigenvalues",
     "left_eigenvector",
     "log_state_reduction",
     "period_of",
@@ -23,14 +23,13 @@ __all__ = [
     "states_without_end",
 ]
 
-Matrix = NDArray[np.float64]
-
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
 _SMALLEST = float(np.finfo(np.float64).tiny)
-_RESTARTS = 500  # of Arnoldi iteration; where these do not help, more hardly ever do
+RESTARTS = 500
+"""Of Arnoldi iteration; where these do not help, more hardly ever do."""
 
 
-def communicating_classes(matrix: Matrix) -> tuple[int, NDArray[np.int32]]:
+def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
     """Return the number of communicating classes and the class of each state.
 
     Two states communicate when each can be reached from the other by transitions of positive probability.
@@ -50,9 +49,7 @@ def _reaching(graph: NDArray[np.bool_], targets: NDArray[np.bool_]) -> NDArray[n
     return seen
 
 
-def states_without_end(
-    graph: NDArray[np.bool_], start: NDArray[np.int64], stop: NDArray[np.float64]
-) -> NDArray[np.intp]:
+def states_without_end(graph: NDArray[np.bool_], start: NDArray[np.int64], stop: Floats) -> NDArray[np.intp]:
     """Return the states that walkers from `start` can come to and where none is ever stopped."""
     starting = np.zeros(len(graph), bool)
     starting[start] = True
@@ -60,7 +57,7 @@ def states_without_end(
     return np.flatnonzero(coming & ~_reaching(graph, stop > 0))
 
 
-def balanced(moves: Matrix, law: Matrix, rtol: float, smallest: float) -> bool:
+def balanced(moves: Floats, law: Floats, rtol: float, smallest: float) -> bool:
     """Tell whether as much flows from i to j as back, law_i P_ij = law_j P_ji, for all pairs however rare.
 
     A probability below `smallest` may have underflowed to 0.
@@ -70,7 +67,7 @@ def balanced(moves: Matrix, law: Matrix, rtol: float, smallest: float) -> bool:
     return not np.any(np.abs(flux - flux.T) > rtol * np.maximum(flux, flux.T) + least)
 
 
-def period_of(matrix: Matrix) -> int:
+def period_of(matrix: Floats) -> int:
     """Return the period of an irreducible chain: the greatest common divisor of the lengths of all round trips.
 
     From the levels of a breadth-first search: each transition i -> j closes trips whose length is level_i + 1 - level_j
@@ -89,7 +86,7 @@ def period_of(matrix: Matrix) -> int:
     return int(np.gcd.reduce(np.abs(level[rows] + 1 - level[columns])))
 
 
-def reduce_states(rates: Matrix, killed: Matrix) -> Matrix:
+def reduce_states(rates: Floats, killed: Floats) -> Floats:
     """Remove states one after another, the last first, in place, and return the rates at which each was left.
 
     Row i of `rates` holds the rates of moving from i to j (the diagonal does not count), ``killed[i]`` >= 0 the rate at
@@ -121,7 +118,7 @@ def reduce_states(rates: Matrix, killed: Matrix) -> Matrix:
     return left
 
 
-def state_reduction(matrix: Matrix) -> Matrix:
+def state_reduction(matrix: Floats) -> Floats:
     """Return the stationary law of an irreducible chain by `reduce_states`: every entry to full precision.
 
     O(N^3) time, one copy of the matrix.
@@ -155,7 +152,7 @@ def state_reduction(matrix: Matrix) -> Matrix:
     return np.asarray(law / law.sum())
 
 
-def log_state_reduction(logs: Matrix) -> Matrix:
+def log_state_reduction(logs: Floats) -> Floats:
     """Return the logarithm of the stationary law of an irreducible chain from those of its moves.
 
     As `state_reduction`, where moves and law are below what a float holds. O(N^3) time, 30 times as long.
@@ -171,7 +168,7 @@ def log_state_reduction(logs: Matrix) -> Matrix:
     return np.asarray(law - np.logaddexp.reduce(law))
 
 
-def left_eigenvector(push: Callable[[Matrix], Matrix], states: int) -> Matrix:
+def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
     """Return the left eigenvector at 1 as a law.
 
     Arnoldi iteration with p -> p P alone: matrix-free, a few dozen to a few hundred products. The error in total
@@ -189,7 +186,7 @@ def left_eigenvector(push: Callable[[Matrix], Matrix], states: int) -> Matrix:
     try:
         # The eigenvalue 1 has the largest real part, also where a periodic chain has others of modulus 1.
         values, vectors = eigs(
-            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=_RESTARTS
+            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=RESTARTS
         )  # fmt: skip
     except ArpackError as error:
         raise NumericalError(f"affinity: the stationary law was not found by Arnoldi iteration ({advice})") from error
@@ -208,25 +205,3 @@ def left_eigenvector(push: Callable[[Matrix], Matrix], states: int) -> Matrix:
             f"affinity: the stationary law is uncertain by {distance:.2g} in total variation: {advice}"
         )
     return law
-
-
-def largest_eigenvalues(move: Callable[[Matrix], Matrix], states: int) -> NDArray[Any]:
-    """Return the four eigenvalues of largest modulus by Arnoldi iteration with v -> P v.
-
-    Raises
-    ------
-    NumericalError
-        When the iteration does not converge.
-    """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
-
-    operator = LinearOperator((states, states), matvec=lambda v: move(np.ravel(v)), dtype=np.float64)
-    start = np.random.default_rng(0).standard_normal(states)  # fixed: the same chain gives the same answer
-    try:
-        values = eigs(operator, k=4, which="LM", v0=start, tol=1e-10, maxiter=_RESTARTS, return_eigenvectors=False)
-    except ArpackError as error:
-        raise NumericalError(
-            "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
-            "eigenvalues are computed), or eigenvalues()"
-        ) from error
-    return np.asarray(values)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
 
 __all__ = ["AliasTables", "check_law", "check_stop", "generator_of", "starting_states"]
@@ -32,10 +33,10 @@ class AliasTables:
         Before the 8 N^2 bytes are allocated.
     """
 
-    def __init__(self, rows: NDArray[np.float64], memory_limit: float | None = None) -> None:
+    def __init__(self, rows: Floats, memory_limit: float | None = None) -> None:
         from nlflow.backends.numba.walks import loop
 
-        states = len(rows)
+        self._loop, states = loop, len(rows)
         check_memory(
             f"drawing moves between {states} states", 8 * states**2, "use fewer nodes or raise memory_limit",
             memory_limit,
@@ -45,8 +46,6 @@ class AliasTables:
 
     def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
         """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
-        from nlflow.backends.numba.walks import loop
-
         if steps > 2 * _MOST_MOVES:
             raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
@@ -55,16 +54,14 @@ class AliasTables:
         while done < steps:
             count = 1 if record else steps
             for part, key in enumerate(keys):
-                loop("walk")(self._tables, key, count, done, states[part * _CALL : (part + 1) * _CALL])
+                self._loop("walk")(self._tables, key, count, done, states[part * _CALL : (part + 1) * _CALL])
             done += count
             if record:
                 history.append(states.copy())
         return np.stack(history) if record else states
 
-    def walk_stopped(self, states: Positions, stop: NDArray[np.float64], rng: np.random.Generator) -> Positions:
+    def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
         """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
-        from nlflow.backends.numba.walks import loop
-
         # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
         expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
         most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
@@ -72,7 +69,7 @@ class AliasTables:
         for part, key in enumerate(keys):
             piece = states[part * _CALL : (part + 1) * _CALL]
             moves = np.empty_like(piece)
-            loop("walk_stopped")(self._tables, key, stop, most, piece, moves)
+            self._loop("walk_stopped")(self._tables, key, stop, most, piece, moves)
             if np.any(moves < 0):
                 raise NumericalError(
                     f"stop: {int(np.sum(moves < 0))} walkers were not stopped within {most} moves; use a larger "
@@ -89,7 +86,7 @@ def generator_of(rng: Any) -> np.random.Generator:
         raise InputError(f"rng: got {rng!r}, expected a seed >= 0 or a numpy.random.Generator ({error})") from error
 
 
-def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def check_law(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
     law = np.asarray(check_array(name, value), dtype=np.float64)
     if law.shape != shape:
@@ -103,7 +100,7 @@ def check_law(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float
     return law / total
 
 
-def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as the probability to be stopped at each node, shape (N,), or raise `InputError`."""
     values = np.asarray(check_array(name, value), dtype=np.float64)
     if values.shape not in ((), shape):

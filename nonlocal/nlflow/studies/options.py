@@ -12,7 +12,7 @@ from nlflow._array import to_numpy
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
-from nlflow.functionals.quadratic import METRICS
+from nlflow.functionals.energies import METRICS
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST

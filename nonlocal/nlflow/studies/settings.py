@@ -19,7 +19,7 @@ from nlflow.flows.integrators import Integrator
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
-from nlflow.functionals.quadratic import E, J
+from nlflow.functionals.energies import E, J
 from nlflow.kernels import RadialKernel
 from nlflow.studies.contract import Case, Kind, Options, Row
 from nlflow.studies.options import kernel_label

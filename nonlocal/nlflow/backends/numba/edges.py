@@ -9,13 +9,10 @@ dual vectors q_ij = -q_ji are kept at both ends, so that a node needs its own ro
 ``sum_i a_i (sum_j W_ij |u_i - u_j|^2)^(1/2)``, q_ij belongs to the cell i, and a node looks up q_ji by ``reverse``.
 """
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 from numba import njit, prange, types
 
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 
 __all__ = ["loop"]
 
@@ -203,35 +200,20 @@ def dual_terms(indptr, indices, reverse, weights, roots, cells, nodes, u, q, flo
         out[i, 1] = slack
 
 
-def _signature(name, f):
-    rows, ends, line, signal = types.int64[::1], types.int32[::1], f[::1], f[:, ::1]
-    return {
-        "edge_lengths": (rows, ends, signal, line),
-        "edge_flux": (rows, ends, line, signal, signal),
-        "step_edges": (rows, ends, line, line, line, signal, signal, line, signal, signal, signal, signal),
-        "raise_nodes": (rows, ends, line, line, f, signal, signal),
+_ROWS, _ENDS = types.int64[::1], types.int32[::1]
+loop = loader(
+    lambda f: {
+        "edge_lengths": (edge_lengths, _ROWS, _ENDS, f[:, ::1], f[::1]),
+        "edge_flux": (edge_flux, _ROWS, _ENDS, f[::1], f[:, ::1], f[:, ::1]),
+        "step_edges": (step_edges, _ROWS, _ENDS, *(f[::1],) * 3, *(f[:, ::1],) * 2, f[::1], *(f[:, ::1],) * 4),
+        "raise_nodes": (raise_nodes, _ROWS, _ENDS, f[::1], f[::1], f, f[:, ::1], f[:, ::1]),
         "lower_nodes": (
-            rows, ends, types.int64[::1], line, line, line, line, signal, signal, line, signal, signal, signal,
+            lower_nodes, _ROWS, _ENDS, _ROWS, *(f[::1],) * 4, f[:, ::1], f[:, ::1], f[::1], *(f[:, ::1],) * 3,
         ),
         "dual_terms": (
-            rows, ends, types.int64[::1], line, line, line, types.boolean, signal, signal, types.float64[:, ::1],
-            types.float64[:, ::1],
+            dual_terms, _ROWS, _ENDS, _ROWS, *(f[::1],) * 3, types.boolean, f[:, ::1], f[:, ::1],
+            types.float64[:, ::1], types.float64[:, ::1],
         ),
-    }[name]  # fmt: skip
-
-
-_LOOPS = {
-    "edge_lengths": edge_lengths,
-    "edge_flux": edge_flux,
-    "step_edges": step_edges,
-    "raise_nodes": raise_nodes,
-    "lower_nodes": lower_nodes,
-    "dual_terms": dual_terms,
-}
-
-
-@cache
-def loop(name: str, dtype: str) -> Callable[..., None]:
-    """Return the loop `name` for ``float32`` or ``float64``, compiled now or loaded from the cache."""
-    signature = _signature(name, types.float32 if dtype == "float32" else types.float64)
-    return compiled(_LOOPS[name], types.void(*signature))
+    }
+)  # fmt: skip
+"""Loop of a name, for ``float32`` or ``float64``."""

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from nlflow.backends.interrupts import delivered
 
-__all__ = ["compiled", "seconds"]
+__all__ = ["compiled", "loader", "seconds"]
 
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
@@ -24,3 +25,22 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     seconds += time.perf_counter() - start
     function: Callable[..., None] = dispatcher
     return function
+
+
+def loader(loops: Callable[[Any], dict[str, tuple[Any, ...]]]) -> Callable[..., Callable[..., None]]:
+    """Return the function ``loop(name, dtype)`` of a module of loops, which compiles one or loads it from the cache.
+
+    Parameters
+    ----------
+    loops : callable
+        Numba's type of a float to {name: (loop, type of the first argument, ...)}.
+    """
+
+    @cache
+    def loop(name: str, dtype: str = "float64") -> Callable[..., None]:
+        from numba import types
+
+        function, *arguments = loops(types.float32 if dtype == "float32" else types.float64)[name]
+        return compiled(function, types.void(*arguments))
+
+    return loop

@@ -13,15 +13,13 @@ Exponents are to the base 2: ``scale`` holds what turns a squared distance (or a
 is the largest squared distance.
 """
 
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 __all__ = ["CODES", "SOURCES", "group", "loop"]
@@ -276,45 +274,13 @@ def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
                 sums[begin + i, c] = total[c, i]
 
 
-@intrinsic
-def _power_of_two(typingctx, line, count, out):
-    signature = types.void(line, count, out)
-
-    def codegen(context, builder, signature, arguments):
-        v = Vectors(builder, signature.args[0].dtype.bitwidth)
-        line, out = (_data(context, builder, signature, arguments, i) for i in (0, 2))
-
-        def step(j, state):
-            v.store(v.exp2(v.load(line, j)), out, j)
-            return state
-
-        v.repeat(arguments[1], v.lanes, [], step)
-        return context.get_dummy_value()
-
-    return signature, codegen
-
-
-@njit(parallel=True, cache=True)
-def powers_of_two(x, rounds, out):
-    """Powers of two of every line (a multiple of 64 bytes), `rounds` times: what sums cannot be faster than."""
-    for row in prange(x.shape[0]):
-        for _ in range(rounds):
-            _power_of_two(x[row], x.shape[1], out[row])
-
-
-_LOOPS = {"pair_sums": pair_sums, "powers_of_two": powers_of_two}
-
-
-@cache
-def loop(name: str, dtype: str) -> Callable[..., None]:
-    """Return a loop for ``float32`` or ``float64``, compiled now or loaded from the cache."""
-    f = types.float32 if dtype == "float32" else types.float64
-    table = f[:, ::1]
-    boxes, column = types.float64[:, ::1], types.float64[::1]
-    signature = {
+_BOXES = types.float64[:, ::1]
+loop = loader(
+    lambda f: {
         "pair_sums": (
-            types.int64, f, types.float64, types.int64, table, table, boxes, boxes, table, boxes, column,
+            pair_sums, types.int64, f, types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1],
+            _BOXES, types.float64[::1],
         ),
-        "powers_of_two": (table, types.int64, table),
-    }[name]  # fmt: skip
-    return compiled(_LOOPS[name], types.void(*signature))
+    }
+)  # fmt: skip
+"""Loop of a name, for ``float32`` or ``float64``."""

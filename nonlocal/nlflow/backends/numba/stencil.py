@@ -12,15 +12,14 @@ The work is cut into tiles whose size does not depend on the number of threads, 
 fixed order: the result has the same bits for any number of threads.
 """
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
 from nlflow.backends.numba.exponential import FLAGS, float32_of, float64_of
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
+
+__all__ = ["loop"]
 
 _TILE_ROWS = 32
 _TILE_COLUMNS = 512
@@ -383,27 +382,17 @@ def apply_table(table, signal, out):
                 target[j] += part[j]
 
 
-def _signature(name, f):
-    image, line, pairs, reach = f[:, :, ::1], f[::1], types.int64[:, ::1], types.UniTuple(types.int64, 4)
-    flag = types.boolean
-    return {
-        "store_weights": (image, pairs, line, reach, f, f, flag, flag, image),
-        "apply_weights": (image, pairs, f, image, image),
-        "apply_recomputed": (image, pairs, line, reach, f, f, flag, flag, f, image, image),
-        "apply_table": (f[:, ::1], image, image),
-    }[name]
-
-
-_LOOPS = {
-    "store_weights": store_weights,
-    "apply_weights": apply_weights,
-    "apply_recomputed": apply_recomputed,
-    "apply_table": apply_table,
-}
-
-
-@cache
-def loop(name: str, dtype: str) -> Callable[..., None]:
-    """Return the loop `name` for ``float32`` or ``float64``, compiled now or loaded from the cache."""
-    signature = _signature(name, types.float32 if dtype == "float32" else types.float64)
-    return compiled(_LOOPS[name], types.void(*signature))
+_PAIRS, _REACH, _FLAG = types.int64[:, ::1], types.UniTuple(types.int64, 4), types.boolean
+loop = loader(
+    lambda f: {
+        "store_weights": (
+            store_weights, f[:, :, ::1], _PAIRS, f[::1], _REACH, f, f, _FLAG, _FLAG, f[:, :, ::1],
+        ),
+        "apply_weights": (apply_weights, f[:, :, ::1], _PAIRS, f, f[:, :, ::1], f[:, :, ::1]),
+        "apply_recomputed": (
+            apply_recomputed, f[:, :, ::1], _PAIRS, f[::1], _REACH, f, f, _FLAG, _FLAG, f, f[:, :, ::1], f[:, :, ::1],
+        ),
+        "apply_table": (apply_table, f[:, ::1], f[:, :, ::1], f[:, :, ::1]),
+    }
+)  # fmt: skip
+"""Loop of a name, for ``float32`` or ``float64``."""

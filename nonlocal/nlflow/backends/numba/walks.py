@@ -6,13 +6,10 @@ walks have the same bits for any number of threads. Walkers go in blocks, one st
 entries that different walkers need come from memory at the same time.
 """
 
-from collections.abc import Callable
-from functools import cache
-
 import numpy as np
 from numba import njit, prange, types
 
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 
 __all__ = ["BLOCK", "loop"]
 
@@ -149,15 +146,11 @@ def walk_stopped(tables, key, stop, most, states, moves):
 
 
 _TABLES, _STATES = types.uint64[:, ::1], types.int64[::1]
-_LOOPS = {
-    "build_tables": (build_tables, (types.float64[:, ::1], _TABLES)),
-    "walk": (walk, (_TABLES, types.uint64, types.int64, types.int64, _STATES)),
-    "walk_stopped": (walk_stopped, (_TABLES, types.uint64, types.float64[::1], types.int64, _STATES, _STATES)),
-}
-
-
-@cache
-def loop(name: str) -> Callable[..., None]:
-    """Return the loop `name`, compiled now or loaded from the cache."""
-    dispatcher, arguments = _LOOPS[name]
-    return compiled(dispatcher, types.void(*arguments))
+loop = loader(
+    lambda f: {
+        "build_tables": (build_tables, f[:, ::1], _TABLES),
+        "walk": (walk, _TABLES, types.uint64, types.int64, types.int64, _STATES),
+        "walk_stopped": (walk_stopped, _TABLES, types.uint64, f[::1], types.int64, _STATES, _STATES),
+    }
+)
+"""Loop of a name."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -16,24 +14,6 @@ __all__ = ["MaskedSums"]
 
 _LEAST_BLOCK = 64  # queries; below, the products are too small to pay
 _ALIGNED = 8  # keys; what fused kernels on GPUs want of a table of biases
-
-
-class _Sums(Protocol):
-    fused: bool
-
-    @property
-    def wide(self) -> bool: ...
-
-    @property
-    def kept(self) -> tuple[Tensor, ...]: ...
-
-    def average(self, values: Tensor) -> Tensor: ...
-
-    def log_totals(self) -> Tensor: ...
-
-    def log_totals_wide(self) -> Tensor: ...
-
-    def push(self, law: Tensor) -> Tensor: ...
 
 
 class MaskedSums:
@@ -49,16 +29,17 @@ class MaskedSums:
     weights : tensor of shape (N,), optional
     sight : Sight
     precision : str, optional
+
+    Attributes
+    ----------
+    fused : bool
+        Whether averages are fused attention.
+    kept : tuple of tensor
+        Those that are as large as the features, or larger.
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        queries: Tensor,
-        keys: Tensor,
-        weights: Tensor | None,
-        sight: Sight,
-        precision: str | None = None,
+        self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, sight: Sight, precision: str | None
     ) -> None:
         mask, present = sight.mask, sight.present
         self._missing = None if present is None else ~present
@@ -69,14 +50,10 @@ class MaskedSums:
             same = queries is keys
             keys = _filled(keys, present)
             queries = keys if same else _filled(queries, present)
-        self._flipped = False
-        self._sums: _Sums
-        if mask.rule is None and mask.window is not None:
-            self._sums = _BandSums(kernel, queries, keys, weights, sight, precision)
-            return
-        if mask.rule is None and mask.causal and sight.reversed:
-            # In the other order, what comes later comes before.
-            self._flipped = True
+        band = mask.rule is None and mask.window is not None
+        # In the other order, what comes later comes before.
+        self._flipped = mask.rule is None and mask.causal and sight.reversed and not band
+        if self._flipped:
             queries, keys = queries.flip(-2), keys.flip(-2)
             weights = None if weights is None else weights.flip(-1)
             present = None if present is None else present.flip(-1)
@@ -87,26 +64,16 @@ class MaskedSums:
             result: Tensor = sight.pairs(sight.numbers(rows)[:, None], every)
             return result
 
-        self._sums = TorchSums(
+        self._sums = _BandSums(kernel, queries, keys, weights, sight, precision) if band else TorchSums(
             kernel, queries, keys, weights, precision=precision, present=present,
-            seen=seen if mask.causal or mask.rule is not None else None,
-            causal=mask.causal and mask.rule is None,
+            seen=seen if mask.causal or mask.rule is not None else None, causal=mask.causal and mask.rule is None,
         )  # fmt: skip
-
-    @property
-    def fused(self) -> bool:
-        """Whether averages are fused attention."""
-        return self._sums.fused
+        self.fused, self.kept = self._sums.fused, self._sums.kept
 
     @property
     def wide(self) -> bool:
         """Whether laws are pushed in float64 though features are not."""
         return self._sums.wide
-
-    @property
-    def kept(self) -> tuple[Tensor, ...]:
-        """The tensors that are as large as the features, or larger."""
-        return self._sums.kept
 
     def _ordered(self, values: Tensor, axis: int = -2) -> Tensor:
         return values.flip(axis) if self._flipped else values
@@ -158,13 +125,7 @@ class _BandSums:
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        queries: Tensor,
-        keys: Tensor,
-        weights: Tensor | None,
-        sight: Sight,
-        precision: str | None,
+        self, kernel: Kernel, queries: Tensor, keys: Tensor, weights: Tensor | None, sight: Sight, precision: str | None
     ) -> None:
         mask, self._count = sight.mask, int(queries.shape[-2])
         if isinstance(kernel, RadialKernel):  # so that the zeros beyond the ends lie among the keys
@@ -191,15 +152,11 @@ class _BandSums:
             kernel, self._blocked(queries), self._unfolded(keys), nearby, precision=precision,
             present=self._unfolded(there[..., None])[..., 0] > 0, seen=seen, table=True,
         )  # fmt: skip
-        self.fused = self._sums.fused
+        self.fused, self.kept = self._sums.fused, self._sums.kept
 
     @property
     def wide(self) -> bool:
         return self._sums.wide
-
-    @property
-    def kept(self) -> tuple[Tensor, ...]:
-        return self._sums.kept
 
     def _blocked(self, values: Tensor) -> Tensor:
         """Return (..., N, D) as (..., blocks, size, D)."""

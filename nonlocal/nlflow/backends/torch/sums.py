@@ -80,8 +80,7 @@ class TorchSums:
             every = seen(slice(None))
             self._seen = every.__getitem__
             self._form = Form(bias=torch.zeros_like(every, dtype=y.dtype).masked_fill_(~every, -torch.inf))
-        possible = seen is None or causal or table
-        self.fused = fused and possible and offered(y) and self._fuse()
+        self.fused = fused and self._inner and offered(y) and self._fuse()
         if not self.fused:
             self._x, self._y = x, y
 

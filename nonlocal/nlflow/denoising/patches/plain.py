@@ -13,7 +13,7 @@ from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
-from nlflow.functionals.quadratic import E
+from nlflow.functionals.energies import E
 
 __all__ = ["PlainFilter"]
 

@@ -9,12 +9,11 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import Sparse
+from nlflow.affinities.graph import Sparse
 
 __all__ = ["DAMPING", "PAIRS", "galerkin", "graph_of", "interpolation", "inverse", "jacobi", "split"]
-
-Floats = NDArray[np.float64]
 
 DAMPING = 2 / 3  # of Jacobi's method; below 2 / (largest eigenvalue of D^-1 A), which is at most 2
 PAIRS = 2**10  # most edges a node
@@ -36,9 +35,7 @@ def graph_of(affinity: Affinity) -> tuple[Sparse, Floats]:
     return graph, _row_sums(graph)
 
 
-def _strips(
-    graph: Sparse,
-) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int32], NDArray[Any]]]:
+def _strips(graph: Sparse) -> Iterator[tuple[slice, NDArray[np.int64], NDArray[np.int32], NDArray[Any]]]:
     """Yield the entries in strips of rows: where they lie, their rows and columns, and themselves."""
     size = graph.shape[0]
     step = max(1, int(_STRIP * size / max(graph.nnz, 1)))

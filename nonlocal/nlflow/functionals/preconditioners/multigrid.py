@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, over_channels
+from nlflow._array import Array, Floats, over_channels
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import Sparse
+from nlflow.affinities.graph import Sparse
 from nlflow.functionals.preconditioners.coarsening import (
     DAMPING,
     PAIRS,
@@ -25,7 +25,6 @@ from nlflow.functionals.preconditioners.coarsening import (
 
 __all__ = ["Multigrid"]
 
-Floats = NDArray[np.float64]
 Operator: TypeAlias = Callable[[Array], Array]
 
 _COARSEST = 100  # nodes

@@ -1,7 +1,7 @@
 """The nonlocal p-functionals J_p and E_p, 1 <= p <= 2, and their minimisers with duality gaps."""
 
 from nlflow.functionals.variational.certificate import CertifiedMinimizer
-from nlflow.functionals.variational.dirichlet import Jp
-from nlflow.functionals.variational.fitting import Ep
+from nlflow.functionals.variational.ep import Ep
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["CertifiedMinimizer", "Ep", "Jp"]

@@ -14,38 +14,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
+from nlflow._array import Floats
+from nlflow.functionals.minimizer import Minimizer
 
-Floats = NDArray[np.float64]
+__all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
 
 NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimiser"
 """Message of a minimisation that has nothing to do."""
 
 
 @dataclass(frozen=True)
-class CertifiedMinimizer:
+class CertifiedMinimizer(Minimizer):
     """A minimiser with a bound on what is left to gain.
 
     Attributes
     ----------
     u : array
         Shaped like the observed signal, in its dtype.
-    value : float
-        The functional at `u`.
-    gap : float
-        Relative duality gap: the minimum is at least ``(1 - gap) * value``.
+    residual : float
+        Relative duality gap: the minimum is at least ``(1 - residual) * value``.
     iterations : int
     success : bool
         Whether the gap is within the tolerance.
     message : str
+    value : float
+        The functional at `u`.
     """
 
-    u: NDArray[Any]
-    value: float
-    gap: float
-    iterations: int
-    success: bool
-    message: str
+    value: float = 0.0
+
+    @property
+    def gap(self) -> float:
+        """The relative duality gap, which is the residual."""
+        return self.residual
 
 
 def bounding_box(u: NDArray[Any], f: NDArray[Any], rigid: NDArray[Any]) -> NDArray[Any]:

@@ -8,12 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.domains import Domain
 
 __all__ = ["Graph", "edge_loop"]
-
-Floats = NDArray[np.float64]
 
 
 def edge_loop(name: str, dtype: Any = np.float64) -> Any:

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nlflow.functionals.quadratic import E, Minimizer
+from nlflow._array import Floats
+from nlflow.functionals.energies import E
+from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
-from nlflow.functionals.variational.dirichlet import Jp
-from nlflow.functionals.variational.graph import Floats
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["Iterate", "iterates", "quadratic_step"]
 

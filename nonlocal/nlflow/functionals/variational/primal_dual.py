@@ -23,10 +23,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import Floats
 from nlflow.errors import check_memory
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
-from nlflow.functionals.variational.dirichlet import Jp
 from nlflow.functionals.variational.graph import edge_loop
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["Saddle", "minimise"]
 
@@ -47,7 +48,7 @@ class Saddle:
 def minimise(
     jp: Jp,
     f: NDArray[Any],
-    rigid: NDArray[np.float64],
+    rigid: Floats,
     *,
     rtol: float,
     maxiter: int,
@@ -98,12 +99,7 @@ class _Iteration:
     """The compiled loops with what they need, and their steps."""
 
     def __init__(
-        self,
-        jp: Jp,
-        f: NDArray[Any],
-        rigid: NDArray[np.float64],
-        start: NDArray[Any] | None,
-        dual: NDArray[Any] | None,
+        self, jp: Jp, f: NDArray[Any], rigid: Floats, start: NDArray[Any] | None, dual: NDArray[Any] | None
     ) -> None:
         graph, dtype, nodes = jp.graph, f.dtype, jp.isotropic
         self._f, self._rigid, self._stiff = f, rigid, rigid.astype(dtype)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_number
-from nlflow.functionals.variational.graph import Floats, Graph
+from nlflow.functionals.variational.graph import Graph
 
 __all__ = ["Jp"]
 
@@ -63,15 +64,11 @@ class Jp:
     def __init__(
         self, affinity: Affinity, p: float, *, isotropic: bool = False, memory_limit: float | None = None
     ) -> None:
-        if not isinstance(affinity, Affinity):
-            raise InputError(
-                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
-            )
+        self.affinity = check_affinity(affinity)
         self.p = check_number("p", p, minimum=1, hint="1 is total variation, 2 the quadratic J")
         if self.p > 2:
             raise InputError(f"p: got {self.p:g}, expected 1 <= p <= 2; 1 is total variation, 2 the quadratic J")
         self.isotropic = bool(isotropic)
-        self.affinity = affinity
         self.graph = Graph(affinity, memory_limit)
 
     # ---- cells

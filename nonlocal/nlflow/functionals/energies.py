@@ -13,48 +13,24 @@ semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.fu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
-from nlflow.functionals.krylov import conjugate_gradients, default_rtol, verdict
-from nlflow.functionals.preconditioners import PRECONDITIONERS, Choice
+from nlflow.functionals.krylov import default_rtol
+from nlflow.functionals.minimizer import Minimizer, check_shape, minimise
+from nlflow.functionals.preconditioners import PRECONDITIONERS
 
-__all__ = ["METRICS", "E", "J", "Minimizer"]
+__all__ = ["METRICS", "E", "J"]
 
 METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
 _OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
-
-
-@dataclass(frozen=True)
-class Minimizer:
-    """A minimiser and how well it was reached.
-
-    Attributes
-    ----------
-    u : array
-        The minimiser, shaped like the observed signal.
-    residual : float
-        Residual relative to the right-hand side, recomputed from `u`: the larger of the ratios of their norms in the
-        degree measure and of their largest entries.
-    iterations : int
-    success : bool
-        Whether the residual is within the tolerance.
-    message : str
-    """
-
-    u: Array
-    residual: float
-    iterations: int
-    success: bool
-    message: str
 
 
 @underflowing
@@ -76,11 +52,7 @@ class J:
     """
 
     def __init__(self, affinity: Affinity) -> None:
-        if not isinstance(affinity, Affinity):
-            raise InputError(
-                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
-            )
-        self.given = affinity
+        self.given = check_affinity(affinity)
         self.affinity = affinity.symmetrised()
 
     def with_affinity(self, affinity: Affinity) -> J:
@@ -234,8 +206,7 @@ class E(J):
 
     def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
-        u = self.affinity.check_signal("u", u)
-        self._check_observed(u)
+        u = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         xp = namespace(u)
         unit = _unit(u, self._observed)
         misfit = u / unit - self._observed / unit
@@ -260,7 +231,7 @@ class E(J):
     def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `J.gradient`."""
         dirichlet = super().gradient(u, metric, average=average)
-        self._check_observed(u)
+        check_shape("u", u, self._observed)
         with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
             gradient = dirichlet + self.fidelity_in(metric).times(u - self._observed)
         return _in_range(gradient)
@@ -306,7 +277,6 @@ class E(J):
         f = self._observed
         tracked = self.affinity.tracked or any(getattr(given, "requires_grad", False) for given in (f, self.fidelity))
         check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.minimizer")
-        xp = namespace(f)
         rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
         maxiter = check_integer("maxiter", maxiter, minimum=1)
         check_choice("preconditioner", preconditioner, PRECONDITIONERS)
@@ -318,78 +288,9 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
-        measure = over_channels(self.affinity.measure("degree", f, by_item=True), f)
-        axes = tuple(range(len(self.affinity.domain.shape)))
-
-        def total(v: Array) -> Array:
-            return xp.sum(v, axis=axes, keepdims=True, dtype=xp.float64)
-
-        # The system is linear in f: its size is taken out so that squares stay in range, and a constant too, since only
-        # differences from it matter, which keeps small fidelities well scaled.
-        size = float(xp.max(xp.abs(f))) or 1.0
-        shift = xp.astype(fidelity.centre(f / size, measure, axes), f.dtype)
-        centred = f / size - shift
-        guess = None
         if start is not None:
-            guess = self.affinity.check_signal("start", start)
-            if tuple(guess.shape) != tuple(f.shape):
-                raise InputError(f"start: got shape {tuple(guess.shape)}, expected {tuple(f.shape)}, that of f")
-            guess = guess / size - shift
-        mass = total(measure + 0 * f)
-
-        def operator(v: Array) -> Array:
-            difference = v - self.affinity._average(v)
-            # I - P has no mean in its measure; what rounding leaves of one would be amplified by 1 / fidelity.
-            difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
-            return difference + fidelity.times(v)
-
-        def inner(a: Array, b: Array) -> Array:
-            # A matrix couples the channels: they are one system then, and otherwise one each.
-            products = total(measure * a * b)
-            return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
-
-        choice = Choice(self.affinity, fidelity, operator, f, preconditioner, rtol)
-        if guess is None:
-            # A transform begins at 0, where there is nothing for rounding to leave a constant of, which it would
-            # multiply by 1 / fidelity.
-            guess = 0 * centred if choice.used == "transform" else centred
-        # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
-        large = power_of_two(max(fidelity.bounds()[1], 1.0))
-
-        def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
-            return lambda v: precondition(v) * large
-
-        def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
-            other = choice.reconsider(done, residual)
-            return None if other is None else scaled(other)
-
-        result = conjugate_gradients(
-            lambda v: operator(v) / large,
-            fidelity.times(centred) / large,
-            guess,
-            inner=inner,
-            precondition=scaled(choice.first),
-            rtol=rtol,
-            maxiter=maxiter,
-            reconsider=reconsider,
-        )
-        if not math.isfinite(result.residual):
-            raise NumericalError(
-                "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
-                "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
-            )
-        success, advice = verdict(result.residual, rtol)
-        reached = f"residual {result.residual:.3g} after {result.iterations} iterations{advice}"
-        message = f"{reached}; preconditioner: {choice.used}"
-        with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
-            u = (result.x + shift) * size
-        return Minimizer(u, result.residual, result.iterations, success, message)
-
-    def _check_observed(self, u: Array) -> None:
-        if tuple(u.shape) != tuple(self._observed.shape):
-            raise InputError(
-                f"u: got shape {tuple(u.shape)}, expected {tuple(self._observed.shape)}, that of the observed signal"
-            )
+            start = check_shape("start", self.affinity.check_signal("start", start), f)
+        return minimise(self.affinity, fidelity, f, start, rtol=rtol, maxiter=maxiter, name=preconditioner)
 
 
 def _unit(*signals: Array) -> float:

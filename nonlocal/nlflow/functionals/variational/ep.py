@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.functionals.fidelity import NodeFidelity, as_fidelity
+from nlflow.functionals.krylov import verdict
+from nlflow.functionals.minimizer import check_shape
 from nlflow.functionals.variational import lagged, primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
-from nlflow.functionals.variational.dirichlet import Jp
+from nlflow.functionals.variational.jp import Jp
 
 __all__ = ["Ep"]
 
@@ -127,19 +129,16 @@ class Ep(Jp):
             )
         flat, guess = self.flat(f), None
         if start is not None:
-            guess = self.affinity.check_signal("start", start)
-            if guess.shape != f.shape:
-                raise InputError(f"start: got shape {guess.shape}, expected {f.shape}, that of f")
-            guess = self.flat(guess)
+            guess = self.flat(check_shape("start", self.affinity.check_signal("start", start), f))
         # About the mean and in units of the size of what is observed: the result then scales and shifts with f.
         shift = flat[known].mean(axis=0)
         size = float(np.abs(flat[known] - shift).max())
         if size == 0:
             u = np.broadcast_to(flat[known][0], flat.shape).reshape(f.shape).astype(f.dtype)
-            return CertifiedMinimizer(u, 0.0, 0.0, 0, True, "what is observed is constant, and so is the minimiser")
+            return CertifiedMinimizer(u, 0.0, 0, True, "what is observed is constant, and so is the minimiser")
         if not len(self.graph):
             u = np.where(known[:, None], flat, shift).reshape(f.shape).astype(f.dtype)
-            return CertifiedMinimizer(u, 0.0, 0.0, 0, True, NO_EDGES)
+            return CertifiedMinimizer(u, 0.0, 0, True, NO_EDGES)
         scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
         if guess is not None:
             guess = (guess - shift) / size
@@ -151,8 +150,7 @@ class Ep(Jp):
         solve = self._total_variation if self.p == 1 else self._p_laplacian
         u, value, gap, iterations = solve(scaled, fidelity, guess, rtol, maxiter)
         relative = gap / value if value > 0 else 0.0
-        success = relative <= rtol
-        advice = "" if success else f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
+        success, advice = verdict(relative, rtol)
         if not success and self.p > 1:
             advice += ", or p = 1, which has a method of its own"
         message = f"relative duality gap {relative:.3g} after {iterations} iterations{advice}"
@@ -161,7 +159,7 @@ class Ep(Jp):
         except OverflowError:
             value = math.inf
         u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
-        return CertifiedMinimizer(u, value, relative, iterations, success, message)
+        return CertifiedMinimizer(u, relative, iterations, success, message, value)
 
     def _total_variation(
         self, f: NDArray[Any], fidelity: NDArray[Any], guess: NDArray[Any] | None, rtol: float, maxiter: int
@@ -189,16 +187,12 @@ class Ep(Jp):
         return best.u, best.value, best.gap, count
 
     @property
-    def _per_node(self) -> NDArray[np.float64]:
+    def _per_node(self) -> Floats:
         """The fidelity, (N,), in float64."""
         shape = self.affinity.domain.shape
         return np.broadcast_to(np.asarray(self._fidelity, dtype=np.float64), shape).ravel()
 
-    def _misfit(self, u: Any) -> NDArray[np.float64]:
+    def _misfit(self, u: Any) -> Floats:
         """Return u - f as (N, D) in float64."""
-        signal = self.affinity.check_signal("u", u)
-        if signal.shape != self._observed.shape:
-            raise InputError(
-                f"u: got shape {signal.shape}, expected {self._observed.shape}, that of the observed signal"
-            )
+        signal = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         return self.flat(signal) - self.flat(self._observed)

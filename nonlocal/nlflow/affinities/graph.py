@@ -1,0 +1,45 @@
+"""Graphs of the functionals as sparse matrices."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.errors import NumericalError
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+__all__ = ["Sparse", "functional_graph"]
+
+Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
+"""A sparse matrix by rows; SciPy's module is loaded when the first is made."""
+
+
+def functional_graph(graph: Sparse, weights: NDArray[Any], log_scale: float) -> Sparse:
+    """Return W_ij = w_i w_j K_ij for i != j, symmetric to the last bit, from K over exp(log_scale); overwrites that.
+
+    Raises
+    ------
+    NumericalError
+        When the weights overflow.
+    """
+    from scipy import sparse
+
+    graph.sum_duplicates()
+    rows = np.repeat(np.arange(len(weights)), np.diff(graph.indptr))
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        graph.data *= weights[rows] * weights.dtype.type(math.exp(min(log_scale, 709.0)))
+        graph.data *= weights[graph.indices]
+    graph.data[rows == graph.indices] = 0
+    if not np.isfinite(graph.data).all():
+        raise NumericalError(
+            "edges: weights w_i w_j K_ij overflow; scale the kernel's amplitude or logits, or the domain's units"
+        )
+    # The images of a node at a boundary are summed in another order from either end.
+    result = sparse.csr_array((graph + graph.T) * weights.dtype.type(0.5))
+    result.eliminate_zeros()
+    return result

@@ -1,0 +1,43 @@
+"""What affinities between all pairs share: properties of k, checks of its logarithms, and P in log space."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nlflow._array import Array, Floats, namespace, to_numpy
+from nlflow.domains.mask import Mask
+from nlflow.errors import InputError
+from nlflow.kernels import Kernel
+
+__all__ = ["check_rows", "log_transitions", "properties"]
+
+
+def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
+    """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""
+    same = queries is keys
+    # Of a definite matrix what lies between nodes that are there is definite; what is left of it by windows may not be.
+    whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
+    return {
+        "symmetric": same and kernel.symmetric and not (mask is not None and mask.causal),
+        "positive_semidefinite": same and kernel.positive_semidefinite and whole,
+    }
+
+
+def check_rows(highest: Array, start: int = 0) -> None:
+    """Raise `InputError` when the largest logit of a row is -inf (no neighbour), or +inf or NaN (overflow)."""
+    xp = namespace(highest)
+    wrong = ~xp.isfinite(highest)
+    if not bool(xp.any(wrong)):
+        return
+    row = int(xp.argmax(xp.astype(wrong, xp.int32)))
+    if float(highest[row]) == -np.inf:
+        what = "is zero or not finite; every node needs a neighbour (itself, say)"
+    else:
+        what = "has logits that overflow; scale the features or the kernel"
+    raise InputError(f"affinity: row {start + row} {what}")
+
+
+def log_transitions(logits: Array, weights: Floats) -> Floats:
+    """Return log P_ij, shape (N, N), from log k_ij in float64; -inf where that is."""
+    logs = to_numpy(logits) + np.log(weights.ravel())
+    return np.asarray(logs - np.logaddexp.reduce(logs, axis=1, keepdims=True))

@@ -1,0 +1,74 @@
+"""Batches: copies of a domain side by side."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from nlflow._array import Floats
+from nlflow.domains.base import Domain
+from nlflow.domains.grid import Grid
+from nlflow.domains.points import Points
+from nlflow.errors import InputError, check_integer
+
+__all__ = ["Batch"]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch(Domain):
+    """Copies of a domain side by side, whose nodes see those of their own copy alone: a batch of signals, heads.
+
+    To every functional, flow and chain it is one domain with ``math.prod(leading)`` times as many nodes: J is the sum
+    over the items, a norm goes over all of them. Means, and with them the distance to a constant, are those of each
+    item (`Affinity.item` gives the affinity of one).
+
+    Parameters
+    ----------
+    domain : Grid or Points
+        Of one item.
+    leading : int or tuple of int
+        How many: 8, or (8, 12) for 8 sequences and 12 heads. Signals have these axes first.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Batch, Gaussian, Points, affinity
+    >>> batch = Batch(Points([0.0, 1.0]), 2)
+    >>> p = affinity(Gaussian(width=1.0), batch)
+    >>> p.average(np.array([[1.0, 1.0], [5.0, 5.0]])).round(12).tolist()
+    [[1.0, 1.0], [5.0, 5.0]]
+    """
+
+    one: Grid | Points
+    leading: tuple[int, ...]
+
+    def __init__(self, domain: Grid | Points, leading: int | tuple[int, ...]) -> None:
+        if not isinstance(domain, Grid | Points):
+            raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points, the domain of one item")
+        sizes = tuple(leading) if isinstance(leading, tuple | list) else (leading,)
+        if not sizes:
+            raise InputError("leading: got (), expected at least one axis")
+        object.__setattr__(self, "one", domain)
+        object.__setattr__(self, "leading", tuple(check_integer("leading", n, minimum=1) for n in sizes))
+
+    @property
+    def item(self) -> Domain:
+        """The domain of one item."""
+        return self.one
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
+        """Node shape, ``leading + domain.shape``."""
+        return (*self.leading, *self.one.shape)
+
+    @property
+    def nodes(self) -> Floats:
+        """Node positions, shape (N, m): those of an item, again and again."""
+        return np.tile(self.one.nodes, (math.prod(self.leading), 1))
+
+    @property
+    def weights(self) -> Floats:
+        """Quadrature weights, shape ``shape``."""
+        return np.array(np.broadcast_to(self.one.weights, self.shape))

@@ -1,0 +1,63 @@
+"""Scattered nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from nlflow._array import Floats, underflowing
+from nlflow.domains.base import Domain
+from nlflow.errors import InputError, check_array, check_number
+
+__all__ = ["Points"]
+
+
+@underflowing
+@dataclass(frozen=True, eq=False)
+class Points(Domain):
+    """Scattered nodes with quadrature weights.
+
+    Parameters
+    ----------
+    nodes : array_like of shape (N, m) or (N,)
+        Node positions; a flat array is taken as N points on a line.
+    weights : array_like of shape (N,), optional
+        Quadrature weights, all > 0. By default each is ``volume / N``, the Monte-Carlo rule.
+    volume : float, optional
+        Total volume when no weights are given.
+    """
+
+    positions: Floats
+    quadrature: Floats
+
+    def __init__(self, nodes: ArrayLike, weights: ArrayLike | None = None, volume: float = 1.0) -> None:
+        # Copies: a domain does not change when the arrays that it was made from do.
+        x = np.array(check_array("nodes", nodes, ndim=(1, 2)), dtype=np.float64)
+        x = x[:, None] if x.ndim == 1 else x
+        if weights is None:
+            w = np.full(len(x), check_number("volume", volume, minimum=0, strict=True) / len(x))
+        else:
+            w = np.array(check_array("weights", weights, ndim=1), dtype=np.float64)
+            if w.shape != (len(x),):
+                raise InputError(f"weights: got shape {w.shape}, expected ({len(x)},), one for each node")
+            if w.min() <= 0:
+                raise InputError(f"weights: got {w.min():g}, expected every weight > 0; leave such nodes out")
+        object.__setattr__(self, "positions", x)
+        object.__setattr__(self, "quadrature", w)
+
+    @property
+    def shape(self) -> tuple[int, ...]:  # type: ignore[override]  # a field in the base, derived here
+        """Node shape, (N,)."""
+        return (len(self.positions),)
+
+    @property
+    def nodes(self) -> Floats:
+        """Node positions, shape (N, m)."""
+        return self.positions
+
+    @property
+    def weights(self) -> Floats:
+        """Quadrature weights, shape (N,)."""
+        return self.quadrature

@@ -1,0 +1,130 @@
+"""Minimisers: the record of a result, and the linear system that the minimiser of E solves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from nlflow._array import Array, namespace, over_channels, power_of_two
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError
+from nlflow.functionals.fidelity import Fidelity
+from nlflow.functionals.krylov import conjugate_gradients, verdict
+from nlflow.functionals.preconditioners import Choice
+
+__all__ = ["Minimizer", "check_shape", "minimise"]
+
+
+@dataclass(frozen=True)
+class Minimizer:
+    """A minimiser, or the limit of a flow, and how well it was reached.
+
+    Attributes
+    ----------
+    u : array
+        Shaped like the observed signal.
+    residual : float
+        What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimiser of E the
+        larger of two ratios: that of the norms in the degree measure, and that of the largest entries.
+    iterations : int
+    success : bool
+        Whether the residual is within the tolerance.
+    message : str
+    """
+
+    u: Array
+    residual: float
+    iterations: int
+    success: bool
+    message: str
+
+
+def check_shape(name: str, signal: Array, observed: Array) -> Array:
+    """Return a signal if it has the shape of the observed one, or raise `InputError`."""
+    if tuple(signal.shape) != tuple(observed.shape):
+        raise InputError(
+            f"{name}: got shape {tuple(signal.shape)}, expected {tuple(observed.shape)}, that of the observed signal"
+        )
+    return signal
+
+
+def minimise(
+    affinity: Affinity, fidelity: Fidelity, f: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
+) -> Minimizer:
+    """Return the minimiser u of E, ((I - P) + phi) u = phi f, by preconditioned conjugate gradients.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Of K.
+    fidelity : Fidelity
+        phi, that of the degree metric, in whose inner product the system is self-adjoint.
+    f : array
+    start : array, optional
+        First guess.
+    rtol : float
+    maxiter : int
+    name : str
+        Of the preconditioner; see `nlflow.E.minimizer`.
+    """
+    xp = namespace(f)
+    measure = over_channels(affinity.measure("degree", f, by_item=True), f)
+    axes = tuple(range(len(affinity.domain.shape)))
+
+    def total(v: Array) -> Array:
+        return xp.sum(v, axis=axes, keepdims=True, dtype=xp.float64)
+
+    # The system is linear in f: its size is taken out so that squares stay in range, and a constant too, since only
+    # differences from it matter, which keeps small fidelities well scaled.
+    size = float(xp.max(xp.abs(f))) or 1.0
+    shift = xp.astype(fidelity.centre(f / size, measure, axes), f.dtype)
+    centred = f / size - shift
+    mass = total(measure + 0 * f)
+
+    def operator(v: Array) -> Array:
+        difference = v - affinity._average(v)
+        # I - P has no mean in its measure; what rounding leaves of one would be amplified by 1 / fidelity.
+        difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
+        return difference + fidelity.times(v)
+
+    def inner(a: Array, b: Array) -> Array:
+        # A matrix couples the channels: they are one system then, and otherwise one each.
+        products = total(measure * a * b)
+        return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
+
+    choice = Choice(affinity, fidelity, operator, f, name, rtol)
+    if start is not None:
+        guess = start / size - shift
+    else:
+        # A transform begins at 0, where there is nothing for rounding to leave a constant of, which it would multiply
+        # by 1 / fidelity.
+        guess = 0 * centred if choice.used == "transform" else centred
+    # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
+    large = power_of_two(max(fidelity.bounds()[1], 1.0))
+
+    def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        return lambda v: precondition(v) * large
+
+    def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
+        other = choice.reconsider(done, residual)
+        return None if other is None else scaled(other)
+
+    result = conjugate_gradients(
+        lambda v: operator(v) / large, fidelity.times(centred) / large, guess, inner=inner,
+        precondition=scaled(choice.first), rtol=rtol, maxiter=maxiter, reconsider=reconsider,
+    )  # fmt: skip
+    if not math.isfinite(result.residual):
+        raise NumericalError(
+            "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
+            "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
+        )
+    success, advice = verdict(result.residual, rtol)
+    message = (
+        f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: {choice.used}"
+    )
+    with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
+        u = (result.x + shift) * size
+    return Minimizer(u, result.residual, result.iterations, success, message)

@@ -1,0 +1,72 @@
+"""The exponential of a dot product: softmax attention."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nlflow._array import Array, underflowing
+from nlflow.errors import InputError, check_array, check_number
+from nlflow.kernels.base import Kernel
+
+__all__ = ["DotProduct"]
+
+
+@underflowing
+@dataclass(frozen=True, eq=False)
+class DotProduct(Kernel):
+    """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
+
+    With queries equal to keys it is symmetric and positive definite (Theorem 1 of arXiv 2312.00751 has K of this form,
+    so k = K/2); otherwise it is not symmetric: functionals use k + k^T, Markov chains and attention steps use it as it
+    is. Support: everything. Logits of any size are handled in log space.
+
+    Parameters
+    ----------
+    scale : float, optional
+        Factor of the dot product; 1/sqrt(d) by default, d the width of queries and keys.
+    query_map, key_map : array of shape (d_u, d), optional
+        Linear maps from features to queries and keys, q = u W_Q and k = u W_K. With them the kernel can evolve with the
+        signal even when queries and keys differ.
+    """
+
+    scale: float | None = None
+    query_map: Array | None = None
+    key_map: Array | None = None
+    formula: ClassVar[str] = "exp(scale q(x).k(y))"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.scale is not None:
+            self._set("scale", check_number("scale", self.scale))
+        for name in ("query_map", "key_map"):
+            if getattr(self, name) is not None:
+                self._set(name, check_array(name, getattr(self, name), ndim=2))
+        # exp(s q.q') is positive definite for s >= 0 (its power series is); for s < 0 it is not.
+        self._set("positive_semidefinite", self.scale is None or self.scale >= 0)
+
+    def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
+        """Return (queries, keys) of the features (N, d_u), the queries from features of their own where given."""
+        if queries is None and self.query_map is self.key_map:
+            both = self._mapped("key_map", features)
+            return both, both  # the same array: symmetric to the last bit
+        return self._mapped("query_map", features if queries is None else queries), self._mapped("key_map", features)
+
+    def _mapped(self, name: str, features: Array) -> Array:
+        matrix = getattr(self, name)
+        if matrix is None:
+            return features
+        if matrix.shape[0] != features.shape[-1]:
+            raise InputError(
+                f"{name}: got shape {tuple(matrix.shape)}, expected {features.shape[-1]} rows, "
+                "as many as the features have columns"
+            )
+        return features @ matrix
+
+    def log_matrix(self, x: Array, y: Array) -> Array:
+        """Return the logits scale q_i . k_j; see `Kernel.log_matrix`."""
+        if x.shape[1] != y.shape[1]:
+            raise InputError(f"queries: got width {x.shape[1]}, expected {y.shape[1]}, the width of the keys")
+        scale = 1 / math.sqrt(x.shape[1]) if self.scale is None else self.scale
+        return (x * scale) @ y.T

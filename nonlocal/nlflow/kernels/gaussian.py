@@ -1,0 +1,44 @@
+"""The Gaussian kernel.
+
+Sums of Gaussians are computed by `nlflow.backends.numba.pairwise` in NumPy and by `nlflow.backends.torch.sums` on
+tensors, where a matrix is too large; on grids by transforms (`nlflow.affinities.convolution`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nlflow._array import Array, underflowing
+from nlflow.kernels.base import RadialKernel
+
+__all__ = ["Gaussian"]
+
+
+@underflowing
+@dataclass(frozen=True)
+class Gaussian(RadialKernel):
+    """Gaussian kernel, ``k = exp(-|x - y|^2 / (2 width^2))``.
+
+    Positive definite; support: all distances. The kernel of kernel attention (NeuTRENO, arXiv 2312.00751, Table 8) and,
+    on grey values, of the bilateral filter.
+
+    Parameters
+    ----------
+    width : float
+        Standard deviation, in the units of what is compared; > 0.
+    """
+
+    width: float
+    positive: ClassVar[tuple[str, ...]] = ("width",)
+    formula: ClassVar[str] = "exp(-|x-y|^2 / (2 width^2))"
+    positive_semidefinite: ClassVar[bool] = True
+
+    def log_profile(self, squared: Array) -> Array:
+        """Return log k as a function of the squared distance."""
+        return squared / self.width / self.width * -0.5  # in two steps: width**2 could underflow
+
+    def support(self, rtol: float) -> float:
+        """Return the radius beyond which k(r) <= rtol k(0)."""
+        return self.width * math.sqrt(-2 * math.log(rtol))

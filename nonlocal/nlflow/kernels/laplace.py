@@ -1,0 +1,44 @@
+"""The exponential kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nlflow._array import Array, is_numpy, namespace, underflowing
+from nlflow.kernels.base import RadialKernel
+
+__all__ = ["Laplace"]
+
+
+@underflowing
+@dataclass(frozen=True)
+class Laplace(RadialKernel):
+    """Exponential (Laplace) kernel, ``k = exp(-|x - y| / width)``.
+
+    Positive definite; support: all distances, with a kink at r = 0 (Rasmussen and Williams 2006, eq. 4.18).
+
+    Parameters
+    ----------
+    width : float
+        Decay length, in the units of what is compared; > 0.
+    """
+
+    width: float
+    positive: ClassVar[tuple[str, ...]] = ("width",)
+    formula: ClassVar[str] = "exp(-|x-y| / width)"
+    positive_semidefinite: ClassVar[bool] = True
+
+    def log_profile(self, squared: Array) -> Array:
+        """Return log k as a function of the squared distance."""
+        xp = namespace(squared)
+        if is_numpy(squared):
+            return -(xp.sqrt(squared) / self.width)
+        # At the kink the derivative of the root is infinite: 0 is taken, the middle of its slopes.
+        apart = squared > 0
+        return -(xp.where(apart, xp.sqrt(xp.where(apart, squared, xp.ones_like(squared))), 0 * squared) / self.width)
+
+    def support(self, rtol: float) -> float:
+        """Return the radius beyond which k(r) <= rtol k(0)."""
+        return -self.width * math.log(rtol)

@@ -1,0 +1,42 @@
+"""The top-hat kernel."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from nlflow._array import Array, namespace, underflowing
+from nlflow.kernels.base import RadialKernel
+
+__all__ = ["TopHat"]
+
+
+@underflowing
+@dataclass(frozen=True)
+class TopHat(RadialKernel):
+    """Top-hat kernel, ``k = 1 where |x - y| <= radius, else 0``.
+
+    Not positive definite (its Fourier transform changes sign), so the averaging operator can have negative eigenvalues;
+    compact support. The kernel of bounded-confidence consensus (Hegselmann and Krause 2002).
+
+    Parameters
+    ----------
+    radius : float
+        In the units of what is compared; > 0. The comparison allows for rounding (1e-12 relative), so that nodes at
+        exactly this distance count.
+    """
+
+    radius: float
+    positive: ClassVar[tuple[str, ...]] = ("radius",)
+    formula: ClassVar[str] = "1 if |x-y| <= radius else 0"
+
+    def log_profile(self, squared: Array) -> Array:
+        """Return log k as a function of the squared distance: 0 or -inf."""
+        xp = namespace(squared)
+        inside = xp.sqrt(squared) <= self.radius * (1 + 1e-12)
+        return xp.where(inside, xp.zeros_like(squared), xp.full_like(squared, -math.inf))
+
+    def support(self, rtol: float) -> float:
+        """Return the radius beyond which k vanishes."""
+        return self.radius * (1 + 1e-12)
