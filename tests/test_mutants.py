@@ -161,11 +161,11 @@ def test_maps(checkout: Path, tmp_path: Path) -> None:
     (checkout / "tests/test_more.py").touch()
     data = CoverageData(str(checkout / ".coverage"))
     for context, file, lines in [
-        ("tests/test_flow.py::test_half|run", "flow.py", [2]),
-        ("tests/test_more.py::test_b[1.0]|run", "flow.py", [2]),
-        ("tests/test_more.py::test_fixture|setup", "flow.py", [6]),
-        ("tests/test_flow.py::test_half|run", "krylov.py", [3]),
-        ("", "flow.py", [1, 5]),
+        ("tests/test_flow.py::test_half|run", "flows/flow.py", [2]),
+        ("tests/test_more.py::test_b[1.0]|run", "flows/flow.py", [2]),
+        ("tests/test_more.py::test_fixture|setup", "flows/flow.py", [6]),
+        ("tests/test_flow.py::test_half|run", "functionals/krylov.py", [3]),
+        ("", "flows/flow.py", [1, 5]),
     ]:
         data.set_context(context)
         data.add_lines({str(checkout / "nonlocal/nlflow" / file): lines})
@@ -211,7 +211,7 @@ def test_the_table(tmp_path: Path) -> None:
     assert all(reason for reason in judged().values())
     assert EQUIVALENT.parent == ROOT / "validation" / "robustness" / "results"
     page = table(results, "Title.", {("b", same.change): "nothing else", ("c", "another change"): "no more"}, ["t"])
-    assert "| flow | 3 | 1 | 0 | 1 | 1 |" in page
+    assert "| flows/flow | 3 | 1 | 0 | 1 | 1 |" in page
     assert "1 could not be imported" in page
     assert "| nonlocal/nlflow/flows/flow.py:1 f | `a \\| b -> a & b` | 2 of 3 | 1 |" in page
     assert "`a \\| b -> a & b`: nothing else |" in page

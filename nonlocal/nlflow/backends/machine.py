@@ -40,7 +40,7 @@ def environment() -> dict[str, Any]:
 @cache
 def git_state() -> dict[str, Any] | None:
     """Return the commit of the source that runs and whether it was changed since; None if it is no git checkout."""
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     try:
@@ -76,7 +76,7 @@ def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
 @cache
 def source_digest() -> str:
     """Return a digest of the package's source, which tells two states of it apart that have the same version."""
-    return folder_digest(Path(__file__).parent)
+    return folder_digest(Path(__file__).parents[1])
 
 
 def folder_digest(folder: Path) -> str:

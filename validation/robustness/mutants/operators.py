@@ -98,8 +98,9 @@ class Mutant:
 
 
 def part_of(file: str) -> str:
-    """Return the entry of `SCOPE` that a file belongs to."""
-    return file.removeprefix(SOURCE + "/").partition("/")[0].removesuffix(".py")
+    """Return the entry of `SCOPE` that a file belongs to; '' for a file outside."""
+    path = file.removeprefix(SOURCE + "/").removesuffix(".py")
+    return next((part for part in SCOPE if f"{path}/".startswith(f"{part}/")), "")
 
 
 def mutants_under(root: Path) -> list[Mutant]:
@@ -107,7 +108,7 @@ def mutants_under(root: Path) -> list[Mutant]:
     found = []
     for path in sorted((root / SOURCE).rglob("*.py")):
         file = path.relative_to(root).as_posix()
-        if part_of(file) in SCOPE and not file.endswith(_OUTSIDE):
+        if part_of(file) and not file.endswith(_OUTSIDE):
             found += mutants_of(path.read_bytes(), file)
     return found
 
