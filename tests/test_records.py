@@ -126,17 +126,18 @@ def test_foreign_records_of_blocks(tmp_path: Path) -> None:
 
 def test_foreign_findings(tmp_path: Path) -> None:
     from nlflow import NlflowWarning
-    from validation import runner
     from validation.claims import all_claims
+    from validation.finding import KIND, Finding, findings_in
     from validation.harness import Check, Outcome
 
     claim = all_claims()[0]
-    path = tmp_path / "claims" / f"{claim.name}.json"
+    records = findings_in(tmp_path, [claim], True)
+    path = records.path(claim.name)
 
     def keep() -> Any:
         outcome = Outcome([Check("what", 0.1, 1.0), Check("order", 2.0, 0.1, expected=2.0)], {}, {"n": [1]})
-        runner._keep(tmp_path, runner.Finding(claim, "pass", outcome, "", 1.0, {"picture": b"png"}), True)
-        return load_record(path, runner._KIND)
+        records.write(claim.name, Finding(claim, "pass", outcome, "", 1.0, {"picture": b"png"}).as_plain())
+        return load_record(path, KIND)
 
     def change(content: Any, *places: Any, to: Any) -> None:
         *way, last = places
@@ -145,9 +146,9 @@ def test_foreign_findings(tmp_path: Path) -> None:
         content[last] = to
 
     keep()
-    found = runner._before(tmp_path, claim, True)
+    found = records.read(claim.name)
     assert found is not None
-    assert found.figures == {"picture": b"png"}
+    assert Finding.from_plain(claim, found).figures == {"picture": b"png"}
     for places, wrong in [
         (("finding",), []), (("finding", "status"), None), (("finding", "checks"), None), (("finding", "checks"), [1]),
         (("finding", "checks"), []), (("finding", "status"), "fail"),
@@ -158,18 +159,19 @@ def test_foreign_findings(tmp_path: Path) -> None:
     ]:  # fmt: skip
         content = keep()
         change(content, *places, to=wrong)
-        save_record(path, runner._KIND, content)
-        with pytest.warns(NlflowWarning, match=f"{claim.name}.*the claim is run again"):
-            assert runner._before(tmp_path, claim, True) is None
+        save_record(path, KIND, content)
+        with pytest.warns(NlflowWarning, match=f"{claim.name}.*it is computed again"):
+            assert records.read(claim.name) is None
     content = keep()
     content.update(program="of another state of the source", finding={"of": "another form"})
-    save_record(path, runner._KIND, content)
-    assert runner._before(tmp_path, claim, True) is None  # without a word
-    failed = runner.Finding(claim, "fail", Outcome([]), "", 1.0, {})
-    runner._keep(tmp_path, failed, True)
-    found = runner._before(tmp_path, claim, True)
+    save_record(path, KIND, content)
+    assert records.read(claim.name) is None  # without a word
+    records.write(claim.name, Finding(claim, "fail", Outcome([]), "", 1.0, {}).as_plain())
+    found = records.read(claim.name)
     assert found is not None
-    assert found.status == "fail"
+    assert found["status"] == "fail"
+    records.write(claim.name, Finding(claim, "error", None, "nothing goes", 1.0, {}).as_plain())
+    assert records.read(claim.name) is None
 
 
 # ---- trainings

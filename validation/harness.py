@@ -7,9 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import nlflow
-from nlflow.flows.result import Solution, Status
-
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -125,11 +122,3 @@ class Claim:
     statement: str
     source: str
     run: Callable[[Context], Outcome]
-
-
-def solve(*arguments: Any, **options: Any) -> Solution:
-    """As `nlflow.solve`, which returns what it has reached; here Ctrl-C raises, since a part of a run is no finding."""
-    solution = nlflow.solve(*arguments, **options)
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return solution

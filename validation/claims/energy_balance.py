@@ -12,7 +12,8 @@ from scipy.spatial import ConvexHull
 
 from nlflow import E, ExplicitEuler, Exponential, Gaussian, GradientFlow, J, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +103,7 @@ def balance(case: Case) -> Balance:
     fastest = 4 * float(case.flow.spectral_bounds()[1])
     ends, times, weights = graded(fastest, 21, 14)
     t = np.sort(np.concatenate([ends, times.ravel()]))
-    found = solve(case.flow, case.start, t_eval=t, integrator=EXACT)
+    found = solve_to_end(case.flow, case.start, t_eval=t, integrator=EXACT)
     mass = case.plain.mass(metric)[:, None]
     speeds = np.array([np.sum(mass * functional.gradient(u, metric) ** 2) for u in found.u])
     at_end = np.isin(t, ends)
@@ -141,7 +142,7 @@ def evolve(evolving: bool, seed: int, step: float) -> Evolution:
     sums = affinity(Gaussian(width=width), Points(np.zeros(n)), start)
     flow = GradientFlow(J(sums), "degree", evolving=evolving)
     t = np.linspace(0, end, round(end / step) + 1)
-    u = solve(flow, start, t_eval=t, integrator=ExplicitEuler(dt=step), energies=False).u
+    u = solve_to_end(flow, start, t_eval=t, integrator=ExplicitEuler(dt=step), energies=False).u
     energies, speeds = np.empty((2, len(t)))
     averages = np.empty_like(u)
     for number, now in enumerate(u):

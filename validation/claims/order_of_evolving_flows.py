@@ -27,7 +27,8 @@ from nlflow import (
     affinity,
 )
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome, largest, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import Check, Claim, Context, Outcome, largest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +87,7 @@ class Case:
         return np.asarray(found.y[:, -1].reshape(shape))
 
     def error(self, integrator: Any, **options: Any) -> float:
-        found = solve(self.make(**options), self.start, t=END, integrator=integrator, energies=False)
+        found = solve_to_end(self.make(**options), self.start, t=END, integrator=integrator, energies=False)
         return float(np.sqrt(np.mean((found.final - self.exact) ** 2)))
 
 
@@ -156,7 +157,7 @@ def layers_off(case: Case, layer: Any) -> float:
     u = case.start
     for _ in range(3):
         u = u + case.velocity(u)
-    return float(np.abs(solve(case.make(), case.start, t=3, integrator=layer, energies=False).final - u).max())
+    return float(np.abs(solve_to_end(case.make(), case.start, t=3, integrator=layer, energies=False).final - u).max())
 
 
 def run(context: Context) -> Outcome:

@@ -15,7 +15,7 @@ from nlflow.studies.fits import Fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["JUDGED", "ROUNDING", "Case", "Kind", "Options", "Row", "grouped", "in_words", "judged"]
+__all__ = ["JUDGED", "ROUNDING", "Kind", "Options", "Row", "Setting", "grouped", "in_words", "judged"]
 
 Row: TypeAlias = dict[str, Any]
 Options: TypeAlias = dict[str, Any]
@@ -29,7 +29,7 @@ ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Case:
+class Setting:
     """One piece of work, done as a whole.
 
     Attributes

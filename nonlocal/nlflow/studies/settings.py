@@ -21,7 +21,7 @@ from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.functionals.quadratic import E, J
 from nlflow.kernels import RadialKernel
-from nlflow.studies.contract import Case, Kind, Options, Row
+from nlflow.studies.contract import Kind, Options, Row, Setting
 from nlflow.studies.options import kernel_label
 
 __all__ = [
@@ -31,16 +31,17 @@ __all__ = [
     "extent",
     "grid",
     "integrate",
-    "make_cases",
+    "make_settings",
     "sampled",
     "smooth",
+    "solve_to_end",
     "values_at",
 ]
 
 Floats = NDArray[np.float64]
 
 
-def make_cases(kind: Kind, options: Options) -> list[Case]:
+def make_settings(kind: Kind, options: Options) -> list[Setting]:
     """Return every combination of the lists that make the cases of a kind."""
     axes = [name for name in kind.axes if options[name] is not None]
     fixed = {name: value for name, value in options.items() if name not in axes}
@@ -54,7 +55,7 @@ def make_cases(kind: Kind, options: Options) -> list[Case]:
             chosen[name], label[name] = value, words
             if name == "kernel" and "nodes" not in axes and given is not None:
                 label["nodes"] = given.size if isinstance(given, Domain) else len(given)
-        cases.append(Case(label, {**fixed, **chosen}))
+        cases.append(Setting(label, {**fixed, **chosen}))
     return cases
 
 
@@ -191,19 +192,25 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
     return GradientFlow(functional, metric)
 
 
+def solve_to_end(*arguments: Any, **options: Any) -> Solution:
+    """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C: a part of a run is no measurement."""
+    solution = solve(*arguments, **options)
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return solution
+
+
 def integrate(flow: Flow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
-    """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
+    """Integrate a flow to the end.
 
     Raises
     ------
     KeyboardInterrupt
     NumericalError
-        When the integration fails; a part of it is no measurement.
+        When the integration fails.
     """
     wanted = [0.0, times] if isinstance(times, float) else times
-    solution = solve(flow, start, t_eval=wanted, integrator=integrator, energies=False)
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
+    solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:
         raise NumericalError(f"the integration by {integrator!r} failed: {solution.message}")
     return solution

@@ -245,7 +245,7 @@ def kernel(folder: Path) -> Reader:
     from nlflow.commands.study import _listed
     from nlflow.studies.options import kernel_label, parse_kernel, read_options
     from nlflow.studies.registry import KINDS
-    from nlflow.studies.settings import make_cases
+    from nlflow.studies.settings import make_settings
 
     numbers: dict[str, Any] = {"nodes": int, "dimension": int, "channels": int, "fidelity": float, "dt": float}
     single: dict[str, Any] = {"seeds": int, "laziness": float, "eps": float, "t": float}
@@ -265,7 +265,7 @@ def kernel(folder: Path) -> Reader:
         require(type(parse_kernel(label)) is type(chosen), f"{label!r} is another kernel")
         for kind in KINDS.values():
             read_options(kind, {"kernel": chosen})
-            cases = make_cases(kind, read_options(kind, {"kernel": first, **options})) if len(data) < 200 else []
+            cases = make_settings(kind, read_options(kind, {"kernel": first, **options})) if len(data) < 200 else []
             require(all(case.label for case in cases), "a case without a label")
 
     return read
