@@ -121,6 +121,45 @@ def test_foreign_records_of_blocks(tmp_path: Path) -> None:
             _done_before(tmp_path, "p", (2, 2))
 
 
+# ---- tables of campaigns
+
+
+def test_the_tables_of_the_repository_are_whole_and_their_pages_say_the_same() -> None:
+    from validation.robustness import ROOT
+    from validation.robustness.contract import campaign_table
+    from validation.robustness.mutants.results import results_table
+
+    folder = ROOT / "validation" / "robustness" / "results"
+    title = "Written by `make mutants`: 150 drawn with seed 0."
+    for table in (
+        campaign_table(folder),
+        campaign_table(folder, "processors", "Other processors, played on this machine", "make portable"),
+        results_table(folder, title),
+    ):
+        table.load()
+        assert table.entries
+        assert table.path.with_suffix(".md").read_text() == table.page()
+
+
+def test_foreign_tables(tmp_path: Path) -> None:
+    from validation.robustness.contract import campaign_table
+
+    row = {"fault": "a", "tried": 1, "outcomes": {}, "lost": 0, "wrong": 0, "seconds": 1.0, "details": {}}
+    entry = {"key": "a", "row": row, "date": "2026-11-22", "source": "b", "machine": "c"}
+    table = campaign_table(tmp_path)
+    table.load()
+    assert table.entries == []
+    for content in ({"entries": [{**entry, "row": {**row, "more": 1}}]}, {"entries": [{"key": "a"}]}, {}, [], None):
+        save_record(table.path, table.kind, content)
+        with pytest.raises(FileFormatError, match="got no table of faults"):
+            table.load()
+    save_record(table.path, table.kind, {"entries": [entry]})
+    table.load(lambda entry: entry.key == "b")
+    assert table.entries == []
+    table.load()
+    assert table.read("a") is not None
+
+
 # ---- findings of claims
 
 

@@ -16,7 +16,7 @@ from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.storage import load_record, save_record
 from nlflow.io.terminal import plain
 
-__all__ = ["Entry", "Records", "Table", "markdown", "program"]
+__all__ = ["Entry", "Records", "Table", "markdown", "program", "save_page"]
 
 T = TypeVar("T")
 
@@ -147,7 +147,7 @@ class Table(Generic[T]):
             found = [Entry(**{**entry, "row": self._row(**entry["row"])}) for entry in content["entries"]]
         except (TypeError, KeyError) as error:
             raise FileFormatError(f"{self.path}: got no {self.kind} ({error}); choose another folder") from error
-        self.entries = [entry for entry in found if keep(entry)]
+        self._put([entry for entry in found if keep(entry)])
 
     def read(self, name: str) -> T | None:
         """Return the row of a case; None if there is none."""
@@ -155,16 +155,17 @@ class Table(Generic[T]):
 
     def write(self, name: str, finding: T) -> None:
         """Add the row of a case, and write both files."""
-        self.entries.append(Entry.of(name, finding))
-        if self._order is not None:
-            self.entries.sort(key=self._order)
-        self.save()
-
-    def save(self) -> None:
-        """Write both files."""
+        self._put([*self.entries, Entry.of(name, finding)])
         make_folder(self.path.parent)
         entries = [plain(asdict(entry)) for entry in self.entries]
-        save_page(self.path, self.kind, {"environment": environment(), "entries": entries}, self._page(self.entries))
+        save_page(self.path, self.kind, {"environment": environment(), "entries": entries}, self.page())
+
+    def _put(self, entries: list[Entry[T]]) -> None:
+        self.entries = entries if self._order is None else sorted(entries, key=self._order)
+
+    def page(self) -> str:
+        """Return the table in Markdown."""
+        return self._page(self.entries)
 
 
 def save_page(path: Path, kind: str, content: Mapping[str, Any], page: str) -> None:
@@ -175,5 +176,7 @@ def save_page(path: Path, kind: str, content: Mapping[str, Any], page: str) -> N
 
 def markdown(heads: Sequence[str], lines: Iterable[Sequence[object]], numbers: Iterable[str] = ()) -> str:
     """Return a Markdown table; the columns that are named in `numbers` are aligned to the right."""
-    ruler = ["---:" if head in set(numbers) else "---" for head in heads]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in (heads, ruler, *lines))
+    right = set(numbers)
+    ruler = "|".join("---:" if head in right else "---" for head in heads)
+    first, *rest = (f"| {' | '.join(map(str, line))} |" for line in (heads, *lines))
+    return "\n".join([first, f"|{ruler}|", *rest])

@@ -113,11 +113,10 @@ def run_cases(
 
 def _in_threads(calls: Sequence[Call], jobs: int) -> Generator[tuple[int, Any]]:
     """Make calls in threads, and yield the number and result of each as soon as it is there."""
-    with ThreadPoolExecutor(jobs) as pool:
-        numbers = {pool.submit(function, *arguments): number for number, (function, arguments) in enumerate(calls)}
-        try:
-            for call in as_completed(numbers):
-                yield numbers[call], call.result()
-        finally:
-            for call in numbers:
-                call.cancel()
+    pool = ThreadPoolExecutor(jobs)
+    numbers = {pool.submit(function, *arguments): number for number, (function, arguments) in enumerate(calls)}
+    try:
+        for call in as_completed(numbers):
+            yield numbers[call], call.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # callers may have to end what the threads wait for

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.errors import NlflowError
+from validation.robustness import ROOT
 from validation.robustness.faults.victims import Victim
 
 __all__ = [
     "LIMIT",
-    "ROOT",
     "Ended",
     "Running",
     "differs",
@@ -28,7 +28,6 @@ __all__ = [
     "undisturbed",
 ]
 
-ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 600.0  # seconds after which a process hangs
 
 
