@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from benchmarks.denoising.methods import BM3D, COLOUR, GREY, SIGNAL, Array, denoisers, eight_bits, threads
 from nlflow.io.atomic import make_folder, write_atomic
+from nlflow.studies.cases import Case, run_cases
 
 SETS = {"Set12": GREY, "BSD68-even": GREY, "Kodak24": COLOUR, "signals": SIGNAL}
 QUICK_SIDE, QUICK_IMAGES = 128, 2
@@ -162,6 +163,9 @@ def compute(tasks: Iterable[Task], cache: Cache, jobs: int, name: str) -> list[d
     # The slowest first: then no process is left alone with one of them at the end.
     cost = {BM3D: 0, "best": 1}
     order = sorted(tasks, key=lambda task: (cost.get(task.method, 2), task.set, task.image, task.sigma))
-    with joblib.parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1):
-        results = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(cache.result)(t) for t in order)
-        return list(tqdm(results, total=len(order), desc=name, unit="result", smoothing=0.02))
+    cases = [Case(f"{number}", cache.result, (task,)) for number, task in enumerate(order)]
+    with (
+        tqdm(total=len(order), desc=name, unit="result", smoothing=0.02) as bar,
+        joblib.parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1),
+    ):
+        return [done.finding for done in run_cases(cases, jobs=None, bar=bar)]
