@@ -19,7 +19,7 @@ from nlflow.commands import main as cli
 from nlflow.commands import study as cli_study
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, format_bytes
 from nlflow.kernels import DotProduct, Gaussian, Laplace, TopHat
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 from nlflow.studies.settings import build
 from tests.problems import torch_on_one_thread
 

@@ -25,7 +25,7 @@ from nlflow.backends.machine import environment, folder_digest, git_state, sourc
 from nlflow.flows.integrators import ExplicitEuler
 from nlflow.io.encoding import encode
 from nlflow.io.storage import FORMAT, load_record, save_record
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 
 OPTIONS: dict[str, Any] = {
     "nodes": [10, 12],

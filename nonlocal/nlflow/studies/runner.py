@@ -34,14 +34,24 @@ from nlflow.io.storage import locked
 from nlflow.markov.walks import generator_of
 from nlflow.studies.cases import Case, Done, run_cases
 from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
+from nlflow.studies.equilibrium import EquilibriumStudy
 from nlflow.studies.identity import describe
+from nlflow.studies.mixing import Mixing
+from nlflow.studies.monte_carlo import MonteCarlo
 from nlflow.studies.options import read_options
-from nlflow.studies.registry import KINDS
 from nlflow.studies.result import StudyResult
 from nlflow.studies.settings import extent, make_settings
+from nlflow.studies.space_order import SpaceOrder
+from nlflow.studies.stability import Stability
 from nlflow.studies.store import open_folder
+from nlflow.studies.time_order import TimeOrder
 
-__all__ = ["run_study"]
+__all__ = ["KINDS", "run_study"]
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (TimeOrder(), SpaceOrder(), MonteCarlo(), Mixing(), EquilibriumStudy(), Stability())
+}
+"""The kinds of study by name."""
 
 
 @underflowing

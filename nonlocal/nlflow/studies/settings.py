@@ -8,17 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 
-from nlflow._array import Array, to_numpy
+from nlflow._array import Array, constant_like, to_numpy
 from nlflow.affinities import Affinity, affinity
 from nlflow.backends.devices import CPU
 from nlflow.domains import Boundary, Domain, Grid, Points
-from nlflow.errors import InputError, NumericalError, check_array
+from nlflow.errors import InputError, NumericalError, check_array, check_memory
 from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
-from nlflow.flows.integrators import Integrator
+from nlflow.flows.integrators import Exponential, Integrator
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
+from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.quadratic import E, J
 from nlflow.kernels import RadialKernel
 from nlflow.studies.contract import Kind, Options, Row, Setting
@@ -28,6 +30,7 @@ __all__ = [
     "Problem",
     "build",
     "build_flow",
+    "exact_solution",
     "extent",
     "grid",
     "integrate",
@@ -214,3 +217,29 @@ def integrate(flow: Flow, start: Array, times: float | list[float], integrator: 
     if not solution.success:
         raise NumericalError(f"the integration by {integrator!r} failed: {solution.message}")
     return solution
+
+
+def exact_solution(flow: Flow, start: Array, t: float) -> tuple[Array, float]:
+    """Return u(t) to about rounding, and a bound of its error relative to the signal.
+
+    By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.
+
+    Raises
+    ------
+    MemoryLimitError
+        When the dense matrix would pass the limit.
+    """
+    if flow.symmetric:
+        solution = integrate(flow, start, t, Exponential(tol=1e-13))
+        return solution.final, 2 * float(solution.stats["error_bound"])
+    n = flow.affinity.domain.size
+    flat = to_numpy(start).reshape(n, -1)
+    size = n + flat.shape[1]
+    check_memory("the exponential of a dense matrix", 10 * 8 * size**2, "use fewer nodes")
+    matrix = np.zeros((size, size))
+    matrix[:n, :n] = -t * dense_operator(flow)
+    if flow.fidelity is not None and flow.observed is not None:
+        matrix[:n, n:] = t * to_numpy(flow.fidelity.times(flow.observed)).reshape(n, -1)
+    moved = scipy.linalg.expm(matrix)
+    result = moved[:n, :n] @ flat + moved[:n, n:]
+    return constant_like(result.reshape(tuple(start.shape)), start), 0.0
