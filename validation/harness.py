@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from nlflow import MarkovChain
+from nlflow.affinities import Affinity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -65,6 +68,14 @@ def largest(*values: float) -> float:
 def smallest(*values: float) -> float:
     """Return the smallest value; NaN if any is."""
     return -largest(*(-value for value in values))
+
+
+def chains_of(kernels: Mapping[str, tuple[Affinity, Any]]) -> dict[str, tuple[MarkovChain, Any]]:
+    """Return the chain of each affinity with its matrix P, made of the kernel as it is written out."""
+    return {
+        name: (MarkovChain(weights), matrix / matrix.sum(axis=1, keepdims=True))
+        for name, (weights, matrix) in kernels.items()
+    }
 
 
 FALSE_ALARM = 1e-3

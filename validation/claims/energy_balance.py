@@ -12,6 +12,7 @@ from scipy.spatial import ConvexHull
 
 from nlflow import E, ExplicitEuler, Exponential, Gaussian, GradientFlow, J, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
+from nlflow.plotting.base import finish
 from nlflow.studies.settings import solve_to_end
 from validation.harness import PAPER, Check, Claim, Context, Outcome
 
@@ -224,21 +225,16 @@ def draw(found: dict[str, Balance], moving: Evolution) -> Figure:
             color=shade, label=", ".join(name.split(", ")[:2]),
         )  # fmt: skip
     left.set_xscale("log")
-    left.set_xlabel("t")
-    left.set_ylabel("share of the first energy that is lost")
-    left.set_title("frozen kernel")
+    finish(left, "frozen kernel", "t", "share of the first energy that is lost")
     right.plot(moving.t, moving.paid, color="#4d4d4d", linewidth=2, label="∫ |∇J|² dt")
     right.plot(moving.t, moving.lost, color="#b03a2e", linewidth=2, linestyle="--", label="J(0) − J(t)")
     right.plot(
         moving.t, moving.area / moving.area[0], color="#0b5394", linewidth=2, label="area of the hull (1 at first)"
     )
     right.axhline(0, color="black", linewidth=0.8)
-    right.set_xlabel("t")
-    right.set_title("evolving kernel")
+    finish(right, "evolving kernel", "t")
     for axis in (left, right):
         axis.legend(fontsize=9, frameon=False)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -27,6 +27,7 @@ from nlflow import (
     affinity,
 )
 from nlflow.plotting import new_figure
+from nlflow.plotting.base import finish
 from nlflow.studies.settings import solve_to_end
 from validation.harness import Check, Claim, Context, Outcome, largest
 
@@ -202,11 +203,8 @@ def draw(shown: dict[str, list[float]]) -> Figure:
     for method, (shade, style) in zip(METHODS, styles, strict=True):
         steps = [END / n for n in method.numbers]  # over 1 / rate
         axis.loglog(steps, shown[method.name], style, color=shade, label=method.name)
-    axis.set_xlabel("step times the largest rate")
-    axis.set_ylabel("largest error")
+    finish(axis, "", "step times the largest rate", "largest error")
     axis.legend(fontsize=9, frameon=False)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 
