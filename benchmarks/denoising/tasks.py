@@ -20,7 +20,6 @@ from tqdm import tqdm
 
 from benchmarks.denoising.methods import BM3D, COLOUR, GREY, SIGNAL, Array, denoisers, eight_bits, threads
 from nlflow.io.atomic import make_folder, write_atomic
-from nlflow.studies.cases import Case, run_cases
 
 SETS = {"Set12": GREY, "BSD68-even": GREY, "Kodak24": COLOUR, "signals": SIGNAL}
 QUICK_SIDE, QUICK_IMAGES = 128, 2
@@ -160,6 +159,9 @@ def crop_name(crop: Crop) -> str:
 
 def compute(tasks: Iterable[Task], cache: Cache, jobs: int, name: str) -> list[dict[str, Any]]:
     """Return the results of all tasks, of which `jobs` run at a time, each on one thread."""
+    # Here, since a result is kept by the digest of all modules of nlflow that are loaded before.
+    from nlflow.studies.cases import Case, run_cases
+
     # The slowest first: then no process is left alone with one of them at the end.
     cost = {BM3D: 0, "best": 1}
     order = sorted(tasks, key=lambda task: (cost.get(task.method, 2), task.set, task.image, task.sigma))
