@@ -1,4 +1,4 @@
-"""What a claim is: a statement, its source, and an experiment that returns measured figures with their tolerances."""
+"""Claims: a statement, its source, and an experiment that returns measured figures with their tolerances."""
 
 from __future__ import annotations
 

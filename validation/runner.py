@@ -1,4 +1,4 @@
-"""Runs claims, one after the other or side by side, and writes what they found as soon as it is known."""
+"""Run claims, one after the other or side by side, and write each finding as soon as it is known."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ class Kind(ABC):
 
 
 def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
-    """Return the columns that say whether an error can be fitted: not where it is rounding, or no number.
+    """Return the columns that say whether an error can be fitted: not if it is rounding, or no number.
 
     `floor` is what the reference itself may be wrong by, relative to `scale`; `dtype` is what was computed in.
     """
