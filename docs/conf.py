@@ -40,7 +40,7 @@ exclude_patterns = ["_build", "examples"]
 suppress_warnings = ["config.cache"]
 
 # ---- text
-default_role = "autolink"  # what docstrings put in backquotes is linked where there is such a name
+default_role = "autolink"  # names in backquotes become links where they exist
 myst_enable_extensions = ["amsmath", "dollarmath", "deflist", "colon_fence", "substitution"]
 myst_heading_anchors = 3
 math_eqref_format = "({number})"
@@ -50,7 +50,7 @@ copybutton_prompt_is_regexp = True
 
 # ---- reference
 autosummary_generate = True
-autodoc_typehints = "none"  # types stand in the docstrings, in the words of the field
+autodoc_typehints = "none"  # docstrings state the types, in the words of the field
 autodoc_member_order = "bysource"
 numpydoc_show_class_members = False  # the template of a class lists its methods
 numpydoc_xref_param_type = False
@@ -104,11 +104,12 @@ ROOT_PAGES = {name.lower(): name for name in ("ARCHITECTURE", "CHANGELOG", "CONT
 
 
 def _from_root(app: Any, docname: str, source: list[str]) -> None:
-    """Put the text of a file of the root in the place of its stub; links among these files lead to their pages."""
+    """Replace a stub by the text of its file in the root; links from there lead to the pages."""
     if docname in ROOT_PAGES:
         text = (HERE.parent / f"{ROOT_PAGES[docname]}.md").read_text(encoding="utf-8")
         for page, name in ROOT_PAGES.items():
             text = text.replace(f"({name}.md)", f"({page}.md)")
+        text = text.replace("](docs/", "](")
         source[0] = text
         app.env.note_dependency(str(HERE.parent / f"{ROOT_PAGES[docname]}.md"))
 
@@ -117,13 +118,13 @@ FONT = re.compile(r'<link rel="stylesheet"\s+href="https://[^"]*font-awesome[^"]
 
 
 def _local_icons(app: Any, pagename: str, templatename: str, context: dict[str, Any], doctree: Any) -> None:
-    """Films ask a network for icons that the theme brings along."""
+    """Remove the link of films to icons on a network; the theme has these icons."""
     if "body" in context:
         context["body"] = FONT.sub("", context["body"])
 
 
 def _compiled(app: Any) -> None:
-    """Let Numba compile what denoises pictures before the gallery is run: an example's time is then its own."""
+    """Compile the loops that denoise pictures before the gallery runs, so the time of an example is its own."""
     if app.config.sphinx_gallery_conf["plot_gallery"]:
         logging.getLogger(__name__).info("compiling the loops of the gallery, once on a machine")
         noisy = np.random.default_rng(0).normal(100, 20, (48, 48)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Names that pages write, and what they stand for."""
+"""From a dotted name on a page to the object of this name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["resolved"]
 
 
 def resolved(name: str) -> Any:
-    """Return what a dotted name stands for."""
+    """Return the object of a dotted name."""
     parts = name.split(".")
     found: Any = None
     for count in range(len(parts), 0, -1):
@@ -20,4 +20,4 @@ def resolved(name: str) -> Any:
         for part in parts[count:]:
             found = getattr(found, part)
         return found
-    raise AssertionError(f"{name} is the name of nothing")
+    raise AssertionError(f"{name}: nothing has this name")

@@ -10,7 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from nlflow.denoising.presets import Grouping, GroupPreset
+from nlflow.denoising import groupwise
+from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
+from nlflow.denoising.patches.filters import found
+from nlflow.denoising.patches.flow import as_planes, as_signal
+from nlflow.denoising.presets import GroupPreset
+from nlflow.denoising.runs import Watch, run
 
 Floats = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
@@ -19,12 +24,36 @@ ON_GROUPS = QUALITIES[1:]
 _BEST = pytest.param("best", marks=pytest.mark.slow)
 SLOWLY, GROUPS_SLOWLY = ("fast", "balanced", _BEST), ("balanced", _BEST)
 
-_IMAGE, _SIGNAL = Grouping(patch=4, neighbours=10, radius=4, stride=3), Grouping(6, 8, 12, 3)
+SMALL_IMAGE, SMALL_SIGNAL = Grouping(patch=4, neighbours=10, radius=4, stride=3), Grouping(6, 8, 12, 3)
 # Its strips overlap by little, so that small images have several.
 SMALL = GroupPreset(
-    steps=2, first=((math.inf, _IMAGE),), later=((0.5, _IMAGE), (math.inf, Grouping(3, 12, 3, 2))),
-    first_signal=_SIGNAL, later_signal=_SIGNAL,
+    steps=2, first=((math.inf, SMALL_IMAGE),), later=((0.5, SMALL_IMAGE), (math.inf, Grouping(3, 12, 3, 2))),
+    first_signal=SMALL_SIGNAL, later_signal=SMALL_SIGNAL,
 )  # fmt: skip
+
+
+def grouped(guide: Floats, grouping: Grouping) -> Groups:
+    """The groups that the compiled loops find in planes (C, H, W)."""
+    return found(CompiledFilter(), guide, Lattice.of(guide.shape[1:], grouping))
+
+
+def group_step(groups: Groups, *planes: Floats, **options: Any) -> tuple[Floats, Floats]:
+    """A compiled step on groups: state, pilot, observed and variance to estimate and next state."""
+    return CompiledFilter().step(groups, Images(*planes), Stage(**options))
+
+
+def estimates(
+    planes: Floats,
+    preset: GroupPreset,
+    groupings: tuple[Grouping, Grouping],
+    variance: Floats,
+    missing: Floats | None = None,
+) -> list[Floats]:
+    """The estimates of a preset on planes (C, H, W), by the flow and the time loop of the package."""
+    signal = as_signal(planes, (*planes.shape[1:], len(planes)))
+    levels = np.broadcast_to(np.moveaxis(variance, 0, -1), signal.shape)
+    problem = groupwise.problem(signal, preset, groupings, variance=levels, missing=missing)
+    return [as_planes(u) for u in run(problem, Watch(every=True))[0]]
 
 
 def both(cases: Callable[[Sequence[str]], list[tuple[Any, ...]]]) -> list[Any]:

@@ -10,10 +10,11 @@ from skimage.restoration import inpaint_biharmonic
 
 from nlflow import PatchGroups, denoise
 from nlflow.denoising import api, groupwise, presets
-from nlflow.denoising.presets import PRESETS, Grouping
+from nlflow.denoising.patches import Grouping
+from nlflow.denoising.presets import PRESETS
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
-from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY
+from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, group_step, grouped
 
 pytestmark = pytest.mark.numerical
 
@@ -77,12 +78,12 @@ def test_a_step_is_the_wiener_filter_of_the_groups(precision: str, varying: bool
     def planes(image: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(image[None].astype(precision))
 
-    found = groupwise.Groups(planes(state), grouping)
+    found = grouped(planes(state), grouping)
     corners = groups.positions[..., 0] * state.shape[1] + groups.positions[..., 1]
     assert (np.sort(found.members, axis=1) == np.sort(corners, axis=1)).mean() > (
         0.999 if precision == "f4" else 1 - 1e-9
     )
-    estimate, following = found.step(
+    estimate, following = group_step(found,
         planes(state), planes(pilot), planes(observed),
         planes(variance) if varying else np.ones((1, 1, 1), precision), leave=leave, factor=0.8,
     )  # fmt: skip
@@ -104,8 +105,8 @@ def test_the_first_estimate_lowers_the_eigenvalues_by_the_noise() -> None:
     weights = np.broadcast_to(1 / (kept * (1 - 1 / 30) + 1 / 30), tokens.shape)
     expected = groups.aggregate(step, weights)
     planes = np.ascontiguousarray(image[None])
-    found = groupwise.Groups(planes, Grouping(4, 30, 5, 3))
-    estimate, _ = found.step(planes, planes, planes, np.ones((1, 1, 1)), shrink=1.4, running=False)
+    found = grouped(planes, Grouping(4, 30, 5, 3))
+    estimate, _ = group_step(found, planes, planes, planes, np.ones((1, 1, 1)), shrink=1.4, running=False)
     np.testing.assert_allclose(estimate[0], expected, atol=1e-9)
 
 

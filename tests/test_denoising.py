@@ -382,12 +382,16 @@ def test_what_is_told_of_a_map_is_that_of_the_strongest_noise():
     level = np.geomspace(0.5, 0.5 * 1.5**3, 40)[:, None]
     value = noisy(5 * waves(40, 1), level)
     options: dict[str, Any] = {"patch_size": 3, "search_radius": 5, "steps": 1}
-    told = pixelwise.run_map(value, level**2, **options)
-    last = pixelwise.run(value / level.max(), **options)
-    assert told.fidelity_mean == pytest.approx(last.fidelity_mean, rel=1e-9)
+    told = pixelwise.solved_by_level(value, level**2, **options)
+    last = pixelwise.solved(value / level.max(), **options)
+    assert told.problem.told["parameters"]["fidelity_mean"] == pytest.approx(
+        last.problem.told["parameters"]["fidelity_mean"], rel=1e-9
+    )
     np.testing.assert_allclose(told.solution.final, last.solution.final, rtol=1e-9)
-    first = pixelwise.run(value / level.min(), **options)
-    assert told.fidelity_mean != pytest.approx(first.fidelity_mean, rel=1e-2)
+    first = pixelwise.solved(value / level.min(), **options)
+    assert told.problem.told["parameters"]["fidelity_mean"] != pytest.approx(
+        first.problem.told["parameters"]["fidelity_mean"], rel=1e-2
+    )
 
 
 @pytest.mark.numerical

@@ -9,11 +9,24 @@ import pytest
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
 from nlflow.backends.numba import groups as loops
+from nlflow.backends.numba import search
 from nlflow.denoising import api, groupwise
-from nlflow.denoising.groupwise import Groups, estimates, halo
+from nlflow.denoising.patches import Grouping, Groups
 from nlflow.denoising.patches.search import reference_positions
-from nlflow.denoising.presets import Grouping, GroupPreset
-from tests.pictures import GROUPS_SLOWLY, SMALL, Floats, noisy, rms, steps_and_waves, waves
+from nlflow.denoising.presets import GroupPreset
+from nlflow.denoising.tiles import halo
+from tests.pictures import (
+    GROUPS_SLOWLY,
+    SMALL,
+    Floats,
+    estimates,
+    group_step,
+    grouped,
+    noisy,
+    rms,
+    steps_and_waves,
+    waves,
+)
 
 pytestmark = pytest.mark.numerical
 
@@ -55,7 +68,7 @@ def as_members(guide: Floats, grouping: Grouping) -> Floats:
 )  # fmt: skip
 def test_members_are_those_of_patch_groups(channels: int, shape: tuple[int, int], grouping: Grouping, dtype: Any):
     guide = planes(channels, shape, dtype)
-    found, expected = Groups(guide, grouping), as_members(guide, grouping)
+    found, expected = grouped(guide, grouping), as_members(guide, grouping)
     assert np.all(found.counts == expected.shape[1])
     np.testing.assert_array_equal(found.members[:, 0], expected[:, 0])
     np.testing.assert_array_equal(np.sort(found.members, axis=1), np.sort(expected, axis=1))
@@ -68,7 +81,7 @@ def test_of_equal_distances_the_nearest_in_space_are_taken(kind: str):
     guide = {"constant": 3.5 + 0 * x, "lines": x % 3, "chequers": (x + y) % 2, "few values": few}[kind][None].astype(
         float
     )
-    found, expected = Groups(guide, IMAGE), as_members(guide, IMAGE)
+    found, expected = grouped(guide, IMAGE), as_members(guide, IMAGE)
     assert np.all(found.counts == expected.shape[1])
     np.testing.assert_array_equal(np.sort(found.members, axis=1), np.sort(expected, axis=1))
 
@@ -79,19 +92,19 @@ def test_rounding_decides_no_tie(shape: tuple[int, int], dtype: Any):
     """Counts have many patches that are equally near; in other units rounding makes their distances differ."""
     counts = np.random.default_rng(5).poisson(20.0, (1, *shape)).astype(np.float64)
     grouping = IMAGE if shape[0] > 1 else SIGNAL
-    expected = Groups(counts, grouping).members
+    expected = grouped(counts, grouping).members
     for scale, offset in ((1 / 3, 0.1), (0.7, -14.3), (1 / 255, 0.0)):
         guide = (scale * counts + offset).astype(dtype)
-        np.testing.assert_array_equal(Groups(guide, grouping).members, expected)
+        np.testing.assert_array_equal(grouped(guide, grouping).members, expected)
         np.testing.assert_array_equal(np.sort(as_members(guide, grouping), axis=1), np.sort(expected, axis=1))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2), (2, 3), (3, 40), (1, 9), (4, 4), (5, 5)])
 def test_windows_that_hold_few_patches_give_small_groups(shape: tuple[int, int]):
     guide = planes(1, shape)
-    found = Groups(guide, Grouping(4, 30, 6, 3))
-    places = [n - p + 1 for n, p in zip(shape, found.patch, strict=True)]
-    assert found.patch == tuple(min(4, n) for n in shape)
+    found = grouped(guide, Grouping(4, 30, 6, 3))
+    places = [n - p + 1 for n, p in zip(shape, found.lattice.patch, strict=True)]
+    assert found.lattice.patch == tuple(min(4, n) for n in shape)
     for own, members, count in zip(found.members[:, 0], found.members, found.counts, strict=True):
         sides = [min(at, 6) + min(n - 1 - at, 6) + 1 for at, n in zip(divmod(own, shape[1]), places, strict=True)]
         assert count == min(30, np.prod(sides), found.members.shape[1])
@@ -100,9 +113,9 @@ def test_windows_that_hold_few_patches_give_small_groups(shape: tuple[int, int])
 
 
 def test_references_lie_as_those_of_patch_groups():
-    found = Groups(planes(), IMAGE)
-    assert found.rows.tolist() == reference_positions(19, 3).tolist()
-    assert found.columns.tolist() == reference_positions(22, 3).tolist()
+    found = grouped(planes(), IMAGE)
+    assert found.lattice.rows.tolist() == reference_positions(19, 3).tolist()
+    assert found.lattice.columns.tolist() == reference_positions(22, 3).tolist()
 
 
 # ---- one step
@@ -122,7 +135,7 @@ def reference_step(
     """A step by its definition, group by group, in double precision."""
     state, pilot, observed = (x.astype(np.float64) for x in (state, pilot, observed))
     variance = np.broadcast_to(variance, state.shape).astype(np.float64)
-    (ph, pw), width = found.patch, state.shape[2]
+    (ph, pw), width = found.lattice.patch, state.shape[2]
     sums = np.zeros((3, *state.shape))
     for members, count in zip(found.members, found.counts, strict=True):
         rows = (members[:count] // width)[:, None, None] + np.arange(ph)[:, None]
@@ -181,8 +194,8 @@ def test_a_step_is_that_of_its_definition(name: str, varying: bool, dtype: Any, 
             state = (0.6 * observed + 0.4 * pilot).astype(dtype)
         else:
             pilot = state = observed
-        found = Groups(state, grouping)
-        result = found.step(state, pilot, observed, variance, **options)
+        found = grouped(state, grouping)
+        result = group_step(found, state, pilot, observed, variance, **options)
         expected = reference_step(found, state, pilot, observed, variance, **options)
         for mine, its in zip(result, expected, strict=True):
             assert mine.dtype == dtype
@@ -201,18 +214,20 @@ def test_a_step_is_one_of_the_flow_of_e_with_a_fidelity_matrix():
     kept = np.diagonal(np.linalg.solve(np.eye(16) + fidelity[:, 0], fidelity[:, 0]), axis1=1, axis2=2)
     weights = 1 / (variance * (kept * (1 - 1 / 12) + 1 / 12))
     expected = own.aggregate(stage.final, weights[:, None])
-    estimate, _ = Groups(z[None], IMAGE).step(z[None], pilot[None], z[None], uniform(1, value=variance), running=False)
+    estimate, _ = group_step(
+        grouped(z[None], IMAGE), z[None], pilot[None], z[None], uniform(1, value=variance), running=False
+    )
     np.testing.assert_allclose(estimate[0], expected, atol=1e-10)
 
 
 def test_a_step_moves_the_state_so_far_that_the_wanted_noise_is_left():
     noise = np.random.default_rng(0).normal(size=(1, 60, 60))
-    found = Groups(noise, Grouping(4, 120, 9, 3))
-    _, state = found.step(noise, 0 * noise, noise, uniform(1), leave=0.6)
+    found = grouped(noise, Grouping(4, 120, 9, 3))
+    _, state = group_step(found, noise, 0 * noise, noise, uniform(1), leave=0.6)
     assert np.std(state) == pytest.approx(0.6, rel=0.1)
-    _, following = found.step(state, 0 * noise, noise, uniform(1), leave=0.3)
+    _, following = group_step(found, state, 0 * noise, noise, uniform(1), leave=0.3)
     assert np.std(following) == pytest.approx(0.3, rel=0.15)
-    result, last = found.step(following, 0 * noise, noise, uniform(1), leave=0.0)
+    result, last = group_step(found, following, 0 * noise, noise, uniform(1), leave=0.0)
     np.testing.assert_array_equal(result, last)
     assert np.std(last) < 0.3
 
@@ -222,10 +237,14 @@ def test_loops_are_compiled_for_what_they_are_called_with(dtype: Any):
     """A call with other types than those that were asked for compiles a loop once more, unseen, for seconds."""
     image = planes(1, (13, 14), dtype)
     variance = np.broadcast_to(np.linspace(0.5, 1.5, 14, dtype=dtype), image.shape)
-    Groups(image, IMAGE).step(image, image, image, variance, leave=0.5)
-    Groups(image, IMAGE).step(image, image, image, uniform(1, dtype), shrink=1.0, running=False)
-    for name in ("find_groups", "filter_groups", "add_windows"):
-        loop: Any = loops.loop(name, np.dtype(dtype).name)
+    group_step(grouped(image, IMAGE), image, image, image, variance, leave=0.5)
+    group_step(grouped(image, IMAGE), image, image, image, uniform(1, dtype), shrink=1.0, running=False)
+    precision = np.dtype(dtype).name
+    found: list[Any] = [
+        search.loop(precision),
+        *(loops.loop(name, precision) for name in ("filter_groups", "add_windows")),
+    ]
+    for loop in found:
         assert len(loop.signatures) <= 2
 
 
@@ -245,10 +264,10 @@ def test_a_path_is_that_of_its_definition(every: int, hidden: bool):
     expected = []
     for k in range(4):
         if k == 0:
-            pilot, _ = reference_step(Groups(image, IMAGE), image, image, image, uniform(2), 0, 1, 1.2, False)
+            pilot, _ = reference_step(grouped(image, IMAGE), image, image, image, uniform(2), 0, 1, 1.2, False)
         else:
             if (k - 1) % every == 0:
-                found = Groups(state, later)
+                found = grouped(state, later)
             pilot, state = reference_step(found, state, pilot, observed, uniform(2), 0.6 * (1 - k / 3), 0.7)
         state, observed = (np.where(missing, pilot, x) for x in (state, observed))
         expected.append(pilot)

@@ -12,7 +12,10 @@ import pytest
 
 from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
+from nlflow.denoising.patches import CompiledFilter
+from nlflow.denoising.patches.flow import as_signal
 from nlflow.denoising.presets import PRESETS
+from nlflow.denoising.runs import Watch
 from nlflow.denoising.tiles import bytes_needed, in_tiles
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, ON_GROUPS, QUALITIES, SLOWLY, SMALL, Floats, noisy, steps_and_waves, waves
@@ -25,12 +28,15 @@ def planes(shape: tuple[int, int], channels: int = 1, dtype: Any = np.float32) -
     return noisy(np.stack([(4 + c) * clean for c in range(channels)]), 1.0).astype(dtype)
 
 
-def cut(image: Floats, variance: Floats, missing: Floats | None, limit: float | None, path: bool = False) -> Any:
+def cut(
+    image: Floats, variance: Floats | None, missing: Floats | None, limit: float | None, path: bool = False,
+    tell: Any = None,
+) -> Any:  # fmt: skip
     dimension = 2 if image.shape[1] > 1 else 1
-    return in_tiles(
-        image, SMALL, SMALL.groupings(0.3, dimension), variance, missing, keep_path=path, limit=limit,
-        advance=lambda share: None,
-    )  # fmt: skip
+    signal = as_signal(image, (*image.shape[1:], len(image)))
+    given = None if variance is None else as_signal(variance, signal.shape)
+    groupings, watch = SMALL.groupings(0.3, dimension), Watch(path, limit, tell)
+    return in_tiles(signal, SMALL, groupings, given, missing, groupwise.problem, watch)
 
 
 # ---- tiles
@@ -40,7 +46,7 @@ def cut(image: Floats, variance: Floats, missing: Floats | None, limit: float | 
 @pytest.mark.parametrize(("shape", "kind", "channels"), pairs([TALL, LONG], ["plain", "map", "missing"], [1, 3]))
 def test_strips_have_the_bits_of_the_whole(shape: tuple[int, int], kind: str, channels: int):
     image = planes(shape, channels)
-    variance = np.ones((channels, 1, 1), np.float32)
+    variance = None
     if kind == "map":
         level = np.linspace(0.5, 1.5, math.prod(shape), dtype=np.float32).reshape(shape)
         variance = np.ascontiguousarray(np.broadcast_to(level, image.shape))
@@ -54,9 +60,9 @@ def test_strips_have_the_bits_of_the_whole(shape: tuple[int, int], kind: str, ch
 
 
 def test_the_path_is_cut_too():
-    image, variance = planes(TALL, dtype=np.float64), np.ones((1, 1, 1))
-    whole, _, memory = cut(image, variance, None, None, path=True)
-    parts, count, _ = cut(image, variance, None, 0.6 * memory, path=True)
+    image = planes(TALL, dtype=np.float64)
+    whole, _, memory = cut(image, None, None, None, path=True)
+    parts, count, _ = cut(image, None, None, 0.6 * memory, path=True)
     assert count >= 2
     assert len(whole) == len(parts) == SMALL.steps + 1
     for mine, its in zip(parts, whole, strict=True):
@@ -195,17 +201,16 @@ def test_progress_goes_to_stderr_alone_and_ends_at_all(quality: str, hidden: boo
     assert quality in err
 
 
-def test_the_shares_of_progress_add_up(monkeypatch: pytest.MonkeyPatch):
-    for limit in (None, 0.75):
-        shares: list[float] = []
-        image, variance = planes(TALL), np.ones((1, 1, 1), np.float32)
-        memory = cut(image, variance, None, None)[2]
-        in_tiles(
-            image, SMALL, SMALL.groupings(0.3, 2), variance, None, keep_path=False, limit=limit and limit * memory,
-            advance=shares.append,
-        )  # fmt: skip
-        assert min(shares) > 0
-        assert sum(shares) == pytest.approx(1)
+@pytest.mark.parametrize("limit", [None, 0.75])
+def test_the_shares_of_progress_rise_to_all(limit: float | None):
+    shares: list[float] = []
+    image = planes(TALL)
+    memory = cut(image, None, None, None)[2]
+    cut(image, None, None, limit and limit * memory, tell=shares.append)
+    assert min(shares) >= 0
+    assert shares == sorted(shares)
+    assert shares[-1] == 1
+    assert len(set(shares)) > 3 * SMALL.steps  # within steps too
 
 
 @pytest.mark.parametrize("quality", ON_GROUPS)
@@ -213,6 +218,6 @@ def test_an_interruption_passes_through(quality: str, monkeypatch: pytest.Monkey
     def interrupted(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(groupwise.Groups, "step", interrupted)
+    monkeypatch.setattr(CompiledFilter, "step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         denoise(noisy(waves(20, 20)), 0.1, quality=quality, progress=True)

@@ -1,4 +1,4 @@
-"""The pages: what they show runs, what they name is there, and they build without a warning."""
+"""The pages: what they show runs, what they name exists, and they build without a warning."""
 
 from __future__ import annotations
 
@@ -15,7 +15,14 @@ import pytest
 from tests.names import resolved
 
 ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "nonlocal" / "nlflow"
 DOCS = ROOT / "docs"
+DECISIONS = sorted(path for path in (DOCS / "decisions").glob("*.md") if path.name != "index.md")
+TEXTS = sorted(
+    path
+    for path in (*ROOT.glob("*.md"), *DOCS.glob("*.md"), *DOCS.glob("*.rst"), *DOCS.glob("[!_]*/*.md"))
+    if path.name != "CHANGELOG.md"  # has old names
+)
 EQUATIONS: dict[str, dict[str, Any]] = tomllib.loads((DOCS / "equations.toml").read_text(encoding="utf-8"))
 
 
@@ -38,7 +45,7 @@ def test_equations_name_what_computes_them(label: str) -> None:
     assert equation["computed_by"]
     for name in equation["computed_by"]:
         assert resolved(name).__doc__
-        # Its page is there to link to: its own, or that of the class that it belongs to.
+        # There is a page to link to: its own, or that of its class.
         assert name in listed() or name.rpartition(".")[0] in listed()
 
 
@@ -82,9 +89,45 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert cosines[1] < cosines[0]
 
 
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_pages_name_what_exists(page: Path) -> None:
+    """Names of the package, and paths of the repository or of the package, between backquotes."""
+    literal = re.findall(r"(?<![}:`])`+([^`\n]+)`+", page.read_text(encoding="utf-8"))  # no roles
+    for name in {found for text in literal for found in re.findall(r"\bnlflow(?:\.[A-Za-z_]\w*)+", text)}:
+        resolved(name)
+    for path in {text for text in literal if re.fullmatch(r"[\w.-]+(/[\w*.-]+)+/?", text)}:
+        made = path.startswith((".venv", "docs/_build")) or "-output" in path
+        assert made or list(ROOT.glob(path)) or list(PACKAGE.glob(path)), path
+
+
+def test_architecture_lists_the_rooms_from_low_to_high() -> None:
+    text = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 90
+    told = re.findall(r"^\| `(\w+)` \|", text, flags=re.M)
+    there = {path.stem for path in PACKAGE.iterdir() if (path / "__init__.py").is_file() or path.suffix == ".py"}
+    assert sorted(told) == sorted(there - {"__init__"})
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    layers = [layer.split(" | ") for layer in contracts[0]["layers"]]
+    heights = [next(height for height, layer in enumerate(reversed(layers)) if room in layer) for room in told]
+    assert heights == sorted(heights)
+
+
+@pytest.mark.parametrize("page", DECISIONS, ids=lambda page: page.stem)
+def test_a_decision_is_dated_and_short(page: Path) -> None:
+    title, blank, date, *rest = page.read_text(encoding="utf-8").splitlines()
+    assert title.startswith("# ")
+    assert not blank
+    assert re.fullmatch(r"\*\d{4}-\d{2}-\d{2}\*", date)
+    parts = re.findall(r"^\*\*(\w+)\.\*\*", "\n".join(rest), flags=re.M)
+    assert parts == ["Context", "Decision", "Consequence"]
+    assert page.stem in (DOCS / "decisions" / "index.md").read_text(encoding="utf-8").splitlines()
+
+
 @pytest.mark.slow
 def test_the_pages_build(tmp_path: Path) -> None:
-    """Every link leads somewhere, and every page is in the tree; the gallery's programs have a test of their own."""
+    """Every link has a target, and every page is in the tree. Another test runs the gallery's programs."""
     pytest.importorskip("sphinx", reason="pip install '.[docs]'")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-D", "plot_gallery=0", "-b", "html",
@@ -101,4 +144,4 @@ def test_the_pages_build(tmp_path: Path) -> None:
         for path in (tmp_path / "html").rglob("*.html")
         if re.search(r'(src|href)="https?://[^"]*\.(js|css)', path.read_text(encoding="utf-8"))
     ]
-    assert outside == []  # pages are read without a network
+    assert outside == []  # pages must work without a network

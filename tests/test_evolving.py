@@ -17,6 +17,7 @@ from scipy.integrate import RK45, solve_ivp
 
 import nlflow as nl
 from nlflow.errors import InputError
+from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep, Integrator
 from tests.problems import Floats, gaussian_matrix, torch_on_one_thread, unchecked
 from tests.reference import patch_matrix
@@ -56,7 +57,7 @@ def attention_velocity(u: Floats) -> Floats:
 
 @dataclass(frozen=True)
 class Case:
-    make: Callable[..., nl.flow.Flow]
+    make: Callable[..., Flow]
     velocity: Velocity
 
     @cache  # noqa: B019  # few cases, which live as long as the tests
@@ -104,10 +105,10 @@ class Midpoint(FixedStep):
 
     order = 2.0
 
-    def stability_limit(self, flow: nl.flow.Flow) -> float:
+    def stability_limit(self, flow: Flow) -> float:
         return nl.ExplicitEuler(self.dt).stability_limit(flow)
 
-    def step(self, flow: nl.flow.Flow, u: Any, dt: float) -> Any:
+    def step(self, flow: Flow, u: Any, dt: float) -> Any:
         return u + dt * flow.velocity(u + dt / 2 * flow.velocity(u))
 
 
@@ -141,7 +142,7 @@ def test_a_kernel_that_is_held_for_some_steps_is_of_order_1_and_says_so(make: Ca
 
 
 def test_solutions_say_the_order_that_they_have() -> None:
-    def stated(flow: nl.flow.Flow, integrator: Integrator | None = None) -> float:
+    def stated(flow: Flow, integrator: Integrator | None = None) -> float:
         return float(nl.solve(flow, START, t=1, integrator=integrator).stats["order"])
 
     assert stated(flow("degree")) == 5.0
@@ -258,7 +259,7 @@ def scipy_step(velocity: Velocity, u: Floats, h: float) -> Floats:
     return np.asarray(stepper.y.reshape(u.shape))
 
 
-def one_step(flow: nl.flow.Flow, u: Any, h: float) -> Any:
+def one_step(flow: Flow, u: Any, h: float) -> Any:
     return nl.solve(flow, u, t=h, integrator=nl.RungeKutta(dt=h, adaptive=False)).final
 
 

@@ -1,4 +1,4 @@
-"""The gallery: its examples run as they stand, in reasonable time, and what they draw can be read by everybody."""
+"""The gallery: its examples run unchanged, in reasonable time, and everybody can read their figures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.problems import torch_on_one_thread
 
 GALLERY = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLES = sorted(GALLERY.glob("*/plot_*.py"))
-CHEAP = "plot_orders"  # the one that is no slow test
+CHEAP = "plot_orders"  # the only one that is not a slow test
 SECTIONS = sorted(folder for folder in GALLERY.iterdir() if folder.is_dir() and not folder.name.startswith("_"))
 OPTIONAL = ("dask", "finufft", "torch", "transformers", "zarr")
 PATIENCE = 60.0  # seconds of processor time; on two cores no example takes more than a quarter of it
@@ -30,7 +30,7 @@ UNIFORM = {"viridis", "cividis", "magma", "inferno", "plasma", "gray"}
 
 @pytest.fixture(autouse=True)
 def nothing_on_screen() -> Iterator[None]:
-    """Draw into memory, and begin and end without figures."""
+    """Draw into memory; begin and end without figures."""
     plt.switch_backend("agg")
     plt.close("all")
     with matplotlib.rc_context():
@@ -39,7 +39,7 @@ def nothing_on_screen() -> Iterator[None]:
 
 
 def source_of(example: Path) -> str:
-    """Return an example; skip where what it needs is not installed."""
+    """Return the source of an example; skip it where an optional package is not installed."""
     source = example.read_text(encoding="utf-8")
     for name in OPTIONAL:
         if re.search(rf"^(import|from) {name}\b", source, flags=re.M) or (name == "finufft" and "nufft" in source):
@@ -50,7 +50,7 @@ def source_of(example: Path) -> str:
 
 
 def text_of(example: Path) -> str:
-    """Return the prose of an example: its docstring and its cells of text."""
+    """Return the texts of an example: its docstring and its cells of text."""
     source = source_of(example)
     cells = re.findall(r"^# %%\n((?:#.*\n)*)", source, flags=re.M)
     return "\n".join([ast.get_docstring(ast.parse(source)) or "", *(re.sub(r"^# ?", "", c, flags=re.M) for c in cells)])
@@ -68,7 +68,7 @@ def test_sections_have_headers() -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.stem)
 def test_text(example: Path) -> None:
-    """A title, a paragraph, and links to parts of the package that there are."""
+    """A title, a paragraph, and links to parts of the package that exist."""
     text = text_of(example)
     title, line, blank, first, *_ = text.splitlines()
     assert line == "=" * len(title)
@@ -80,7 +80,7 @@ def test_text(example: Path) -> None:
         resolved(name)
 
 
-@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")  # plt.show() is for those who have a screen
+@pytest.mark.filterwarnings("ignore:FigureCanvasAgg is non-interactive")  # plt.show() needs a screen
 @pytest.mark.parametrize(
     "example",
     [
@@ -95,17 +95,17 @@ def test_example(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = time.process_time()
     names = runpy.run_path(str(example), run_name="__main__")
     assert time.process_time() - begun < PATIENCE
-    assert {path.name for path in example.parent.iterdir()} == before  # nothing is left lying about
+    assert {path.name for path in example.parent.iterdir()} == before  # no file is left behind
     figures = [plt.figure(number) for number in plt.get_fignums()]
     assert figures
     for figure in figures:
-        figure.canvas.draw()  # warns where the layout does not fit
+        figure.canvas.draw()  # warns if the layout does not fit
         check(figure)
     assert names["plt"] is plt  # films live as long as the names of the example
 
 
 def check(figure: Figure) -> None:
-    """Hold a figure against what all of the gallery keep to."""
+    """Check the rules for all figures of the gallery."""
     assert figure.get_figwidth() <= WIDEST
     assert figure.get_layout_engine() is not None
     for axis in figure.axes:
@@ -125,7 +125,7 @@ def check(figure: Figure) -> None:
 
 
 def check_legend(axis: Axes) -> None:
-    """What a legend names differs in more than colour."""
+    """The entries of a legend differ in more than colour."""
     legend = axis.get_legend()
     if legend is None:
         return

@@ -27,7 +27,7 @@ from nlflow.io.terminal import read_tokens
 from tests import hostile
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("nonlocal/nlflow", "validation", "robustness", "benchmarks")
+FOLDERS = ("nonlocal/nlflow", "validation", "benchmarks")
 REMEMBERED = 64 * 2**20  # bytes by which the peak of memory may grow until a file is refused
 
 # --- no way to a pickle ----------------------------------------------------------------------------------------------

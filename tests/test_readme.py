@@ -1,18 +1,50 @@
-"""What the README shows runs as it stands."""
+"""The code of the README runs unchanged, and its commands exist."""
 
 import re
+import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+import typer
 
 import nlflow as nl
 
 README = Path(__file__).parents[1] / "README.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
+CODE = re.findall(r"```sh\n(.*?)```|`([^`\n]+)`", README.read_text(encoding="utf-8"), flags=re.S)
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block, literal in CODE
+    for line in (block or literal).splitlines()
+    if re.match(r"(\.venv/bin/)?(nonlocal|make|python -m) [\w-]", line)
+]
 
 
 def test_readme_has_an_example_of_each_kind():
     assert len(BLOCKS) == 9
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_readme_commands_exist(words):
+    """The command and all of its options are there; tests of their own run them."""
+    program, name, *rest = words
+    if program == "make":
+        makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+        assert re.search(rf"^{re.escape(name)}:", makefile, flags=re.M)
+    elif program == "python":
+        assert find_spec(rest[0]) is not None
+    else:
+        from nlflow.commands.main import app
+
+        command = typer.main.get_command(app).commands[name]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in rest if word.startswith("--")} <= {*options, "--help"}
+
+
+def test_readme_has_commands_of_each_kind():
+    assert {Path(program).name for program, *_ in COMMANDS} == {"nonlocal", "make", "python"}
+    assert len(COMMANDS) > 25
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import nlflow as nl
 from nlflow.errors import FileFormatError, NlflowWarning
 from nlflow.flows import solver
 from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Tracker
 from nlflow.io.storage import load_archive
 from tests.covering import pairs
@@ -39,7 +40,7 @@ def frozen(fidelity: float = 0.3, observed: Floats = U, metric: str = "degree") 
 
 
 # The first step of the adaptive runs is too long, so that some are rejected.
-RUNS: dict[str, tuple[Callable[[], Flow], Callable[[], nl.integrators.Integrator]]] = {
+RUNS: dict[str, tuple[Callable[[], Flow], Callable[[], Integrator]]] = {
     "fixed step": (frozen, lambda: nl.SemiImplicit(0.13)),
     "Runge-Kutta": (frozen, lambda: nl.RungeKutta(1e-6, 1e-9, dt=2.0)),
     "exponential": (frozen, nl.Exponential),

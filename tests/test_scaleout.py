@@ -155,7 +155,7 @@ def test_the_halo_is_as_wide_as_it_must_be(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_nothing_is_denoised_before_it_is_asked_for(monkeypatch: pytest.MonkeyPatch):
-    from nlflow.denoising import parts
+    from nlflow.denoising.large import parts
 
     calls: list[int] = []
     estimate = parts._estimate

@@ -20,8 +20,8 @@ from nlflow.affinities import Affinity, from_matrix
 from nlflow.commands.main import app
 from nlflow.domains import Points
 from nlflow.errors import InputError, NlflowWarning
-from nlflow.flows.flow import GradientFlow
 from nlflow.flows.integrators import ExplicitEuler, NeutrenoStep
+from nlflow.flows.linear import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.fidelity import NodeFidelity

@@ -1,4 +1,4 @@
-"""Docstrings as they are written for readers of the source, made ready for reStructuredText."""
+"""Prepares docstrings, which are written for readers of the source, for reStructuredText."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LITERAL = re.compile(r"(``.*?``|:[\w:]+:`[^`]*`)")
 
 
 def own_members(module: str, name: str) -> tuple[list[str], list[str]]:
-    """Return properties and methods of a class that this package wrote: torch's modules bring fifty of their own."""
+    """Return the properties and methods that this package defines, without the fifty of torch's modules."""
     cls = getattr(importlib.import_module(module), name)
     properties, functions = [], []
     for member in sorted(vars_of(cls)):
@@ -34,7 +34,7 @@ def vars_of(cls: type) -> set[str]:
 
 
 def _escape_bars(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Norms stay norms: between bars reStructuredText would look for a substitution."""
+    """Escape the bars of norms: between bars reStructuredText would look for a substitution."""
     literal: int | None = None  # indentation of the paragraph that a literal block belongs to
     for number, line in enumerate(lines):
         indentation = len(line) - len(line.lstrip())

@@ -1,8 +1,8 @@
-"""Ties equations to what computes them, both ways.
+"""Links equations to the code that computes them, in both directions.
 
-``docs/equations.toml`` names each equation once: its label, what it is called, where it comes from, and the public
-names that compute it. The directive ``equation`` sets one, with its number and a line that links to those names; the
-pages of those names get a section "Equations" that links back.
+``docs/equations.toml`` has each equation once: its label, its title, its source, and the public names that compute it.
+The directive ``equation`` shows one, with its number and a line of links to those names. The pages of those names get a
+section "Equations" with links back.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class EquationDirective(SphinxDirective):
 
 
 def _note(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Add the equations to the text of what computes them."""
+    """Add its equations to the text of a public name."""
     found = _computed().get(name, [])
     if found:
         lines += ["", ".. rubric:: Equations", ""]
@@ -91,7 +91,7 @@ def _note(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list
 def _all_shown(app: Sphinx, env: Any) -> None:
     missing = sorted(set(equations()) - set(env.__dict__.get("nlflow_equations", {})))
     if missing:
-        raise ExtensionError(f"equations that no page shows: {', '.join(missing)}")
+        raise ExtensionError(f"equations: no page shows {', '.join(missing)}")
 
 
 def setup(app: Sphinx) -> dict[str, Any]:

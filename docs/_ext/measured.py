@@ -1,7 +1,7 @@
-"""Tables of what was measured, from the JSON files that the benchmarks wrote: no figure on a page is typed by hand.
+"""Makes tables of measurements from the JSON files of the benchmarks, so no figure on a page is typed by hand.
 
-``.. measured:: results.json pairwise scattered`` sets the rows of these benchmarks as a table, with the machine they
-were measured on; without names it takes all of them.
+``.. measured:: results.json pairwise scattered`` shows the rows of these benchmarks as a table, with their machine.
+Without names it shows all rows.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Measured(SphinxDirective):
         every = content["rows"] if "rows" in content else [content["row"]]
         rows = [row for row in every if not wanted or row["benchmark"] in wanted]
         if not rows:
-            raise self.error(f"measured: got {' '.join(wanted)}, which {path.name} has no rows of")
+            raise self.error(f"measured: got {' '.join(wanted)}, but {path.name} has no such rows")
         machine = content["machine"]
         versions = ", ".join(
             f"{name} {machine[name]}" for name in ("python", "numpy", "numba", "torch") if name in machine

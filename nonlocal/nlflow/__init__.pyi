@@ -25,14 +25,14 @@ from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
-from .flows.flow import AttentionFlow as AttentionFlow
-from .flows.flow import GradientFlow as GradientFlow
 from .flows.integrators import AttentionStep as AttentionStep
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
 from .flows.integrators import NeutrenoStep as NeutrenoStep
 from .flows.integrators import RungeKutta as RungeKutta
 from .flows.integrators import SemiImplicit as SemiImplicit
+from .flows.linear import AttentionFlow as AttentionFlow
+from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .flows.p_flow import PFlow as PFlow
 from .flows.result import Solution as Solution

@@ -3,9 +3,8 @@ Constant or not
 ===============
 
 Two flows smooth the same signal with the same Gaussian kernel. The gradient flow of :class:`nlflow.J` runs to a
-constant, as repeated attention layers do; that of :class:`nlflow.E`, which also draws back to the signal, comes to rest
-before. Both are exponentially fast, and the rates are known from one eigenvalue. The flows are integrated with
-:func:`nlflow.solve`.
+constant, as repeated attention layers do. The flow of :class:`nlflow.E` also draws back to the signal, and stops
+before. Both converge exponentially, and one eigenvalue gives their rates. :func:`nlflow.solve` integrates them.
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +13,8 @@ import numpy as np
 from nlflow import E, Gaussian, GradientFlow, Grid, J, MarkovChain, affinity, equilibrium, solve
 
 # %%
-# A box, a wave and a little noise on the unit interval. In the degree metric the flow of J is :math:`du/dt = Pu - u`
-# with the averaging operator P, and the flow of E adds :math:`\tilde\lambda (f - u)`.
+# The signal is a box, a wave and a little noise on the unit interval. In the degree metric the flow of J is
+# :math:`du/dt = Pu - u` with the averaging operator P. The flow of E adds :math:`\tilde\lambda (f - u)`.
 
 width, fidelity = 0.05, 0.3
 grid = Grid(200, spacing=1 / 200, boundary="reflect")
@@ -31,10 +30,10 @@ j = solve(j_flow, f, t_eval=times, energies=False)
 e = solve(e_flow, f, t_eval=times, energies=False)
 
 # %%
-# The constant is the mean of the signal, the other limit the minimiser of E. The slowest deviation from the mean decays
-# at the rate :math:`1 - \mu_2`, with the second eigenvalue of P, and that from the minimiser at
-# :math:`1 - \mu_2 + \tilde\lambda`: no signal decays more slowly. For this kernel the eigenvalue has a closed form,
-# since the slowest deviation is half a cosine.
+# The constant is the mean of the signal. The other limit is the minimiser of E. The slowest deviation from the mean
+# decays at the rate :math:`1 - \mu_2`, where :math:`\mu_2` is the second eigenvalue of P. The slowest deviation from
+# the minimiser decays at :math:`1 - \mu_2 + \tilde\lambda`. For this kernel the eigenvalue has a closed form, since
+# the slowest deviation is half a cosine.
 
 rate = 1 - MarkovChain(weights).second_eigenvalue
 print(f"rate of the J-flow {rate:.6f}, closed form {-np.expm1(-((np.pi * width) ** 2) / 2):.6f}")
@@ -53,8 +52,8 @@ print(f"deviation from the mean left at t = {times[-1]:.0f}:")
 print(f"J-flow {to_constant[-1] / to_constant[0]:.1e}, E-flow {left_by_e[-1] / left_by_e[0]:.3f}")
 
 # %%
-# Above, the signals over space and time; below, how far they are from a constant and from the minimiser, and the rates
-# that bound these distances.
+# The upper panels show the signals over space and time. The lower panel shows their distances from a constant and
+# from the minimiser, and the rates that bound these distances.
 
 figure, axes = plt.subplot_mosaic([["J", "E"], ["decay", "decay"]], figsize=(7.6, 6.4), layout="constrained")
 for name, title, solution in (("J", "J-flow", j), ("E", rf"E-flow, $\tilde\lambda = {fidelity}$", e)):

@@ -2,9 +2,9 @@
 A film of two flows
 ===================
 
-A noisy photograph under the flows of :class:`nlflow.J` and :class:`nlflow.E`, with the same patch kernel
-(:class:`nlflow.Patch`), which averages patches that look alike. Both remove the noise first. Then the flow of J goes on
-to a grey square, and the flow of E stays where it is. Time passes logarithmically.
+The film shows a noisy photograph under the flows of :class:`nlflow.J` and :class:`nlflow.E`. Both use the same patch
+kernel (:class:`nlflow.Patch`), which averages patches that look alike. Both remove the noise first. Then the flow of
+J runs on to a grey square, and the flow of E stops. The time is logarithmic.
 """
 
 import matplotlib.pyplot as plt
@@ -15,8 +15,8 @@ from skimage import data
 from nlflow import E, Exponential, GradientFlow, Grid, J, Patch, affinity, solve
 
 # %%
-# A photograph of 96 × 96 pixels with noise, an affinity of its patches, and the two flows at 18 times. The exact
-# exponential (:class:`nlflow.Exponential`) goes from one time to the next in one step.
+# The data is a photograph of 96 × 96 pixels with noise, an affinity of its patches, and the two flows at 18 times.
+# The exact exponential (:class:`nlflow.Exponential`) takes one step from each time to the next.
 
 sigma, fidelity = 20.0, 0.2
 clean = data.camera()[16:496, 16:496].reshape(96, 5, 96, 5).mean(axis=(1, 3))
@@ -30,7 +30,7 @@ j = solve(j_flow, noisy, t_eval=times, integrator=Exponential(tol=1e-5))
 e = solve(e_flow, noisy, t_eval=times, integrator=Exponential(tol=1e-5))
 
 # %%
-# J and E never rise along their flows. What is left of the contrast tells the two apart.
+# J and E never rise along their flows. The remaining contrast differs.
 
 assert np.all(np.diff(j.energy) <= 1e-6 * j.energy[0])
 assert np.all(np.diff(e.energy) <= 1e-6 * e.energy[0])
@@ -41,7 +41,7 @@ assert contrast["J"][-1] < 0.01 * contrast["J"][0]
 assert contrast["E"][-1] > 0.5 * contrast["E"][0]
 
 # %%
-# Four of the times.
+# Four of the 18 times.
 
 stills = (0, 4, 9, 17)
 figure, rows = plt.subplots(2, len(stills), figsize=(7.6, 4.3), layout="constrained")

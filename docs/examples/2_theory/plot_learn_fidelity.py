@@ -2,10 +2,10 @@
 Learning a fidelity and a width
 ===============================
 
-The minimiser of E is differentiable in all that it is made of: :func:`nlflow.flows.derivatives.minimizer` takes the
-implicit function theorem, and all derivatives together cost one more linear system. So the strength of the fidelity
-and the width of the kernel can be learnt from one clean signal, and serve for others. (Steps of flows are
-differentiable too, by :func:`nlflow.flows.derivatives.run`.)
+The minimiser of E is differentiable in all its parameters. :func:`nlflow.flows.derivatives.minimizer` uses the
+implicit function theorem: all derivatives together cost one more linear system. So the strength of the fidelity and
+the width of the kernel can be learnt from one clean signal, and used for others.
+(:func:`nlflow.flows.derivatives.run` differentiates steps of flows.)
 """
 
 import matplotlib.pyplot as plt
@@ -13,12 +13,13 @@ import numpy as np
 import torch
 
 from nlflow import E, Gaussian, Points, affinity
-from nlflow.flows import derivatives as autograd
+from nlflow.flows.derivatives import minimizer
 
 # %%
-# Steps with noise. The kernel is that of the bilateral filter, a Gaussian of positions and values, so that averages do
-# not reach across a step; how much values may differ is the width that is learnt. It is learnt through the features:
-# those of a Gaussian of width 1 are divided by it. Both parameters are positive, so their logarithms are learnt.
+# The signal has steps, and noise. The kernel is that of the bilateral filter: a Gaussian of positions and values. So
+# averages do not reach across a step. The width in values is learnt. It enters through the features: the kernel has
+# width 1, and the values are divided by the learnt width. Both parameters are positive, so their logarithms are
+# learnt.
 
 torch.manual_seed(0)
 torch.set_num_threads(1)  # threads cost more than they give for tensors of this size
@@ -33,7 +34,7 @@ def restored(parameters, observed):
     width, strength = parameters.exp()
     features = torch.stack([x / 0.03, observed / width], dim=1)
     weights = affinity(Gaussian(width=1.0), nodes, features)
-    return autograd.minimizer(E(weights, observed, strength, measure="degree"))
+    return minimizer(E(weights, observed, strength, measure="degree"))
 
 
 def loss(parameters, observed):
@@ -42,7 +43,7 @@ def loss(parameters, observed):
 
 
 # %%
-# The derivative, against difference quotients.
+# The derivative agrees with difference quotients.
 
 parameters = torch.tensor([np.log(1.5), np.log(2.0)], dtype=torch.float64, requires_grad=True)
 loss(parameters, noisy).backward()
@@ -53,7 +54,7 @@ print("gradient", parameters.grad.numpy().round(6), "difference quotients", quot
 assert torch.allclose(parameters.grad, quotients, rtol=1e-5)
 
 # %%
-# Eighty steps of Adam.
+# Adam takes eighty steps.
 
 optimiser = torch.optim.Adam([parameters], lr=0.15)
 path, losses = [], []
@@ -72,8 +73,8 @@ print(f"width {width:.4f}, fidelity {strength:.4f}: mean squared error {losses[0
 print(f"with other noise {elsewhere:.4f}; of the noisy signals {((noisy - clean) ** 2).mean():.4f}")
 
 # %%
-# The landscape that the steps went down, by dense matrices and without the package: no point of it is lower than where
-# they arrived.
+# The loss over both parameters is computed with dense matrices, without the package. No point of the grid is lower
+# than the end of the steps.
 
 
 def by_hand(width, strength):

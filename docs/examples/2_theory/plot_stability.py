@@ -3,9 +3,9 @@ Where a NeuTRENO layer is stable
 ================================
 
 The layer :math:`u \leftarrow Pu + \tilde\lambda (f - u)` is an explicit Euler step of length 1 of the flow of E. For
-symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`, the limit that
-:func:`nlflow.neutreno_limit` computes and :class:`nlflow.NeutrenoStep` keeps. The phase diagram shows what layers
-really do, for kernels whose smallest eigenvalue runs from nearly -1 to above 0.
+symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`. :func:`nlflow.neutreno_limit` computes
+this limit, and :class:`nlflow.NeutrenoStep` refuses larger values. The phase diagram shows the measured behaviour of
+layers, for kernels whose smallest eigenvalue runs from nearly -1 to above 0.
 """
 
 import matplotlib.pyplot as plt
@@ -14,8 +14,8 @@ import numpy as np
 from nlflow import AttentionFlow, NeutrenoStep, Points, StabilityError, equilibrium, from_matrix, neutreno_limit, solve
 
 # %%
-# Nodes on a ring see their two neighbours, and themselves with some weight: the smaller it is, the nearer is
-# :math:`\mu_{\min}` to -1, where a signal that alternates would change its sign with each average.
+# Each node on a ring sees its two neighbours, and itself with some weight. The smaller this weight is, the nearer is
+# :math:`\mu_{\min}` to -1. At -1 an alternating signal would change its sign with each average.
 
 nodes = 24
 ring = np.roll(np.eye(nodes), 1, axis=1) + np.roll(np.eye(nodes), -1, axis=1)
@@ -26,8 +26,8 @@ limits = np.array([neutreno_limit(weights) for weights in kernels])
 assert np.allclose(limits, 1 + smallest, atol=1e-10)
 
 # %%
-# How much a layer changes the distance to the equilibrium, in the long run: 400 layers from a random signal, all
-# fidelities side by side as channels.
+# The growth is the factor by which a layer changes the distance to the equilibrium in the long run. It is measured
+# over 400 layers from a random signal, with all fidelities side by side as channels.
 
 fidelities = np.linspace(0.04, 1.96, 49)
 start = np.repeat(np.random.default_rng(0).standard_normal((nodes, 1)), len(fidelities), axis=1)
@@ -46,13 +46,13 @@ def growth(weights, layers=400):
 factors = np.array([growth(weights) for weights in kernels])
 converges = factors < 1
 predicted = fidelities < limits[:, None]
-clear = np.abs(fidelities - limits[:, None]) > 0.01  # next to the limit 400 layers do not tell
+clear = np.abs(fidelities - limits[:, None]) > 0.01  # next to the limit 400 layers are not enough
 wrong = int((converges != predicted)[clear].sum())
 print(f"{int(clear.sum())} pairs of kernel and fidelity, {wrong} on the wrong side")
 assert wrong == 0
 
 # %%
-# The integrator takes a fidelity just below the limit, and refuses one just above it.
+# The integrator accepts a fidelity just below the limit, and refuses one just above it.
 
 chosen = kernels[10]
 limit, f = neutreno_limit(chosen), np.random.default_rng(1).standard_normal(nodes)
@@ -67,7 +67,7 @@ else:
 stable = [below.norm(u - equilibrium(below).u) for u in course.u]
 above = AttentionFlow(chosen, f, 1.05 * limit)
 u, unstable = f, []
-for _ in range(201):  # what was refused, by hand
+for _ in range(201):  # the refused steps, by hand
     unstable.append(above.norm(u - equilibrium(above).u))
     u = chosen.average(u) + above.fidelity.times(f - u)
 assert stable[-1] < 0.01 * stable[0]

@@ -2,10 +2,12 @@ r"""
 Attention as a random walk
 ==========================
 
-Lemma 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_: after k attention layers the value at a token is the
-expected value at a walker that started there and moved k times, each time to a token drawn from its attention.
-Lemma 2: in the long run the walker forgets where it began, and is distributed by the stationary law; so repeated layers
-run to the constant :math:`\pi^T v`. The chain is :class:`nlflow.MarkovChain`.
+Two lemmas of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_ are shown here. The chain is
+:class:`nlflow.MarkovChain`.
+
+Lemma 1: a walker starts at a token and moves k times, each time to a token drawn from the attention. The value at the
+token after k attention layers is the expected value at the walker's end. Lemma 2: in the long run the walker forgets
+where it began, and its law is the stationary law. So repeated layers run to the constant :math:`\pi^T v`.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +16,7 @@ import numpy as np
 from nlflow import DotProduct, MarkovChain, Points, affinity
 
 # %%
-# Attention between 30 tokens, and its chain.
+# The chain of attention between 30 tokens.
 
 rng = np.random.default_rng(5)
 queries, keys = 1.8 * rng.standard_normal((2, 30, 8))
@@ -24,7 +26,8 @@ matrix = np.exp(queries @ keys.T / np.sqrt(8))
 matrix /= matrix.sum(axis=1, keepdims=True)  # the same, written out
 
 # %%
-# A million walkers from token 0: where they are after one move and after four, beside row 0 of the power of P.
+# A million walkers start at token 0. Their places after one move and after four are compared with row 0 of the power
+# of P.
 
 walkers = 1_000_000
 shares = {k: np.bincount(chain.walk(0, k, walkers, rng=k), minlength=30) / walkers for k in (1, 4)}
@@ -37,7 +40,7 @@ for k, law in laws.items():
 assert np.abs(chain.stationary @ matrix - chain.stationary).max() < 1e-14
 
 # %%
-# How fast layers run to the constant: like the modulus of the second eigenvalue, to the power of the depth.
+# Layers run to the constant as the modulus of the second eigenvalue to the power of the depth.
 
 depth = np.arange(31)
 distances = chain.distance_to_limit(values, 30)
@@ -47,7 +50,8 @@ print(f"|mu_2| = {second:.4f}; a layer leaves {measured:.4f} of the distance")
 assert abs(measured - second) < 0.02
 
 # %%
-# The mean over M walkers is off by the standard deviation of the values over the root of M: 100 repetitions each.
+# The error of the mean over M walkers is the standard deviation of the values over the root of M. Each size is
+# repeated 100 times.
 
 sizes = 4 ** np.arange(2, 8)
 expected = (np.linalg.matrix_power(matrix, 4) @ values)[0]

@@ -2,10 +2,10 @@
 Counts of photons
 =================
 
-The noise of counts grows with the light. ``noise="poisson"`` gives it the same strength everywhere by a transform that
-stabilises its variance (:class:`nlflow.Poisson`), denoises, and goes back by the exact unbiased inverse; cameras with a
-gain and read noise are described by the same class. To treat
-counts as if their noise were the same everywhere is worse.
+The noise of counts grows with the light. ``noise="poisson"`` takes three steps: a transform stabilises the variance
+(:class:`nlflow.Poisson`), so the noise has the same strength everywhere; the result is denoised; the exact unbiased
+inverse transforms it back. The same class describes cameras with a gain and read noise. One sigma for all counts is
+worse.
 """
 
 import matplotlib.pyplot as plt
@@ -16,7 +16,7 @@ from skimage.metrics import peak_signal_noise_ratio
 from nlflow import Poisson, denoise
 
 # %%
-# At most twelve photons for a pixel.
+# The picture has at most twelve photons in a pixel.
 
 peak = 12.0
 clean = data.chelsea()[50:210, 110:270, 1].astype(float)
@@ -37,7 +37,7 @@ assert psnr["counts"] < psnr["one sigma for all"] < psnr["Poisson"]
 assert abs(result.mean() - counts.mean()) < 0.02 * counts.mean()
 
 # %%
-# The transform at work: the standard deviation of counts of a mean x is the root of x, that of transformed counts is
+# Counts with mean x have the standard deviation :math:`\sqrt x`. Transformed counts have a standard deviation of
 # about 1 from three photons on.
 
 means = np.linspace(0.25, peak, 24)

@@ -2,9 +2,9 @@
 An electrocardiogram
 ====================
 
-:func:`nlflow.denoise` takes signals as it takes pictures. A heart beats alike each time, so each beat is averaged with
-the others, and its spikes stay: a moving average of the same smoothness would flatten them. The estimate on the path
-of the flow with the least risk, by Stein's unbiased estimate, is chosen with ``stopping="sure"``.
+:func:`nlflow.denoise` takes signals as well as pictures. All beats of a heart are alike, so each beat is averaged
+with the others. The spikes stay; a moving average of the same smoothness would flatten them. ``stopping="sure"``
+chooses the estimate with the least risk on the path of the flow, by Stein's unbiased estimate.
 """
 
 import matplotlib.pyplot as plt
@@ -25,8 +25,8 @@ def error(u):
 
 
 # %%
-# The strength of the noise is estimated. The best Gaussian average there is, chosen with the clean signal at hand, is
-# what the flow is compared to.
+# The strength of the noise is estimated. The flow is compared with the best Gaussian average, whose width is chosen
+# with the help of the clean signal.
 
 result = denoise(noisy)
 chosen, info = denoise(noisy, sigma, quality="fast", stopping="sure", return_info=True)
@@ -39,7 +39,7 @@ assert error(result) < error(best) < error(noisy)
 assert abs(info.risk**0.5 - error(chosen)) < 0.25 * error(chosen)
 
 # %%
-# One beat, and the errors of all 1024 samples.
+# The figure shows one beat, and the errors of all 1024 samples.
 
 figure, (upper, lower) = plt.subplots(2, 1, figsize=(7.6, 5.6), layout="constrained", height_ratios=[1.6, 1])
 part = slice(440, 570)

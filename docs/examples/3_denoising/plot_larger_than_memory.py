@@ -2,10 +2,10 @@
 Larger than memory
 ==================
 
-A picture that does not fit is denoised in parts, and the result has the bits of the whole: strips within one process
-(``max_memory`` of :func:`nlflow.denoise`), or blocks of a Dask array, from disk to disk and on as many machines as
-there are (:func:`nlflow.denoising.large.denoise_array`). Parts have halos as wide as the flow looks: no seams.
-The pictures here are small, and the limits are too.
+A picture that does not fit into memory is denoised in parts. The result has the bits of the whole. ``max_memory`` of
+:func:`nlflow.denoise` cuts it into strips within one process. :func:`nlflow.denoising.large.denoise_array` takes
+blocks of a Dask array, from disk to disk and on any number of machines. Each part has a halo as wide as the flow
+looks, so there are no seams. The pictures and the limits here are small.
 """
 
 import tempfile
@@ -25,7 +25,7 @@ sigma = 25.0
 rng = np.random.default_rng(0)
 
 # %%
-# Strips: a long scan of brick and grass, with nine tenths of the memory that the whole would take.
+# Strips: a long scan of brick and grass gets nine tenths of the memory that the whole would take.
 
 scan = np.concatenate([data.brick(), data.grass()])[:, :32].astype(np.float32)
 scan += rng.normal(0, sigma, scan.shape).astype(np.float32)
@@ -36,9 +36,9 @@ assert cut.tiles > 1
 assert np.array_equal(whole, strips)
 
 # %%
-# Blocks: a photograph lies on the disk as a zarr array, in chunks. ``denoise_array`` returns a lazy array; the flow
-# runs when the result is stored, block by block. Noise, range and number of steps, which the whole picture decides, are
-# found before, in passes that keep no block.
+# Blocks: a photograph is on the disk as a zarr array, in chunks. ``denoise_array`` returns a lazy array. The flow
+# runs block by block when the result is stored. The whole picture decides the noise, the range and the number of
+# steps. These are computed first, in passes that keep no block.
 
 noisy = data.camera()[40:424, 80:464] + rng.normal(0, sigma, (384, 384)).astype(np.float32)
 with tempfile.TemporaryDirectory() as folder:
@@ -53,7 +53,7 @@ print(f"{info.tiles} blocks of {info.memory_bytes / 2**20:.1f} MiB in place of {
 assert np.array_equal(blocks, once)
 
 # %%
-# The result, with the edges of its blocks; one of them is drawn with its halo of 13 pixels.
+# The figure shows the result with the edges of its blocks. One block is drawn with its halo of 13 pixels.
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 4.2), layout="constrained", width_ratios=[1.35, 1])
 left.imshow(blocks, cmap="gray", vmin=0, vmax=255)

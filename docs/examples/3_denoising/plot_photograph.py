@@ -2,9 +2,9 @@
 A photograph
 ============
 
-Three presets of :func:`nlflow.denoise` on a photograph with noise of known strength, beside the nonlocal means of
-scikit-image. ``fast`` is a flow of pixels, ``balanced`` and ``best`` are flows of groups of alike patches with a
-fidelity matrix for each group.
+Three presets of :func:`nlflow.denoise` are compared with the nonlocal means of scikit-image, on a photograph with
+noise of known strength. ``fast`` is a flow of pixels. ``balanced`` and ``best`` are flows of groups of alike patches,
+with a fidelity matrix for each group.
 """
 
 import time
@@ -22,7 +22,7 @@ clean = data.camera()[60:260, 140:340].astype(np.float32)
 noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape).astype(np.float32)
 
 # %%
-# Peak signal-to-noise ratios are in decibels, of 255.
+# Peak signal-to-noise ratios are in decibels, with a peak of 255.
 
 results, rows = {}, {}
 for name in ("noisy", "scikit-image", "fast", "balanced", "best"):
@@ -41,8 +41,8 @@ for name in ("noisy", "scikit-image", "fast", "balanced", "best"):
 assert rows["noisy"][0] < rows["fast"][0] < rows["balanced"][0] <= rows["best"][0] + 0.05
 
 # %%
-# The lower row shows what was taken away, from -60 to 60 grey levels: noise, if all went well, and as little of the
-# picture as possible.
+# The lower row shows what was removed, from -60 to 60 grey levels. It should be noise, with as little of the picture
+# as possible.
 
 figure, axes = plt.subplots(2, 4, figsize=(7.8, 4.5), layout="constrained")
 for (upper, lower), name in zip(axes.T, ("noisy", "scikit-image", "balanced", "best"), strict=True):

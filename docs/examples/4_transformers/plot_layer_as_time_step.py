@@ -2,10 +2,10 @@
 A trained layer as a time step
 ==============================
 
-The average that a head takes is an Euler step of length 1 of the flow :math:`du/dt = Pu - u`. In m steps of length 1/m
-with the same attention one comes to the continuous flow as 1/m: order 1, in trained layers too
-(:func:`nlflow.attention.discretise`). The distance at m = 1 says how coarse a time step a layer is: these heads are
-nearly means over all tokens, whose distance is known in closed form.
+The average of a head is an Euler step of length 1 of the flow :math:`du/dt = Pu - u`. With the same attention, m
+steps of length 1/m converge to the continuous flow as 1/m. This is order 1, and it holds in trained layers too
+(:func:`nlflow.attention.discretise`). The distance at m = 1 says how coarse a time step a layer is. These heads are
+nearly means over all tokens, for which the distance has a closed form.
 """
 
 from pathlib import Path
@@ -21,7 +21,7 @@ from skimage.transform import resize
 from nlflow.attention import discretise, load_model, probe
 
 # %%
-# The checkpoint lies in the repository; the picture is a photograph of the size of CIFAR-10.
+# The checkpoint is in the repository. The picture is a photograph in the size of CIFAR-10.
 
 transformers.logging.set_verbosity_error()  # it tells that the classifier on top, which is not needed, is left out
 here = Path.cwd()
@@ -33,8 +33,8 @@ trace = probe(model, {"pixel_values": pixels})
 print(trace)
 
 # %%
-# All heads of three layers, with their attention frozen, and one head whose queries, keys and values move together.
-# For an average over all tokens alike, m steps leave :math:`(1 - 1/m)^m` of the deviation from it in place of 1/e.
+# All heads of three layers have their attention frozen. In one more head the queries, keys and values move together.
+# For a mean over all tokens, m steps leave :math:`(1 - 1/m)^m` of the deviation from it in place of 1/e.
 
 substeps = (1, 2, 4, 8, 16, 32)
 found = {f"layer {number + 1}": discretise(trace[number], substeps=substeps) for number in (0, 5, 11)}
@@ -45,7 +45,7 @@ for name, result in found.items():
 mean = np.abs((1 - 1 / np.array(substeps)) ** substeps - np.exp(-1)) / (1 - np.exp(-1))
 
 # %%
-# The same for one head with a matrix exponential by SciPy.
+# For one head the matrix exponential of SciPy gives the same.
 
 head = trace.head(0, 0)
 generator = head.matrix - np.eye(head.tokens)
@@ -55,7 +55,7 @@ expected = [np.linalg.norm(u - exact) / np.linalg.norm(exact - head.v) for u in 
 assert np.allclose(discretise(head, substeps=substeps).distance, expected, rtol=1e-6)
 
 # %%
-# Every head of every layer as a single step.
+# Now every head of every layer is a single step.
 
 single = np.array([[discretise(trace.head(i, h), substeps=(1,)).layer for h in range(4)] for i in range(len(trace))])
 print(f"the layer itself is off by {single.min():.3f} to {single.max():.3f}; a mean over all tokens by {mean[0]:.3f}")

@@ -2,11 +2,11 @@ r"""
 Over-smoothing in a trained encoder, and its repair
 ===================================================
 
-Two small vision transformers were trained alike on CIFAR-10, one with plain attention and one with the term
-:math:`\tilde\lambda (v_0 - v)` in each layer. :func:`nlflow.attention.probe` looks into them while they look at
-photographs: with plain attention tokens end more alike, and differ in fewer directions. :func:`nlflow.attention.attach`
-gives the trained model the term afterwards, which draws its tokens apart, and :func:`nlflow.attention.detach` takes it
-away again, to the last bit.
+Two small vision transformers were trained in the same way on CIFAR-10, one with plain attention and one with the term
+:math:`\tilde\lambda (v_0 - v)` in each layer. :func:`nlflow.attention.probe` looks into them while they process
+photographs. With plain attention the tokens end more alike, and differ in fewer directions.
+:func:`nlflow.attention.attach` adds the term to the trained model, which draws its tokens apart.
+:func:`nlflow.attention.detach` removes it again, to the last bit.
 """
 
 from pathlib import Path
@@ -21,8 +21,8 @@ from skimage.transform import resize
 from nlflow.attention import attach, detach, load_model, probe
 
 # %%
-# The checkpoints lie in the repository. Four photographs, in four crops each, are made as small as the pictures that
-# the models were trained on.
+# The checkpoints are in the repository. Four photographs, with four crops each, are reduced to the size of the
+# pictures that the models were trained on.
 
 transformers.logging.set_verbosity_error()  # it tells that the classifier on top, which is not needed, is left out
 here = Path.cwd()
@@ -41,7 +41,7 @@ for photograph in photographs:
 inputs = {"pixel_values": torch.tensor(2 * np.moveaxis(np.array(pictures), -1, 1) - 1, dtype=torch.float32)}
 
 # %%
-# The trained pair, and the first model with a term that it was not trained with.
+# The trained pair is probed, and the first model with a term that it was not trained with.
 
 traces = {"softmax": probe(softmax, inputs), "NeuTRENO": probe(neutreno, inputs)}
 with torch.no_grad():
@@ -68,8 +68,8 @@ for name in ("NeuTRENO", "softmax, term attached"):
     assert rank[name][-1] > rank["softmax"][-1] + 0.5
 
 # %%
-# Two tokens of the same picture, by their cosine, and the number of directions in which tokens differ (the
-# participation rank), after each layer.
+# The figure shows, after each layer, the mean cosine of two tokens of the same picture, and the number of directions
+# in which tokens differ (the participation rank).
 
 figure, axes = plt.subplot_mosaic([["pictures", "cosine", "rank"]], figsize=(7.8, 3.6), layout="constrained",
                                   width_ratios=[0.55, 1, 1])  # fmt: skip

@@ -20,8 +20,9 @@ from nlflow.attention.heads import Head
 from nlflow.attention.metrics import energy_per_token, mean_cosine
 from nlflow.attention.trace import Layer, LayerTrace
 from nlflow.errors import InputError, check_integer, check_number
-from nlflow.flows.flow import AttentionFlow, Flow
+from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Exponential, RungeKutta
+from nlflow.flows.linear import AttentionFlow
 from nlflow.flows.solver import solve
 from nlflow.studies.fits import FEWEST, regress
 

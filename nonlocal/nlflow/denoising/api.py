@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,14 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.numba import loading
+from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
-from nlflow.denoising.following import Trail, within
+from nlflow.denoising.following import Trail, telling, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
+    QUALITIES,
+    Observation,
     check_axis,
     check_options,
     check_patch,
@@ -25,17 +29,16 @@ from nlflow.denoising.inputs import (
     shape_of,
     spatial_shape,
 )
+from nlflow.denoising.noise import Poisson
 from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.presets import PRESETS
-from nlflow.denoising.runs import Run, Watch, fast, on_groups
+from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.domains.samples import finish
-from nlflow.errors import check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_choice, check_integer, check_number
 
-__all__ = ["QUALITIES", "denoise"]
+__all__ = ["QUALITIES", "denoise", "problem"]
 
 Array = NDArray[Any]
-QUALITIES = ("fast", *PRESETS)
 
 
 @underflowing
@@ -183,77 +186,184 @@ def denoise(
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
-    tell, bar = (progress, False) if callable(progress) else (None, bool(progress))
     trail = progress if isinstance(progress, Trail) else None
     if trail is not None:
         trail.course = {}
-    check_choice("quality", quality, QUALITIES)
     if stopping is not None:
         check_choice("stopping", stopping, STOPPING)
-    options = check_options(quality, width, patch_size, search_radius, fidelity, steps, stopping)
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     seed = check_integer("seed", seed, minimum=0)
-    shape = shape_of("image", image)
-    channel_axis = check_axis(len(shape), channel_axis)
-    check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
-    model = noise_model(noise, sigma)
-    kept = None if keep is None else place("keep", keep, shape, channel_axis)
-    seen, samples, restore = observe(
-        image, sigma, model, channel_axis, mask, estimate_sigmas if trail is None else trail.estimate
-    )  # fmt: skip
-    level = root_mean_square(seen.level)
-    told: dict[str, Any] = {"functional": "none", "parameters": {}}
-    risk = None
-    if seen.idle:
-        u, told["stopped_by"] = samples, f"returned unchanged: {seen.idle}"
-        if seen.missing is not None:
-            u = np.where(seen.missing[..., None], samples[~seen.missing][0], u)
-    else:
-        start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
-        unit = level if model is None else 1.0
-
-        def run(f: Array, watch: Watch) -> Run:
-            if quality == "fast":
-                return fast(f, seen, options, unit, watch)
-            return on_groups(f, seen, quality, watch)
-
-        half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
-        found = run(start, Watch(stopping is not None, bar, max_memory, within(tell, 0.0, half), trail))
-        told, estimate = found.told, found.path[-1]
-        if stopping is not None:
-
-            def rerun(f: Array) -> list[Array]:
-                return run(f, Watch(True, False, max_memory, within(tell, half, 1.0))).path
-
-            relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
-            observed = slice(None) if seen.missing is None else ~seen.missing
-            index, risk, why = select(
-                stopping, start, found.path, rerun, relative, observed, seed, seen.level / unit,
-            )  # fmt: skip
-            estimate, told = found.path[index], {**told, "stopped_by": why, "steps": index + 1}
-            risk = None if risk is None else risk * unit**2
-        if trail is not None and "distance" in trail.course:
-            trail.course["distance"] *= unit
-        u = seen.back(estimate)
-        if model is not None:
-            u = np.asarray(model.unstabilise(u)).astype(samples.dtype)
-    for known in (seen.exact, None if kept is None else kept[..., None]):
-        if known is not None:
-            u = np.where(known if seen.missing is None else known & ~seen.missing[..., None], samples, u)
-    present = slice(None) if seen.missing is None else ~seen.missing
-    info = DenoiseInfo(
-        sigma=level,
-        sigma_estimated=seen.estimated,
-        noise="Gaussian" + (", varying" if seen.variance is not None else "") if model is None else repr(model),
-        quality=quality,
-        residual=root_mean_square((u - samples)[present]),
-        risk=risk,
-        seconds=time.perf_counter() - begun,
-        compile_seconds=loading.seconds - compiled,
-        **told,
-    )
-    result = finish(image, restore(u), preserve_range)
-    if tell is not None:
-        tell(1.0)
+    fast = {
+        "width": width,
+        "patch_size": patch_size,
+        "search_radius": search_radius,
+        "fidelity": fidelity,
+        "steps": steps,
+    }
+    options = check_options(quality, fast, stopping)
+    task = _Task.of(image, sigma, quality, noise, channel_axis, mask, keep, options, trail)
+    with telling(progress, quality) as tell:
+        if task.seen.idle:
+            u, risk = task.unchanged(), None
+            told: dict[str, Any] = {"functional": "none", "stopped_by": f"returned unchanged: {task.seen.idle}"}
+        else:
+            estimate, risk, told = task.chosen(stopping, seed, Watch(False, max_memory, tell, trail))
+            u = task.back(estimate)
+        u = task.with_known(u)
+        seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing
+        varying = ", varying" if seen.variance is not None else ""
+        info = DenoiseInfo(
+            sigma=root_mean_square(seen.level),
+            sigma_estimated=seen.estimated,
+            noise=f"Gaussian{varying}" if task.model is None else repr(task.model),
+            quality=quality,
+            residual=root_mean_square((u - task.samples)[present]),
+            risk=risk,
+            seconds=time.perf_counter() - begun,
+            compile_seconds=loading.seconds - compiled,
+            **told,
+        )
+        result = finish(image, task.restore(u), preserve_range)
+        if tell is not None:
+            tell(1.0)
     return (result, info) if return_info else result
+
+
+def problem(
+    image: Any,
+    sigma: Any = None,
+    *,
+    quality: str = "balanced",
+    noise: Any = "gaussian",
+    channel_axis: int | None = None,
+    keep: Any = None,
+    preserve_range: bool = False,
+) -> Problem:
+    """Return the flow that `denoise` solves, for own trackers, checkpoints and stopping rules.
+
+    Parameters
+    ----------
+    image, sigma, quality, noise, channel_axis, keep, preserve_range
+        As `denoise` takes them.
+
+    Returns
+    -------
+    Problem
+        With ``flow``, ``integrator``, ``t`` and ``rules`` for `nlflow.solve`; ``back(solution.final)`` is the result
+        of `denoise`, to the last bit.
+
+    Raises
+    ------
+    InputError
+        As `denoise`; and where it solves no flow, or several: for an input without noise, for missing samples, and
+        for ``fast`` with a map of the noise.
+
+    Examples
+    --------
+    A long run that goes on where it was interrupted:
+
+    >>> import numpy as np, tempfile, pathlib
+    >>> from nlflow import Checkpoint, denoise, solve
+    >>> from nlflow.denoising import problem
+    >>> noisy = np.random.default_rng(0).normal(0, 1, (40, 40)) + np.arange(40)
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "large.npz"
+    >>> p = problem(noisy, 1.0)
+    >>> solution = solve(p.flow, t=p.t, integrator=p.integrator, trackers=[*p.rules, Checkpoint(path)], resume=True)
+    >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
+    True
+    """
+    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, check_options(quality, {}), None)
+    seen = task.seen
+    if seen.idle:
+        raise InputError(f"image: {seen.idle}, so that there is no flow; denoise() returns it unchanged")
+    if quality == "fast":
+        if seen.variance is not None:
+            raise InputError("sigma: got a map, for which 'fast' runs a flow for each level; use denoise()")
+        found = pixelwise.problem(pixelwise.single(seen.f), unit=task.unit)
+    else:
+        found = groupwise.whole_problem(seen.f, seen.variance, quality)
+
+    def back(u: Array) -> Any:
+        estimate = found.back(u).astype(seen.f.dtype, copy=False)
+        return finish(image, task.restore(task.with_known(task.back(estimate))), preserve_range)
+
+    return replace(found, back=back)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is to be denoised: the samples, what is known of them, and what is wanted."""
+
+    quality: str
+    options: dict[str, Any]  # of the flow of pixels
+    seen: Observation
+    samples: Array
+    restore: Callable[[Array], Array]
+    model: Poisson | None
+    kept: NDArray[np.bool_] | None
+
+    @classmethod
+    def of(
+        cls, image: Any, sigma: Any, quality: str, noise: Any, channel_axis: int | None, mask: Any, keep: Any,
+        options: dict[str, Any], trail: Trail | None,
+    ) -> _Task:  # fmt: skip
+        """Observe an image."""
+        shape = shape_of("image", image)
+        channel_axis = check_axis(len(shape), channel_axis)
+        check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
+        model = noise_model(noise, sigma)
+        kept = None if keep is None else place("keep", keep, shape, channel_axis)
+        estimate = estimate_sigmas if trail is None else trail.estimate
+        seen, samples, restore = observe(image, sigma, model, channel_axis, mask, estimate)
+        return cls(quality, options, seen, samples, restore, model, kept)
+
+    @property
+    def unit(self) -> float:
+        """The noise in the units of the input; 1 for counts, whose noise has no unit."""
+        return root_mean_square(self.seen.level) if self.model is None else 1.0
+
+    def unchanged(self) -> Array:
+        """Return the samples, those that are missing with the value of one that is not."""
+        if self.seen.missing is None:
+            return self.samples
+        return np.where(self.seen.missing[..., None], self.samples[~self.seen.missing][0], self.samples)
+
+    def run(self, f: Array, watch: Watch) -> Run:
+        """Run the flow on samples in units of the noise."""
+        if self.quality == "fast":
+            return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)
+        return groupwise.denoised(f, self.seen, self.quality, watch)
+
+    def chosen(self, stopping: str | None, seed: int, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
+        """Return the estimate that the preset or a rule chooses, its estimated risk, and what is told."""
+        seen, unit, tell = self.seen, self.unit, watch.tell
+        start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
+        half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
+        found = self.run(start, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
+        if watch.trail is not None and "distance" in watch.trail.course:
+            watch.trail.course["distance"] *= unit
+        if stopping is None:
+            return found.path[-1], None, found.told
+
+        def rerun(f: Array) -> list[Array]:
+            return self.run(f, Watch(True, watch.limit, within(tell, half, 1.0))).path
+
+        relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
+        observed = slice(None) if seen.missing is None else ~seen.missing
+        index, risk, why = select(stopping, start, found.path, rerun, relative, observed, seed, seen.level / unit)
+        told = {**found.told, "stopped_by": why, "steps": index + 1}
+        return found.path[index], None if risk is None else risk * unit**2, told
+
+    def back(self, estimate: Array) -> Array:
+        """Return an estimate in the units of the samples."""
+        u = self.seen.back(estimate)
+        return u if self.model is None else np.asarray(self.model.unstabilise(u)).astype(self.samples.dtype)
+
+    def with_known(self, u: Array) -> Array:
+        """Return an estimate with the samples that are kept, or known to be free of noise."""
+        seen = self.seen
+        for known in (seen.exact, None if self.kept is None else self.kept[..., None]):
+            if known is not None:
+                u = np.where(known if seen.missing is None else known & ~seen.missing[..., None], self.samples, u)
+        return u

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,13 +14,14 @@ from numpy.typing import NDArray
 from nlflow.affinities import Affinity
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.domains import Grid
-from nlflow.flows.flow import Flow, GradientFlow
+from nlflow.flows.flow import Flow
+from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
 from nlflow.functionals.quadratic import J
 from nlflow.io.encoding import digest
 from nlflow.kernels import Kernel
 
-__all__ = ["Follower", "RememberingFlow", "Tell", "Trail", "within"]
+__all__ = ["Follower", "RememberingFlow", "Tell", "Trail", "telling", "within"]
 
 Array = NDArray[Any]
 Tell = Callable[[float], Any]
@@ -35,6 +37,18 @@ def within(tell: Tell | None, low: float, high: float) -> Tell | None:
         return None
     # The last share of a part is its end exactly; sums of shares may pass it by rounding.
     return lambda share: tell(high if share >= 1 else low + share * (high - low))
+
+
+@contextmanager
+def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
+    """Give what shares are told to: a callable, a bar on stderr for True, nobody for False."""
+    if callable(progress) or not progress:
+        yield progress if callable(progress) else None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=1.0, desc=label, leave=False, bar_format="{l_bar}{bar}| {elapsed}<{remaining}") as bar:
+        yield lambda share: bar.update(share - bar.n)
 
 
 class Trail:
@@ -163,7 +177,7 @@ class Follower(Tracker):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Tell the share of the time that has passed."""
         functional = flow.functional
-        if self._trail is not None and functional is not None:
+        if self._trail is not None and functional is not None and isinstance(flow, LinearFlow):
             average = flow.average(u)
             values = [one.value(u, normalise=True, average=average) for one in (functional, J(functional.given))]
             self._rows.append((t, *values, flow.distance_to_constant(u)))
@@ -176,8 +190,17 @@ class Follower(Tracker):
             return "ended by the caller"
         return None
 
+    def during(self, t: float, share: float) -> None:
+        """Tell the share of the time that has passed within a long step, and end it with what telling raises."""
+        if self._tell is not None:
+            try:
+                self._tell((t + share) / self._end)
+            except BaseException as error:
+                self.raised = error
+                raise
+
     def finish(self) -> None:
         """Leave the course to the trail."""
-        if self._trail is not None:
+        if self._trail is not None and self._rows:
             columns = np.array(self._rows).reshape(-1, 4).T
             self._trail.course = dict(zip(("t", "E", "J", "distance"), columns.copy(), strict=True))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
-from nlflow.errors import InputError, check_array, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
 __all__ = [
     "OF_FAST",
+    "QUALITIES",
     "Observation",
+    "channels_for",
     "check_axis",
     "check_options",
     "decorrelated",
@@ -25,14 +28,13 @@ __all__ = [
     "in_units",
     "noise_model",
     "observe",
-    "opponent_colours",
     "place",
-    "principal_axes",
     "scale_for",
     "shape_of",
 ]
 
 Array = NDArray[Any]
+QUALITIES = ("fast", *PRESETS)
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 _LEAST_VARIANCE = 1e-4
@@ -112,18 +114,19 @@ OF_FAST: dict[str, Callable[[str, Any], Any]] = {
 """The keywords that the flow of pixels alone has, with their checks."""
 
 
-def check_options(
-    quality: str, width: Any, patch_size: Any, search_radius: Any, fidelity: Any, steps: Any, stopping: str | None
-) -> dict[str, Any]:
-    """Check the keywords of the flow of pixels."""
-    options = dict(zip(OF_FAST, (width, patch_size, search_radius, fidelity, steps), strict=True))
+def check_options(quality: str, given: Mapping[str, Any], stopping: str | None = None) -> dict[str, Any]:
+    """Check the quality, and the keywords of the flow of pixels: all of them, None for those that are not given."""
+    check_choice("quality", quality, QUALITIES)
+    for name in given:
+        check_choice("option", name, tuple(OF_FAST))
+    options = {name: given.get(name) for name in OF_FAST}
     for name, value in options.items():
         if value is not None and quality != "fast":
             raise InputError(
                 f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
             )
-    if steps is not None and stopping is not None:
-        raise InputError(f"steps: got {steps} together with stopping={stopping!r}; leave one of them out")
+    if options["steps"] is not None and stopping is not None:
+        raise InputError(f"steps: got {options['steps']} together with stopping={stopping!r}; leave one of them out")
     return {name: None if value is None else OF_FAST[name](name, value) for name, value in options.items()}
 
 
@@ -277,25 +280,19 @@ def _levels(
     return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE), levels == 0
 
 
-def opponent_colours() -> Array:
-    """Return luminance, red - blue and green - magenta as orthonormal rows."""
-    rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
-    return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
-
-
 def decorrelated(f: Array) -> Array:
     """Return an orthonormal transform (C, C) of channels that are alike: rows are the new channels.
 
     Three channels take the opponent colours (luminance, red - blue, green - magenta); otherwise the principal axes of
     the signal are taken.
     """
-    channels = f.shape[-1]
-    if channels == 3:
-        return opponent_colours()
-    flat = f.reshape(-1, channels).astype(np.float64)
-    return principal_axes(flat.T @ flat)
+    flat = f.reshape(-1, f.shape[-1])
+    return channels_for(f.shape[-1], lambda: flat.astype(np.float64).T @ flat.astype(np.float64))
 
 
-def principal_axes(moments: Array) -> Array:
-    """Return the principal axes of second moments (C, C) as rows, the strongest first."""
-    return np.asarray(np.linalg.eigh(moments)[1].T[::-1])
+def channels_for(count: int, moments: Callable[[], Array]) -> Array:
+    """Return the new channels of `decorrelated` as rows, from the second moments (C, C) of all samples."""
+    if count == 3:
+        rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
+        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+    return np.asarray(np.linalg.eigh(moments())[1].T[::-1])

@@ -11,15 +11,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity, affinity
-from nlflow.denoising.following import Follower, RememberingFlow, Tell, Trail, within
+from nlflow.denoising.following import RememberingFlow, within
+from nlflow.denoising.inputs import Observation
 from nlflow.denoising.presets import noisiness
+from nlflow.denoising.runs import Problem, Run, Watch, run
 from nlflow.domains import Grid
-from nlflow.errors import MemoryLimitError, NlflowWarning, NumericalError
-from nlflow.flows.flow import GradientFlow
+from nlflow.errors import MemoryLimitError, NlflowWarning
 from nlflow.flows.integrators import SemiImplicit
-from nlflow.flows.result import Solution, Status
-from nlflow.flows.solver import solve
-from nlflow.flows.trackers import Callback, Discrepancy, Tracker
+from nlflow.flows.linear import GradientFlow
+from nlflow.flows.result import Solution
+from nlflow.flows.trackers import Discrepancy
 from nlflow.functionals.quadratic import E
 from nlflow.kernels import Patch
 
@@ -29,12 +30,15 @@ __all__ = [
     "SINGLE",
     "SMOOTHING",
     "Outcome",
+    "denoised",
     "enough",
     "kernel_for",
     "parameters",
+    "problem",
     "reach",
-    "run",
-    "run_map",
+    "single",
+    "solved",
+    "solved_by_level",
 ]
 
 Array = NDArray[Any]
@@ -62,14 +66,12 @@ class Outcome:
     ``path`` holds the state after each step when it was asked for, otherwise the last one.
     """
 
-    kernel: Patch
-    operator: Affinity
-    fidelity_mean: float
+    problem: Problem
     solution: Solution
     path: list[Array]
 
 
-def run(
+def problem(
     f: Array,
     *,
     missing: NDArray[np.bool_] | None = None,
@@ -78,17 +80,14 @@ def run(
     search_radius: int | None = None,
     fidelity: float | None = None,
     steps: int | None = None,
-    keep_path: bool = False,
-    progress: bool = False,
     store: bool = True,
-    memory_limit: float | None = None,
-    tell: Tell | None = None,
-    trail: Trail | None = None,
-) -> Outcome:
-    """Run the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
+    unit: float = 1.0,
+    watch: Watch = Watch(),  # noqa: B008  # it cannot be changed
+) -> Problem:
+    """Return the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
 
-    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same. `tell`
-    gets the share done after the weights and after each step, and may raise; `trail` keeps weights and course.
+    Weights are stored where they fit the memory limit, unless `store` says otherwise; the bits are the same. `unit` is
+    that of the noise, for what is told.
     """
     dimension = sum(n > 1 for n in f.shape[:-1])
     ratio = noisiness(f) if patch_size is None else 0.0  # needed for the patches alone
@@ -96,37 +95,33 @@ def run(
     grid, compared = Grid(f.shape[:-1], boundary="reflect"), _smoothed(f)
 
     def build() -> Affinity:
-        return _affinity(kernel, grid, compared, store, memory_limit)
+        return _affinity(kernel, grid, compared, store, watch.limit)
 
-    operator = build() if trail is None else trail.weights(build, kernel, grid, compared, store, memory_limit)
+    trail = watch.trail
+    operator = build() if trail is None else trail.weights(build, kernel, grid, compared, store, watch.limit)
     strength: Any = _local_fidelity(operator, f, kernel.patch_size) if fidelity is None else fidelity
     if missing is not None:
         strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
     kind = GradientFlow if trail is None else RememberingFlow
     flow = kind(E(operator, f, strength, measure="degree"), metric="degree")
-    path: list[Array] = []
-    rules: list[Tracker] = []
-    if keep_path:
-        rules.append(Callback(lambda t, u, flow: path.append(u.copy()) if t > 0 else None))
-    elif steps is None:
-        rules.append(Discrepancy(f, 1.0, _ENOUGH_RESIDUAL))
-    follower = Follower(within(tell, _WEIGHTS_SHARE, 1.0), trail)
-    if tell is not None or trail is not None:
-        rules.append(follower)
-    solution = solve(
-        flow, f, t=float(steps or MOST_STEPS), integrator=SemiImplicit(dt=1.0), trackers=rules, progress=progress,
-        energies=False,
-    )  # fmt: skip
-    if follower.raised is not None:
-        raise follower.raised
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt  # half a result is none; `solve` gives what there is
-    if not solution.success:
-        raise NumericalError(f"image: {solution.message}")
-    return Outcome(kernel, operator, float(np.mean(strength)), solution, path or [solution.final])
+    rules = (Discrepancy(f, 1.0, _ENOUGH_RESIDUAL),) if steps is None else ()
+    told = {
+        "functional": FUNCTIONAL,
+        "parameters": {**parameters(kernel, unit), "fidelity_mean": float(np.mean(strength))},
+        "method": f"{operator.method}: {operator.reason}",
+        "memory_bytes": operator.memory_bytes,
+    }
+    return Problem(flow, SemiImplicit(dt=1.0), float(steps or MOST_STEPS), rules, told=told)
 
 
-def run_map(f: Array, variance: Array, *, tell: Tell | None = None, **options: Any) -> Outcome:
+def solved(f: Array, watch: Watch = Watch(), **options: Any) -> Outcome:  # noqa: B008  # it cannot be changed
+    """Run the flow of a signal; see `problem` for the options. Half of the work is told when the weights are there."""
+    made = problem(f, watch=watch, **options)
+    path, solution = run(made, replace(watch, tell=within(watch.tell, _WEIGHTS_SHARE, 1.0)))
+    return Outcome(made, solution, path)
+
+
+def solved_by_level(f: Array, variance: Array, watch: Watch = Watch(), **options: Any) -> Outcome:  # noqa: B008
     """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
 
     The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.
@@ -138,12 +133,33 @@ def run_map(f: Array, variance: Array, *, tell: Tell | None = None, **options: A
     position = (np.log(sigma) - low) / max((high - low) / (count - 1), np.finfo(float).tiny)
     results = []
     for k, level in enumerate(levels):
-        outcome = run(f / f.dtype.type(level), tell=within(tell, k / count, (k + 1) / count), **options)
+        part = replace(watch, trail=None, tell=within(watch.tell, k / count, (k + 1) / count))
+        outcome = solved(f / f.dtype.type(level), part, **options)
         near = np.maximum(1 - np.abs(position - k), 0)[..., None].astype(f.dtype)
         results.append((outcome, near * f.dtype.type(level)))
     length = min(len(outcome.path) for outcome, _ in results)
     path = [sum(share * outcome.path[k - length] for outcome, share in results) for k in range(length)]
     return replace(results[-1][0], path=path)
+
+
+def single(f: Array) -> Array:
+    """Return a signal in units of its noise in single precision, where that is enough."""
+    return f.astype(np.float32) if float(np.ptp(f)) < SINGLE else f
+
+
+def denoised(f: Array, seen: Observation, options: dict[str, Any], unit: float, watch: Watch) -> Run:
+    """Run the flow of pixels on samples (..., C) in units of their noise, each of which is `unit`."""
+    dtype, f = f.dtype, single(f)
+    given = {**options, "missing": seen.missing, "unit": unit}
+    if given["width"] is not None:
+        given["width"] /= unit
+    if seen.variance is None:
+        outcome = solved(f, watch, **given)
+    else:
+        outcome = solved_by_level(f, seen.variance, watch, **given)
+    solution = outcome.solution
+    told = {**outcome.problem.told, "steps": int(solution.stats["steps"]), "stopped_by": solution.message}
+    return Run([u.astype(dtype, copy=False) for u in outcome.path], told)
 
 
 def kernel_for(
@@ -206,7 +222,7 @@ def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_li
 
 
 def _local_fidelity(operator: Affinity, f: NDArray[Any], patch_size: int) -> NDArray[Any]:
-    """Return lambda~_i = max(var_i - 1.2, 0): the variance of the neighbours found, beyond that of the noise.
+    """Return lambda~_i = max(var_i - 1.4, 0): the variance of the neighbours found, beyond that of the noise.
 
     With it a semi-implicit step is the scalar form of the local Wiener filter, Pf + C / (C + sigma^2) (f - Pf).
     """

@@ -21,17 +21,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PRESETS", "GroupPreset", "Grouping", "noisiness", "ratio_of"]
+from nlflow.denoising.patches import Grouping
 
-
-@dataclass(frozen=True)
-class Grouping:
-    """How groups are formed: n nearest patches of a size, in a window, around references a stride apart."""
-
-    patch: int
-    neighbours: int
-    radius: int
-    stride: int
+__all__ = ["PRESETS", "GroupPreset", "noisiness", "ratio_of"]
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from nlflow._array import Array, namespace, power_of_two, scalar, to_numpy, unde
 from nlflow.affinities import Affinity
 from nlflow.equilibria.limits import check_frozen
 from nlflow.errors import InputError, NlflowWarning, NumericalError, check_number
-from nlflow.flows.flow import AttentionFlow, Flow
+from nlflow.flows.linear import AttentionFlow, LinearFlow
 from nlflow.flows.spectrum import apply_operator, dense_operator, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
 
@@ -32,7 +32,7 @@ _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far a
 
 
 @underflowing
-def diversity(flow: Flow, u: Any) -> float:
+def diversity(flow: LinearFlow, u: Any) -> float:
     """Return how far `u` is from constant: |u - mean(u)|, the mean being what the flow conserves, root mean square.
 
     Parameters
@@ -52,7 +52,7 @@ def diversity(flow: Flow, u: Any) -> float:
     NumericalError
         When no float holds it, or the logarithm of pi is not known.
     """
-    if not isinstance(flow, Flow):
+    if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     u = flow.affinity.check_signal("u", u)
     if flow.symmetric:
@@ -70,7 +70,7 @@ def _largest(u: Array) -> float:
     return scalar(xp.max(xp.abs(u)))
 
 
-def _on_host(flow: Flow) -> bool:
+def _on_host(flow: LinearFlow) -> bool:
     """Whether one process has all nodes."""
     return flow.affinity.whole_shape == flow.affinity.domain.shape
 
@@ -97,7 +97,7 @@ def _in_log_space(chain: MarkovChain, u: Array) -> float:
 
 
 @underflowing
-def diversity_bounds(flow: Flow) -> tuple[float, float]:
+def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
 
     lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
@@ -140,7 +140,7 @@ def diversity_bounds(flow: Flow) -> tuple[float, float]:
     return fidelity / float(values[0]), fidelity / float(values[-1])
 
 
-def _check_irreducible(flow: Flow) -> None:
+def _check_irreducible(flow: LinearFlow) -> None:
     if not MarkovChain(flow.affinity).irreducible:
         raise InputError(
             f"affinity: got {flow.affinity.domain.size} nodes with transient states (causal attention, say), expected "
@@ -148,7 +148,7 @@ def _check_irreducible(flow: Flow) -> None:
         )
 
 
-def _singular_values(flow: Flow, fidelity: float) -> Floats:
+def _singular_values(flow: LinearFlow, fidelity: float) -> Floats:
     """Return the singular values of I - P + fidelity on signals with pi^T v = 0, decreasing, in the norm of diversity.
 
     Raises
@@ -186,7 +186,7 @@ def _similar(chain: MarkovChain, logs: Floats) -> Floats:
 
 
 @underflowing
-def fidelity_for(flow: Flow, fraction: float) -> float:
+def fidelity_for(flow: LinearFlow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
     From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest
@@ -279,7 +279,7 @@ def _limit_of(values: NDArray[Any]) -> float:
     return max(float(np.min(values.real + np.sqrt(np.maximum(1 - values.imag**2, 0)))), 0.0)
 
 
-def _limit_by_iteration(flow: Flow) -> float:
+def _limit_by_iteration(flow: LinearFlow) -> float:
     """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 

@@ -17,7 +17,7 @@ from nlflow.errors import (
     check_memory,
     check_number,
 )
-from nlflow.flows.flow import Flow
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.krylov import default_rtol, gmres, verdict
 from nlflow.functionals.quadratic import E
@@ -59,7 +59,7 @@ class Equilibrium:
 
 @underflowing
 def equilibrium(
-    flow: Flow,
+    flow: LinearFlow,
     start: Any = None,
     *,
     method: str = "auto",
@@ -161,7 +161,7 @@ def equilibrium(
     return found
 
 
-def _iterate(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
+def _iterate(flow: LinearFlow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
     """Solve by iteration, from the observed signal or from `elsewhere`: a constant above it."""
     functional = flow.functional
     if not isinstance(functional, E):
@@ -173,7 +173,7 @@ def _iterate(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equil
 
 def check_frozen(flow: Any) -> None:
     """Raise `InputError` unless `flow` is a linear flow with a frozen kernel."""
-    if not isinstance(flow, Flow):
+    if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
@@ -184,7 +184,7 @@ def check_frozen(flow: Any) -> None:
         )
 
 
-def _check_iterative(flow: Flow, method: str) -> None:
+def _check_iterative(flow: LinearFlow, method: str) -> None:
     """Raise `InputError` where conjugate gradients, which alone know matrices, are not what solves for the limit."""
     if method == "direct":
         raise InputError("method: got 'direct', expected 'auto' or 'iterative' for a fidelity with matrices")
@@ -195,7 +195,7 @@ def _check_iterative(flow: Flow, method: str) -> None:
         )
 
 
-def _mean(flow: Flow, u: Array) -> Array:
+def _mean(flow: LinearFlow, u: Array) -> Array:
     """Return the limit of the J-flow from u, one number for each channel."""
     # In continuous time a periodic chain converges too, as the lazy one does, which has the same stationary law.
     chain = MarkovChain(flow.affinity, laziness=0.5)
@@ -205,7 +205,7 @@ def _mean(flow: Flow, u: Array) -> Array:
     return flow.mean(u)
 
 
-def _system(flow: Flow) -> tuple[Floats, Floats, Floats, float]:
+def _system(flow: LinearFlow) -> tuple[Floats, Floats, Floats, float]:
     """Return (fidelity of nodes (N, 1), centred right-hand side (N, D), what was taken out (1, D), unit of both)."""
     fidelity, observed = flow.fidelity, flow.observed
     if fidelity is None or observed is None:  # not reached: callers have looked
@@ -226,7 +226,7 @@ def _system(flow: Flow) -> tuple[Floats, Floats, Floats, float]:
     return phi, f - shift, shift, size
 
 
-def _measure(flow: Flow) -> Floats:
+def _measure(flow: LinearFlow) -> Floats:
     """Return the measure in which r (I - P) has no mean, shape (N, 1); ones where it is not unique."""
     if flow.symmetric:
         return np.asarray(to_numpy(flow.measure(flow.affinity.log_degree)), dtype=np.float64).reshape(-1, 1)
@@ -236,7 +236,9 @@ def _measure(flow: Flow) -> Floats:
         return np.ones((flow.affinity.domain.size, 1))
 
 
-def _finish(flow: Flow, solution: Floats, residual: float, iterations: int, method: str, rtol: float) -> Equilibrium:
+def _finish(
+    flow: LinearFlow, solution: Floats, residual: float, iterations: int, method: str, rtol: float
+) -> Equilibrium:
     observed = flow.observed
     if observed is None:  # not reached: callers have looked
         raise InputError("flow: got a flow without fidelity, expected one with a fidelity and an observed signal")
@@ -253,7 +255,7 @@ def _relative(residual: Floats, b: Floats) -> float:
         return float((np.abs(residual).max(axis=0)[inside] / scale[inside]).max()) if np.any(inside) else 0.0
 
 
-def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
+def _direct(flow: LinearFlow, rtol: float, memory_limit: float | None) -> Equilibrium:
     """Solve by state reduction, in which u* is a mean of f over where walkers are stopped, however slow they are."""
     from scipy.linalg import solve_triangular
 
@@ -284,7 +286,7 @@ def _direct(flow: Flow, rtol: float, memory_limit: float | None) -> Equilibrium:
     return _finish(flow, (x + shift) * size, residual, 0, "direct", rtol)
 
 
-def _gmres(flow: Flow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
+def _gmres(flow: LinearFlow, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
     phi, f, shift, size = _system(flow)
     b = phi * f / (1 + phi)
 

@@ -16,7 +16,7 @@ from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
 from nlflow.explorer import signals
 from nlflow.explorer.texts import shell
-from nlflow.flows.flow import GradientFlow
+from nlflow.flows.linear import GradientFlow
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback

@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
-from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.flows.integrators import FixedStep, Integrator
+from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
 from nlflow.functionals.quadratic import E, J
 
@@ -51,10 +51,11 @@ def value(functional: J, u: Tensor) -> Tensor:
     Examples
     --------
     >>> import torch
-    >>> from nlflow import Gaussian, J, Points, affinity, autograd
+    >>> from nlflow import Gaussian, J, Points, affinity
+    >>> from nlflow.flows import derivatives
     >>> x = torch.tensor([[0.0], [1.0]], dtype=torch.float64, requires_grad=True)
     >>> j = J(affinity(Gaussian(width=1.0), Points([0.0, 1.0], weights=[1.0, 1.0]), x))
-    >>> autograd.value(j, torch.tensor([0.0, 2.0], dtype=torch.float64)).backward()
+    >>> derivatives.value(j, torch.tensor([0.0, 2.0], dtype=torch.float64)).backward()
     >>> [round(float(g), 6) for g in x.grad]  # the nodes attract each other the less, the farther they are apart
     [2.426123, -2.426123]
     """
@@ -76,7 +77,7 @@ def value(functional: J, u: Tensor) -> Tensor:
     return result
 
 
-def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
+def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     """Return the signal after some steps of an integrator, with its derivatives.
 
     About sqrt(steps) signals are kept, and what a step forms inside is computed anew for the derivatives, so that k
@@ -112,7 +113,7 @@ def run(flow: Flow, u: Tensor, integrator: Integrator, steps: int) -> Tensor:
     # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
     follows = flow.evolving and flow.every == 1
 
-    def step(v: Tensor, now: Flow) -> Tensor:
+    def step(v: Tensor, now: LinearFlow) -> Tensor:
         moved: Tensor = integrator.advance(now.rebuilt(v) if follows else now, v, 0.0, math.inf, {})[0]
         return moved
 
@@ -144,8 +145,8 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         if torch.is_grad_enabled():  # a derivative of what is returned here would be wrong without a word
             raise InputError(
-                "create_graph: got True, expected False: equilibria have first derivatives only; use autograd.run with "
-                "a number of steps for second ones"
+                "create_graph: got True, expected False: equilibria have first derivatives only; use derivatives.run "
+                "with a number of steps for second ones"
             )
         return -ctx.solve(gradient), None, None
 
@@ -204,7 +205,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     return _Solution.apply(residual, u, solve)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
 
 
-def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
+def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
     The limit u* = ((I - P) + phi)^-1 phi f is the minimiser of E where P is symmetric, in either metric (`minimizer`).
@@ -231,20 +232,23 @@ def equilibrium(flow: Flow, *, rtol: float | None = None, maxiter: int = 10_000)
     Examples
     --------
     >>> import torch
-    >>> from nlflow import AttentionFlow, DotProduct, Points, affinity, autograd
+    >>> from nlflow import AttentionFlow, DotProduct, Points, affinity
+    >>> from nlflow.flows import derivatives
     >>> q, k = torch.eye(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
     >>> f = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
     >>> attention = affinity(DotProduct(), Points(range(3)), k, queries=q)
-    >>> autograd.equilibrium(AttentionFlow(attention, f, 0.5))[0].backward()
+    >>> derivatives.equilibrium(AttentionFlow(attention, f, 0.5))[0].backward()
     >>> [round(float(g), 4) for g in f.grad]  # where a walker from node 0 is stopped
     [0.5556, 0.2222, 0.2222]
     """
     if not isinstance(flow, GradientFlow | AttentionFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
-        raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with autograd.run")
+        raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with derivatives.run")
     if name := flow.more_than("linear"):
-        raise InputError(f"flow: got one whose {name}() is more than linear, expected a linear one; use autograd.run")
+        raise InputError(
+            f"flow: got one whose {name}() is more than linear, expected a linear one; use derivatives.run"
+        )
     if flow.fidelity is None or flow.observed is None:
         raise InputError("flow: got one without fidelity, whose limit is the mean of u(0); give it a fidelity > 0")
     functional = flow.functional

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Never
+from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, NumericalError, check_number
+from nlflow.errors import InputError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
-from nlflow.flows.integrators.base import StepFailureError, check_made_of
-from nlflow.functionals.fidelity import NodeFidelity
+from nlflow.flows.integrators.base import StepFailureError
 from nlflow.functionals.variational.dirichlet import Jp
 from nlflow.functionals.variational.lagged import quadratic_step
 
@@ -45,17 +44,19 @@ class PFlow(Flow):
     (True, 0.5)
     """
 
+    advice = (
+        "integrate it with LaggedDiffusivity(dt), or RungeKutta() for p > 1, and find its limit with Ep.minimizer()"
+    )
+
     def __init__(self, functional: Jp) -> None:
         if not isinstance(functional, Jp):
             raise InputError(f"functional: got {type(functional).__name__}, expected Jp(affinity, p) or Ep(...)")
-        observed = functional.observed
-        fidelity = None if observed is None else NodeFidelity(functional.fidelity)
-        super().__init__(functional.affinity.symmetrised(), "l2", fidelity, observed, evolving=False, every=1)
-        self.symmetric = False  # what needs a linear operator is refused
+        affinity = functional.affinity.symmetrised()
+        super().__init__(affinity, "l2", functional.observed, evolving=False, every=1)
         self._functional = functional
 
     @property
-    def functional(self) -> Jp:  # type: ignore[override]  # what it descends is not quadratic
+    def functional(self) -> Jp:
         """The functional that the flow descends."""
         return self._functional
 
@@ -64,25 +65,9 @@ class PFlow(Flow):
         self.applications += 1
         return -self._functional.gradient(u)
 
-    def energy(self, u: Array) -> float:
-        """Return the functional at `u`; infinity where no float holds it."""
-        try:
-            return self._functional.value(u)
-        except NumericalError:
-            return math.inf
-
-    def diffusion(self, v: Array) -> Never:
-        """Refuse: there is no linear operator."""
-        raise InputError(
-            f"flow: {self!r} is not linear; integrate it with LaggedDiffusivity(dt), or RungeKutta() for p > 1, and "
-            "find its limit with Ep.minimizer()"
-        )
-
-    linear = diffusion
-
-    def diffusion_bound(self) -> Never:
-        """Refuse: there is no linear operator."""
-        self.diffusion(None)
+    def given(self) -> list[Any]:
+        """Return what the flow was given beside its kernel: the observed signal and the fidelity."""
+        return ["", self.observed, None if self.observed is None else self._functional.fidelity]
 
     def __repr__(self) -> str:
         return f"PFlow({self._functional!r})"
@@ -123,7 +108,6 @@ class LaggedDiffusivity(FixedStep):
                 f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
                 "SemiImplicit()"
             )
-        check_made_of(flow, "diffusion", self)
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Minimise the quadratic functional that touches J_p at u."""

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, check_untracked, is_numpy, namespace, underflowing
-from nlflow.backends.machine import provenance
 from nlflow.backends.numba import loading
 from nlflow.errors import (
-    FileFormatError,
     InputError,
-    NlflowWarning,
     NumericalError,
     StabilityError,
     check_array,
     check_number,
 )
-from nlflow.flows.fingerprints import fingerprint, incomplete, probe
+from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
-from nlflow.io.checkpoints import Checkpoints
-from nlflow.io.storage import Arrays, Meta
 
 __all__ = ["solve"]
 
-_ANOTHER = (
-    "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
-    "arguments that it was written with, or start afresh"
-)
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
 
@@ -144,21 +132,7 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     return np.append(times, end) if end is not None and times[-1] < end else times
 
 
-@dataclass(frozen=True)
-class _State:
-    """Where an integration stands. Replaced as a whole, so that an interruption never finds half of a step in it."""
-
-    u: Array
-    t: float = 0.0
-    steps: int = 0
-    memory: dict[str, Any] = field(default_factory=dict)
-    kernel_signal: Array | None = None  # what an evolving kernel was taken from
-    outputs: tuple[tuple[float, Array, float], ...] = ()  # times, signals and energies that are due
-    applications: int = 0  # of P, by the steps
-    analysis: int = 0  # of P, by energies and trackers
-
-
-class _Loop:
+class _Loop(Checkpointed):
     """One integration: its state, its watchers and its checkpoints."""
 
     def __init__(
@@ -176,18 +150,9 @@ class _Loop:
         # Checkpoints last: they hold what the others have seen.
         self.watchers = sorted(watchers, key=lambda watcher: isinstance(watcher, Checkpoint))
         self.with_energies = with_energies
-        self.state = _State(u, kernel_signal=u if flow.evolving else None)
+        self.state = State(u, kernel_signal=u if flow.evolving else None)
         self._start = (flow, u)
         self.tracker_seconds = 0.0
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the watchers, numbered where several are of one kind."""
-        names: list[str] = []
-        for watcher in self.watchers:
-            same = sum(name.split("-")[0] == watcher.name for name in names)
-            names.append(f"{watcher.name}-{same + 1}" if same else watcher.name)
-        return names
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
         start, compiled = time.perf_counter(), loading.seconds
@@ -239,7 +204,7 @@ class _Loop:
             message=message,
             stats=stats,
             records={name: record for name, record in records.items() if record},
-            provenance=_provenance(self.flow, self.integrator, self.state.u),
+            provenance=provenance_of(self.flow, self.integrator, self.state.u),
         )
 
     def _integrate(self) -> tuple[Status, str]:
@@ -259,6 +224,7 @@ class _Loop:
             if self.flow.evolving and now.steps > 0 and now.steps % self.flow.every == 0:
                 self.integrator.check(self.flow)  # the stable range moves with the kernel
             memory, before = dict(now.memory), self.flow.applications
+            self.flow.during = self._during
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
                 u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
             xp = namespace(u)
@@ -272,7 +238,7 @@ class _Loop:
             applications = now.applications + self.flow.applications - before
             kernel_signal = now.kernel_signal
             if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
-                self.flow, kernel_signal = self._followed(u, memory), u
+                self.flow, kernel_signal = self.flow.following(u, memory), u
             self.state = replace(
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
                 applications=applications,
@@ -282,10 +248,10 @@ class _Loop:
             if reason := self._look():
                 return Status.STOPPED, reason
 
-    def _followed(self, u: Array, memory: dict[str, Any]) -> Flow:
-        """Return the flow with the kernel of `u`; an integrator that has built it already leaves it in its memory."""
-        left = memory.get("_flow")
-        return left if isinstance(left, Flow) and left.is_of(u) else self.flow.rebuilt(u)
+    def _during(self, share: float) -> None:
+        """Let the watchers know how much of a long step is done."""
+        for watcher in self.watchers:
+            self._watching(watcher.during, self.state.t, share)
 
     def _asked(self, u: Array, due: bool) -> bool:
         """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
@@ -313,122 +279,3 @@ class _Loop:
 
     def _energy(self) -> float:
         return float(self._watching(self.flow.energy, self.state.u)) if self.with_energies else float("nan")
-
-    # ---- checkpoints
-
-    @cached_property
-    def fingerprint(self) -> str:
-        """Identify the problem that the loop was started on; only checkpoints need it."""
-        return fingerprint(*self._start, self.times, self.integrator)
-
-    @cached_property
-    def probe(self) -> NDArray[np.float64]:
-        """What the kernel does to a fixed signal; only checkpoints need it."""
-        return probe(*self._start)
-
-    def save(self, states: Checkpoints) -> None:
-        """Write the state of the loop as a checkpoint."""
-        now, whole = self.state, self.flow.affinity.whole
-        writes = self.flow.affinity.writes(now.steps)
-        arrays = {"u": whole(now.u), "probe": self.probe}
-        if now.outputs:
-            arrays["reached"] = np.array([output[0] for output in now.outputs])
-            arrays["snapshots"] = np.stack([whole(output[1]) for output in now.outputs])
-            arrays["energies"] = np.array([output[2] for output in now.outputs])
-        if now.kernel_signal is not None:
-            arrays["kernel_signal"] = whole(now.kernel_signal)
-        for name, watcher in zip(self.names, self.watchers, strict=True):
-            arrays.update({f"record/{name}/{key}": value for key, value in watcher.record().items()})
-        meta = {
-            "fingerprint": self.fingerprint,
-            "t": now.t,
-            "steps": now.steps,
-            # What begins with an underscore is a convenience of this process, recomputed after a resume.
-            "memory": {key: value for key, value in now.memory.items() if not key.startswith("_")},
-            "provenance": _provenance(self.flow, self.integrator, now.u),
-        }
-        if writes:
-            states.save(arrays, meta)
-
-    def _resume(self, resume: str | os.PathLike[str] | bool | None) -> None:
-        """Go on from a checkpoint, if there is to be one, and let checkpoints be written."""
-        own = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
-        states: Checkpoints | None = None
-        if resume is True:
-            if not own:
-                raise InputError("resume: got True without a Checkpoint among the trackers, expected one, or a path")
-            states = own[0].states if self.flow.affinity.agreed(bool(own[0].states)) else None
-        elif resume is not None and resume is not False:
-            if not isinstance(resume, str | os.PathLike):
-                raise InputError(f"resume: got {resume!r}, expected the path of a checkpoint, or True")
-            # Of a path that is written to as well, the same object: it knows what it has read.
-            same = [watcher.states for watcher in own if watcher.path.absolute() == Path(resume).absolute()]
-            states = same[0] if same else Checkpoints(resume, "checkpoint")
-        if self.flow.affinity.agreed(states is not None or any(watcher.states for watcher in own)):
-            # By all processes, since they compute them together; from here on one may look at files alone.
-            _ = self.fingerprint, self.probe
-        if states is not None:
-            self._restore(states)
-        for watcher in own:
-            watcher.bind(self.flow, self.save, self._unlike)
-
-    def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
-        """Return how a checkpoint is not one of this problem, None if it is."""
-        try:
-            probe, fingerprint = arrays["probe"], meta["fingerprint"]
-            rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
-        except KeyError as error:
-            return f"the checkpoint has no {error}"
-        same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
-        same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
-        if fingerprint != self.fingerprint or not bool(same):
-            return _ANOTHER
-        if self.flow.evolving and "kernel_signal" not in arrays:
-            return "the checkpoint has no kernel_signal"
-        nodes = self.flow.affinity.whole_shape
-        return incomplete(arrays, meta, (*nodes, *self.state.u.shape[len(nodes) :]), float(self.times[-1]))
-
-    def _restore(self, states: Checkpoints) -> None:
-        path = states.path
-
-        def fits(arrays: Arrays, meta: Meta) -> str | None:
-            # The first process alone has the whole problem to compare with.
-            reason = self._unlike(arrays, meta)
-            return None if self.flow.affinity.agreed(reason is None) else reason or _ANOTHER
-
-        arrays, meta = states.load(fits)
-        like, own = self.state.u, self.flow.affinity.own
-        columns = [arrays[name] for name in ("reached", "snapshots", "energies") if name in arrays]
-        outputs = tuple((float(t), own(u, like), float(e)) for t, u, e in zip(*columns, strict=True))
-        u, t, steps = own(arrays["u"], like), float(meta["t"]), int(meta["steps"])
-        signal = None
-        if self.flow.evolving:
-            signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
-            self.flow = self.flow.rebuilt(signal)
-        self.state = _State(u, t, steps, dict(meta["memory"]), signal, outputs)
-        for name, watcher in zip(self.names, self.watchers, strict=True):
-            prefix = f"record/{name}/"
-            record = {key.removeprefix(prefix): value for key, value in arrays.items() if key.startswith(prefix)}
-            if record:
-                try:
-                    watcher.restore(record)
-                except (KeyError, ValueError, TypeError, IndexError) as error:
-                    raise FileFormatError(
-                        f"{path}: holds records that the tracker {name!r} cannot take up ({error}); use an earlier "
-                        "checkpoint, or start afresh"
-                    ) from error
-            elif watcher.record():
-                warnings.warn(
-                    f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
-                    NlflowWarning,
-                    stacklevel=5,
-                )
-
-
-def _provenance(flow: Flow, integrator: Integrator, u: Array) -> dict[str, Any]:
-    device = "cpu" if is_numpy(u) else str(getattr(u, "device", "cpu"))
-    return {
-        **provenance(device, getattr(flow.affinity, "seed", None)),
-        "flow": repr(flow),
-        "integrator": repr(integrator),
-    }

@@ -12,7 +12,7 @@ from nlflow._array import to_numpy
 from nlflow.errors import NumericalError
 
 if TYPE_CHECKING:
-    from nlflow.flows.flow import Flow
+    from nlflow.flows.linear import LinearFlow
 
 __all__ = ["apply_operator", "dense_operator", "euler_limit", "largest_eigenvalue", "relaxation_rate"]
 
@@ -22,7 +22,7 @@ _DENSE_NODES = 400
 _DENSE_RATE_NODES = 1000
 
 
-def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
+def apply_operator(flow: LinearFlow, columns: NDArray[np.float64], *, diffusion: bool = False) -> NDArray[np.float64]:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
     Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
@@ -38,7 +38,7 @@ def apply_operator(flow: Flow, columns: NDArray[np.float64], *, diffusion: bool 
     return back.swapaxes(1, 2).reshape(len(columns), size)
 
 
-def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64]:
+def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> NDArray[np.float64]:
     """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
 
     Shape (N D, N D) for A with a fidelity that mixes D channels.
@@ -46,7 +46,7 @@ def dense_operator(flow: Flow, *, diffusion: bool = False) -> NDArray[np.float64
     return apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
 
 
-def _unknowns(flow: Flow, diffusion: bool) -> int:
+def _unknowns(flow: LinearFlow, diffusion: bool) -> int:
     """Return the number of rows of A: one for each node, or one for each channel of a node, if they are mixed."""
     width = 1 if diffusion or flow.fidelity is None else flow.fidelity.width
     return flow.affinity.domain.size * width
@@ -65,7 +65,7 @@ def _symmetric(matrix: NDArray[np.float64], nodes: int) -> NDArray[np.float64]:
     return result
 
 
-def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
+def _operator(flow: LinearFlow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     from scipy.sparse.linalg import LinearOperator
 
     n = len(root)
@@ -76,14 +76,14 @@ def _operator(flow: Flow, root: NDArray[np.float64], *, diffusion: bool) -> Any:
     return LinearOperator((n, n), matvec=matvec, dtype=np.float64)
 
 
-def _root_measure(flow: Flow, size: int) -> NDArray[np.float64]:
+def _root_measure(flow: LinearFlow, size: int) -> NDArray[np.float64]:
     """Square root of the flow's measure for each unknown, floored so that what underflows divides nothing by zero."""
     measure = to_numpy(flow.affinity.measure(flow.metric, flow.affinity.log_degree)).ravel()
     root = np.sqrt(np.maximum(measure, measure.max() * 1e-280))
     return np.asarray(np.repeat(root, size // len(root)))
 
 
-def _known(flow: Flow) -> NDArray[np.float64] | None:
+def _known(flow: LinearFlow) -> NDArray[np.float64] | None:
     """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
     spectrum = flow.affinity.known_spectrum()
     if spectrum is None:
@@ -93,11 +93,11 @@ def _known(flow: Flow) -> NDArray[np.float64] | None:
     return np.asarray(rate * (1 - spectrum))
 
 
-def _uniform(flow: Flow) -> bool:
+def _uniform(flow: LinearFlow) -> bool:
     return flow.fidelity is None or isinstance(flow.fidelity.values, float)
 
 
-def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
+def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
     """Return the largest eigenvalue of A = r (I - P) + phi for a symmetric flow (of r (I - P) with `diffusion`).
 
     From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 400 nodes, and beyond that by
@@ -129,7 +129,7 @@ def largest_eigenvalue(flow: Flow, *, diffusion: bool = False) -> float:
     return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
 
 
-def relaxation_rate(flow: Flow) -> float:
+def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
     The smallest real part of an eigenvalue of A = r (I - P) + phi. For one fidelity at all nodes constants are left
@@ -189,7 +189,7 @@ def relaxation_rate(flow: Flow) -> float:
     return rate + low if uniform else rate
 
 
-def euler_limit(flow: Flow) -> float:
+def euler_limit(flow: LinearFlow) -> float:
     """Return the largest stable step of explicit Euler: 2 / rho(A), or min 2 Re(a) / |a|^2 over complex eigenvalues a.
 
     For non-symmetric flows of more than 400 nodes the eigenvalue that sets the limit need not be among the largest, so
@@ -210,7 +210,7 @@ def _limit_of(values: NDArray[Any]) -> float:
     return float(np.min(2 * values.real / np.abs(values) ** 2)) if values.size else math.inf
 
 
-def _limit_by_trial(flow: Flow) -> float:
+def _limit_by_trial(flow: LinearFlow) -> float:
     from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
 
     operator = _operator(flow, np.ones(_unknowns(flow, False)), diffusion=False)

@@ -65,6 +65,9 @@ class Tracker(ABC):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Look at the signal; return a reason to stop, or None."""
 
+    def during(self, t: float, share: float) -> None:  # noqa: B027  # a hook
+        """Hear which share of the step from t is done, of flows whose steps are long."""
+
     def finish(self) -> None:  # noqa: B027  # a hook
         """Tidy up; called however the integration ends."""
 
@@ -108,7 +111,7 @@ class Energy(_Series):
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Begin a new series; raise `InputError` for a flow without a functional."""
-        if flow.functional is None:
+        if not flow.has_energy:
             raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
         super().start(flow, u, t, end)
 

@@ -14,7 +14,7 @@ from nlflow._array import Array, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.flows.flow import AttentionFlow
+from nlflow.flows.linear import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
 from nlflow.markov.walks import check_law
 

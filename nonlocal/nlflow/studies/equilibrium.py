@@ -11,8 +11,8 @@ import numpy as np
 from nlflow._array import Array, to_numpy
 from nlflow.equilibria import diversity, diversity_bounds, equilibrium
 from nlflow.errors import InputError, NumericalError
-from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential
+from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
@@ -115,7 +115,7 @@ class EquilibriumStudy(Kind):
         return bounds_figure(panels, xlabel="fidelity", ylabel="diversity |u* - mean| / |f - mean|", logy=True)
 
 
-def _slow(flow: Flow, rng: np.random.Generator) -> Array:
+def _slow(flow: LinearFlow, rng: np.random.Generator) -> Array:
     """Return a random perturbation of diversity 1 that a flow without fidelity has smoothed.
 
     What is left of it is close to the slowest mode. Under a large fidelity all modes decay at almost the same rate, and
@@ -130,7 +130,7 @@ def _slow(flow: Flow, rng: np.random.Generator) -> Array:
     return u / diversity(flow, u)
 
 
-def _rate(flow: Flow, limit: Array, start: Array, predicted: float) -> float:
+def _rate(flow: LinearFlow, limit: Array, start: Array, predicted: float) -> float:
     """Return the rate at which |u(t) - u*|, means removed, decays late; NaN where rounding comes first."""
     if not predicted > 0:
         return math.nan

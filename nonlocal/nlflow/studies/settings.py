@@ -16,8 +16,8 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.backends.devices import CPU
 from nlflow.domains import Boundary, Domain, Grid, Points
 from nlflow.errors import InputError, NumericalError, check_array, check_memory
-from nlflow.flows.flow import AttentionFlow, Flow, GradientFlow
 from nlflow.flows.integrators import Exponential, Integrator
+from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import dense_operator
@@ -187,7 +187,7 @@ def smooth(boundary: str, channels: int) -> Callable[[Floats], Floats]:
     return signal
 
 
-def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> Flow:
+def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float) -> LinearFlow:
     """Return the flow of J (fidelity 0) or E; by P itself for a non-symmetric affinity in the degree metric."""
     if metric == "degree" and not weights.symmetric:
         return AttentionFlow(weights, observed if fidelity > 0 else None, fidelity)
@@ -203,7 +203,7 @@ def solve_to_end(*arguments: Any, **options: Any) -> Solution:
     return solution
 
 
-def integrate(flow: Flow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
+def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
     """Integrate a flow to the end.
 
     Raises
@@ -219,7 +219,7 @@ def integrate(flow: Flow, start: Array, times: float | list[float], integrator: 
     return solution
 
 
-def exact_solution(flow: Flow, start: Array, t: float) -> tuple[Array, float]:
+def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, float]:
     """Return u(t) to about rounding, and a bound of its error relative to the signal.
 
     By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.

@@ -12,8 +12,8 @@ from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.affinities import Affinity
 from nlflow.equilibria import neutreno_limit
 from nlflow.errors import InputError
-from nlflow.flows.flow import AttentionFlow, Flow
 from nlflow.flows.integrators import NeutrenoStep
+from nlflow.flows.linear import AttentionFlow, LinearFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.kernels import Gaussian, Laplace, TopHat
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns
@@ -115,7 +115,7 @@ def _spectrum(weights: Affinity, limit: float) -> Any:
     return np.array([1.0, limit - 1]) if weights.symmetric else None
 
 
-def _growth(flow: Flow, start: Array) -> tuple[float, bool]:
+def _growth(flow: LinearFlow, start: Array) -> tuple[float, bool]:
     """Return the factor by which a perturbation grows in one step, late, and whether it has settled.
 
     The mean over a window of k steps after the first k, k doubled until it changes no more: where two eigenvalues of

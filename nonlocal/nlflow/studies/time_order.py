@@ -10,8 +10,8 @@ import numpy as np
 
 from nlflow._array import to_numpy
 from nlflow.errors import InputError
-from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta, SemiImplicit
+from nlflow.flows.linear import LinearFlow
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import DEVICE, GRID, INTEGRATORS, OWN, check_sizes
@@ -110,7 +110,7 @@ def _make(name: Any, dt: float) -> Integrator:
     return own
 
 
-def _steps(options: Options, flow: Flow) -> tuple[float, list[float]]:
+def _steps(options: Options, flow: LinearFlow) -> tuple[float, list[float]]:
     """Return the end time and the steps, by default decreasing from a fraction of the stability limit."""
     bound = flow.spectral_bounds()[1]
     end = options["t"] or 4 / bound

@@ -10,24 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
-from nlflow.denoising.api import QUALITIES
 from nlflow.denoising.inputs import (
+    channels_for,
     check_axis,
     check_options,
     check_patch,
     idle_for,
     noise_model,
-    opponent_colours,
-    principal_axes,
     scale_for,
     shape_of,
 )
+from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
 from nlflow.denoising.noise import Poisson
-from nlflow.denoising.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.presets import PRESETS, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_array, check_choice, check_memory, check_number
+from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
 from nlflow.io.encoding import digest
 
 __all__ = ["denoise_array", "denoised", "need_dask"]
@@ -113,31 +111,29 @@ def denoise_array(
     >>> bool((lazily.compute() == denoise(noisy, 20.0, quality="fast")).all())
     True
     """
-    result, info, _ = denoised(
-        image, sigma, quality=quality, noise=noise, channel_axis=channel_axis, max_memory=max_memory, width=width,
-        patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps,
-    )  # fmt: skip
+    fast = {
+        "width": width,
+        "patch_size": patch_size,
+        "search_radius": search_radius,
+        "fidelity": fidelity,
+        "steps": steps,
+    }
+    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, **fast)
     return (result, info) if return_info else result
 
 
 def denoised(
     image: Any,
     sigma: Any,
-    *,
     quality: str = "balanced",
     noise: Any = "gaussian",
     channel_axis: int | None = None,
     max_memory: float | None = None,
-    width: float | None = None,
-    patch_size: int | None = None,
-    search_radius: int | None = None,
-    fidelity: float | None = None,
-    steps: int | None = None,
+    **fast: Any,
 ) -> tuple[Any, DenoiseInfo, str]:
     """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
     need_dask()
-    check_choice("quality", quality, QUALITIES)
-    options = check_options(quality, width, patch_size, search_radius, fidelity, steps, None)
+    options = check_options(quality, fast)
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
     model = noise_model(noise, sigma)
@@ -243,9 +239,7 @@ def _frame(
     extent = 0.0 if idle else float(ends[1].max() - ends[0].min())
     exact = levels == 0
     if not idle and quality != "fast":
-        colours = np.eye(1) if channels == 1 else opponent_colours() if channels == 3 else principal_axes(
-            found.moments / np.outer(scale, scale)
-        )  # fmt: skip
+        colours = channels_for(channels, lambda: found.moments / np.outer(scale, scale))
         precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
         groupings = PRESETS[quality].groupings(ratio_of(variance, channels), dimension)
         frame = Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, None, 0, None,

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.denoising.large.parts import Frame, residual_squares
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.noise.estimation import PART_HALO, PartWindows, sigma_of_parts, window_sides, windows_of_part
-from nlflow.denoising.parts import Frame, residual_squares
 from nlflow.denoising.pixelwise import MOST_STEPS, enough
 from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums
 from nlflow.errors import InputError

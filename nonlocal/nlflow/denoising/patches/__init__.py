@@ -1,5 +1,21 @@
 """Patches as tokens: groups of alike patches, on which E and its flows act as the classical denoisers do."""
 
+from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Images, Lattice, Stage
+from nlflow.denoising.patches.flow import GroupAffinity, GroupFlow, RelaxedSemiImplicit
 from nlflow.denoising.patches.groups import PatchGroups
+from nlflow.denoising.patches.plain import PlainFilter
 
-__all__ = ["PatchGroups"]
+__all__ = [
+    "CompiledFilter",
+    "GroupAffinity",
+    "GroupFilter",
+    "GroupFlow",
+    "Grouping",
+    "Groups",
+    "Images",
+    "Lattice",
+    "PatchGroups",
+    "PlainFilter",
+    "RelaxedSemiImplicit",
+    "Stage",
+]

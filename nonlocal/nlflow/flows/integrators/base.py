@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 from nlflow._array import Array
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
+from nlflow.flows.linear import as_linear
 
 __all__ = ["SLACK", "Integrator", "StepFailureError", "check_made_of"]
 
@@ -65,7 +66,7 @@ class Integrator(ABC):
 
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
     """Raise `InputError` where an integrator that is made of a linear piece would leave out a part of the flow."""
-    name = flow.more_than(piece)
+    name = as_linear(flow).more_than(piece)
     if name is not None:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}(), got a {type(flow).__name__}, "

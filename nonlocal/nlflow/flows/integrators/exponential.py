@@ -12,6 +12,7 @@ from nlflow.errors import InputError, check_number
 from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of
+from nlflow.flows.linear import as_linear
 
 __all__ = ["Exponential"]
 
@@ -67,7 +68,7 @@ class Exponential(Integrator):
 
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal at `target`; see `Integrator.advance`."""
-        xp = namespace(u)
+        xp, flow = namespace(u), as_linear(flow)
         tol = self.tol if self.tol is not None else (1e-6 if u.dtype == xp.float32 else 1e-12)
         span = target - t
         low, high = flow.spectral_bounds()

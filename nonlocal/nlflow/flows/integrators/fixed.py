@@ -10,6 +10,7 @@ from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of
+from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit, largest_eigenvalue
 
 __all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiImplicit"]
@@ -62,11 +63,11 @@ class ExplicitEuler(FixedStep):
 
     def stability_limit(self, flow: Flow) -> float:
         """Return 2 / rho(A), A being the linear part of the flow with the kernel that it holds."""
-        return euler_limit(flow)
+        return euler_limit(as_linear(flow))
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` when dt is above the stability limit."""
-        if self.dt <= flow.safe_step:
+        if self.dt <= as_linear(flow).safe_step:
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:
@@ -104,13 +105,14 @@ class SemiImplicit(FixedStep):
         if not flow.symmetric:
             # Eigenvalues of P lie in the unit disk: at dt = 1 the step is an average, and that is the safe bound.
             return 1.0
+        flow = as_linear(flow)
         excess = largest_eigenvalue(flow, diffusion=True) - flow.spectral_bounds()[0]
         return 2 / excess if excess > 0 else math.inf
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` for dt above the stability limit, `InputError` for a flow that is more than linear."""
         check_made_of(flow, "diffusion", self)
-        if self.dt * flow.diffusion_bound() <= 2:
+        if self.dt * as_linear(flow).diffusion_bound() <= 2:
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:
@@ -121,6 +123,7 @@ class SemiImplicit(FixedStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Move explicitly by the diffusion, and implicitly by the fidelity."""
+        flow = as_linear(flow)
         moved = u - dt * flow.diffusion(u)
         if flow.fidelity is None or flow.observed is None:
             return moved
@@ -146,7 +149,7 @@ class AttentionStep(Integrator):
         """Raise `InputError` for the L2 metric, for flows with a fidelity and for those that are more than P."""
         _needs_degree_metric(flow, "an attention step")
         check_made_of(flow, "average", self)
-        if flow.fidelity is not None:
+        if as_linear(flow).fidelity is not None:
             raise InputError(
                 "integrator: AttentionStep is for flows without fidelity; use NeutrenoStep or SemiImplicit"
             )
@@ -154,7 +157,7 @@ class AttentionStep(Integrator):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return Pu and t + 1."""
         del target, memory
-        return flow.average(u), t + 1
+        return as_linear(flow).average(u), t + 1
 
 
 @underflowing
@@ -170,12 +173,13 @@ class NeutrenoStep(Integrator):
 
     def stability_limit(self, flow: Flow) -> float:
         """Return the longest stable Euler step; the layer is stable when it is above 1."""
-        return euler_limit(flow)
+        return euler_limit(as_linear(flow))
 
     def check(self, flow: Flow) -> None:
         """Raise `InputError` for the L2 metric and flows that are more than P; `StabilityError` if unstable."""
         _needs_degree_metric(flow, "a NeuTRENO step")
         check_made_of(flow, "average", self)
+        flow = as_linear(flow)
         if flow.safe_step > 1 or (flow.fidelity is None and flow.safe_step == 1):
             return
         limit = self.stability_limit(flow)
@@ -190,6 +194,7 @@ class NeutrenoStep(Integrator):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return Pu + lambda~ (f - u) and t + 1."""
         del target, memory
+        flow = as_linear(flow)
         result = flow.average(u)
         if flow.fidelity is not None and flow.observed is not None:
             result = result + flow.fidelity.times(flow.observed - u)

@@ -10,6 +10,7 @@ from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError
+from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit
 
 __all__ = ["RungeKutta"]
@@ -71,11 +72,14 @@ class RungeKutta(Integrator):
         """
         if self.adaptive:
             return math.inf
-        return 3.3 / 2 * euler_limit(flow)
+        return 3.3 / 2 * euler_limit(as_linear(flow))
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` when a fixed step is above the stability limit."""
-        if self.adaptive or self.dt is None or (flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 3.3):
+        if self.adaptive or self.dt is None:
+            return
+        flow = as_linear(flow)
+        if flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 3.3:
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:

@@ -17,8 +17,10 @@ from nlflow.backends.numba.loading import one_thread
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.inputs import in_units
 from nlflow.denoising.noise import Poisson
-from nlflow.denoising.presets import PRESETS, Grouping
-from nlflow.denoising.tiles import bytes_needed
+from nlflow.denoising.patches import Grouping
+from nlflow.denoising.presets import PRESETS
+from nlflow.denoising.runs import Watch, run
+from nlflow.denoising.tiles import bytes_needed, margin
 from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch
@@ -83,7 +85,7 @@ class Frame:
         if self.idle:
             return 0
         if self.groupings is not None:
-            return groupwise.margin(self.groupings, PRESETS[self.quality].steps)
+            return margin(self.groupings, PRESETS[self.quality].steps)
         assert self.kernel is not None
         return pixelwise.reach(self.kernel, self.steps)
 
@@ -167,7 +169,7 @@ def _estimate(samples: Array, corner: tuple[int, ...], frame: Frame, memory_limi
 def _pixels(frame: Frame, f: Array) -> Array:
     kernel = frame.kernel
     assert kernel is not None
-    outcome = pixelwise.run(
+    outcome = pixelwise.solved(
         f.astype(frame.precision, copy=False), width=kernel.width, patch_size=kernel.patch_size,
         search_radius=kernel.search_radius, fidelity=frame.fidelity, steps=frame.steps, store=False,
     )  # fmt: skip
@@ -175,9 +177,7 @@ def _pixels(frame: Frame, f: Array) -> Array:
 
 
 def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, Grouping], corner: tuple[int, ...]) -> Array:
-    planes = groupwise.to_planes(f, frame.colours, frame.precision)
-    variance = np.ones((len(planes), 1, 1), frame.precision)
-    origin = corner if len(corner) == 2 else (0, corner[0])
-    whole = (frame.shape[0], frame.shape[1]) if len(corner) == 2 else (1, frame.shape[0])
-    path = groupwise.estimates(planes, PRESETS[frame.quality], groupings, variance, origin=origin, whole=whole)
-    return groupwise.from_planes(path[-1], frame.colours, f)
+    signal = groupwise.channels_of(f, frame.colours, frame.precision)
+    origin, whole = ((0, *corner)[-2:], (1, *frame.shape)[-2:])
+    problem = groupwise.problem(signal, PRESETS[frame.quality], groupings, origin=origin, whole=whole)
+    return groupwise.back_from(run(problem, Watch())[0][-1], frame.colours, f)

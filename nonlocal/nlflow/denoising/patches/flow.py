@@ -1,0 +1,357 @@
+"""The flow of E on groups of alike patches, and the relaxed semi-implicit steps that take the noise out in portions."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, underflowing
+from nlflow.affinities import Affinity
+from nlflow.denoising.patches.filters import (
+    CompiledFilter,
+    GroupFilter,
+    Grouping,
+    Groups,
+    Images,
+    Lattice,
+    Stage,
+    found,
+)
+from nlflow.denoising.patches.plain import PlainFilter
+from nlflow.domains import Grid
+from nlflow.errors import InputError, check_array, check_integer, check_number
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators import Integrator
+
+__all__ = ["GroupAffinity", "GroupFlow", "RelaxedSemiImplicit", "as_planes", "as_signal"]
+
+
+def as_planes(u: NDArray[Any]) -> NDArray[Any]:
+    """Return a signal (N, C) or (H, W, C) as planes (C, H, W); a signal is an image of one row."""
+    grid = (1, *u.shape[:-1])[-2:]
+    return np.ascontiguousarray(np.moveaxis(u.reshape(*grid, u.shape[-1]), -1, 0))
+
+
+def as_signal(planes: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return planes (C, H, W) as a signal of a shape."""
+    return np.moveaxis(planes, 0, -1).reshape(shape)
+
+
+@underflowing
+class GroupAffinity(Affinity):
+    """The mean over groups of alike patches, as an affinity of the samples: k_ij counts how often i and j meet.
+
+    Two samples meet where they have the same place in two patches of a group; each meeting counts 1/n, n being the
+    members of the group. So J(u) is J of the patches as tokens (`BlockAffinity`), and P takes patches out, replaces
+    each by the mean of its group, and puts them back with equal weights. Symmetric; the degree of a sample is the
+    number of patches that cover it. The groups are found when they are first asked for.
+
+    Parameters
+    ----------
+    guide : array of shape (N, C) or (H, W, C)
+        What patches are compared on.
+    lattice : Lattice
+    filter : GroupFilter
+        Finds the groups.
+    """
+
+    method = "groups"
+    reason = "nearest patches in a window, one Wiener filter for each group"
+
+    def __init__(self, guide: NDArray[Any], lattice: Lattice, filter: GroupFilter) -> None:
+        super().__init__(Grid(guide.shape[:-1]), None, symmetric=True, positive_semidefinite=True, dtype=guide.dtype)
+        self.guide, self.lattice, self._filter = guide, lattice, filter
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Members of each group. O(G (2 r + 1)^m D) for G groups of patches of D samples."""
+        return found(self._filter, as_planes(self.guide), self.lattice)
+
+    @property
+    def evolves(self) -> bool:
+        """Whether the groups can be taken from another signal."""
+        return True
+
+    def update(self, u: Array) -> GroupAffinity:
+        """Return the affinity with the groups of another signal."""
+        return GroupAffinity(u, self.lattice, self._filter)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the members take."""
+        return int(self.groups.members.nbytes + self.groups.counts.nbytes)
+
+    def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:
+        """Return sums over the patches that cover a sample: of 1, or of the means of their groups of some samples."""
+        groups, (ph, pw), (height, width) = self.groups, self.lattice.patch, self.lattice.shape
+        there = np.arange(groups.members.shape[1]) < groups.counts[:, None]
+        total = np.zeros(height * width)
+        for offset in (y * width + x for y in range(ph) for x in range(pw)):
+            places = groups.members.astype(np.int64) + offset
+            means: Any = 1.0
+            if values is not None:
+                means = np.where(there, values[np.minimum(places, len(values) - 1)], 0).sum(axis=1) / groups.counts
+            weights = np.broadcast_to(np.expand_dims(means, -1), there.shape) * there
+            total += np.bincount(np.where(there, places, 0).ravel(), weights.ravel(), minlength=len(total))
+        return total
+
+    def _average(self, u: Array) -> Array:
+        flat = np.asarray(self.flatten(u), np.float64)
+        counts = self._put_back(None)
+        columns = [self._put_back(flat[:, c]) / counts for c in range(flat.shape[1])]
+        return np.stack(columns, axis=-1).reshape(u.shape).astype(u.dtype)
+
+    def _log_degree(self) -> Array:
+        return np.log(self._put_back(None)).reshape(self.domain.shape).astype(self.guide.dtype)
+
+
+@underflowing
+class GroupFlow(Flow):
+    """Flow of E on groups of alike patches, whose kernel and fidelity evolve: what ``balanced`` and ``best`` run.
+
+    The patches of a group are the nodes of a complete graph, and the fidelity is Lambda = C N^-1 with the covariance C
+    of the group's patches in the current estimate u and the noise N that the running state z still holds. A
+    semi-implicit step of length 1 from z, drawn to z itself (a minimising movement), is the local Wiener filter
+    Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
+    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
+
+    Parameters
+    ----------
+    observed : array_like of shape (N,), (H, W), (N, C) or (H, W, C)
+        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one.
+    grouping : Grouping or pair of Grouping
+        Of all steps, or of the first estimate and of the later steps.
+    variance : float or array
+        Of the noise of f: one number, or one for each sample, of the shape of f.
+    missing : bool array of the shape of the nodes, optional
+        Samples without data: there the fidelity is 0, so that they follow the estimate. f holds a first guess there.
+    channels : bool
+        Whether the last axis of `observed` is one of channels.
+    shrink : float
+        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise.
+    factor : float
+        On the variance of the noise in the later steps; below 1 since estimates lack some of the signal's variance.
+    search_every : int
+        Groups are found anew after so many steps.
+    filter : GroupFilter, optional
+        What finds the groups and computes the step: `CompiledFilter` by default, `PlainFilter` for a fidelity of your
+        own, or a class of your own.
+    origin, whole : pair of int, optional
+        Where the samples lie in a larger image, and its shape (H, W); see `Lattice.of`.
+
+    Raises
+    ------
+    InputError
+        For wrong shapes and numbers out of range.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Energy, solve
+    >>> from nlflow.denoising.patches import GroupFlow, Grouping, RelaxedSemiImplicit
+    >>> clean = np.add.outer(np.arange(32) > 15, np.sin(np.arange(32) / 4)) * 5.0
+    >>> noisy = clean + np.random.default_rng(0).normal(0, 1, clean.shape)
+    >>> flow = GroupFlow(noisy, Grouping(patch=4, neighbours=24, radius=8, stride=3))
+    >>> solution = solve(flow, t=4, integrator=RelaxedSemiImplicit(steps=3), trackers=[Energy()])
+    >>> [round(float(np.std(u - clean)), 2) for u in (noisy, solution.final)]
+    [0.97, 0.31]
+    """
+
+    advice = "integrate it with RelaxedSemiImplicit(steps)"
+
+    def __init__(
+        self,
+        observed: Any,
+        grouping: Grouping | tuple[Grouping, Grouping],
+        *,
+        variance: Any = 1.0,
+        missing: NDArray[np.bool_] | None = None,
+        channels: bool = False,
+        shrink: float = 1.4,
+        factor: float = 0.8,
+        search_every: int = 1,
+        filter: GroupFilter | None = None,
+        origin: tuple[int, int] = (0, 0),
+        whole: tuple[int, int] | None = None,
+    ) -> None:
+        f = np.asarray(check_array("observed", observed, ndim=(2, 3) if channels else (1, 2)))
+        self._flat = not channels
+        self.shrink = check_number("shrink", shrink, minimum=0)
+        self.factor = check_number("factor", factor, minimum=0, strict=True)
+        self.search_every = check_integer("search_every", search_every, minimum=1)
+        self.groupings = grouping if isinstance(grouping, tuple) else (grouping, grouping)
+        self.filter = CompiledFilter() if filter is None else filter
+        signal = f if channels else f[..., None]
+        self._planes = as_planes(signal)
+        lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole) for one in self.groupings]
+        self._lattices = lattices[0], lattices[1]
+        self._variance = _variances(variance, signal)
+        self.missing = None if missing is None else np.asarray(missing, bool)
+        if self.missing is not None and self.missing.shape != signal.shape[:-1]:
+            raise InputError(
+                f"missing: got shape {self.missing.shape}, expected {signal.shape[:-1]}, that of the nodes"
+            )
+        self.state: Array = f  # z, the running state
+        self._begun = False  # whether there is an estimate that is almost free of noise
+        affinity = GroupAffinity(signal, self._lattices[0], self.filter)
+        super().__init__(affinity, "l2", f, evolving=True, every=1)
+
+    def _signal(self, u: Array) -> Array:
+        return u[..., None] if self._flat else u
+
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow at u as estimate and as running state, with the groups of u."""
+        lattice = self._lattices[self._begun]
+        result = self._with(GroupAffinity(self._signal(u), lattice, self.filter), u)
+        result.state = u
+        return result
+
+    def following(self, u: Array, memory: dict[str, Any]) -> Self:
+        """Return the flow at the estimate u, with the running state and the groups of an integrator's memory."""
+        if "state" not in memory:
+            return self.rebuilt(u)
+        base = memory.get("_flow", self)
+        guide, affinity = memory.get("guide"), base.affinity
+        if guide is not None and guide is not base._guide:
+            affinity = GroupAffinity(self._signal(guide), self._lattices[1], self.filter)
+        result: Self = base._with(affinity, u)
+        result.state, result._guide, result._begun = memory["state"], guide, True
+        return result
+
+    _guide: Array | None = None
+
+    @property
+    def groups(self) -> Groups:
+        """The groups that the flow holds."""
+        held: Any = self.affinity
+        return cast(Groups, held.groups)
+
+    def _stage(self, leave: float = 0.0) -> Stage:
+        return Stage(leave, self.factor) if self._begun else Stage(shrink=self.shrink, running=False)
+
+    def _images(self, u: Array) -> Images:
+        pilot, state = (as_planes(self._signal(v)) for v in (u, self.state))
+        return Images(state, pilot, self._seen_planes(pilot), self._variance)
+
+    def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:
+        """Return the next estimate, and the running state of which a part of the noise is left.
+
+        The first step takes covariances from noisy patches and leaves the running state as it is.
+
+        Parameters
+        ----------
+        u : array
+            The estimate, from which covariances are taken.
+        leave : float
+            Fraction of the noise that the running state keeps.
+        """
+        planes, following = self.filter.step(self.groups, self._images(u), self._stage(leave), during=self.during)
+        if not self._begun:
+            following = self._seen_planes(planes)
+        elif self.missing is not None:
+            following = np.where(self.missing.reshape(planes.shape[1:]), planes, following)
+        self.applications += 1
+        return as_signal(planes, u.shape), as_signal(following, u.shape)
+
+    def _seen_planes(self, estimate: NDArray[Any]) -> NDArray[Any]:
+        """Return the observed planes, which follow the estimate where samples are missing."""
+        if self.missing is None:
+            return self._planes
+        return np.where(self.missing.reshape(estimate.shape[1:]), estimate, self._planes)
+
+    def velocity(self, u: Array) -> Array:
+        """Return du/dt = Phi(u) - u, where Phi is the step of length 1 from u with the groups of u."""
+        return self.at(u).step(u)[0] - u
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether `energy` is a number."""
+        return True
+
+    def energy(self, u: Array) -> float:
+        """Return E of the patches of u in units of the noise, drawn to those of the running state.
+
+        O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64: more than a compiled step takes.
+        """
+        plain = self.filter if isinstance(self.filter, PlainFilter) else PlainFilter()
+        return plain.energy(self.groups, self._images(u), self._stage())
+
+    def given(self) -> list[Any]:
+        """Return what the flow was given: the observed signal, its noise, and which samples are missing."""
+        return [self.observed, self._variance, self.missing]
+
+    def __repr__(self) -> str:
+        return (
+            f"GroupFlow({self.groupings!r}, shrink={self.shrink!r}, factor={self.factor!r}, "
+            f"search_every={self.search_every!r}, filter={type(self.filter).__name__})"
+        )
+
+
+def _variances(variance: Any, signal: NDArray[Any]) -> NDArray[Any]:
+    """Return the variance of the noise as planes (C, H, W), or (C, 1, 1) where it is one number."""
+    given = np.asarray(check_array("variance", variance, ndim=tuple(range(signal.ndim + 1))), signal.dtype)
+    if not given.min() > 0:
+        raise InputError(f"variance: got {given.min():g}, expected numbers > 0")
+    if given.ndim == 0:
+        return np.full((signal.shape[-1], 1, 1), given)
+    full = given if given.shape == signal.shape else given[..., None]
+    if full.shape[:-1] != signal.shape[:-1]:
+        raise InputError(f"variance: got shape {given.shape}, expected one number or {signal.shape[:-1]}")
+    return as_planes(np.broadcast_to(full, signal.shape))
+
+
+@underflowing
+class RelaxedSemiImplicit(Integrator):
+    """Semi-implicit steps of a `GroupFlow` of which a part is taken, so that the noise leaves in portions.
+
+    The first step gives an estimate to take covariances from. Step k of the n that follow moves the running state z so
+    far towards the new estimate u that it holds the fraction ``leave (1 - k/n)`` of the noise; at the end z is u. Each
+    step takes a unit of time: the flow ends at t = steps + 1. Order 1 (Herbreteau and Kervrann 2022, arXiv 2212.00422,
+    take the noise out in parts likewise).
+
+    Parameters
+    ----------
+    steps : int
+        n, after the first estimate.
+    leave : float
+        In [0, 1].
+    """
+
+    order = 1.0
+    unit_steps = True
+
+    def __init__(self, steps: int, leave: float = 0.75) -> None:
+        self.steps = check_integer("steps", steps, minimum=1)
+        self.leave = check_number("leave", leave, minimum=0)
+        if self.leave > 1:
+            raise InputError(f"leave: got {self.leave:g}, expected a fraction, at most 1")
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return infinity: a step filters, whatever the fidelity."""
+        del flow
+        return math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for a flow that is not one of groups."""
+        if not isinstance(flow, GroupFlow):
+            raise InputError(
+                f"integrator: RelaxedSemiImplicit is for a GroupFlow, got {type(flow).__name__}; use SemiImplicit()"
+            )
+
+    def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
+        """Return the next estimate and t + 1; the running state and what groups were found on are remembered."""
+        del target
+        self.check(flow)
+        now: Any = flow
+        done = round(t)
+        if done and (done - 1) % now.search_every == 0:
+            memory["guide"] = memory["state"]
+            now = now.following(u, memory)
+        leave = self.leave * max(1 - done / self.steps, 0.0)
+        estimate, memory["state"] = now.step(u, leave)
+        memory["_flow"] = now
+        return estimate, t + 1

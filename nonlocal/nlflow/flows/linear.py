@@ -1,0 +1,307 @@
+"""Linear flows: gradient flows of J and E in a metric, and flows by an averaging operator that need not be symmetric.
+
+Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
+
+    du/dt = r (Pu - u) + phi (f - u)
+
+with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does).
+
+The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal: `average`,
+`diffusion` and `linear` use that one, and so are linear. `velocity` and what is measured of a signal (`energy`,
+`speed`, `distance_to_constant`) use the kernel of the signal that they get.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+from nlflow._array import Array, namespace, over_channels, underflowing
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError, check_choice
+from nlflow.flows.flow import Flow
+from nlflow.functionals.fidelity import Fidelity, as_fidelity
+from nlflow.functionals.quadratic import METRICS, E, J
+
+__all__ = ["AttentionFlow", "GradientFlow", "LinearFlow", "as_linear"]
+
+
+@underflowing
+class LinearFlow(Flow):
+    """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
+
+    A subclass may add to `velocity`, a reaction term say. Integrators that are made of the linear pieces refuse it then
+    (see `more_than`), and those that use `velocity` take it as it is.
+
+    Attributes
+    ----------
+    fidelity : Fidelity or None
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        metric: str,
+        fidelity: Fidelity | None,
+        observed: Array | None,
+        *,
+        evolving: bool,
+        every: int,
+    ) -> None:
+        super().__init__(affinity, metric, observed, evolving=evolving, every=every)
+        self._take(affinity, fidelity)
+
+    def _take(self, affinity: Affinity, fidelity: Fidelity | None) -> None:
+        """Let P and the fidelity be these."""
+        self.affinity = affinity
+        self.fidelity = fidelity
+        self.symmetric = affinity.symmetric
+        self._rate: Array | float = affinity.degree if self.metric == "l2" else 1.0
+
+    @property
+    def functional(self) -> J | None:
+        """The functional that the flow descends; None for a flow that is no gradient flow."""
+        return None
+
+    def given(self) -> list[Any]:
+        """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
+        # The fidelity as it was given: what the flow makes of it is rounded, by each number of processes differently.
+        stated = self.functional if isinstance(self.functional, E) else None
+        fidelity = None if self.fidelity is None else self.fidelity.values
+        own = (fidelity, "") if stated is None else (stated.fidelity, stated.measure)
+        return [own[1], self.observed, own[0]]
+
+    def more_than(self, piece: str) -> str | None:
+        """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
+
+        `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
+        overrides adds to the pieces below it, unless they are overridden there too.
+
+        Parameters
+        ----------
+        piece : {'average', 'diffusion', 'linear'}
+            What an integrator is made of, beside the fidelity.
+
+        Examples
+        --------
+        >>> from nlflow import Gaussian, GradientFlow, Grid, J, affinity
+        >>> class Reaction(GradientFlow):
+        ...     def velocity(self, u):
+        ...         return super().velocity(u) + u - u**3
+        >>> weights = affinity(Gaussian(width=1.0), Grid(5))
+        >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
+        (None, 'velocity')
+        """
+        order = ("average", "diffusion", "linear", "velocity")
+        depth = self._depth(piece)
+        above = order[order.index(piece) + 1 :]
+        return next((name for name in reversed(above) if self._depth(name) < depth), None)
+
+    @property
+    def conserves_mean(self) -> bool:
+        """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
+        pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
+        own = self.more_than("average") is not None or self._depth("average") < self._depth("conserves_mean")
+        return self.symmetric and not (pulls or own)
+
+    def _depth(self, name: str) -> int:
+        """Return how far from this object a method is defined: 0 on itself, then class by class."""
+        if name in vars(self):
+            return 0
+        return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
+
+    def average(self, u: Array) -> Array:
+        """Return Pu, counted."""
+        self.applications += 1
+        return self.affinity._average(u)
+
+    def diffusion(self, v: Array) -> Array:
+        """Return r (v - Pv), the part of the linear operator that smooths, for the kernel that the flow holds."""
+        return self._times_rate(v - self.average(v))
+
+    def linear(self, v: Array) -> Array:
+        """Return A v = r (v - Pv) + phi v for the kernel that the flow holds; the flow is du/dt = -A u + phi f."""
+        result = self.diffusion(v)
+        return result if self.fidelity is None else result + self.fidelity.times(v)
+
+    def velocity(self, u: Array) -> Array:
+        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average."""
+        now = self.at(u)
+        result = -now.diffusion(u)
+        if now.fidelity is not None and now.observed is not None:
+            result = result + now.fidelity.times(now.observed - u)
+        return result
+
+    def _times_rate(self, v: Array) -> Array:
+        return v if isinstance(self._rate, float) else over_channels(self._rate, v) * v
+
+    def spectral_bounds(self) -> tuple[float, float]:
+        """Return bounds of the spectrum of A that cost nothing: Gershgorin's, halved when k is positive definite.
+
+        For a symmetric flow every eigenvalue lies between them; otherwise they bound its modulus from above.
+        """
+        low, high = (0.0, 0.0) if self.fidelity is None else self.fidelity.bounds()
+        return low, high + self.diffusion_bound()
+
+    @property
+    def safe_step(self) -> float:
+        """A step up to which explicit Euler is stable, known at no cost: 2 / the bound of A.
+
+        Without symmetry the eigenvalues of P lie in the unit disk, which gives 2 / (2 + max phi) in the degree metric.
+        """
+        low_high = self.spectral_bounds()
+        if self.symmetric:
+            return 2 / low_high[1]
+        return 2 / (2 + (0.0 if self.fidelity is None else self.fidelity.bounds()[1]))
+
+    def diffusion_bound(self) -> float:
+        """Return an upper bound of the spectrum of r (I - P): max r, or twice that when k may be indefinite."""
+        rate = 1.0
+        if not isinstance(self._rate, float):
+            rate = float(namespace(self._rate).max(self._rate))
+        definite = self.affinity.symmetric and self.affinity.positive_semidefinite
+        # What approximates a definite kernel has eigenvalues that are below 0 by its error at most.
+        return rate * min(1 + self.affinity.error_estimate, 2) if definite else 2 * rate
+
+    def energy(self, u: Array) -> float:
+        """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
+        now = self.at(u)
+        functional = now.functional
+        if functional is None:
+            return math.nan
+        try:
+            return functional.value(u, average=now.average(u))
+        except NumericalError:
+            return math.inf
+
+    def _replaced(self, affinity: Affinity, fidelity: Fidelity | None, u: Array) -> Self:
+        """Return a copy with this affinity, which was taken from the signal `u`."""
+        result = self._with(affinity, u)
+        result._take(affinity, fidelity)
+        return result
+
+
+def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
+    """Return a flow that is linear but for what `LinearFlow.more_than` names, or raise `InputError`."""
+    if not isinstance(flow, LinearFlow):
+        raise InputError(f"{name}: {flow!r} is not linear; {flow.advice}")
+    return flow
+
+
+@underflowing
+class GradientFlow(LinearFlow):
+    """Gradient flow of J or E, du/dt = -grad, in the L2 or in the degree metric.
+
+    Parameters
+    ----------
+    functional : J or E
+    metric : {'l2', 'degree'}
+        ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
+        du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work.
+    evolving : bool
+        Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
+        affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.
+    every : int
+        1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
+        is taken from the signal every n steps and frozen between. This splits the flow in time, which makes any
+        integrator one of order 1 in the time between two kernels, and no tolerance sees that error.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import E, Gaussian, GradientFlow, Grid, affinity, solve
+    >>> grid = Grid(64, spacing=1 / 64, boundary="periodic")
+    >>> f = np.sin(2 * np.pi * grid.nodes[:, 0])
+    >>> flow = GradientFlow(E(affinity(Gaussian(width=0.1), grid), f, fidelity=0.5, measure="degree"), metric="degree")
+    >>> solution = solve(flow, t=50.0)
+    >>> solution.success
+    True
+    """
+
+    def __init__(self, functional: J, metric: str = "l2", *, evolving: bool = False, every: int = 1) -> None:
+        if not isinstance(functional, J):
+            raise InputError(
+                f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)"
+            )
+        check_choice("metric", metric, METRICS)
+        super().__init__(
+            functional.affinity, metric, functional.fidelity_in(metric), functional.observed,
+            evolving=evolving, every=every,
+        )  # fmt: skip
+        self._functional = functional
+
+    @property
+    def functional(self) -> J:
+        """The functional that the flow descends."""
+        return self._functional
+
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        functional = self._functional.with_affinity(self._functional.given.update(u))
+        result = self._replaced(functional.affinity, functional.fidelity_in(self.metric), u)
+        result._functional = functional
+        return result
+
+    def __repr__(self) -> str:
+        kind = "evolving" if self.evolving else "frozen"
+        name = type(self._functional).__name__
+        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}, {self.affinity!r})"
+
+
+@underflowing
+class AttentionFlow(LinearFlow):
+    """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.
+
+    One Euler step of length 1 is an attention layer (with f: a NeuTRENO layer). For queries that differ from keys it is
+    not the gradient flow of any J unless P is reversible; with a symmetric affinity it is that of J or E in the degree
+    metric.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Used as it is, not symmetrised.
+    observed : array, optional
+        The signal f; needed when a fidelity is given.
+    fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
+        lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
+    evolving, every
+        As in `GradientFlow`.
+    """
+
+    def __init__(
+        self,
+        affinity: Affinity,
+        observed: Any = None,
+        fidelity: float | Array | Fidelity = 0.0,
+        *,
+        evolving: bool = False,
+        every: int = 1,
+    ) -> None:
+        if not isinstance(affinity, Affinity):
+            raise InputError(
+                f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
+            )
+        term: Fidelity | None = None
+        if observed is not None:
+            observed = affinity.check_signal("observed", observed)
+            term = as_fidelity(fidelity, observed, affinity)
+        elif not isinstance(fidelity, float | int) or fidelity != 0:
+            raise InputError("observed: the signal f is needed when a fidelity is given")
+        super().__init__(affinity, "degree", term, observed, evolving=evolving, every=every)
+
+    @property
+    def functional(self) -> J | None:
+        """J or E for a symmetric affinity, otherwise None."""
+        if not self.symmetric:
+            return None
+        if self.fidelity is None:
+            return J(self.affinity)
+        return E(self.affinity, self.observed, self.fidelity, measure="degree")
+
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
+        return self._replaced(self.affinity.update(u), self.fidelity, u)
+
+    def __repr__(self) -> str:
+        kind = "evolving" if self.evolving else "frozen"
+        return f"AttentionFlow({kind}, every={self.every}, {self.affinity!r})"
