@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-import types
 import warnings
 from pathlib import Path
 from typing import Any
@@ -65,10 +63,8 @@ class Denoiser:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
     """Put a stand-in in the place of the denoiser."""
-    module = types.ModuleType("nlflow.denoising")
     stand_in = Denoiser()
-    module.denoise = stand_in  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "nlflow.denoising", module)
+    monkeypatch.setattr("nlflow.denoising.denoise", stand_in)
     return stand_in
 
 

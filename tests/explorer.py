@@ -139,6 +139,14 @@ class Page:
         """Return the slider of a number."""
         return self.one(f'.nl-knob[data-name="{name}"] input[type=range]')
 
+    def choice(self, name: str) -> Any:
+        """Return the box in which one of a few words is chosen."""
+        return self.one(f".choice-{name}").shadow_root.find_element("css selector", "select")
+
+    def button(self, start: str) -> Any:
+        """Return the button whose text starts so."""
+        return next(one for one in self.all("button") if one.text.startswith(start))
+
     def requests(self) -> set[str]:
         """Return the addresses that the browser has asked for since the last call."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import nlflow
+from nlflow.backends.machine import folder_digest, git_state, source_digest
 from tests.commands import IMAGE, fails, run
 
 
@@ -28,9 +31,9 @@ def test_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append((out, progress))
         return "table"
 
-    module = types.ModuleType("nlflow.commands.demo")
+    module = types.ModuleType("nlflow.commands.demonstration")
     module.run_demo = run_demo  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "nlflow.commands.demo", module)
+    monkeypatch.setitem(sys.modules, "nlflow.commands.demonstration", module)
     assert run("demo").stdout == "table\n"
     run("demo", "--out", "there", "--quiet")
     assert calls == [(Path("demo-output"), False), (Path("there"), False)]
@@ -54,6 +57,16 @@ def test_info(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "memory limit           1 MiB" in run("info").stdout
     monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "much")
     assert "NLFLOW_MEMORY_LIMIT: got 'much'" in fails("info")
+
+
+def test_the_source_is_known() -> None:
+    """The digest is that of the whole package, and the commit that of the checkout in which it lies."""
+    package = Path(nlflow.__file__).parent
+    assert source_digest() == folder_digest(package)
+    state = git_state()
+    if (package.parents[1] / ".git").exists():
+        assert state is not None
+        assert re.fullmatch("[0-9a-f]{40}", state["commit"])
 
 
 def test_info_without_torch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

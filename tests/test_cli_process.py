@@ -73,7 +73,7 @@ def test_sigterm_where_ctrl_c_is_ignored() -> None:
     program = """
 import os, signal, time
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a shell has it for what runs in the background
-from nlflow.io.terminal import terminable
+from nlflow.backends.interrupts import terminable
 with terminable() as terminated:
     try:
         os.kill(os.getpid(), signal.SIGTERM)

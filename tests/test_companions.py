@@ -10,9 +10,10 @@ import pytest
 import tifffile
 from PIL import Image
 
+from nlflow.commands.jobs import find_companion
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io import files
-from nlflow.io.companions import find, read_map, read_mask, read_reference
+from nlflow.io.companions import read_map, read_mask, read_reference
 
 RNG = np.random.default_rng(4)
 WHERE = RNG.random((5, 8)) < 0.4
@@ -29,14 +30,13 @@ def media(shape: tuple[int, ...], axis: int | None = None, **more: Any) -> files
 def test_found_by_name(tmp_path: Path) -> None:
     for name in ("a.tif", "b.png", "b.tif", "c.txt"):
         (tmp_path / name).touch()
-    assert find("--mask", None, Path("a.png")) is None
-    assert find("--mask", tmp_path / "b.png", Path("a.png")) == tmp_path / "b.png"
-    assert find("--mask", tmp_path, Path("x/a.png")) == tmp_path / "a.tif"
-    assert find("--mask", tmp_path, Path("x/b.tif")) == tmp_path / "b.tif"
+    assert find_companion("--mask", tmp_path / "b.png", Path("a.png")) == tmp_path / "b.png"
+    assert find_companion("--mask", tmp_path, Path("x/a.png")) == tmp_path / "a.tif"
+    assert find_companion("--mask", tmp_path, Path("x/b.tif")) == tmp_path / "b.tif"
     with pytest.raises(FileFormatError, match="with 2 files called b, expected one for b"):
-        find("--mask", tmp_path, Path("b.jpg"))
+        find_companion("--mask", tmp_path, Path("b.jpg"))
     with pytest.raises(FileFormatError, match=r"with no file called c\.png or c"):
-        find("--mask", tmp_path, Path("c.png"))
+        find_companion("--mask", tmp_path, Path("c.png"))
 
 
 def test_painted_masks(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib import image
 
-from nlflow.commands.demo import run_demo
+from nlflow.commands.demonstration import run_demo
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from imageio.v3 import imwrite
+from PIL import Image
 
 from benchmarks import denoise_quality
 from benchmarks.denoising import report
@@ -120,7 +120,7 @@ def test_time_is_judged_on_one_thread_and_memory_for_every_preset() -> None:
 
 def test_files_hold_every_section_and_a_figure_of_the_crops(tmp_path: Path) -> None:
     (tmp_path / "Kodak24").mkdir()
-    imwrite(tmp_path / "Kodak24" / "kodim07.png", np.full((200, 200, 3), 90, np.uint8))
+    Image.fromarray(np.full((200, 200, 3), 90, np.uint8)).save(tmp_path / "Kodak24" / "kodim07.png")
     np.save(tmp_path / "crop.npy", np.full((96, 96, 3), 91, np.uint8))
     shown = {"crop": str(tmp_path / "crop.npy"), "place": [[16, 112], [16, 112]]}
     colour = [record(m, 30.0, image="kodim07", **shown) for m in (NLM_6, "balanced", "best")]
@@ -185,7 +185,7 @@ def test_a_result_is_computed_once_until_something_it_depends_on_changes(
     monkeypatch.setattr("benchmarks.denoising.tasks.denoisers", lambda kind: found)
     (tmp_path / "Set12").mkdir()
     path = tmp_path / "Set12" / "01.png"
-    imwrite(path, np.tile(np.arange(0, 200, 5, dtype=np.uint8), (40, 1)))
+    Image.fromarray(np.tile(np.arange(0, 200, 5, dtype=np.uint8), (40, 1))).save(path)
     task = Task("Set12", str(path), "ours", 25.0)
     first = Cache(tmp_path / "cache", "digest").result(task)
     assert first == Cache(tmp_path / "cache", "digest").result(task)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -109,8 +109,8 @@ def test_auto_falls_back_to_the_cpu(torch_module: Any, monkeypatch: pytest.Monke
 
 
 def test_the_command_line_has_the_same_names() -> None:
-    assert tuple(cli_study.DeviceName) == DEVICES
-    assert tuple(cli_study.Dtype) == DTYPES
+    assert get_args(cli_study.DeviceName) == DEVICES
+    assert get_args(cli_study.Dtype) == DTYPES
 
 
 # ---- studies on tensors

@@ -26,6 +26,7 @@ from nlflow.errors import (
     check_number,
     format_bytes,
     memory_limit,
+    shortened,
 )
 
 
@@ -316,3 +317,11 @@ def test_number_below_an_upper_end(value):
 def test_number_beyond_an_upper_end(value):
     with pytest.raises(InputError, match=r"share: got .*, expected a finite real number >= 0 and < 1"):
         check_number("share", value, minimum=0, below=1)
+
+
+def test_long_texts_are_shortened() -> None:
+    assert shortened("  two\n lines ") == "two lines"
+    assert shortened("x" * 160) == "x" * 160
+    assert shortened("x" * 161) == "x" * 157 + "..."
+    assert shortened("abcdefgh", 6) == "abc..."
+    assert shortened(ValueError()) == "ValueError"

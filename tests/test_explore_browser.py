@@ -122,7 +122,7 @@ def test_undo_swipe_and_blink(page: Page) -> None:
     picture = seen(page, "result")
     page.settled(lambda: page.knob("sigma").send_keys(keys("HOME")))
     assert not np.array_equal(seen(page, "result"), picture)
-    undo = next(one for one in page.all(".nl-action button") if one.text == "Undo to defaults")
+    undo = page.button("Undo to defaults")
     page.settled(undo.click)
     assert np.array_equal(seen(page, "result"), picture)
     frame, divider = page.one(".frame"), page.one(".divider")
@@ -148,7 +148,7 @@ def test_files_are_opened_and_saved(page: Page, place: Path, monkeypatch: pytest
         [sys.executable, "-m", "nlflow.commands.main", *words[1:]], cwd=place, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    save = next(one for one in page.all(".nl-action button") if one.text.startswith("Download result"))
+    save = page.button("Download result")
     page.settled(save.click)
     saved = place / "downloads" / "a-denoised.png"
     page.wait(saved.exists, "the file")
@@ -183,10 +183,10 @@ def test_a_large_picture_is_shown_in_part_and_a_long_run_can_be_ended(page: Page
     assert "pixels 0–255 × " in page.one("p.part").text
     assert "Compute in full" not in page.python()
     picture = seen(page, "result")
-    quality = page.one('.nl-chooser[data-name="quality"] select')
+    quality = page.choice("quality")
     page.settled(lambda: quality.send_keys("balanced"))
     assert page.knob("steps").get_attribute("disabled")
-    full = next(one for one in page.all(".nl-action button") if one.text == "Compute in full")
+    full = page.button("Compute in full")
     quality.send_keys("best")
     page.wait(lambda: page.kind() == "busy", "the long run")
     full.click()
@@ -221,7 +221,7 @@ def test_a_sound_is_shown_as_lines(page: Page, place: Path, monkeypatch: pytest.
 
 def test_the_flow(page: Page) -> None:
     page.tab("Flow")
-    page.wait(lambda: page.all('.nl-chooser[data-name="signal"]') and page.kind() == "done", "the flows")
+    page.wait(lambda: page.all(".choice-signal") and page.kind() == "done", "the flows")
     copied = executed(page.python())
     shown = page.numbers()
     assert shown["slowest rate μ₂ of J"].startswith(f"{copied['rate']:.4g}: ")
@@ -235,7 +235,7 @@ def test_the_flow(page: Page) -> None:
     words = title.text
     page.knob("frame").send_keys(keys("HOME"))
     page.wait(lambda: page.all(".chart figcaption")[0].text == "the signal at t = 0", words)
-    page.settled(lambda: page.one('.nl-chooser[data-name="signal"] select').send_keys("a disc"))
+    page.settled(lambda: page.choice("signal").send_keys("a disc"))
     assert len(page.all("img")) == 4
     assert executed(page.python())["observed"].shape == (32, 32)
 
@@ -255,7 +255,7 @@ def test_the_layers(page: Page, place: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert any(
                 cell.startswith(f"{layer}, head {head}: ") and float(cell.split()[-1]) == value for cell in cells
             )
-    page.one('.nl-chooser[data-name="run"] select').send_keys("NeuTRENO")
+    page.choice("run").send_keys("NeuTRENO")
     page.wait(lambda: "NeuTRENO" in page.all(".chart figcaption")[-1].text, "the other run")
     assert page.command() == "nonlocal explore --trace result.json"
 
@@ -272,6 +272,19 @@ def test_tabs_and_parts_are_reached_by_keyboard(page: Page) -> None:
         label = page.driver.execute_script("return arguments[0].labels.length || arguments[0].ariaLabel", element)
         assert label, element.get_attribute("outerHTML")
         assert int(element.get_attribute("tabIndex")) >= 0
+
+
+def test_names_in_files_are_no_html(page: Page, place: Path) -> None:
+    """Names come from outside: they are shown letter by letter, as text."""
+    name = "<img src=x onerror=\"document.title='taken over'\"> &lt;b&gt; &amp; $x$"
+    text = json.dumps({**layers_report(), "kind": name}).replace('"layer.1"', json.dumps(name))
+    (place / "odd.json").write_text(text)
+    page.tab("Layers")
+    page.wait(lambda: page.all('.drop[data-name="trace"]'), "the tab")
+    assert send(page, place / "odd.json", "trace") == f"odd.json: {name}, 2 run(s), 17 tokens"
+    page.wait(lambda: name in [one.text for one in page.all("table.numbers th")], "the name")
+    assert page.all("table.numbers img, .nl-status img") == []
+    assert page.driver.title == "nonlocal explore"
 
 
 @pytest.mark.parametrize("name", ["Denoise", "Flow", "Layers"])

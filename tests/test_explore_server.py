@@ -29,6 +29,7 @@ from tests.explorer import serving
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
+from nlflow.explorer import widgets  # noqa: E402
 from nlflow.explorer.denoise_tab import DenoiseTab  # noqa: E402
 from nlflow.explorer.desk import Desk  # noqa: E402
 from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
@@ -270,32 +271,64 @@ def test_a_broken_file_gives_a_message_and_the_picture_stays(desk: Desk) -> None
     assert "camera.png" in settle(tab)
     items = tab.pictures.shown
     content = base64.b64encode(b"no picture").decode()
-    tab.upload._take({"name": "../x.png", "content": content})
+    tab.upload._handle_msg({"name": "../x.png", "content": content})
     assert settle(tab, "error").startswith("x.png: got content that is no PNG")
-    tab.upload._take({"name": "x.png", "content": "***"})
+    tab.upload._handle_msg({"name": "x.png", "content": "***"})
     assert "base64" in settle(tab, "error")
-    tab.upload._take({"name": "x.png", "size": 5e9})
+    tab.upload._handle_msg({"name": "x.png", "size": 5e9})
     assert "expected at most 9.766 KiB" in settle(tab, "error")
-    tab.upload._take({"name": "x.png", "content": base64.b64encode(bytes(10_001)).decode()})
+    tab.upload._handle_msg({"name": "x.png", "content": base64.b64encode(bytes(10_001)).decode()})
     assert "--max-upload" in settle(tab, "error")
-    tab.upload._take({"name": "x.png", "unreadable": True})
+    tab.upload._handle_msg({"name": "x.png"})
     assert "cannot read" in settle(tab, "error")
     assert tab.pictures.shown == items
 
 
 def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     tab = DenoiseTab(desk, example())
-    tab.knobs["sigma"]._take({"value": 1e9, "chosen": False, "serial": 1})
+    tab.knobs["sigma"]._handle_msg({"value": 1e9, "chosen": False, "move": 1})
     assert tab.settings(full=False).sigma == 80
-    tab.knobs["sigma"]._take({"value": -1e9, "chosen": False, "serial": 2})
+    tab.knobs["sigma"]._handle_msg({"value": -1e9, "chosen": False, "move": 2})
     assert tab.settings(full=False).sigma == 0.5
-    tab.quality._take("worst")
+    with pytest.raises(ValueError, match="worst not in list"):
+        tab.quality._process_events({"value": "worst"})
     assert tab.settings(full=False).quality == "fast"
-    tab.quality._take("best")
-    tab.knobs["steps"]._take({"value": 7, "chosen": False, "serial": 3})
+    tab.quality._process_events({"value": "best"})
+    tab.knobs["steps"]._handle_msg({"value": 7, "chosen": False, "move": 3})
     assert tab.settings(full=False).steps is None  # best has none
-    tab._undo()
+    tab.undo()
     assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
+
+
+def test_parts_beside_each_other_keep_their_least_width() -> None:
+    narrow = widgets.columns(widgets.heading("a"), widgets.heading("b"), weights=(1, 2), least=120)
+    assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "2 1 240px"]
+    assert {part.styles["min-width"] for part in narrow} == {"min(120px, 100%)"}
+
+
+def test_a_choice_keeps_what_is_chosen_where_it_can() -> None:
+    moves: list[Any] = []
+    one = widgets.choice("run", "run", {}, lambda: moves.append(one.value))
+    widgets.offer(one, {"0": "as it is", "1": "with it"})
+    one.value = "1"
+    widgets.offer(one, {"1": "with it", "2": "more"})
+    assert one.value == "1"
+    widgets.offer(one, {"0": "as it is"})
+    assert (one.value, one.options) == ("0", {"as it is": "0"})
+    assert moves == ["0", "1", "0"]
+
+
+def test_what_has_not_changed_is_not_sent(desk: Desk) -> None:
+    tab, changes = DenoiseTab(desk, example()), []
+    for knob in tab.knobs.values():
+        knob.param.watch(changes.append, "shown")
+    tab.start()
+    settle(tab)
+    assert len(changes) <= len(tab.knobs)  # what was chosen
+    changes.clear()
+    tab.start()
+    settle(tab)
+    assert changes == []
 
 
 def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:
@@ -306,7 +339,7 @@ def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:
     layers = LayersTab(desk)
     layers.start()
     assert "nonlocal attention" in layers.status.shown["words"]
-    layers.upload._take({"name": "r.json", "content": base64.b64encode(b"[]").decode()})
+    layers.upload._handle_msg({"name": "r.json", "content": base64.b64encode(b"[]").decode()})
     assert "r.json: got" in settle(layers, "error")
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -209,7 +211,7 @@ def test_the_command_of_a_flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     result = flow_view.compute(settings)
     with np.load("flow.npz") as saved:
         for name in saved:
-            shown = getattr(result, "equilibrium" if name == "limit" else name)
+            shown = getattr(result, name)
             assert np.array_equal(saved[name], shown), name
         assert {"t", "j", "e", "limit", "kept", "bounds", "rate"} <= set(saved)
 
@@ -282,9 +284,8 @@ def test_python_of_a_flow_has_the_bits_of_the_view(words: dict[str, Any]) -> Non
     assert shares[-1] == 1.0
     copied = executed(flow_view.as_python(settings))
     for name in ("observed", "t", "j", "e", "energy_j", "energy_e", "distance_j", "distance_e", "remaining", "rate",
-                 "rate_e", "kept", "bounds"):  # fmt: skip
+                 "rate_e", "limit", "kept", "bounds"):  # fmt: skip
         assert np.array_equal(copied[name], getattr(result, name)), name
-    assert np.array_equal(copied["limit"], result.equilibrium)
 
 
 def test_the_predicted_rate_is_that_of_the_flow() -> None:
@@ -410,7 +411,57 @@ def test_large_layers_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         layers_view.read_layers(tmp_path / "missing.json")
 
 
+# ---- the texts that are copied
+
+
+def imported(text: str) -> set[str]:
+    """Return the names of this package that a program imports."""
+    lines = [one for one in ast.walk(ast.parse(text)) if isinstance(one, ast.ImportFrom | ast.Import)]
+    assert not any(name.name.startswith("nlflow") for one in lines if isinstance(one, ast.Import) for name in one.names)
+    found = [one for one in lines if isinstance(one, ast.ImportFrom) and (one.module or "").startswith("nlflow")]
+    return {f"{one.module}.{name.name}" for one in found for name in one.names}
+
+
+def test_copied_texts_use_names_that_the_manual_lists(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    picture = sources.open_source(small_image(Path("a.png"))).with_clean("clean-a.png", "clean-a.png")
+    sound = sources.open_source(small_sound(Path("a.wav"))).with_clean("a.wav", "a.wav")
+    np.save("a.npy", RNG.normal(size=(9, 9)))
+    all_sources = [sources.example(), picture, sound, sources.open_source("a.npy")]
+    texts = [denoising_view.as_python(DenoiseSettings(), one) for one in all_sources]
+    for signal in ("steps", "waves", "disc", "photograph"):
+        for kernel in ("Gaussian", "Laplace", "TopHat"):
+            texts.append(flow_view.as_python(FlowSettings(signal=signal, kernel=kernel)))
+    Path("result.json").write_text(json.dumps(layers_report()))
+    texts.append(layers_view.as_python(layers_view.read_layers("result.json"), "cosine"))
+    used = set.union(*map(imported, texts))
+    assert {"nlflow.denoise", "nlflow.solve", "nlflow.io.files.read"} <= used
+    docs = Path(__file__).parents[1] / "docs"
+    listed = {f"nlflow.{line.strip()}" for line in (docs / "reference" / "index.rst").read_text().splitlines()}
+    listed |= set(re.findall(r"`(nlflow\.[\w.]+)`", (docs / "explorer.md").read_text()))
+    assert used <= listed, used - listed
+
+
 # ---- uploads
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        ({"name": "../x.png", "content": "***"}, "x.png: got content that is no base64"),
+        ({"name": "x.png", "content": 3}, "x.png: got content that is no base64"),
+        ({"name": "x.png", "content": "é"}, "x.png: got content that is no base64"),
+        ({"name": "x.png", "size": 5e9}, "x.png: got 4.657 GiB, expected at most 64 MiB; start with a larger"),
+        ({"name": "x.png"}, "x.png: got a file that the browser cannot read"),
+    ],
+)
+def test_messages_without_a_file_are_refused(data: dict[str, Any], expected: str) -> None:
+    with pytest.raises(InputError, match=re.escape(expected)):
+        uploads.unpacked(data, uploads.Limits())
+
+
+def test_messages_with_a_file_are_unpacked() -> None:
+    assert uploads.unpacked({"name": "C:\\x\\y.png", "content": "AAEC"}, uploads.Limits()) == ("y.png", b"\0\1\2")
 
 
 @pytest.mark.parametrize(
@@ -595,7 +646,7 @@ def test_jobs_can_be_cancelled(worker: Worker) -> None:
 
     worker.submit(("a", "tab"), Job(endless, lambda job: done.append("late")))
     assert began.wait(30)
-    worker.cancel(("a", "tab"))
+    worker.cancel_all(lambda key: key == ("a", "tab"))
     assert ended.wait(30)
     began.clear()
     ended.clear()

@@ -363,15 +363,67 @@ def test_16_bit_colour_png_is_refused_not_reduced(tmp_path: Path, colour: int, c
     np.testing.assert_array_equal(files.read(tmp_path / "g.png").data, samples("u2", (5, 7)))
 
 
-def test_16_bit_tiff_that_only_pillow_decodes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", samples("u2", (5, 7, 3)), photometric="rgb")
+@pytest.mark.parametrize("compression", ["lzw", "zstd", "lzma"])
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+def test_compressed_tiff_keeps_all_bits(tmp_path: Path, compression: str, dtype: str) -> None:
+    values = samples(dtype, (16, 24, 3))
+    tifffile.imwrite(tmp_path / "a.tif", values, photometric="rgb", compression=compression)
+    np.testing.assert_array_equal(files.read(tmp_path / "a.tif").data, values)
 
-    def refuse(*args: Any, **kwargs: Any) -> None:
-        raise ValueError("<COMPRESSION.LZW: 5> requires the 'imagecodecs' package")
 
-    monkeypatch.setattr(tifffile.TiffPageSeries, "asarray", refuse)
-    with pytest.raises(FileFormatError, match="uncompressed"):
-        files.read(tmp_path / "a.tif")
+@pytest.mark.parametrize("options", [{}, {"rowsperstrip": 8}, {"tile": (16, 16)}, {"planarconfig": "separate"}])
+def test_tiff_of_jpeg_parts(tmp_path: Path, options: dict[str, Any]) -> None:
+    values = (np.indices((601, 503, 3))[1] // 2).astype("u1")
+    separate = "planarconfig" in options
+    tifffile.imwrite(
+        tmp_path / "a.tif", np.moveaxis(values, -1, 0) if separate else values, photometric="rgb", compression="jpeg",
+        compressionargs={"level": 95}, **options,
+    )  # fmt: skip
+    data = files.read(tmp_path / "a.tif").data
+    assert np.abs(data.astype(int) - values).max() <= 12
+
+
+def test_tiff_parts_that_unfold_to_more_than_their_place_are_refused(tmp_path: Path) -> None:
+    """Their decoders would take the memory that the part asks for, whatever the header of the file says."""
+    path = tmp_path / "a.tif"
+    tifffile.imwrite(path, samples("u1", (16, 24, 3)), photometric="rgb", compression="jpeg")
+    whole = path.read_bytes()
+    frame = struct.pack(">HH", 16, 24)
+    assert whole.count(b"\x08" + frame) == 1
+    path.write_bytes(whole.replace(b"\x08" + frame, b"\x08" + struct.pack(">HH", 60000, 60000)))
+    with pytest.raises(FileFormatError, match="a JPEG part of 3600000000 pixels in the place of 384"):
+        files.read(path)
+    for compression in ("lerc", "jpeg2000", "webp", "jpegxl"):
+        tifffile.imwrite(path, samples("u1", (16, 24, 3)), photometric="rgb", compression=compression)
+        with pytest.raises(FileFormatError, match=r"got compression .*save it uncompressed, or with LZW"):
+            files.read(path)
+
+
+def test_tiff_of_faxes(tmp_path: Path) -> None:
+    bits = np.arange(16 * 24).reshape(16, 24) % 5 == 0
+    for compression in ("group3", "group4"):
+        Image.fromarray(bits).save(tmp_path / "a.tif", compression=compression)
+        np.testing.assert_array_equal(files.read(tmp_path / "a.tif").data, np.where(bits, 255, 0))
+
+
+@pytest.mark.parametrize("compression", [None, "tiff_lzw", "jpeg"])
+def test_tiff_in_other_colours(tmp_path: Path, compression: str | None) -> None:
+    """What tifffile decodes and Pillow turns into RGB is what Pillow alone makes of the file."""
+    ramp = Image.fromarray(np.indices((16, 24, 3))[1].astype("u1") * 4)
+    for mode in ("CMYK", "YCbCr"):
+        ramp.convert(mode).save(tmp_path / "a.tif", compression=compression)
+        media = files.read(tmp_path / "a.tif")
+        assert np.abs(media.data.astype(int) - np.asarray(ramp)).max() <= (12 if compression == "jpeg" else 2)
+        with Image.open(tmp_path / "a.tif") as image:
+            np.testing.assert_array_equal(media.data, np.asarray(image.convert("RGB")))
+
+
+def test_tiff_that_would_lose_bits_is_refused(tmp_path: Path) -> None:
+    for photometric, count in (("separated", 4), ("cielab", 3)):
+        values = samples("u2", (5, 7, count))
+        tifffile.imwrite(tmp_path / "a.tif", values, photometric=photometric, planarconfig="contig")
+        with pytest.raises(FileFormatError, match=rf"got uint16 samples, {count} a pixel.*as grey or RGB"):
+            files.read(tmp_path / "a.tif")
 
 
 def test_several_images_in_a_file(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from nlflow import FileFormatError, InputError
-from nlflow.commands.batches import Job
-from nlflow.commands.ledger import Ledger
+from nlflow.commands.denoise_folder import Ledger
+from nlflow.commands.jobs import Job
 from nlflow.io.encoding import misfit
 from nlflow.io.storage import load_record, save_record
 

@@ -22,7 +22,6 @@ import zarr
 from distributed import Client, LocalCluster
 
 from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWarning, Patch, affinity, denoise
-from nlflow.backends.numba import loading
 from nlflow.denoising.large import denoise_array, denoise_store, open_image
 from nlflow.denoising.large import store as storing
 from nlflow.denoising.large.survey import Blocks, estimated, statistics
@@ -213,16 +212,8 @@ def test_weights_have_the_same_bits_stored_or_not_and_in_parts(patch_size: int, 
 
 @pytest.mark.parametrize("layer", ["default", "workqueue"])
 def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPatch):
-    """Numba's own pool must not be entered twice; with it, blocks wait for each other."""
+    """With Numba's own pool, which must not be entered twice, blocks wait for each other; see test_threads."""
     monkeypatch.setattr("numba.config.THREADING_LAYER", layer)
-    loading._thread_safe.cache_clear()
-    try:
-        with loading.one_thread():
-            assert loading._LOCK.locked() == (not loading._thread_safe())
-        if layer == "workqueue":
-            assert not loading._thread_safe()
-    finally:
-        loading._thread_safe.cache_clear()
     with dask.config.set(scheduler="threads", num_workers=4):
         result = denoise_array(da.from_array(GREY, chunks=(50, 50)), 20.0, quality="fast", steps=1).compute()
     np.testing.assert_array_equal(result, denoise(GREY, 20.0, quality="fast", steps=1))
@@ -339,6 +330,17 @@ def write(path: Path, image: Floats, chunk: int, **words: Any) -> Path:
 def read(path: Path) -> Any:
     array: Any = zarr.open(path, mode="r")
     return np.asarray(array[:])
+
+
+def test_compressed_tiff_files(tmp_path: Path):
+    image = np.clip(GREY, 0, 255).astype(np.uint8)
+    for compression in ("lzw", "zstd"):
+        tifffile.imwrite(tmp_path / "a.tif", image, compression=compression, tile=(64, 64))
+        found, _ = open_image(tmp_path / "a.tif", block=64)
+        np.testing.assert_array_equal(found.compute(), image)
+    tifffile.imwrite(tmp_path / "a.tif", image, compression="lerc")
+    with pytest.raises(FileFormatError, match="save it uncompressed, or with LZW"):
+        open_image(tmp_path / "a.tif", block=64)
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.backends.threads import one_torch_thread
 from validation.harness import CannotRunError, Context, Outcome
 
 CHECKPOINTS = Path(__file__).parent / "checkpoints"
@@ -60,13 +61,9 @@ def on_one_thread(run: Callable[[Context], Outcome]) -> Callable[[Context], Outc
 
     @wraps(run)
     def alone(context: Context) -> Outcome:
-        torch, _ = libraries()
-        before = torch.get_num_threads()
-        torch.set_num_threads(1)
-        try:
+        libraries()
+        with one_torch_thread():
             return run(context)
-        finally:
-            torch.set_num_threads(before)
 
     return alone
 

@@ -13,11 +13,12 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nlflow.backends.interrupts import stopping
 from nlflow.backends.machine import environment, provenance
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.storage import locked
-from nlflow.io.terminal import echo, plain, stopping
+from nlflow.io.terminal import echo, plain
 from nlflow.plotting import render
 from nlflow.studies.cases import Case, run_cases
 from validation.claims import all_claims

@@ -28,6 +28,8 @@ __all__ = [
     "check_number",
     "format_bytes",
     "memory_limit",
+    "physical_memory",
+    "shortened",
 ]
 
 
@@ -63,9 +65,14 @@ class NlflowWarning(UserWarning):
     """An argument was adapted (a window shrunk, say); the message says how."""
 
 
+def shortened(value: object, most: int = 160) -> str:
+    """Return what a message shows of a value, or of an error: one line of at most `most` characters."""
+    text = " ".join(str(value).split()) or type(value).__name__
+    return text if len(text) <= most else text[: most - 3] + "..."
+
+
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."
+    return shortened(repr(value), 60)
 
 
 def check_number(
@@ -233,10 +240,15 @@ def memory_limit() -> int:
             return int(check_number("NLFLOW_MEMORY_LIMIT", float(given), minimum=1))
         except ValueError as error:
             raise InputError(f"NLFLOW_MEMORY_LIMIT: got {given!r}, expected a number of bytes >= 1") from error
+    return (physical_memory() or 2**34) // 2  # where it is unknown: a size that most machines have
+
+
+def physical_memory() -> int | None:
+    """Return the machine's memory in bytes; None where the system, one that is not POSIX, does not say."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    except (AttributeError, OSError, ValueError):  # not a POSIX system: a size that most machines have
-        return 8 * 2**30
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return None
 
 
 def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:

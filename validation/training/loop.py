@@ -16,10 +16,11 @@ from torch.optim import AdamW
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 from tqdm import tqdm
 
+from nlflow.backends.interrupts import handling
 from nlflow.errors import InputError
 from nlflow.io.atomic import make_folder
 from nlflow.io.storage import locked
-from nlflow.io.terminal import handling, plain
+from nlflow.io.terminal import plain
 from validation.training.record import RECORD, read_record, write_record
 from validation.training.state import finite, load_state, save_state, states, write_tensors
 from validation.training.task import Plan, Task

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from nlflow.errors import FileFormatError
+from nlflow.errors import FileFormatError, shortened
 from nlflow.io.atomic import write_atomic
 from nlflow.io.checkpoints import Checkpoints, Fits
 
@@ -90,9 +90,8 @@ def load_state(kept: Checkpoints, fits: Fits, model: nn.Module, optimizer: Any, 
         optimizer.load_state_dict({"state": moments, "param_groups": groups})
         scheduler.load_state_dict(meta.pop("scheduler"))
     except (RuntimeError, KeyError, ValueError, TypeError, AttributeError) as error:
-        reason = " ".join(str(error).split())[:200]
         raise FileFormatError(
-            f"{kept.path}: got the state of another model ({reason}); remove it to start afresh"
+            f"{kept.path}: got the state of another model ({shortened(error)}); remove it to start afresh"
         ) from error
     return meta
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.affinities.blas import one_thread, over_tiles
+from nlflow.affinities.blas import over_tiles
+from nlflow.backends.threads import one_blas_thread
 from nlflow.errors import NumericalError
 
 __all__ = ["BLOCK", "Bound", "Factor", "Sum", "degrees", "factorise", "gram_product"]
@@ -350,7 +351,7 @@ def _extend(
         with np.errstate(over="ignore", under="ignore"):  # far apart means exp(-inf) = 0
             return np.asarray(np.exp(log_matrix(x, y)))
 
-    with one_thread():
+    with one_blas_thread():
         rows = factor.rows(drawn)
         matrix = factor.remainder(kernel(points[drawn], points[drawn]), rows, rows)
         # What was followed by subtraction is corrected by what was just computed, so that no point that has nothing

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from nlflow.affinities.base import Affinity
-from nlflow.affinities.table import kernel_table, table_symbol, workers, wrap
+from nlflow.affinities.table import kernel_table, table_symbol, wrap
+from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
 from nlflow.kernels import RadialKernel
@@ -59,7 +60,7 @@ class ConvolutionAffinity(Affinity):
             self._lengths = tuple(
                 fft.next_fast_len(n + s // 2, real=True) for n, s in zip(grid.shape, table.shape, strict=True)
             )
-            self._symbol = fft.rfftn(wrap(table, self._lengths), workers=workers()).real.copy()
+            self._symbol = fft.rfftn(wrap(table, self._lengths), workers=cores()).real.copy()
             self._degrees = self._convolve(np.ones(grid.shape))
         else:
             self._lengths = grid.shape
@@ -77,7 +78,7 @@ class ConvolutionAffinity(Affinity):
     def _convolve(self, u: NDArray[Any]) -> NDArray[Any]:
         symbol = self._symbol_for(u.dtype)
         symbol = symbol.reshape(symbol.shape + (1,) * (u.ndim - symbol.ndim))
-        threads = workers()
+        threads = cores()
         if self._grid.boundary == "reflect":
             transformed = fft.dctn(u, type=2, axes=self._axes, workers=threads)
             transformed *= symbol

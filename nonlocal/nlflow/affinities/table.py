@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-import os
 import warnings
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
+from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
 from nlflow.kernels import RadialKernel
 
-__all__ = ["CUT", "kernel_table", "table_radius", "table_symbol", "warn_shrunk", "workers", "wrap"]
+__all__ = ["CUT", "kernel_table", "table_radius", "table_symbol", "warn_shrunk", "wrap"]
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
@@ -73,21 +73,16 @@ def kernel_table(
         return np.asarray(np.exp(kernel.log_profile(squared)))
 
 
-def workers() -> int:
-    """Return the threads for transforms; the result does not depend on it, since each line is one thread's."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
 def table_symbol(table: NDArray[np.float64], grid: Grid) -> NDArray[np.float64]:
     """Return the eigenvalues of the sum with a table on a periodic or reflecting grid, that of constants first.
 
     In the layout of `scipy.fft.rfftn` for periodic grids, of the cosine transform of type 2 for reflecting ones.
     """
     if grid.boundary == "periodic":
-        return np.asarray(fft.rfftn(wrap(table, grid.shape), workers=workers()).real)
+        return np.asarray(fft.rfftn(wrap(table, grid.shape), workers=cores()).real)
     # A table that is even along each axis has the cosine symbol that a grid of twice the length has in Fourier.
     doubled = tuple(2 * n for n in grid.shape)
-    full = fft.rfftn(wrap(table, doubled), workers=workers()).real
+    full = fft.rfftn(wrap(table, doubled), workers=cores()).real
     return np.ascontiguousarray(full[tuple(slice(n) for n in grid.shape)])
 
 

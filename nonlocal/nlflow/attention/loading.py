@@ -19,7 +19,7 @@ from nlflow.attention.adapters import transformers_library
 from nlflow.attention.dispatch import TERMS
 from nlflow.attention.registry import attach
 from nlflow.attention.stored import check_declared, check_whole
-from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, shortened
 
 __all__ = ["attach_as_trained", "image_inputs", "load_model", "no_bars", "text_inputs", "token_inputs"]
 
@@ -92,7 +92,7 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
                 dtype=torch.float32,
             )
     except Exception as error:  # loaders fail in many ways: OSError, KeyError, SafetensorError, ValueError ...
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = shortened(error, 300)
         if offline:
             raise FileFormatError(
                 f"{source}: got a folder that cannot be loaded ({reason}), expected a model of transformers "
@@ -213,7 +213,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
             str(source), local_files_only=Path(source).exists(), trust_remote_code=False
         )
     except Exception as error:  # as in load_model
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        reason = shortened(error, 200)
         raise InputError(
             f"text: got a text for {source}, which has no tokenizer ({reason}); expected tokenizer.json beside the "
             "weights; give tokens or an image instead"

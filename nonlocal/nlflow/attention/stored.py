@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from nlflow.attention.adapters import transformers_library
-from nlflow.errors import FileFormatError, check_memory, format_bytes
+from nlflow.errors import FileFormatError, check_memory, format_bytes, shortened
 
 __all__ = ["check_declared", "check_whole"]
 
@@ -105,10 +105,9 @@ def _labels(path: Path) -> int:
 
 
 def _damaged(path: Path, error: Exception) -> FileFormatError:
-    reason = " ".join(str(error).split())[:300] or type(error).__name__
     return FileFormatError(
-        f"{path.parent}: got a folder that cannot be loaded ({path.name}: {reason}), expected a model of transformers; "
-        "save it again with model.save_pretrained(folder)"
+        f"{path.parent}: got a folder that cannot be loaded ({path.name}: {shortened(error, 300)}), expected a model "
+        "of transformers; save it again with model.save_pretrained(folder)"
     )
 
 

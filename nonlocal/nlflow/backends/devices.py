@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.backends.threads import one_torch_thread
 from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, memory_limit
 
 __all__ = ["CPU", "DEVICES", "DTYPES", "Device", "choose_device", "found_devices"]
@@ -88,19 +89,17 @@ class Device:
     def guarded(self, nodes: int, width: int, channels: int, dtype: str) -> Iterator[None]:
         """Turn a device's "out of memory" into `MemoryLimitError`, and let torch compute on one thread of the CPU.
 
-        Estimates may be wrong, and others take memory of the same device. Bits of sums depend on the number of threads.
+        Estimates may be wrong, and other programs use memory of the same device. The last bits of sums depend on the
+        number of threads.
         """
-        torch, free = _torch(), self.free_bytes()
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
+        free = self.free_bytes()
         try:
-            yield
+            with one_torch_thread():
+                yield
         except RuntimeError as error:  # which torch.OutOfMemoryError is; other devices raise nothing more special
             if not any(words in str(error).lower() for words in ("out of memory", "can't allocate memory")):
                 raise
             raise self._too_large(nodes, width, channels, dtype, free, nodes // 2) from error
-        finally:
-            torch.set_num_threads(threads)
 
     def _too_large(self, nodes: int, width: int, channels: int, dtype: str, free: int, most: int) -> MemoryLimitError:
         fits = min(_largest(width, channels, dtype, free), most)
@@ -122,14 +121,13 @@ def choose_device(name: str) -> Device:
     Parameters
     ----------
     name : {'auto', 'cpu', 'cuda', 'mps', 'cpu-tensors'}
-        ``auto``: CUDA where it is, otherwise the CPU. A device that is asked for by its name is never replaced by
-        another.
+        ``auto``: CUDA if there is one, otherwise the CPU. A device that is named is never replaced by another.
 
     Raises
     ------
     InputError
-        When torch is not installed, when there is no such device, naming those that there are, and for ``mps``:
-        energies and inner products are added up in float64, which it does not have.
+        If torch is not installed, and if there is no such device (the message names those that exist). Also for
+        ``mps``: energies and inner products are added up in float64, which it does not have.
     """
     check_choice("device", name, DEVICES)
     if name == "cpu":

@@ -1,4 +1,7 @@
-"""Ctrl-C where Python cannot raise it."""
+"""Signals that end a command: Ctrl-C and SIGTERM, and Ctrl-C where Python cannot raise it.
+
+Signals arrive in the main thread alone; in others there is nothing to do.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +9,82 @@ import _thread
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["delivered"]
+__all__ = ["delivered", "handling", "stopping", "terminable"]
 
 _LATER = 0.01  # seconds
 
 
 @contextmanager
-def delivered() -> Iterator[None]:
-    """Deliver Ctrl-C again that came in a callback of compiled code, of LLVM while it loads a loop for instance.
+def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
+    """Let `handler` answer a signal as long as the context lasts."""
+    try:
+        before = signal.signal(number, handler)
+    except ValueError:  # not the main thread
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
-    Nothing can be raised there: Python would print a trace, and go on as if nobody had asked. Signals are answered in
-    the main thread, so that in others there is nothing to do.
+
+@contextmanager
+def terminable() -> Iterator[Callable[[], bool]]:
+    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
+
+    Yields a function that tells whether it came. A second one ends the process at once.
+    """
+    came = False
+
+    def end(number: int, frame: Any) -> None:
+        nonlocal came
+        came = True
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if callable(signal.getsignal(signal.SIGINT)):
+            signal.raise_signal(signal.SIGINT)
+        else:  # shells ignore it for what runs in the background
+            signal.default_int_handler(number, frame)
+
+    with handling(signal.SIGTERM, end):
+        yield lambda: came
+
+
+@contextmanager
+def stopping() -> Iterator[Callable[[], None]]:
+    """Let Ctrl-C end a command even if a flow inside catches it and returns what it has reached.
+
+    Yields a function that raises `KeyboardInterrupt` if there was one; it is called at the end in any case.
+    """
+    stopped = False
+
+    def remember(number: int, frame: Any) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.default_int_handler(number, frame)
+
+    def look() -> None:
+        if stopped:
+            raise KeyboardInterrupt
+
+    with handling(signal.SIGINT, remember):
+        yield look
+    look()
+
+
+@contextmanager
+def delivered() -> Iterator[None]:
+    """Send a Ctrl-C again that came while compiled code called Python, as LLVM does while it loads a loop.
+
+    Nothing can be raised there: Python would print a trace and go on.
 
     Raises
     ------
     KeyboardInterrupt
-        At the end, if it was not delivered before.
+        At the end, if it was not raised before.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,14 +110,14 @@ def delivered() -> Iterator[None]:
 
 
 class _Again:
-    """One signal that is to come a moment later, and comes once or is taken back."""
+    """A signal that is sent a moment later; it comes once, or is withdrawn."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._waiting = False
 
     def ask(self) -> None:
-        """Let it come, unless it is on its way."""
+        """Send the signal later, unless it is waiting already."""
         with self._lock:
             if self._waiting:
                 return
@@ -74,14 +133,14 @@ class _Again:
                 _interrupt()
 
     def withdraw(self) -> bool:
-        """Take it back, and return whether it was still to come."""
+        """Cancel the signal, and return whether it was still waiting."""
         with self._lock:
             waiting, self._waiting = self._waiting, False
         return waiting
 
 
 def _interrupt() -> None:
-    """Send Ctrl-C to the main thread; on POSIX a wait of the system ends for it."""
+    """Send Ctrl-C to the main thread. On POSIX this ends a system call that waits."""
     main = threading.main_thread().ident
     if main is not None and hasattr(signal, "pthread_kill"):
         signal.pthread_kill(main, signal.SIGINT)

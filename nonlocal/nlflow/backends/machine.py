@@ -1,23 +1,19 @@
-"""What the package runs on: versions, threads, memory and devices."""
+"""What the package runs on: versions, platform, and the state of its source."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 import platform
 import subprocess
-import sys
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from nlflow.backends.devices import found_devices
-from nlflow.errors import memory_limit
+from nlflow.backends.threads import counts
 
 __all__ = [
-    "describe",
     "environment",
     "folder_digest",
     "git_state",
@@ -90,12 +86,7 @@ def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:
     seed : int, optional
         Of its random numbers; None where there are none.
     """
-    threads = {}
-    for name in ("numba", "torch"):  # those that are not loaded had no part in it
-        count = getattr(sys.modules.get(name), "get_num_threads", None)
-        if count is not None:
-            threads[name] = int(count())
-    return {**environment(), "git": git_state(), "threads": threads, "device": device, "seed": seed}
+    return {**environment(), "git": git_state(), "threads": counts(), "device": device, "seed": seed}
 
 
 @cache
@@ -111,65 +102,3 @@ def folder_digest(folder: Path) -> str:
         digest.update(path.relative_to(folder).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def describe() -> dict[str, Any]:
-    """Return versions, git state, threads, memory (bytes) and devices, by name.
-
-    The compiled loops are not loaded; torch is if it is installed.
-
-    Raises
-    ------
-    InputError
-        If the environment variable ``NLFLOW_MEMORY_LIMIT`` is no number of bytes.
-    """
-    return {**_versions(), "git": git_state(), **_threads(), **_memory(), "devices": found_devices()}
-
-
-def _versions() -> dict[str, str]:
-    found = {"nlflow": version(), "python": sys.version.split()[0]}
-    for name in ("numpy", "scipy", "numba", "scikit-image", "torch"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def _threads() -> dict[str, Any]:
-    import numba
-
-    layer = str(numba.config.THREADING_LAYER)
-    # Which layer runs is settled by the first parallel call; until then it is the first of the list that loads.
-    modules = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
-    if layer == "default":
-        for name in numba.config.THREADING_LAYER_PRIORITY:
-            try:
-                importlib.import_module(f"numba.np.ufunc.{modules[name]}")
-            except ImportError:
-                continue
-            layer = name
-            break
-    folder = Path(__file__).parent / "numba"
-    if numba.config.CACHE_DIR:
-        cache = Path(numba.config.CACHE_DIR)
-    elif os.access(folder, os.W_OK):
-        cache = folder / "__pycache__"
-    else:  # as numba does where the package's folder is read-only
-        appdirs = importlib.import_module("numba.misc.appdirs")
-        cache = Path(appdirs.user_cache_dir(appname="numba", appauthor=False))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return {
-        "cpu_threads": usable,
-        "numba_threads": numba.get_num_threads(),
-        "numba_threading_layer": layer,
-        "numba_cache": str(cache),
-    }
-
-
-def _memory() -> dict[str, int | None]:
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):  # not a POSIX system
-        total = None
-    return {"memory": total, "memory_limit": memory_limit()}

@@ -1,4 +1,8 @@
-"""Calls in other processes, of this machine or of a Dask cluster; workers that die are replaced."""
+"""Calls in other processes, of this machine or of a Dask cluster.
+
+The processes are those of joblib and of Dask. What is added here: work of dead workers is done again by others, where
+joblib and Dask end all of it.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +15,7 @@ from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, NlflowWarning, WorkerError
+from nlflow.errors import InputError, NlflowWarning, WorkerError, shortened
 
 __all__ = ["LOCAL", "cluster", "completed"]
 
@@ -24,15 +28,15 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 def completed(
     calls: Sequence[Call], *, jobs: int | None = 1, scheduler: str | None = None
 ) -> Generator[tuple[int, Any]]:
-    """Run calls side by side, and yield the number and result of each as soon as it is there, in any order.
+    """Run calls side by side, and yield the number and the result of each as soon as it is known, in any order.
 
-    Close the iterator to end those that still run.
+    Close the iterator to end the calls that still run.
 
     Parameters
     ----------
     calls : sequence of (function, arguments)
-        What can be sent to another process; the result must not depend on which. A call that a dying worker took along
-        is made again.
+        What can be sent to another process; the result must not depend on the process. If a worker dies, its call is
+        made again.
     jobs : int, optional
         Calls at a time, as for `joblib.Parallel`.
     scheduler : str, optional
@@ -70,13 +74,13 @@ def completed(
                 deaths += 1
                 if deaths >= _PATIENCE:
                     raise WorkerError(
-                        f"jobs: got {deaths} deaths of worker processes one after the other ({_brief(error)}) with "
+                        f"jobs: got {deaths} deaths of worker processes one after the other ({shortened(error)}) with "
                         f"{len(waiting)} call(s) left, expected processes that live; they may lack memory: give fewer "
                         "jobs, or smaller cases. What is done is kept"
                     ) from error
                 warnings.warn(
-                    f"a worker process has died, of too little memory perhaps; {len(waiting)} call(s) are left and go "
-                    "to others",
+                    "a worker process has died, perhaps because it lacked memory; other workers do its work, "
+                    f"{len(waiting)} call(s) are left",
                     NlflowWarning,
                     stacklevel=3,
                 )
@@ -87,7 +91,7 @@ def _numbered(number: int, function: Callable[..., Any], arguments: tuple[Any, .
 
 
 def _lost_errors(scheduler: str | None) -> tuple[type[BaseException], ...]:
-    """Return what a death of a worker is raised as."""
+    """Return the exceptions that tell of a dead worker."""
     if scheduler is None:
         from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -107,7 +111,7 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
 
 @contextmanager
 def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
-    """Make a cluster of Dask the one that runs what Dask is given, as long as the context lasts.
+    """Let a cluster of Dask run what Dask is given, as long as the context lasts.
 
     Parameters
     ----------
@@ -132,14 +136,14 @@ def cluster(scheduler: str, jobs: int | None) -> Iterator[None]:
             stack.enter_context(distributed.Client(address, timeout="10s"))
         except (OSError, ValueError, TypeError) as error:
             raise InputError(
-                f"scheduler: got {scheduler!r}, which does not answer ({_brief(error)}), expected 'local' or the "
+                f"scheduler: got {scheduler!r}, which does not answer ({shortened(error)}), expected 'local' or the "
                 "address of a running scheduler of Dask, such as tcp://10.0.0.1:8786"
             ) from error
         yield
 
 
 def _begun(distributed: Any, count: int | None) -> Any:
-    """Return a local cluster, tried again where a worker dies before it has begun, which takes all of it along."""
+    """Return a local cluster; start it again if a worker dies at its start, which ends the whole cluster."""
     for left in reversed(range(_PATIENCE)):
         try:
             # Any free port, and for this machine alone: with None Dask warns where its usual port is taken. A heartbeat
@@ -150,15 +154,10 @@ def _begun(distributed: Any, count: int | None) -> Any:
         except RuntimeError as error:
             if not left:
                 raise WorkerError(
-                    f"scheduler: got {_PATIENCE} deaths of worker processes while they began ({_brief(error)}), "
+                    f"scheduler: got {_PATIENCE} deaths of worker processes at their start ({shortened(error)}), "
                     "expected processes that live; they may lack memory: give fewer jobs. What was done before is kept"
                 ) from error
             warnings.warn(
-                "a worker process has died while it began; the cluster is begun anew", NlflowWarning, stacklevel=6
+                "a worker process has died at its start; the cluster is started again", NlflowWarning, stacklevel=6
             )
     raise AssertionError("the last attempt returns or raises")
-
-
-def _brief(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 160 else text[:157] + "..."

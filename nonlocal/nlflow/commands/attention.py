@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +10,15 @@ from typing import Annotated, Any
 
 import typer
 
-from nlflow.io.terminal import echo, plain, print_json, read_tokens
+from nlflow.io.terminal import (
+    check_installed,
+    check_out,
+    echo,
+    print_json,
+    read_tokens,
+    shows_progress,
+    warnings_kept,
+)
 
 __all__ = ["HELP", "attention"]
 
@@ -20,8 +26,8 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. Where a folder
-tells in attention.json what terms its model was trained with, as it is means with them.
+--neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. If the folder
+has attention.json, which names the terms that the model was trained with, "as it is" means with these terms.
 
 \b
 Columns, a row for the input and for each layer
@@ -30,9 +36,9 @@ Columns, a row for the input and for each layer
   rank        participation ratio of the singular values
   J           energy of the values, 1/2 sum A_ij |v_i - v_j|^2 / N, mean of heads
   gradient    cosine between the layer's direction and the gradient of J
-  share       how much of the layer's way attention goes (the rest: the MLP)
+  share       part of the layer's step that attention makes (the rest: the MLP)
   gap         spectral gap of the heads' chains, mean
-  mixing      moves until a walker has forgotten where it began, median of heads
+  mixing      steps until a walker has forgotten where it began, median of heads
   stable      largest fidelity with rho(P - fidelity I) < 1, median of heads
   least       the same, least of heads
   redundancy  cosine with the attention matrices of the next layer
@@ -52,11 +58,10 @@ Examples:
   nonlocal attention ./gpt2 --tokens numbers.npy --json
 """
 
-_PRINTED = {
-    "fidelity": "fidelity", "layer": "layer", "cosine": "cosine", "t_sim": "t_sim", "rank": "rank", "J": "J",
-    "gradient": "gradient", "share": "share", "gap": "gap", "mixing": "mixing", "stable": "stable",
-    "stable_least": "least", "redundancy": "redundancy",
-}  # fmt: skip
+_PRINTED = (
+    "fidelity", "layer", "cosine", "t_sim", "rank", "J", "gradient", "share", "gap", "mixing", "stable", "stable_least",
+    "redundancy",
+)  # fmt: skip
 
 
 @contextmanager
@@ -73,16 +78,6 @@ def _quiet_library() -> Iterator[None]:
             yield
     finally:
         logs.set_verbosity(verbosity)
-
-
-def _needed() -> None:
-    """Raise `InputError` where torch is not installed."""
-    from importlib.util import find_spec
-
-    from nlflow.errors import InputError
-
-    if find_spec("torch") is None:
-        raise InputError("attention: got an installation without torch, expected it; pip install 'nlflow[attention]'")
 
 
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
@@ -117,22 +112,20 @@ def attention(
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
     if sum(value is not None for value in (text, image, tokens)) != 1:
         raise typer.BadParameter("give one of --text, --image and --tokens")
-    from nlflow.errors import FileFormatError, check_number
+    from nlflow.errors import check_number
 
     if neutreno is not None:
         check_number("--neutreno", neutreno, minimum=0)
-    if out is not None and out.exists() and not out.is_dir():
-        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
-    _needed()
+    check_out(out)
+    check_installed("attention", "torch", "torch")
     from nlflow.attention.loading import load_model
     from nlflow.attention.probing import probe
     from nlflow.attention.registry import attach
     from nlflow.backends.machine import provenance
     from nlflow.studies.result import render_rows
 
-    progress = not quiet and sys.stderr.isatty()
-    with warnings.catch_warnings(record=True) as caught, _quiet_library():
-        warnings.simplefilter("always", UserWarning)
+    progress = shows_progress(quiet)
+    with warnings_kept() as warned, _quiet_library():
         network = load_model(model)
         inputs = _inputs(network, model, text, image, tokens)
         trace = probe(network, inputs)
@@ -146,10 +139,8 @@ def attention(
             changed = probe(attach(network, fidelity=neutreno), inputs)
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
-    notes = list(dict.fromkeys(str(warning.message) for warning in caught))
-    if not quiet:
-        for note in notes:
-            echo(f"nonlocal: warning: {note}", err=True)
+    for text in () if quiet else warned:
+        echo(f"nonlocal: warning: {text}", err=True)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
     first = trace[0]
     report = {
@@ -162,17 +153,19 @@ def attention(
         "fidelity": neutreno,
         "rows": rows,
         "by_head": heads,
-        "warnings": notes,
+        "warnings": warned,
         "provenance": provenance(),
     }
     if out is not None:
-        _save(out, report, runs, own, neutreno)
+        _save(out, report, runs, own)
     if as_json:
         print_json(report)
     elif not quiet:
         sequences = "" if first.items == 1 else f"{first.items} sequences of "
         echo(f"{trace.model}: {len(trace)} layers of {first.heads} heads, {sequences}{report['tokens']} tokens\n")
-        echo(render_rows([{name: row[key] for key, name in _PRINTED.items() if key in row} for row in rows]))
+        echo(
+            render_rows([{name.removeprefix("stable_"): row[name] for name in _PRINTED if name in row} for row in rows])
+        )
         if out is not None:
             echo(f"\nwritten: table.csv, result.json and figure.png in {out}")
 
@@ -217,20 +210,11 @@ def _own_fidelity(network: Any) -> float:
     return sum(own) / len(own) if own else 0.0
 
 
-def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float, fidelity: float | None) -> None:
+def _save(out: Path, report: dict[str, Any], runs: dict[float, Any], own: float) -> None:
     """Write table.csv, result.json and figure.png, each complete or not at all."""
-    from nlflow.io.atomic import make_folder, write_atomic
-    from nlflow.plotting import layers_figure, render
-    from nlflow.studies.result import render_csv
+    from nlflow.plotting import layers_figure
+    from nlflow.studies.result import save_results
 
-    names = {value: "as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}" for value in runs}
+    named = {"as it is" if value == own else f"NeuTRENO, λ̃ = {value:g}": rows for value, rows in runs.items()}
     title = f"{Path(report['model']).name or report['model']}, {report['tokens']} tokens"
-    figure = layers_figure({names[value]: rows for value, rows in runs.items()}, fidelity=fidelity, title=title)
-    files = {
-        "table.csv": render_csv(report["rows"]).encode(),
-        "result.json": (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode(),
-        "figure.png": render(figure, "png"),
-    }
-    place = make_folder(out)
-    for name, content in files.items():
-        write_atomic(place / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
+    save_results(out, report["rows"], report, layers_figure(named, fidelity=report["fidelity"], title=title))

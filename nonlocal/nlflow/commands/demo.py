@@ -1,278 +1,32 @@
-"""The demonstration: a photograph and an electrocardiogram, the J-flow to its constant, the E-flow to its equilibrium.
-
-Both inputs ship inside dependencies (scikit-image: camera, CC0; PyWavelets: ecg), so nothing is downloaded.
-"""
+"""The command ``nonlocal demo``: known examples with noise, denoised."""
 
 from __future__ import annotations
 
-import sys
-import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
+import typer
 
-from nlflow.affinities import affinity
-from nlflow.backends.numba import loading
-from nlflow.denoising import denoise
-from nlflow.domains import Grid
-from nlflow.flows.integrators import Exponential
-from nlflow.flows.linear import GradientFlow
-from nlflow.flows.result import Solution
-from nlflow.flows.solver import solve
-from nlflow.flows.trackers import DistanceToConstant, Energy, Tracker
-from nlflow.functionals.quadratic import E, J
-from nlflow.io.atomic import make_folder
-from nlflow.io.files import write_atomic
-from nlflow.kernels import Patch
-from nlflow.plotting import new_figure, psnr, render
+from nlflow.io.terminal import check_out, echo, shows_progress
 
-__all__ = ["run_demo"]
+__all__ = ["HELP", "demo"]
 
-_FIDELITY = 0.3
-_TIMES = np.concatenate([[0.0], np.logspace(-1, 4, 26)])
-_COLOURS = {"J": "#b03a2e", "E": "#0b5394"}
+HELP = """Denoise known examples and compare.
+
+Noise is added to a known image and a known signal and removed again. Prints a table and writes figures.
+
+\b
+Examples:
+  nonlocal demo --out results
+"""
 
 
-@dataclass(frozen=True)
-class _Case:
-    """One input with everything that is computed on it; `flow_clean` is what the flows run on, without noise."""
+def demo(
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures.")] = Path("demo-output"),
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Denoise known examples and compare."""
+    check_out(out)
+    from nlflow.commands.demonstration import run_demo
 
-    name: str
-    clean: NDArray[Any]
-    noisy: NDArray[Any]
-    sigma: float
-    flow_clean: NDArray[Any]
-    flow_noisy: NDArray[Any]
-    kernel: Patch
-    peer: NDArray[Any] | None
-    peer_seconds: float
-    result: NDArray[Any]
-    seconds: float
-    j: Solution
-    e: Solution
-    equilibrium: NDArray[Any]
-    equilibrium_residual: float
-
-
-def run_demo(out: Path, progress: bool = True) -> str:
-    """Run the demonstration, write its figure to the folder `out` and return its table.
-
-    Parameters
-    ----------
-    out : pathlib.Path
-        Folder for the figure; made when it is missing.
-    progress : bool
-        Progress bar on stderr.
-
-    Returns
-    -------
-    str
-        PSNR of noisy, scikit-image's nonlocal means and nlflow; energies and distances to a constant at the start
-        and the end of the J-flow and the E-flow; seconds; and where the figure is.
-
-    Raises
-    ------
-    OSError
-        When the folder cannot be written.
-    """
-    make_folder(out)
-    begun = time.perf_counter()
-    with tqdm(total=9, desc="demo", disable=not progress, leave=False, file=sys.stderr) as bar:
-        cases = [_photograph(bar), _electrocardiogram(bar)]
-        bar.set_postfix_str("figure")
-        target = out / "demo.png"
-        content = render(_figure(cases), "png")
-        write_atomic(target, lambda file: file.write(content))
-        bar.update()
-    return _table(cases, time.perf_counter() - begun, target)
-
-
-def _photograph(bar: Any) -> _Case:
-    from skimage import data
-    from skimage.restoration import denoise_nl_means
-
-    photograph: Any = data.camera  # not annotated there
-    clean = photograph().astype(np.float64)
-    sigma = 25.0
-    noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
-    start = time.perf_counter()
-    bar.set_postfix_str("scikit-image")
-    # Its best parameters on photographs at this noise level.
-    peer = denoise_nl_means(noisy, patch_size=5, patch_distance=6, h=0.7 * sigma, sigma=sigma, fast_mode=True)
-    peer_seconds = time.perf_counter() - start
-    bar.update()
-    # The flows run on a quarter of the resolution: to its constant a diffusion needs a time that grows with the area.
-    small = clean.reshape(128, 4, 128, 4).mean(axis=(1, 3))
-    small_noisy = small + np.random.default_rng(1).normal(0, sigma, small.shape)
-    kernel = Patch(width=2 * sigma, patch_size=5, search_radius=6, sigma=sigma, tokens="patch")
-    return _case("photograph", clean, noisy, sigma, small, small_noisy, kernel, peer, peer_seconds, bar)
-
-
-def _electrocardiogram(bar: Any) -> _Case:
-    import pywt
-
-    clean = pywt.data.ecg().astype(np.float64)
-    sigma = round(0.3 * float(clean.std()), 1)
-    noisy = clean + np.random.default_rng(0).normal(0, sigma, clean.shape)
-    kernel = Patch(width=2 * sigma, patch_size=11, search_radius=150, sigma=sigma, tokens="patch")
-    bar.update()  # scikit-image's nonlocal means takes no 1-D signals
-    return _case("ECG", clean, noisy, sigma, clean, noisy, kernel, None, 0.0, bar)
-
-
-def _case(
-    name: str,
-    clean: NDArray[Any],
-    noisy: NDArray[Any],
-    sigma: float,
-    flow_clean: NDArray[Any],
-    flow_noisy: NDArray[Any],
-    kernel: Patch,
-    peer: NDArray[Any] | None,
-    peer_seconds: float,
-    bar: Any,
-) -> _Case:
-    bar.set_postfix_str(f"{name}: denoise")
-    start, compiled = time.perf_counter(), loading.seconds
-    result = denoise(noisy, sigma)
-    seconds = time.perf_counter() - start - (loading.seconds - compiled)
-    bar.update()
-    bar.set_postfix_str(f"{name}: J-flow")
-    weights = affinity(kernel, Grid(flow_noisy.shape), flow_noisy)
-    integrator = Exponential(tol=1e-8)
-    trackers: list[Tracker] = [Energy(), DistanceToConstant()]
-    j = solve(GradientFlow(J(weights), "degree"), flow_noisy, t_eval=_TIMES, integrator=integrator, trackers=trackers)
-    bar.update()
-    bar.set_postfix_str(f"{name}: E-flow")
-    functional = E(weights, flow_noisy, _FIDELITY, measure="degree")
-    e = solve(GradientFlow(functional, "degree"), t_eval=_TIMES, integrator=integrator, trackers=trackers)
-    minimizer = functional.minimizer()
-    bar.update()
-    return _Case(
-        name, clean, noisy, sigma, flow_clean, flow_noisy, kernel, peer, peer_seconds, result, seconds, j, e,
-        minimizer.u, minimizer.residual,
-    )  # fmt: skip
-
-
-def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
-    lines = ["Denoising                       sigma    PSNR (dB)   seconds"]
-    for case in cases:
-        size = "x".join(map(str, case.clean.shape))
-        rows: list[tuple[str, NDArray[Any] | None, float | None]] = [
-            (f"{case.name} {size}, noisy", case.noisy, None),
-            ("  scikit-image NLM", case.peer, case.peer_seconds),
-            ("  nlflow.denoise", case.result, case.seconds),
-        ]
-        for label, estimate, took in rows:
-            quality = "no 1-D" if estimate is None else f"{psnr(case.clean, estimate):.2f}"
-            spent = "" if took is None or estimate is None else f"{took:.2f}"
-            lines.append(f"{label:<30} {case.sigma:6.1f} {quality:>12} {spent:>9}")
-    lines += [
-        "",
-        "Flows in the degree metric     energy: start -> end          distance to constant: start -> end    P",
-    ]
-    for case in cases:
-        size = "x".join(map(str, case.flow_clean.shape))
-        for letter, solution in (("J", case.j), ("E", case.e)):
-            energy, distance = solution.energy, solution.records["distance"]["value"]
-            lines.append(
-                f"{case.name + ' ' + size:<18} {letter}-flow  {energy[0]:12.4e} -> {energy[-1]:<12.4e}  "
-                f"{distance[0]:16.4e} -> {distance[-1]:<12.4e} {solution.stats['applications']:7d}"
-            )
-        gap = float(np.abs(case.e.final - case.equilibrium).max()) / case.sigma
-        lines.append(
-            f"{'':18} E-flow at t={case.e.t[-1]:g} against the minimiser of E: {gap:.1e} sigma "
-            f"(conjugate gradients, residual {case.equilibrium_residual:.0e})"
-        )
-    lines += [
-        "",
-        f"The J-flow runs to a constant; the E-flow (fidelity {_FIDELITY}) stops at the minimiser of E and keeps the "
-        "signal.",
-        f"{seconds:.1f} s in all, {loading.seconds:.1f} s of it for compiling loops (the next process loads them).",
-        f"Figure: {figure}",
-    ]
-    return "\n".join(lines)
-
-
-def _figure(cases: list[_Case]) -> Any:
-    figure = new_figure(14, 11.2, dpi=110)
-    rows: Any = figure.subfigures(4, 1, height_ratios=[1.18, 1.18, 0.95, 0.95])
-    photograph, heart = cases
-    clean = photograph.clean
-    panels = [("noisy", photograph.noisy), ("scikit-image NLM", photograph.peer), ("nlflow.denoise", photograph.result)]
-    _images(
-        rows[0], f"Photograph {clean.shape[0]}², noise σ = {photograph.sigma:g}",
-        [("clean", clean), *((f"{n}, {psnr(clean, u):.2f} dB", u) for n, u in panels if u is not None)],
-    )  # fmt: skip
-    late = [int(np.argmin(np.abs(_TIMES - t))) for t in (10.0, 1e3)]
-    size = photograph.flow_clean.shape[0]
-    _images(
-        rows[1], f"The same at {size}²: the J-flow runs to a constant, the E-flow does not",
-        [
-            (f"J-flow, t = {_TIMES[late[0]]:.0f}", photograph.j.u[late[0]]),
-            (f"J-flow, t = {_TIMES[late[1]]:.0f}", photograph.j.u[late[1]]),
-            (f"J-flow, t = {_TIMES[-1]:.0f}", photograph.j.final),
-            (f"E-flow, t = {_TIMES[-1]:.0f}", photograph.e.final),
-        ],
-    )  # fmt: skip
-    _signals(rows[2], heart)
-    _courses(rows[3], cases)
-    return figure
-
-
-def _images(row: Any, title: str, panels: list[tuple[str, Any]]) -> None:
-    row.suptitle(title, fontsize=11, x=0.01, ha="left", fontweight="bold")
-    for axis, (name, array) in zip(row.subplots(1, len(panels)), panels, strict=True):
-        axis.imshow(array, cmap="gray", vmin=0, vmax=255)
-        axis.set_title(name, fontsize=10)
-        axis.set_axis_off()
-
-
-def _signals(row: Any, case: _Case) -> None:
-    row.suptitle(f"Electrocardiogram, noise σ = {case.sigma:g}", fontsize=11, x=0.01, ha="left", fontweight="bold")
-    left, right = row.subplots(1, 2)
-    part = slice(0, 600)
-    left.plot(case.noisy[part], color="0.75", linewidth=0.8, label=f"noisy, {psnr(case.clean, case.noisy):.2f} dB")
-    left.plot(case.clean[part], color="#d1711c", linewidth=1.6, label="clean")
-    left.plot(
-        case.result[part], color=_COLOURS["E"], linewidth=1.1,
-        label=f"nlflow.denoise, {psnr(case.clean, case.result):.2f} dB",
-    )  # fmt: skip
-    right.plot(case.noisy[part], color="0.75", linewidth=0.8, label="noisy")
-    right.plot(case.e.final[part], color=_COLOURS["E"], linewidth=1.2, label=f"E-flow, t = {_TIMES[-1]:.0f}")
-    middle = int(np.argmin(np.abs(_TIMES - 100)))
-    right.plot(
-        case.j.u[middle][part], color=_COLOURS["J"], linewidth=1.2, linestyle="--",
-        label=f"J-flow, t = {_TIMES[middle]:.0f}",
-    )  # fmt: skip
-    right.plot(case.j.final[part], color=_COLOURS["J"], linewidth=1.6, label=f"J-flow, t = {_TIMES[-1]:.0f}")
-    for axis in (left, right):
-        axis.legend(fontsize=8, ncols=4, loc="lower left", bbox_to_anchor=(0, 1), frameon=False)
-        axis.margins(x=0)
-        axis.tick_params(labelsize=8)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.set_xlabel("sample", fontsize=8)
-
-
-def _courses(row: Any, cases: list[_Case]) -> None:
-    row.suptitle("Energy and distance to a constant over time", fontsize=11, x=0.01, ha="left", fontweight="bold")
-    axes = row.subplots(1, 4)
-    for pair, case in zip((axes[:2], axes[2:]), cases, strict=True):
-        for letter, solution in (("J", case.j), ("E", case.e)):
-            style = {"color": _COLOURS[letter], "linewidth": 1.6, "label": f"{letter}-flow"}
-            t, u0 = solution.t[1:], solution.energy[0]
-            pair[0].loglog(t, solution.energy[1:] / u0, **style)
-            distance = solution.records["distance"]["value"]
-            pair[1].loglog(t, distance[1:] / distance[0], **style)
-        pair[0].set_title(f"{case.name}: energy / energy at t = 0", fontsize=9)
-        pair[1].set_title(f"{case.name}: distance to its constant / at t = 0", fontsize=9)
-        pair[0].set_ylim(1e-16, 3)
-        pair[1].set_ylim(1e-10, 3)
-        for axis in pair:
-            axis.legend(fontsize=8, frameon=False)
-            axis.tick_params(labelsize=8)
-            axis.grid(alpha=0.25)
-            axis.set_xlabel("t", fontsize=8)
+    echo(run_demo(out, progress=shows_progress(quiet)))

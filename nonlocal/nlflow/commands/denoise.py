@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import enum
 import math
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from nlflow.io.terminal import echo, print_json
+from nlflow.io.terminal import echo, print_json, print_table, shows_progress
+
+if TYPE_CHECKING:
+    from nlflow.commands.denoise_file import Options
+    from nlflow.commands.jobs import Job
 
 __all__ = ["HELP", "denoise"]
 
@@ -18,8 +21,8 @@ HELP = """Remove noise from images and signals.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
-TIFF description, sample rate and format, column names. A note tells what OUT has no place for. OUT may have another
-format than IN if that can hold the data; NPY and CSV keep all digits.
+TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
+format than IN if it can hold the data; NPY and CSV keep all digits.
 
 \b
 The noise is white and Gaussian, and its level is estimated, unless told otherwise:
@@ -32,33 +35,33 @@ The noise is white and Gaussian, and its level is estimated, unless told otherwi
                                         raw data of a camera
 
 \b
-Colours, and channels of WAV and NPY files, say together which patches are alike, and have one estimated level. The
-columns of a CSV table are signals of their own, in their own units: each is denoised alone, with its own estimated
-level. One number for --sigma is then the level of every column, several are one for each column in turn. A first
-column of several that is named as times are (time, t, index), or is strictly increasing or decreasing, is kept as it
-is, and a note says so; --first-column denoise or keep decides otherwise.
+Colours, and the channels of WAV and NPY files, are denoised together: patches are compared in all channels at once, and
+one noise level is estimated. Each column of a CSV table is denoised alone, in its own units, with its own
+estimated level. One number for --sigma is the level of every column; several numbers are one for each column. The first
+of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
+decreasing; a note says so. --first-column denoise or keep decides otherwise.
 
 \b
-Quality against time: --quality fast, balanced (default) or best. --stopping sets how much is smoothed by the
-discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). What
-fast chooses by itself can be set: --width, --patch-size, --search-radius, --fidelity, --steps.
+Quality against time: --quality fast, balanced (default) or best. --stopping says when the smoothing ends: by the
+discrepancy principle (the residual is as large as the noise) or by SURE (the estimated risk is smallest). The settings
+that fast chooses by itself can be given: --width, --patch-size, --search-radius, --fidelity, --steps.
 
 \b
 Files that belong to IN, of its size (pictures as they are seen, arrays as they are stored):
   --mask FILE       where it is not 0, samples are missing and are filled in
-  --mask nan        so are samples that are NaN or infinite
+  --mask nan        samples that are NaN or infinite are filled in
   --keep FILE       where it is not 0, the input is left as it is
   --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
 
 Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
-OUT: it is made, outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file for
-all, or a folder with files of the same names; --compare is a folder for figures. A file that fails is named, the others
-are done, and the exit code is 1. A run that ended early, however it ended, leaves complete files only; with --existing
-resume the same command goes on: what it wrote from the same inputs with the same options stays, the rest is done.
+OUT: it is made, and outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file
+for all, or a folder with files of the same names; --compare is a folder for figures. If a file fails, it is named, the
+others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
+command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
-An image larger than memory: OUT that ends in .zarr takes a zarr array or a TIFF file, and is written block by block by
-processes of this machine, or by the workers of --scheduler. It appears when it is complete; until then it is
-OUT.partial, with which --existing resume goes on.
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, and OUT is written block by block
+by processes of this machine, or by the workers of --scheduler. Until it is complete it is called OUT.partial; with
+--existing resume the same command goes on with that.
 
 \b
 Examples:
@@ -78,49 +81,8 @@ Examples:
 """
 
 
-class Kind(enum.StrEnum):
-    """What the samples of a file are."""
-
-    image = "image"
-    signal = "signal"
-
-
-class Quality(enum.StrEnum):
-    """How much time the result is worth."""
-
-    fast = "fast"
-    balanced = "balanced"
-    best = "best"
-
-
-class FirstColumn(enum.StrEnum):
-    """What becomes of the first column of a table."""
-
-    keep = "keep"
-    denoise = "denoise"
-
-
-class Noise(enum.StrEnum):
-    """How the noise is distributed."""
-
-    gaussian = "gaussian"
-    poisson = "poisson"
-
-
-class Stopping(enum.StrEnum):
-    """When the flow ends."""
-
-    discrepancy = "discrepancy"
-    sure = "sure"
-
-
-class Existing(enum.StrEnum):
-    """What to do about outputs that are there."""
-
-    refuse = "refuse"
-    overwrite = "overwrite"
-    skip = "skip"
-    resume = "resume"
+Quality = Literal["fast", "balanced", "best"]
+Existing = Literal["refuse", "overwrite", "skip", "resume"]
 
 
 def _parse_bytes(text: str) -> int:
@@ -155,13 +117,13 @@ def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | N
     return (numbers[0] if len(numbers) == 1 else numbers), None
 
 
-def _noise(kind: Noise, gain: float | None, read_noise: float | None, offset: float | None) -> Any:
+def _noise(kind: str, gain: float | None, read_noise: float | None, offset: float | None) -> Any:
     """Return the noise as `nlflow.denoise` wants it."""
     given = {"gain": gain, "sigma": read_noise, "offset": offset}
     words = {name: value for name, value in given.items() if value is not None}
     if not words:
-        return kind.value
-    if kind is not Noise.poisson:
+        return kind
+    if kind != "poisson":
         option = "--read-noise" if "sigma" in words else f"--{next(iter(words))}"
         raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
     from nlflow.denoising.noise import Poisson
@@ -169,10 +131,10 @@ def _noise(kind: Noise, gain: float | None, read_noise: float | None, offset: fl
     return Poisson(**words)
 
 
-def _of_fast(quality: Quality, stopping: Stopping | None, **options: float | None) -> dict[str, Any]:
+def _of_fast(quality: Quality, stopping: str | None, **options: float | None) -> dict[str, Any]:
     """Return the settings of the flow of pixels, which other qualities do not have."""
     for name, value in options.items():
-        if value is not None and quality is not Quality.fast:
+        if value is not None and quality != "fast":
             raise typer.BadParameter(
                 "is for --quality fast; add that, or leave it out", param_hint=f"--{name.replace('_', '-')}"
             )
@@ -187,7 +149,7 @@ def denoise(
         typer.Argument(metavar="IN", help="Images or signals, a folder, or a quoted pattern.", show_default=False),
     ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="File to write; a folder for several inputs.")],
-    quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = Quality.balanced,
+    quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = "balanced",
     sigma: Annotated[
         str | None,
         typer.Option(
@@ -196,7 +158,7 @@ def denoise(
             "[default: auto, which estimates it].",
         ),
     ] = None,
-    noise: Annotated[Noise, typer.Option(help="Distribution of the noise.")] = Noise.gaussian,
+    noise: Annotated[Literal["gaussian", "poisson"], typer.Option(help="Distribution of the noise.")] = "gaussian",
     gain: Annotated[float | None, typer.Option(metavar="NUMBER", help="Units of the file per count.")] = None,
     read_noise: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Gaussian noise beside that of counts, in the file's units.")
@@ -213,7 +175,8 @@ def denoise(
         Path | None, typer.Option(metavar="FIG", help="Also draw noisy, result and residual (.png, .pdf, .svg).")
     ] = None,
     stopping: Annotated[
-        Stopping | None, typer.Option(help="Rule by which the flow ends [default: that of the quality].")
+        Literal["discrepancy", "sure"] | None,
+        typer.Option(help="Rule by which the flow ends [default: that of the quality]."),
     ] = None,
     width: Annotated[
         float | None,
@@ -239,15 +202,17 @@ def denoise(
         int | None,
         typer.Option(metavar="SIZE", parser=_parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
     ] = None,
-    kind: Annotated[Kind | None, typer.Option(help="What a two-dimensional .npy array is.")] = None,
+    kind: Annotated[
+        Literal["image", "signal"] | None, typer.Option(help="What a two-dimensional .npy array is.")
+    ] = None,
     channel_axis: Annotated[
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
     first_column: Annotated[
-        FirstColumn | None,
+        Literal["keep", "denoise"] | None,
         typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
     ] = None,
-    existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = Existing.refuse,
+    existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = "refuse",
     scheduler: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers denoise an OUT of zarr [default: local]."),
@@ -265,11 +230,11 @@ def denoise(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
     """Remove noise from images and signals."""
-    numbers, sigma_map = _split_sigma(sigma)
+    level, sigma_map = _split_sigma(sigma)
     words: dict[str, Any] = {
-        "quality": quality.value,
+        "quality": quality,
         "noise": _noise(noise, gain, read_noise, offset),
-        "stopping": None if stopping is None else stopping.value,
+        "stopping": stopping,
         "max_memory": max_memory,
         **_of_fast(
             quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
@@ -277,43 +242,49 @@ def denoise(
         ),
     }  # fmt: skip
     if target.endswith(".zarr"):
-        from nlflow.commands.large import check_large, denoise_large
+        from nlflow.commands.denoise_large import denoise_large
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column}  # fmt: skip
-        check_large(sources, refused, existing.value)
-        words = {name: value for name, value in words.items() if name != "stopping"} | {"channel_axis": channel_axis}
-        where = {"scheduler": scheduler or "local", "workers": jobs, "block": block, "existing": existing.value}
-        denoise_large(sources[0], target, numbers, words | where, as_json=as_json, quiet=quiet)
+        del words["stopping"]
+        words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block}
+        words["scheduler"] = scheduler or "local"
+        denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
     for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
         if value is not None:
             raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
-    from nlflow.commands.batches import plan
-    from nlflow.commands.denoise_files import Options
-    from nlflow.commands.files import denoise_many, denoise_one
+    from nlflow.commands.denoise_file import Options
+    from nlflow.commands.denoise_folder import denoise_folder
+    from nlflow.commands.jobs import plan
 
     fill_nan = mask == "nan"
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)
-    batch = plan(sources, target, figure=compare, beside=beside, existing=existing.value)
-    for note in () if quiet else batch.notes:
+    todo = plan(sources, target, figure=compare, beside=beside, existing=existing)
+    for note in () if quiet else todo.notes:
         echo(f"nonlocal: note: {note}", err=True)
-    options = Options(
-        numbers,
-        fill_nan,
-        None if kind is None else kind.value,
-        channel_axis,
-        words,
-        None if first_column is None else first_column.value,
-    )
-    if batch.folder is not None:
-        from nlflow.io.atomic import make_folder
-        from nlflow.io.storage import locked
-
-        with locked(make_folder(batch.folder), "OUT"):
-            denoise_many(batch, options, resume=existing is Existing.resume, as_json=as_json, quiet=quiet)
-    elif batch.jobs:
-        denoise_one(batch, options, as_json=as_json, quiet=quiet)
+    options = Options(level, fill_nan, kind, channel_axis, words, first_column)
+    if todo.folder is not None:
+        denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
+    elif todo.jobs:
+        _denoise_one(todo.jobs[0], options, as_json=as_json, quiet=quiet)
     elif as_json:
         print_json({"input": str(sources[0]), "output": target, "skipped": True})
+
+
+def _denoise_one(job: Job, options: Options, *, as_json: bool, quiet: bool) -> None:
+    """Denoise a file, and print what was done."""
+    from nlflow.backends.machine import provenance, version
+    from nlflow.commands.denoise_file import denoise_file
+    from nlflow.commands.reports import summary
+
+    def tell(level: str, text: str) -> None:
+        if not quiet:
+            echo(f"nonlocal: {level}: {text}", err=True)
+
+    report = denoise_file(job, options, progress=shows_progress(quiet), tell=tell)
+    if as_json:
+        print_json(report | {"version": version(), "provenance": provenance()})
+    elif not quiet:
+        print_table(summary(report))

@@ -7,18 +7,18 @@ from typing import Annotated
 
 import typer
 
-from nlflow.io.terminal import echo
+from nlflow.io.terminal import check_installed, echo
 
 __all__ = ["HELP", "explore"]
 
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
-The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once, on a part of large inputs;
-what is seen can be copied as a Python text or as a command that computes the same. FILE is an image (PNG, JPEG, TIFF,
+The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a
+part. A Python program, or a command, that computes the same can be copied. FILE is an image (PNG, JPEG, TIFF,
 NPY) or a signal (WAV, CSV, NPY) with noise, --clean the same without, --trace a result.json of nonlocal attention
 --out. Without FILE there is an example. Ctrl-C ends it.
 
-With --host another address is listened at: whoever reaches it can then use the page, without a password.
+--host opens the page at another address: anybody who reaches it can use the page, without a password.
 
 Needs pip install 'nlflow[explore]'.
 
@@ -29,16 +29,6 @@ Examples:
   nonlocal explore ecg.csv --port 5007 --no-browser
   nonlocal explore --trace probe/result.json
 """
-
-
-def _needed() -> None:
-    """Raise `InputError` where Panel is not installed."""
-    from importlib.util import find_spec
-
-    from nlflow.errors import InputError
-
-    if find_spec("panel") is None:
-        raise InputError("explore: got an installation without Panel, expected it; pip install 'nlflow[explore]'")
 
 
 def explore(
@@ -55,7 +45,7 @@ def explore(
     max_upload: Annotated[int, typer.Option(min=1, max=4096, metavar="MB", help="Largest upload.")] = 64,
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
-    _needed()
+    check_installed("explore", "panel", "Panel")
     if clean is not None and file is None:
         raise typer.BadParameter("belongs to a FILE; give one", param_hint="--clean")
     from nlflow.explorer.layers_view import read_layers

@@ -7,20 +7,14 @@ once.
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, ParamSpec, TypeVar
 
 import typer
 
-from nlflow.backends.interrupts import delivered
-from nlflow.commands import attention as cli_attention
-from nlflow.commands import denoise as cli_denoise
-from nlflow.commands import explore as cli_explore
-from nlflow.commands import study as cli_study
-from nlflow.commands import validate as cli_validate
-from nlflow.io.terminal import echo, mendable, print_json, print_table, terminable
+from nlflow.backends.interrupts import delivered, terminable
+from nlflow.commands import attention, demo, denoise, explore, info, study, validate
+from nlflow.io.terminal import echo, mendable
 
 __all__ = ["app", "main"]
 
@@ -45,22 +39,6 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
 Images are PNG, JPEG, TIFF or NPY files, signals WAV, CSV or NPY. Outputs appear complete or not at all, and replace
 others only if asked. Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 error, 2 wrong usage,
 130 interrupted. Denoising, demonstration and validation run on the CPU; studies of tokens take --device.
-"""
-
-_DEMO = """Denoise known examples and compare.
-
-Noise is added to a known image and a known signal and removed again. Prints a table and writes figures.
-
-\b
-Examples:
-  nonlocal demo --out results
-"""
-
-_INFO = """Show versions, threads, memory and devices.
-
-\b
-Examples:
-  nonlocal info --json
 """
 
 app = typer.Typer(
@@ -117,58 +95,17 @@ def _options(
     pass
 
 
-app.command(help=cli_denoise.HELP, short_help="Remove noise from images and signals.")(_reported(cli_denoise.denoise))
-
-
-@app.command(help=_DEMO)
-@_reported
-def demo(
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder for the figures.")] = Path("demo-output"),
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-) -> None:
-    """Denoise known examples and compare."""
-    from nlflow.errors import FileFormatError
-
-    if out.exists() and not out.is_dir():
-        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
-    from nlflow.commands.demo import run_demo
-
-    echo(run_demo(out, progress=not quiet and sys.stderr.isatty()))
-
-
-app.command(help=cli_study.HELP, short_help="Measure rates of convergence beside the theory.")(
-    _reported(cli_study.study)
-)
-app.command(help=cli_attention.HELP, short_help="See what the layers of a transformer do.")(
-    _reported(cli_attention.attention)
-)
-app.command(help=cli_explore.HELP, short_help="Try denoising, flows and layers on a page.")(
-    _reported(cli_explore.explore)
-)
-app.command(help=cli_validate.HELP, short_help="Run the statements of the theory.")(_reported(cli_validate.validate))
-
-
-@app.command(help=_INFO)
-@_reported
-def info(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Show versions, threads, memory and devices."""
-    from nlflow.backends.machine import describe
-    from nlflow.errors import format_bytes
-
-    report = describe()
-    if as_json:
-        print_json(report)
-        return
-    rows = []
-    for name, value in report.items():
-        if name.startswith("memory"):
-            shown = "unknown" if value is None else format_bytes(value)
-        else:
-            shown = ", ".join(value) if isinstance(value, list) else str(value)
-        if name == "git":
-            shown = "no checkout" if value is None else value["commit"] + (", changed" if value["changed"] else "")
-        rows.append((name.replace("_", " "), shown))
-    print_table(rows)
+for _command, _short in (
+    (denoise, "Remove noise from images and signals."),
+    (demo, None),
+    (study, "Measure rates of convergence beside the theory."),
+    (attention, "See what the layers of a transformer do."),
+    (explore, "Try denoising, flows and layers on a page."),
+    (validate, "Run the statements of the theory."),
+    (info, None),
+):
+    _name = _command.__name__.rpartition(".")[2]
+    app.command(_name, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
 
 
 def main() -> None:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import enum
-import sys
-import warnings
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
-from nlflow.io.terminal import echo, print_json, read_tokens
+from nlflow.io.terminal import echo, print_json, read_tokens, shows_progress, warnings_kept
 
 __all__ = ["HELP", "study"]
 
@@ -60,41 +57,18 @@ Examples:
 """
 
 
-class StudyKind(enum.StrEnum):
-    """What is studied."""
-
-    time_order = "time-order"
-    space_order = "space-order"
-    monte_carlo = "monte-carlo"
-    mixing = "mixing"
-    equilibrium = "equilibrium"
-    stability = "stability"
+StudyKind = Literal["time-order", "space-order", "monte-carlo", "mixing", "equilibrium", "stability"]
+DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
+Dtype = Literal["float64", "float32"]
 
 
-class DeviceName(enum.StrEnum):
-    """Where averages are computed."""
-
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-    mps = "mps"
-    cpu_tensors = "cpu-tensors"
-
-
-class Dtype(enum.StrEnum):
-    """Precision of signals and features."""
-
-    float64 = "float64"
-    float32 = "float32"
-
-
-def _check_device(device: DeviceName) -> None:
+def _check_device(device: str) -> None:
     """Raise what gives exit code 2, as every option of which there is no such value, where a device is missing."""
     from nlflow.backends.devices import choose_device
     from nlflow.errors import InputError
 
     try:
-        choose_device(device.value)
+        choose_device(device)
     except InputError as error:
         raise typer.BadParameter(str(error).removeprefix("device: "), param_hint="--device") from None
 
@@ -162,21 +136,19 @@ def study(
         "queries": read_tokens("--queries", queries),
         "keys": read_tokens("--keys", keys),
         "values": read_tokens("--values", values),
-        "device": None if device is None else device.value,
-        "dtype": None if dtype is None else dtype.value,
+        "device": device,
+        "dtype": dtype,
     }
     given = {name: value for name, value in options.items() if value is not None}
     if device is not None:
         _check_device(device)
     from nlflow.studies import run_study
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", UserWarning)
-        progress = not quiet and sys.stderr.isatty()
-        result = run_study(kind.value, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=seed, **given)
-    if not quiet:
-        for text in dict.fromkeys(str(warning.message) for warning in caught):
-            echo(f"nonlocal: warning: {text}", err=True)
+    with warnings_kept() as warned:
+        progress = shows_progress(quiet)
+        result = run_study(kind, out=out, jobs=jobs, scheduler=scheduler, progress=progress, rng=seed, **given)
+    for text in () if quiet else warned:
+        echo(f"nonlocal: warning: {text}", err=True)
     if out is not None:
         result.save(out)
     if as_json:

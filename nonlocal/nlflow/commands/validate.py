@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from nlflow.io.terminal import echo
+from nlflow.io.terminal import echo, shows_progress
 
 __all__ = ["HELP", "validate"]
 
@@ -17,7 +17,7 @@ HELP = """Run the statements of the theory as programs.
 
 Each claim is an experiment with measured figures and tolerances. Prints one line a claim (result, claim, source,
 seconds, measured and tolerance), and writes results.json and a page with figures, report.html, to DIR. Exits with 1 if
-any claim fails. What each found is kept as soon as it is known: a run that ended early goes on with --resume. Needs
+any claim fails. Each finding is kept as soon as it is known; --resume goes on with a run that ended early. Needs
 the source tree: clone the repository; the claims are not part of an installed package.
 
 \b
@@ -73,7 +73,7 @@ def validate(
         resume=resume,
         jobs=jobs,
         scheduler=scheduler,
-        progress=not quiet and sys.stderr.isatty(),
+        progress=shows_progress(quiet),
     )
     echo(runner.summary(findings))
     echo(f"report: {out / 'report.html'}")

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-import panel as pn
 
-from nlflow.denoising.following import Trail
+from nlflow.denoising import Trail
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.errors import format_bytes
 from nlflow.explorer import denoising_view as view
-from nlflow.explorer.charts import Lines
 from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings
-from nlflow.explorer.desk import Desk
-from nlflow.explorer.parts import columns, heading, note, numbers
+from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, picture, residual_scale
 from nlflow.explorer.sources import Source, preview, saved
-from nlflow.explorer.texts import decibels, digits
+from nlflow.explorer.texts import decibels, digits, note, table
 from nlflow.explorer.uploads import received_reference, received_source
-from nlflow.explorer.widgets import Action, Chooser, Code, Knob, Markup, Pictures, Status, Upload
+from nlflow.explorer.widgets import Download, Knob, Lines, Pictures, beside, button, choice, columns, heading, markup
 from nlflow.io.formats.media import EXTENSIONS
 
 __all__ = ["DenoiseTab"]
@@ -33,62 +31,57 @@ _QUALITIES = {
 _ORIGINAL = {"color": "#8a949e", "width": 1}
 
 
-class DenoiseTab:
+class DenoiseTab(Tab):
     """Settings at the side, pictures or lines in the middle, curves, numbers and texts below."""
 
     name = "denoise"
 
     def __init__(self, desk: Desk, source: Source) -> None:
-        self._desk, self._source = desk, source
+        super().__init__(desk)
+        self._source = source
         self._trail, self._stills = Trail(), _Stills()  # used in the computing thread alone
-        self._full = False
         self._result: DenoiseResult | None = None
-        self.started = False
-        self.status = Status(lambda _: desk.cancel(self.name, self.status))
-        self.quality = Chooser("quality", "quality", _QUALITIES, moved=self._moved)
-        moved: dict[str, Any] = {"moved": self._moved}
+        moved: dict[str, Any] = {"moved": self.start}
+        self.quality = choice("quality", "quality", _QUALITIES, self.start)
         self.knobs = {
             "sigma": Knob("sigma", "noise σ", 0.5, 80, 0.5, 25, **moved),
             "fidelity": Knob("fidelity", "fidelity λ̃", 0, 4, 0.05, 0.5, unit="mean, where chosen", **moved),
             "steps": Knob("steps", "time", 1, 20, 1, 1, unit="steps of length 1", **moved),
             "width": Knob("width", "kernel width", 0.5, 80, 0.5, 16, **moved),
-            "patch_size": Knob("patch_size", "patch size", 1, 15, 2, 3, unit="pixels", **moved),
-            "search_radius": Knob("search_radius", "search window", 1, 15, 1, 8, unit="pixels to each side", **moved),
+            "patch_size": Knob("patch_size", "patch size", 1, 15, 2, 3, **moved),
+            "search_radius": Knob("search_radius", "search window", 1, 15, 1, 8, **moved),
         }
-        place: dict[str, Any] = {"choosable": False, "unit": "%", "moved": self._moved}
+        place: dict[str, Any] = {"choosable": False, "unit": "%", **moved}
         self.places = [
             Knob("place_0", "part: from the top", 0, 100, 1, 50, **place),
             Knob("place_1", "part: from the left", 0, 100, 1, 50, **place),
         ]
-        self.pictures = Pictures()
-        self.lines = Lines(
-            "", "sample", "", {"noisy": _ORIGINAL, "result": {}, "clean": {"color": "#009e73"}}, height=300
-        )
+        self.pictures, self.part = Pictures(), markup()
+        names: dict[str, dict[str, Any]] = {"noisy": _ORIGINAL, "result": {}, "clean": {"color": "#009e73"}}
+        self.lines = Lines("", "sample", "", names, height=300)
         self.rest = Lines("removed: input minus result", "sample", "", {"removed": _ORIGINAL}, height=200)
         self.energies = Lines(
             "energies of the flow", "time", "over the degrees, in σ²", {"E": {}, "J": {}}, markers=True
         )
-        self.distances = Lines("distance to the constant", "time", "", {"distance": {}}, markers=True)
-        self.figures = Markup()
-        self.part = Markup()
-        self.code = Code()
-        self.full_button = Action(lambda _: self._ask(full=True), label="Compute in full", primary=True)
-        self.undo_button = Action(lambda _: self._undo(), label="Undo to defaults")
-        self.download = Action(lambda _: self._download(), label="Download result")
-        limit, accept = desk.limits.content, ",".join(EXTENSIONS)
-        words: dict[str, Any] = {"accept": accept, "limit": limit, "refused": self._refused}
+        self.distances = Lines("distance to the constant", "time (0: the input)", "", {"distance": {}}, markers=True)
+        self.full_button = button("Compute in full", partial(self.start, full=True), primary=True)
+        self.download = Download(lambda _: self._download(), label="")
+        suffixes = tuple(EXTENSIONS)
         kinds = "PNG, JPEG, TIFF or NPY image; WAV, CSV or NPY signal"
-        self.upload = Upload(name_of="noisy", label="Open a noisy file", hint=f"or drop it here: {kinds}",
-                             received=self._receive, **words)  # fmt: skip
-        self.reference = Upload(name_of="clean", label="Clean reference (optional)",
-                                hint="of the same size: shows PSNR and SSIM or SNR",
-                                received=self._receive_reference, **words)  # fmt: skip
-        self.panel = self._layout()
+        self.upload = self.open_button(
+            "noisy", "Open a noisy file", f"or drop it here: {kinds}", suffixes, received_source, self._open
+        )
+        self.reference = self.open_button(
+            "clean", "Clean reference (optional)", "of the same size: shows PSNR and SSIM or SNR", suffixes,
+            lambda name, content, limits: received_reference(name, content, limits, self._source), self._open_reference,
+        )  # fmt: skip
+        undo = button("Undo to defaults", self.undo)
+        controls = [self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
+                    columns(undo, self.full_button, least=120)]  # fmt: skip
+        course = heading("Course of the flow"), columns(self.energies, self.distances)
+        views = [self.status, self.part, self.pictures, self.lines, self.rest, *self.below(*course), self.download]
+        self.panel = beside(controls, views)
         self._adapt()
-
-    def start(self) -> None:
-        """Compute for the first time."""
-        self._ask()
 
     def settings(self, *, full: bool) -> DenoiseSettings:
         """Return what the controls say."""
@@ -96,63 +89,44 @@ class DenoiseTab:
         given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
         for name in ("patch_size", "search_radius", "steps"):
             given[name] = None if given[name] is None else int(given[name])
+        if self.quality.value != "fast":
+            given |= dict.fromkeys(OF_FAST)
         crop = None if full else preview(self._source, place)
-        settings = DenoiseSettings(quality=self.quality.value, crop=crop, **given)
-        none: dict[str, Any] = dict.fromkeys(OF_FAST)
-        return settings if settings.quality == "fast" else replace(settings, **none)
+        return DenoiseSettings(quality=self.quality.value, crop=crop, **given)
 
-    # ---- what users do
-
-    def _moved(self) -> None:
-        fast = self.quality.value == "fast"
+    def start(self, *, full: bool = False) -> None:
+        """Compute what the controls say."""
         for name in OF_FAST:
-            self.knobs[name].disable(not fast)
-        self._ask()
+            self.knobs[name].show(disabled=self.quality.value != "fast")
+        settings, source, trail, stills = self.settings(full=full), self._source, self._trail, self._stills
+        whole = settings.crop is None and preview(source) is not None
+        self.ask(
+            lambda tell: _Shown(view.compute(settings, source, trail=trail, progress=tell), source, stills),
+            self._show,
+            "computing in full …" if whole else "computing …",
+        )
 
-    def _undo(self) -> None:
-        self.quality.reset()
+    def undo(self) -> None:
+        """Take back what the user has set."""
+        self.quality.value = next(iter(_QUALITIES))
         for knob in (*self.knobs.values(), *self.places):
             knob.reset()
-        self._moved()
-
-    def _receive(self, name: str, content: bytes) -> None:
-        limits = self._desk.limits
-        self._desk.ask(self.name, self.status, lambda tell: received_source(name, content, limits), self._open,
-                       f"reading {name} …")  # fmt: skip
-
-    def _receive_reference(self, name: str, content: bytes) -> None:
-        limits, source = self._desk.limits, self._source
-        self._desk.ask(self.name, self.status, lambda tell: received_reference(name, content, limits, source),
-                       self._open_reference, f"reading {name} …")  # fmt: skip
-
-    def _refused(self, words: str) -> None:
-        self.status.show(words, "error")
+        self.start()
 
     def _open(self, source: Source) -> None:
         self._source, self._trail, self._stills = source, Trail(), _Stills()
         self._adapt()
-        self._undo()
+        self.undo()
 
     def _open_reference(self, source: Source) -> None:
         self._source, self._stills = source, _Stills()
-        self._ask()
-
-    def _ask(self, *, full: bool = False) -> None:
-        settings, source, trail = self.settings(full=full), self._source, self._trail
-        whole = settings.crop is None and preview(source) is not None
-        words = "computing in full …" if whole else "computing …"
-        self._desk.ask(
-            self.name, self.status,
-            lambda tell: _Shown(view.compute(settings, source, trail=trail, progress=tell), source, self._stills),
-            self._show, words,
-        )  # fmt: skip
+        self.start()
 
     def _download(self) -> None:
         result, source = self._result, self._source
         if result is not None:
-            self._desk.ask(f"{self.name}, file", self.status,
-                           lambda tell: saved(source, result.settings.crop, result.result), self._save,
-                           "writing the file …")  # fmt: skip
+            self.ask(lambda tell: saved(source, result.settings.crop, result.result), self._save,
+                     "writing the file …", "file")  # fmt: skip
 
     def _save(self, file: tuple[str, bytes]) -> str:
         self.download.save(*file)
@@ -165,13 +139,11 @@ class DenoiseTab:
         media, shape = self._source.media, self._source.shape
         samples = media.data[np.isfinite(media.data)]
         span = float(np.ptp(samples.astype(np.float64))) if samples.size else 1.0
-        image = media.kind == "image"
-        eight = media.data.dtype == np.uint8
+        image, eight = media.kind == "image", media.data.dtype == np.uint8
         unit = "grey levels" if image and media.data.dtype.kind == "u" else "units of the file"
         step = 0.5 if eight else _tidy(span / 500)
-        most = 80.0 if eight else step * 250
-        self.knobs["sigma"].rescale(step, most, step, step * 20, unit)
-        self.knobs["width"].rescale(step, most, step, step * 20, unit)
+        for name in ("sigma", "width"):
+            self.knobs[name].rescale(step, 80.0 if eight else step * 250, step, step * 20, unit)
         nodes = "pixels" if image else "samples"
         self.knobs["patch_size"].rescale(1, 15 if image else 41, 2, 3 if image else 15, nodes)
         self.knobs["search_radius"].rescale(1, 15 if image else 150, 1, 8 if image else 60, f"{nodes} to each side")
@@ -181,72 +153,58 @@ class DenoiseTab:
         self.full_button.visible = cut is not None
         self.pictures.visible, self.lines.visible, self.rest.visible = image, not image, not image
         suffix = self._source.name.rpartition(".")[2]
-        self.download.label = f"Download result ({suffix.upper()})"
+        self.download.show(label=f"Download result ({suffix.upper()})")
 
     def _show(self, shown: _Shown) -> str:
         result, source = shown.result, shown.source
         self._result = result
-        info, course = result.info, result.course
-        chosen = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
+        info, course, settings = result.info, result.course, result.settings
+        chosen: dict[str, Any] = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
         chosen["fidelity"] = chosen.get("fidelity_mean")
         for name, knob in self.knobs.items():
             if chosen.get(name) is not None:
                 knob.show_chosen(float(chosen[name]))
-        unit = self.knobs["sigma"].spec["unit"]
-        self.part.shown = _part(result, source)
+        unit = self.knobs["sigma"].shown["unit"]
+        self.part.object = _part(result, source)
         if shown.items:
-            self.pictures.show(shown.items, compare=True, still=shown.still)
-        for chart, lines in ((self.lines, shown.lines), (self.rest, shown.rest)):
-            if lines:
-                chart.show(lines, xlabel=shown.axis, ylabel=unit)
+            self.pictures.draw(shown.items, shown.still)
+        else:
+            self.lines.draw(shown.lines, xlabel=shown.axis, ylabel=unit)
+            self.rest.draw(shown.rest, xlabel=shown.axis, ylabel=unit)
         time = course.get("t", np.empty(0))
-        self.energies.show({name: (time, course[name]) for name in ("E", "J") if name in course})
-        self.energies.visible = "E" in course
-        distance = {"distance": (time, course["distance"])} if "distance" in course else {}
-        self.distances.show(distance, xlabel="time (0: the input)", ylabel=unit)
-        self.figures.shown = numbers(_rows(result, unit)) + note(*source.notes, *result.notes)
-        texts = (make(result.settings, source) for make in (view.as_python, view.as_command, view.command_note))
-        self.code.show(*texts)
+        curves = {name: (time, values) for name, values in course.items() if name != "t"}
+        self.energies.draw({name: curves[name] for name in ("E", "J") if name in curves})
+        self.energies.visible = "E" in curves
+        self.distances.draw({name: curves[name] for name in ("distance",) if name in curves}, ylabel=unit)
+        self.figures.object = table(_rows(result, unit)) + note(*source.notes, *result.notes)
+        self.code.show(
+            python=view.as_python(settings, source),
+            command=view.as_command(settings, source),
+            note=view.command_note(settings, source),
+        )
         return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
-
-    def _layout(self) -> Any:
-        controls = pn.Column(
-            self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
-            columns(self.undo_button, self.full_button, least=120), sizing_mode="stretch_width",
-        )  # fmt: skip
-        main = pn.Column(
-            self.status, self.part, self.pictures, self.lines, self.rest,
-            heading("Numbers"), self.figures,
-            heading("Course of the flow"), columns(self.energies, self.distances),
-            heading("The same from a program"), self.code, self.download, sizing_mode="stretch_width",
-        )  # fmt: skip
-        return columns(controls, main, weights=(1, 3))
 
 
 @dataclass
 class _Stills:
-    """Pictures that do not change while settings move, and of what they are."""
+    """Pictures that do not change while settings move, and the source and part that they show."""
 
     part: Any = None
     items: dict[str, dict[str, str]] = field(default_factory=dict)
 
 
 class _Shown:
-    """A result as the page shows it; made in the computing thread, since pictures take time too."""
+    """A result as the page shows it; made in the computing thread, since drawing takes time too."""
 
     def __init__(self, result: DenoiseResult, source: Source, stills: _Stills) -> None:
-        self.result, self.source, self.stills = result, source, stills
-        self.still: dict[str, str] = {}
+        self.result, self.source = result, source
         self.items: list[dict[str, str]] = []
-        self.lines: dict[str, Any] = {}
-        self.rest: dict[str, Any] = {}
-        self.axis = ""
         if source.media.kind == "image":
-            self._pictures()
+            self._pictures(stills)
         else:
             self._lines()
 
-    def _pictures(self) -> None:
+    def _pictures(self, stills: _Stills) -> None:
         result, media = self.result, self.source.media
         scale, rest = grey_scale(media.data), residual_scale(result.info.sigma)
         told = f"black is {scale.low:g}, white is {scale.high:g}"
@@ -258,32 +216,30 @@ class _Shown:
             return {"src": data_url(content), "name": name, "alt": f"{name} picture", "caption": caption}
 
         part = id(self.source), result.settings.crop
-        if self.stills.part != part:
-            given = {"noisy": (result.noisy, told), "clean": (result.clean, "the clean reference")}
-            there = {name: one for name, one in given.items() if one[0] is not None}
-            self.stills.part = part
-            self.stills.items = {name: draw(name, one[0], scale, one[1]) for name, one in there.items()}
-        # Without their addresses, which go to the page once.
-        still = {name: {**item, "src": ""} for name, item in self.stills.items.items()}
+        if stills.part != part:
+            stills.part = part
+            stills.items = {"noisy": draw("noisy", result.noisy, scale, told)}
+            if result.clean is not None:
+                stills.items["clean"] = draw("clean", result.clean, scale, "the clean reference")
+        # Without their addresses, which are sent to the page once.
+        still = {name: {**item, "src": ""} for name, item in stills.items.items()}
         changing = [draw("result", result.result, scale, told), draw("removed", result.residual, rest, removed)]
         self.items = [still.pop("noisy"), *changing, *still.values()]
-        self.still = {name: item["src"] for name, item in self.stills.items.items()}
+        self.still = {name: item["src"] for name, item in stills.items.items()}
 
     def _lines(self) -> None:
         result, media = self.result, self.source.media
         start = 0 if result.settings.crop is None else result.settings.crop[0][0]
         rate = media.sample_rate or 1
         self.axis = "time in seconds" if media.sample_rate else "sample"
-        several = media.channel_axis is not None
 
         def line(values: Any) -> Any:
-            first = np.moveaxis(values, media.channel_axis or 0, 0)[0] if several else values
+            first = values if media.channel_axis is None else np.moveaxis(values, media.channel_axis, 0)[0]
             places, heights = envelope(first)
             return (places + start) / rate, heights
 
-        self.lines = {"noisy": line(result.noisy), "result": line(result.result)}
-        if result.clean is not None:
-            self.lines["clean"] = line(result.clean)
+        given = {"noisy": result.noisy, "result": result.result, "clean": result.clean}
+        self.lines = {name: line(values) for name, values in given.items() if values is not None}
         self.rest = {"removed": line(result.residual)}
 
 

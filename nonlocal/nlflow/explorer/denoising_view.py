@@ -1,4 +1,4 @@
-"""What the tab "Denoise" computes, and the texts that compute the same."""
+"""The computation of the tab "Denoise", and the program and the command that do the same."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.quality import psnr, snr, ssim
-from nlflow.explorer.sources import EXAMPLE, Crop, Source, cropped, slices
+from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
-from nlflow.io.formats.media import Array
+from nlflow.io.formats.media import Array, Media
 
 __all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "command_note", "compute"]
 
 
-_OF_SIGNALS = {"psnr": psnr, "snr": snr}
+_MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
 
 @dataclass(frozen=True)
 class DenoiseSettings:
-    """What may be set, as `nlflow.denoise` takes it; None: chosen from the noise.
+    """Settings of the tab, as `nlflow.denoise` takes them; None means: chosen from the noise.
 
     Attributes
     ----------
@@ -57,7 +57,7 @@ class DenoiseSettings:
     crop: Crop | None = None
 
     def words(self) -> dict[str, Any]:
-        """Return the words for `nlflow.denoise`; what is chosen is left out, and what the quality does not have."""
+        """Return the arguments for `nlflow.denoise` that are set and that the quality has."""
         skipped = {"crop"} if self.quality == "fast" else {"crop", *OF_FAST}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {name: value for name, value in given.items() if value is not None}
@@ -65,7 +65,7 @@ class DenoiseSettings:
 
 @dataclass(frozen=True)
 class DenoiseResult:
-    """What was computed.
+    """A result.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class DenoiseResult:
     clean : array or None
     info : DenoiseInfo
     course : dict of str to array
-        See `nlflow.denoising.following.Trail`.
+        See `nlflow.denoising.Trail`.
     figures : dict of str to float or None
         ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
         (signals) where there is a reference; of a table the means over its columns.
@@ -122,90 +122,81 @@ def compute(
         As `nlflow.denoise`.
     """
     trail = Trail() if trail is None else trail
-    noisy, clean = cropped(source, settings.crop)
-    axis = source.media.channel_axis
+    noisy, clean = source.media.data, source.clean
+    if settings.crop is not None:
+        part = slices(source, settings.crop)
+        noisy, clean = noisy[part], None if clean is None else clean[part]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trail.tell = progress
-        words = settings.words() | _layout(source) | {"preserve_range": True, "return_info": True}
-        result, info = denoise(noisy, **words, progress=trail)
+        result, info = denoise(noisy, **_words(settings, source), progress=trail)
     figures: dict[str, float | None] = {}
-    if clean is not None:
-        for name, data in (("input", noisy), ("output", result)):
-            figures[f"psnr_{name}"] = psnr(clean, data)
-            if source.media.kind == "image":
-                figures[f"ssim_{name}"] = ssim(clean, data, axis)
-            else:
-                figures[f"snr_{name}"] = snr(clean, data)
-            if source.media.separate:
-                figures |= {f"{one}_{name}": _mean(measure, clean, data) for one, measure in _OF_SIGNALS.items()}
+    for measure in _measures(source.media) if clean is not None else ():
+        figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
+        figures[f"{measure}_output"] = _figure(measure, clean, result, source.media)
     notes = tuple(dict.fromkeys(str(one.message) for one in caught))
     return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes)
 
 
-def _mean(measure: Callable[[Array, Array], float], clean: Array, data: Array) -> float:
-    """Return the mean of a figure over the columns of a table, whose units differ."""
-    return float(np.mean([measure(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+def _measures(media: Media) -> tuple[str, str]:
+    return ("psnr", "ssim") if media.kind == "image" else ("psnr", "snr")
 
 
-def _layout(source: Source) -> dict[str, Any]:
-    """Return what `nlflow.denoise` has to know of the channels; the columns of a table are signals of their own."""
-    return {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
+def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None:
+    """Return a measure of samples against their reference; for a table the mean over columns, whose units differ."""
+    of = _MEASURES[measure]
+    if media.separate:
+        return float(np.mean([of(clean[:, c], data[:, c]) for c in range(data.shape[1])]))
+    return of(clean, data, media.channel_axis) if measure == "ssim" else of(clean, data)
+
+
+def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
+    """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
+    layout = {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
+    return {**settings.words(), **layout, "preserve_range": True, "return_info": True}
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
     """Return a program that makes ``noisy``, ``result``, ``info``, ``curves`` and, with a reference, ``clean``.
 
-    ``result`` has the bits of `compute`, and so have the curves.
+    ``result`` and ``curves`` have the same bits as those of `compute`.
     """
-    axis = source.media.channel_axis
-    own = "from nlflow.denoising import Trail, denoise"
-    words = {**settings.words(), **_layout(source), "preserve_range": True, "return_info": True}
+    media, compared = source.media, source.clean is not None
+    imports = ["from nlflow import denoise", "from nlflow.denoising import Trail"]
+    if compared:
+        imports.append(f"from nlflow.denoising.quality import {', '.join(_measures(media))}")
     if source.built_in:
         lines = [EXAMPLE, ""]
-        imports = [own]
     else:
-        layout = {"kind": source.media.kind, "channel_axis": axis} if source.media.format == "npy" else {}
+        layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format == "npy" else {}
         given = {name: value for name, value in layout.items() if value is not None}
         lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
-        imports = [own, "from nlflow.io.files import read"]
-        if source.clean is not None:
-            imports = ["from pathlib import Path", "", "from nlflow.io.companions import read_reference", own]
-            imports.append("from nlflow.io.files import read")
+        if compared:
+            imports = ["from pathlib import Path", "", *imports, "from nlflow.io.companions import read_reference"]
             lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
+        imports.append("from nlflow.io.files import read")
     if settings.crop is not None:
-        part = ", ".join(
-            ":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop)
-        )
-        lines.append(f"noisy = noisy[{part}]")
-        if source.clean is not None:
-            lines.append(f"clean = clean[{part}]")
-    lines += ["trail = Trail()", call("result, info", "denoise", "noisy, progress=trail", words)]
-    if source.clean is not None:
-        lines += _quality_lines(source)
-    lines += [
-        "",
-        "curves = trail.course",
-    ]
-    return "\n".join([*imports, "", *lines]) + "\n"
+        cuts = (":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop))
+        part = ", ".join(cuts)
+        lines += [f"{name} = {name}[{part}]" for name in (("noisy", "clean") if compared else ("noisy",))]
+    denoised = call("result, info", "denoise", "noisy, progress=trail", _words(settings, source))
+    lines += ["trail = Trail()", denoised, "curves = trail.course"]
+    return "\n".join([*imports, "", *lines, *(_quality_lines(media) if compared else [])]) + "\n"
 
 
-def _quality_lines(source: Source) -> list[str]:
-    names = ["psnr", "ssim"] if source.media.kind == "image" else ["psnr", "snr"]
-    lines = ["", f"from nlflow.denoising.quality import {', '.join(names)}", ""]
-    if source.media.separate:
-        lines.append("for c in range(clean.shape[1]):")
-        for name in names:
-            lines.append(f"    print({name!r}, c, {name}(clean[:, c], noisy[:, c]), {name}(clean[:, c], result[:, c]))")
-        return lines
-    for name in names:
-        axis = f", {source.media.channel_axis!r}" if name == "ssim" else ""
-        lines.append(f"print({name!r}, {name}(clean, noisy{axis}), {name}(clean, result{axis}))")
+def _quality_lines(media: Media) -> list[str]:
+    """Return lines that print how near input and result come to the reference."""
+    part, indent = ("[:, c]", "    ") if media.separate else ("", "")
+    lines = ["", *(["for c in range(clean.shape[1]):"] if media.separate else [])]
+    for name in _measures(media):
+        axis = f", {media.channel_axis!r}" if name == "ssim" else ""
+        figures = (f"{name}(clean{part}, {data}{part}{axis})" for data in ("noisy", "result"))
+        lines.append(f"{indent}print({', '.join([repr(name), *(['c'] if part else []), *figures])})")
     return lines
 
 
 def command_note(settings: DenoiseSettings, source: Source) -> str:
-    """Return what is to be known of the command; nothing where it is ``nonlocal denoise``."""
+    """Return a remark on the command; empty if the command is ``nonlocal denoise``."""
     if not source.built_in and settings.crop is None:
         return ""
     what = "The example is no file" if source.built_in else "A part of the file is shown"
@@ -220,22 +211,14 @@ def _array_name(settings: DenoiseSettings, source: Source) -> str:
 def as_command(settings: DenoiseSettings, source: Source) -> str:
     """Return a command that writes the result to a file: see `command_note`."""
     if command_note(settings, source):
-        # Opened for a new file alone: what is there is not replaced.
-        name = _array_name(settings, source)
-        saving = f"import numpy as np\n\nwith open({name!r}, 'xb') as file:\n    np.save(file, result)"
-        return shell(as_python(settings, source), saving)
-    path = PurePath(source.name)
-    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
-    words += ["--quality", settings.quality]
-    if settings.sigma is not None:
-        words += ["--sigma", repr(settings.sigma)]
-    for name, value in settings.words().items():
-        if name in OF_FAST:
-            words += [f"--{name.replace('_', '-')}", repr(value)]
-    if source.media.format == "npy":
-        words += ["--kind", source.media.kind]
-        if source.media.channel_axis is not None:
-            words += ["--channel-axis", str(source.media.channel_axis)]
+        return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
+    path, media = PurePath(source.name), source.media
+    options = {"quality": settings.quality, **settings.words()}
+    if media.format == "npy":
+        options |= {"kind": media.kind, "channel_axis": media.channel_axis}
     if source.clean is not None:
-        words += ["--reference", source.clean_name]
+        options["reference"] = source.clean_name
+    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
+    for name, value in options.items():
+        words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

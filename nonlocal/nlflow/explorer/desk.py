@@ -1,4 +1,4 @@
-"""What the tabs of one page share: the way to the computing thread and back, and how errors are shown."""
+"""What the tabs of a page share: jobs for the computing thread, their progress, results and errors."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, TypeVar
 
 from panel.io import hold
 
-from nlflow.explorer.uploads import Limits
-from nlflow.explorer.widgets import Status
+from nlflow.explorer.uploads import Limits, shown_name, unpacked
+from nlflow.explorer.widgets import Code, Status, Upload, heading, markup
 from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 
-__all__ = ["Desk"]
+__all__ = ["Desk", "Tab"]
+
+T = TypeVar("T")
 
 _PAUSE = 0.1  # seconds between two reports of progress
 
@@ -38,29 +40,63 @@ class Desk:
     limits: Limits
     document: Any
 
+    def later(self, function: Callable[[], Any]) -> None:
+        """Call a function in the page's own thread, with the lock of its document. Any thread may call this."""
+        if self.document is None:
+            function()
+        elif self.document.session_context is not None:  # the page is still there
+            self.document.add_next_tick_callback(function)
+
+    def close(self) -> None:
+        """Cancel all jobs of this page."""
+        self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
+
+
+class Tab:
+    """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
+
+    Parameters
+    ----------
+    desk : Desk
+    """
+
+    name: ClassVar[str]
+    panel: Any
+
+    def __init__(self, desk: Desk) -> None:
+        self._desk = desk
+        self.started = False
+        self.status = Status(lambda _: self._cancel())
+        self.figures, self.code = markup(), Code()
+
+    def start(self) -> None:
+        """Compute for the first time."""
+        raise NotImplementedError
+
+    def below(self, *views: Any) -> list[Any]:
+        """Return what is below the main views: numbers, other views, and the texts to copy."""
+        return [heading("Numbers"), self.figures, *views, heading("The same from a program"), self.code]
+
     def ask(
         self,
-        name: str,
-        status: Status,
-        work: Callable[[Callable[[float], None]], Any],
-        show: Callable[[Any], str | None],
+        work: Callable[[Callable[[float], None]], T],
+        show: Callable[[T], str | None],
         words: str = "computing …",
+        what: str = "view",
     ) -> None:
-        """Let something be computed and shown; what was asked for before under this name is not wanted any more.
+        """Compute something in the computing thread and show it; cancel the older job for the same purpose.
 
         Parameters
         ----------
-        name : str
-            What waits for its turn under one name: the tab.
-        status : Status
-            Where progress and errors are shown.
         work : callable
             Runs in the computing thread; gets a function of the share done, which may raise.
         show : callable
-            Gets the result, in the page's own thread. Returns the words for the status, None where it has asked for
-            more.
+            Gets the result in the page's own thread. Returns the words for the status, or None if it has asked for a
+            further job.
         words : str
-            Shown meanwhile.
+            Status while the job waits and runs.
+        what : str
+            The purpose.
         """
         told = 0.0
 
@@ -69,46 +105,51 @@ class Desk:
             now = time.monotonic()
             if now - told > _PAUSE:
                 told = now
-                self.later(partial(self._busy, job, status, words, share))
+                self._desk.later(partial(self._busy, job, words, share))
 
-        def done(job: Job) -> None:
-            self.later(partial(self._finish, job, status, show))
+        job = Job(work, lambda job: self._desk.later(partial(self._finish, job, show)), tell)
+        self.status.say(words, "busy")
+        self._desk.worker.submit((id(self._desk), self.name, what), job)
 
-        job = Job(work, done, tell)
-        status.show(words, "busy", 0.0)
-        self.worker.submit((id(self), name), job)
+    def open_button(
+        self,
+        name: str,
+        label: str,
+        hint: str,
+        suffixes: tuple[str, ...],
+        read: Callable[[str, bytes, Limits], T],
+        show: Callable[[T], str | None],
+    ) -> Upload:
+        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`."""
+        limits = self._desk.limits
 
-    def cancel(self, name: str, status: Status) -> None:
-        """End what was asked for under a name."""
-        self.worker.cancel((id(self), name))
-        status.show("cancelled", "idle")
+        def take(data: Any) -> None:
+            called = shown_name(str(data["name"]))
+            self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file")
 
-    def close(self) -> None:
-        """End all that this page has asked for."""
-        self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
+        accept = ",".join(suffixes)
+        return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
 
-    def later(self, function: Callable[[], Any]) -> None:
-        """Call a function in the page's own thread, with the lock of its document; from any thread."""
-        if self.document is None:
-            function()
-        elif self.document.session_context is not None:  # the page is still there
-            self.document.add_next_tick_callback(function)
+    def _cancel(self) -> None:
+        mine = id(self._desk), self.name
+        self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[:2] == mine)
+        self.status.say("cancelled")
 
-    def _busy(self, job: Job, status: Status, words: str, share: float) -> None:
-        if not job.cancelled and status.shown["kind"] == "busy":
-            status.show(words, "busy", share)
+    def _busy(self, job: Job, words: str, share: float) -> None:
+        if not job.cancelled and self.status.shown["kind"] == "busy":
+            self.status.say(words, "busy", share)
 
-    def _finish(self, job: Job, status: Status, show: Callable[[Any], str | None]) -> None:
+    def _finish(self, job: Job, show: Callable[[Any], str | None]) -> None:
         if job.cancelled:
             return
-        with hold(self.document):
+        with hold(self._desk.document):
             if job.error is None:
                 words = show(job.result)
                 if words is not None:
-                    status.show(words, "done", 1.0)
+                    self.status.say(words, "done", 1.0)
                 return
             message = mendable(job.error)
             if message is None:
-                status.show(f"internal error: {type(job.error).__name__}; please report it", "error")
+                self.status.say(f"internal error: {type(job.error).__name__}; please report it", "error")
                 raise job.error  # for the log of the server
-            status.show(message, "error")
+            self.status.say(message, "error")

@@ -2,66 +2,54 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import panel as pn
 
 from nlflow.explorer import flow_view as view
-from nlflow.explorer.charts import Lines
-from nlflow.explorer.desk import Desk
-from nlflow.explorer.flow_view import FlowResult, FlowSettings
-from nlflow.explorer.parts import columns, heading, numbers
+from nlflow.explorer.desk import Desk, Tab
+from nlflow.explorer.flow_view import FlowSettings
 from nlflow.explorer.pictures import data_url, grey_scale, picture
-from nlflow.explorer.texts import digits
-from nlflow.explorer.widgets import Action, Chooser, Code, Knob, Markup, Pictures, Status
+from nlflow.explorer.texts import digits, table
+from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, columns
 from nlflow.plotting.base import PALETTE
 
 __all__ = ["FlowTab"]
 
-_SIGNALS = {
-    "steps": "steps, on a line",
-    "waves": "two waves, on a line",
-    "disc": "a disc, in the plane",
-    "photograph": "a photograph, in the plane",
+_CHOICES = {
+    "signal": {
+        "steps": "steps, on a line",
+        "waves": "two waves, on a line",
+        "disc": "a disc, in the plane",
+        "photograph": "a photograph, in the plane",
+    },
+    "kernel": {"Gaussian": "Gaussian", "Laplace": "Laplace (exponential)", "TopHat": "top hat"},
+    "metric": {"degree": "degree: du/dt = Pu − u", "l2": "L²: du/dt = −Lu"},
+    "boundary": {"reflect": "mirrored", "periodic": "periodic", "isolated": "nothing outside"},
 }
-_KERNELS = {"Gaussian": "Gaussian", "Laplace": "Laplace (exponential)", "TopHat": "top hat"}
-_METRICS = {"degree": "degree: du/dt = Pu − u", "l2": "L²: du/dt = −Lu"}
-_BOUNDARIES = {"reflect": "mirrored", "periodic": "periodic", "isolated": "nothing outside"}
-_PREDICTED = {"dash": "6 4", "width": 1.5}
-_DISTANCES: dict[str, dict[str, Any]] = {"J": {}, "E": {}, "exp(−μ₂ t)": {**_PREDICTED, "color": "#1c2126"}}
-_REMAINING: dict[str, dict[str, Any]] = {
-    "E": {"color": PALETTE[1]},
-    "exp(−(μ₂ + λ) t)": {**_PREDICTED, "color": "#1c2126"},
-}
-_ENERGIES: dict[str, dict[str, Any]] = {"J along its flow": {}, "E along its flow": {}}
+_TO_CONSTANT, _TO_EQUILIBRIUM = "exp(−μ₂ t)", "exp(−(μ₂ + λ) t)"
+_PREDICTED = {"dash": "6 4", "width": 1.5, "color": "#1c2126"}
+_E = {"color": PALETTE[1]}
 _STATES: dict[str, dict[str, Any]] = {
     "f": {"color": "#8a949e", "width": 1},
     "J": {"color": PALETTE[0]},
-    "E": {"color": PALETTE[1]},
+    "E": _E,
     "equilibrium of E": {"dash": "2 3", "color": "#4d4d4d"},
 }
 _DEFAULT = FlowSettings()
 
 
-class FlowTab:
+class FlowTab(Tab):
     """The same noisy signal under J, which makes it constant, and under E, which keeps it."""
 
     name = "flow"
 
     def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._result: FlowResult | None = None
-        self.started = False
-        self.status = Status(lambda _: desk.cancel(self.name, self.status))
-        moved: dict[str, Any] = {"moved": self._ask}
-        self.choices = {
-            "signal": Chooser("signal", "signal", _SIGNALS, **moved),
-            "kernel": Chooser("kernel", "kernel", _KERNELS, **moved),
-            "metric": Chooser("metric", "metric", _METRICS, **moved),
-            "boundary": Chooser("boundary", "boundary", _BOUNDARIES, **moved),
-        }
-        plain: dict[str, Any] = {"choosable": False, "moved": self._ask}
+        super().__init__(desk)
+        self._shown: tuple[FlowSettings, SimpleNamespace] | None = None
+        self.choices = {name: choice(name, name, words, self.start) for name, words in _CHOICES.items()}
+        plain: dict[str, Any] = {"choosable": False, "moved": self.start}
         self.knobs = {
             "noise": Knob("noise", "noise σ", 0, 1, 0.05, _DEFAULT.noise, unit="of the height", **plain),
             "width": Knob("width", "kernel width", 0.01, 0.3, 0.005, _DEFAULT.width, unit="of the side", **plain),
@@ -73,26 +61,19 @@ class FlowTab:
                           moved=self._draw_state)  # fmt: skip
         self.pictures = Pictures()
         self.state = Lines("", "place", "", _STATES, height=300)
-        self.energies = Lines("energies", "time", "J and E", _ENERGIES, log="xy")
-        self.distances = Lines("distance to the constant", "time", "root mean square", _DISTANCES, log="y")
-        self.remaining = Lines("distance of E to its equilibrium", "time", "root mean square", _REMAINING, log="y")
-        self.figures = Markup()
-        self.code = Code()
-        self.undo_button = Action(lambda _: self._undo(), label="Undo to defaults")
-        controls = pn.Column(
-            *self.choices.values(), *self.knobs.values(), self.undo_button, sizing_mode="stretch_width"
+        self.energies = Lines("energies", "time", "J and E", {"J along its flow": {}, "E along its flow": {}}, log="xy")
+        rms = "root mean square"
+        self.distances = Lines(
+            "distance to the constant", "time", rms, {"J": {}, "E": {}, _TO_CONSTANT: _PREDICTED}, log="y"
         )
-        main = pn.Column(
-            self.status, self.frame, self.state, self.pictures,
-            columns(self.distances, self.remaining, self.energies),
-            heading("Numbers"), self.figures,
-            heading("The same from a program"), self.code, sizing_mode="stretch_width",
-        )  # fmt: skip
-        self.panel = columns(controls, main, weights=(1, 3))
-
-    def start(self) -> None:
-        """Compute for the first time."""
-        self._ask()
+        self.remaining = Lines(
+            "distance of E to its equilibrium", "time", rms, {"E": _E, _TO_EQUILIBRIUM: _PREDICTED}, log="y"
+        )
+        undo = button("Undo to defaults", self.undo)
+        controls = [*self.choices.values(), *self.knobs.values(), undo]
+        charts = columns(self.distances, self.remaining, self.energies)
+        views = [self.status, self.frame, self.state, self.pictures, charts, *self.below()]
+        self.panel = beside(controls, views)
 
     def settings(self) -> FlowSettings:
         """Return what the controls say."""
@@ -100,71 +81,72 @@ class FlowTab:
         words |= {name: float(knob.value or 0.0) for name, knob in self.knobs.items()}
         return FlowSettings(**words)
 
-    def _ask(self) -> None:
+    def start(self) -> None:
+        """Compute what the controls say."""
         settings = self.settings()
-        self._desk.ask(self.name, self.status, lambda tell: view.compute(settings, progress=tell), self._show)
+        self.ask(lambda tell: (settings, view.compute(settings, progress=tell)), self._show)
 
-    def _undo(self) -> None:
-        for one in (*self.choices.values(), *self.knobs.values(), self.frame):
-            one.reset()
-        self._ask()
+    def undo(self) -> None:
+        """Take back what the user has set."""
+        for name, one in self.choices.items():
+            one.value = getattr(_DEFAULT, name)
+        for knob in (*self.knobs.values(), self.frame):
+            knob.reset()
+        self.start()
 
-    def _show(self, result: FlowResult) -> str:
-        self._result = result
+    def _show(self, shown: tuple[FlowSettings, SimpleNamespace]) -> str:
+        self._shown = shown
         self._draw_state()
-        t = result.t
+        settings, result = shown
+        t, rate, rate_e = result.t, digits(result.rate), digits(result.rate_e)
         # The slopes are predicted; the heights are those of the last values above rounding.
-        self.distances.show({
+        self.distances.draw({
             "J": (t, result.distance_j),
             "E": (t, result.distance_e),
-            "exp(−μ₂ t)": (t, view.predicted(t, result.distance_j, result.rate)),
+            _TO_CONSTANT: (t, view.predicted(t, result.distance_j, result.rate)),
         })  # fmt: skip
         early = t <= 40 / result.rate_e  # then rounding is all that remains
-        self.remaining.show({
+        self.remaining.draw({
             "E": (t[early], result.remaining[early]),
-            "exp(−(μ₂ + λ) t)": (t[early], view.predicted(t, result.remaining, result.rate_e)[early]),
+            _TO_EQUILIBRIUM: (t[early], view.predicted(t, result.remaining, result.rate_e)[early]),
         })  # fmt: skip
-        self.energies.show(
-            {"J along its flow": (t[1:], result.energy_j[1:]), "E along its flow": (t[1:], result.energy_e[1:])}
-        )
+        energies = {"J along its flow": result.energy_j, "E along its flow": result.energy_e}
+        self.energies.draw({name: (t[1:], values[1:]) for name, values in energies.items()})
         low, high = result.bounds
-        self.figures.shown = numbers(
-            [
-                ("slowest rate μ₂ of J", f"{digits(result.rate)}: the distance falls as exp(−{digits(result.rate)} t)"),
-                ("second eigenvalue 1 − μ₂ of P" if result.settings.metric == "degree" else "μ₂, in the L² metric",
-                 digits(1 - result.rate if result.settings.metric == "degree" else result.rate, ".6g")),
-                ("rate of E to its equilibrium", f"μ₂ + λ = {digits(result.rate_e)}"),
-                ("distance to the constant, J, at the end", digits(result.distance_j[-1])),
-                ("distance to the constant, E, at the end", digits(result.distance_e[-1])),
-                ("kept in the equilibrium of E", f"{digits(result.kept)} of the distance of f"),
-                ("bounds for every signal", f"{digits(low)} to {digits(high)}"),
-            ]
-        )  # fmt: skip
-        self.code.show(view.as_python(result.settings), view.as_command(result.settings), view.COMMAND_NOTE)
+        second = ("second eigenvalue 1 − μ₂ of P", 1 - result.rate)
+        second = second if settings.metric == "degree" else ("μ₂, in the L² metric", result.rate)
+        rows = [
+            ("slowest rate μ₂ of J", f"{rate}: the distance falls as exp(−{rate} t)"),
+            (second[0], digits(second[1], ".6g")),
+            ("rate of E to its equilibrium", f"μ₂ + λ = {rate_e}"),
+            ("distance to the constant, J, at the end", digits(result.distance_j[-1])),
+            ("distance to the constant, E, at the end", digits(result.distance_e[-1])),
+            ("kept in the equilibrium of E", f"{digits(result.kept)} of the distance of f"),
+            ("bounds for every signal", f"{digits(low)} to {digits(high)}"),
+        ]
+        self.figures.object = table(rows)
+        self.code.show(python=view.as_python(settings), command=view.as_command(settings), note=view.COMMAND_NOTE)
         return f"{len(t)} moments up to t = {digits(t[-1])}"
 
     def _draw_state(self) -> None:
-        result = self._result
-        if result is None:
+        if self._shown is None:
             return
+        settings, result = self._shown
         k = min(int(self.frame.value or 0), len(result.t) - 1)
-        flat = len(result.settings.shape) == 1
+        flat = len(settings.shape) == 1
         self.state.visible, self.pictures.visible = flat, not flat
         time = f"t = {digits(result.t[k])}"
+        states = {"f": result.observed, "J": result.j[k], "E": result.e[k], "equilibrium of E": result.limit}
         if flat:
-            x = (np.arange(result.settings.shape[0]) + 0.5) / result.settings.shape[0]
-            lines = {"f": (x, result.observed), "J": (x, result.j[k]), "E": (x, result.e[k]),
-                     "equilibrium of E": (x, result.equilibrium)}  # fmt: skip
-            self.state.show(lines, title=f"the signal at {time}")
+            x = (np.arange(settings.shape[0]) + 0.5) / settings.shape[0]
+            self.state.draw({name: (x, u) for name, u in states.items()}, title=f"the signal at {time}")
             return
         scale = grey_scale(result.observed)
-        told = f"black is {digits(scale.low)}, white is {digits(scale.high)}"
-        pictures = [
-            ("f", result.observed, f"f; {told}"),
-            ("J", result.j[k], f"J at {time}"),
-            ("E", result.e[k], f"E at {time}"),
-            ("equilibrium", result.equilibrium, "equilibrium of E"),
-        ]
-        self.pictures.show(
-            [{"src": data_url(picture(u, scale)[0]), "name": n, "alt": c, "caption": c} for n, u, c in pictures]
+        captions = [f"f; black is {digits(scale.low)}, white is {digits(scale.high)}",
+                    f"J at {time}", f"E at {time}", "equilibrium of E"]  # fmt: skip
+        self.pictures.draw(
+            [
+                {"src": data_url(picture(u, scale)[0]), "name": name, "alt": caption, "caption": caption}
+                for (name, u), caption in zip(states.items(), captions, strict=True)
+            ]
         )

@@ -1,7 +1,8 @@
-"""Which requests the explorer's server answers: those for its own names, of its own pages, for parts of the page.
+"""The requests that the explorer's server answers: those to its own names, from its own pages, for parts of the page.
 
-A page of another site can have its name point to 127.0.0.1 once it is loaded, and then counts as a page of this server
-(DNS rebinding). The name stays in the header ``Host``, which no page can change, so that is what tells.
+Another site can let its name point to 127.0.0.1 after its page was loaded; the browser then takes that page for one of
+this server (DNS rebinding). The header ``Host`` still holds the site's name, and no page can change it, so
+it is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
 from tornado.web import Application, RequestHandler
 
-__all__ = ["close_to_others", "hosts_of"]
+__all__ = ["bracketed", "close_to_others", "hosts_of"]
 
 _SERVED = re.compile(r"/|/ws|/favicon\.ico|/static/.+")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.(/|$)")
@@ -27,12 +28,12 @@ _HTTP = 80  # the port that stands in no address
 
 def hosts_of(names: Iterable[str], port: int) -> frozenset[str]:
     """Return what the header ``Host`` may be for a server of these names at a port, in lower case."""
-    written = {_bracketed(name) for name in names}
+    written = {bracketed(name) for name in names}
     found = {f"{name}:{port}" for name in written}
     return frozenset(found | written if port == _HTTP else found)
 
 
-def _bracketed(name: str) -> str:
+def bracketed(name: str) -> str:
     """Return a name as it stands in an address, in the form that browsers give it."""
     try:
         address = ipaddress.ip_address(name)

@@ -1,4 +1,4 @@
-"""What the tab "Layers" shows: the figures of a transformer's layers, as `nonlocal attention --out` wrote them."""
+"""The data of the tab "Layers": figures of a transformer's layers, as `nonlocal attention --out` writes them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,13 +14,13 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import FileFormatError, InputError, format_bytes
+from nlflow.errors import FileFormatError, InputError, format_bytes, shortened
 
 __all__ = ["HEAD_QUANTITIES", "QUANTITIES", "LayersFile", "Run", "as_command", "as_python", "read_layers"]
 
 Floats = NDArray[np.float64]
 
-#: What rows hold for a state, and how it is called on the page.
+#: The quantities of a state, with their names on the page.
 QUANTITIES = {
     "cosine": "mean cosine of two tokens",
     "J": "energy J of the values, per token, mean of heads",
@@ -31,7 +31,7 @@ QUANTITIES = {
     "t_sim": "share of the mean token",
     "rank": "participation rank",
 }
-#: What is known of each head.
+#: The quantities of a head.
 HEAD_QUANTITIES = {
     "J": "energy J of the values, per token",
     "gap": "spectral gap 1 − |μ₂|",
@@ -71,7 +71,7 @@ class Run:
 
 @dataclass(frozen=True)
 class LayersFile:
-    """What a file holds.
+    """The content of a file.
 
     Attributes
     ----------
@@ -97,6 +97,13 @@ class LayersFile:
     content: bytes
 
 
+class _UnfitError(ValueError):
+    """A file holds something else than expected."""
+
+    def __init__(self, got: str, expected: str) -> None:
+        super().__init__(f"got {got}, expected {expected}")
+
+
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
     """Read ``result.json`` of `nonlocal attention --out`; nothing in it is trusted.
 
@@ -113,113 +120,115 @@ def read_layers(path: str | os.PathLike[str], name: str | None = None) -> Layers
     """
     name = os.fspath(path) if name is None else name
     try:
-        with Path(path).open("rb") as stream:
+        content = _content(Path(path))
+        return _checked(name, _parsed(content), content)
+    except _UnfitError as error:
+        raise FileFormatError(f"{name}: {error}; write it anew with nonlocal attention --out DIR") from error
+
+
+def _content(path: Path) -> bytes:
+    try:
+        with path.open("rb") as stream:
             content = stream.read(_MOST_BYTES + 1)
     except OSError as error:
-        raise _wrong(name, str(error.strerror or error), "a file that can be read") from error
+        raise _UnfitError(str(error.strerror or error), "a file that can be read") from error
     if len(content) > _MOST_BYTES:
-        raise _wrong(name, f"more than {format_bytes(_MOST_BYTES)}", "less")
+        raise _UnfitError(f"more than {format_bytes(_MOST_BYTES)}", "less")
+    return content
 
+
+def _parsed(content: bytes) -> Any:
     def constant(text: str) -> NoReturn:
         raise ValueError(f"the number {text}")
 
     try:
-        report = json.loads(content.decode(), parse_constant=constant)
+        return json.loads(content.decode(), parse_constant=constant)
     except (ValueError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:160]
-        raise _wrong(name, f"no JSON ({why})", "result.json of nonlocal attention --out") from error
-    return _checked(name, report, content)
+        why = "nested too deeply" if isinstance(error, RecursionError) else shortened(error)
+        raise _UnfitError(f"no JSON ({why})", "result.json of nonlocal attention --out") from error
 
 
-def _wrong(name: str, got: str, expected: str) -> FileFormatError:
-    return FileFormatError(f"{name}: got {got}, expected {expected}; write it anew with nonlocal attention --out DIR")
+def _is_number(value: Any) -> bool:
+    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and -1e300 < value < 1e300
+
+
+#: Kinds of values: a test, and the words for messages.
+_TEXT = (lambda v: isinstance(v, str) and len(v) <= _MOST_TEXT, f"a text of at most {_MOST_TEXT} characters")
+_ROWS = (lambda v: isinstance(v, list) and len(v) <= _MOST_ROWS, f"a list of at most {_MOST_ROWS} objects")
+_HEADS = (lambda v: isinstance(v, list) and len(v) <= _MOST_HEADS, f"a list of at most {_MOST_HEADS} numbers")
+_NUMBER = (_is_number, "a finite number")
+_PERHAPS = (lambda v: v is None or _is_number(v), "a finite number or null")
+_WHOLE = (lambda v: _is_number(v) and v == int(v) and 0 <= v < 2**31, "a whole number that is not negative")
+
+
+def _of(entry: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
+    """Return the value of a key in an object of the file, checked."""
+    if not isinstance(entry, dict) or key not in entry:
+        raise _UnfitError(f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
+    return _fit(entry[key], key, kind)
+
+
+def _fit(value: Any, key: str, kind: tuple[Callable[[Any], bool], str]) -> Any:
+    fits, expected = kind
+    if not fits(value):
+        size = f" of length {len(value)}" if isinstance(value, list | str) else ""
+        got = repr(value) if isinstance(value, float) else f"{type(value).__name__}{size}"
+        raise _UnfitError(f"{got} as {key!r}", expected)
+    return value
 
 
 def _checked(name: str, report: Any, content: bytes) -> LayersFile:
-    rows = _list(name, _of(name, report, "rows"), "rows", _MOST_ROWS)
-    if not rows:
-        raise _wrong(name, "no rows", "one for each layer")
-    by_head = _list(name, report.get("by_head", []), "by_head", _MOST_ROWS)
     runs: dict[float, list[Mapping[str, Any]]] = {}
-    for row in rows:
-        runs.setdefault(_number(name, _of(name, row, "fidelity"), "fidelity"), []).append(row)
-    fidelity = report.get("fidelity")
+    for row in _of(report, "rows", _ROWS):
+        runs.setdefault(float(_of(row, "fidelity", _NUMBER)), []).append(row)
+    if not runs:
+        raise _UnfitError("no rows", "one for each layer")
+    fidelity, by_head = report.get("fidelity"), _fit(report.get("by_head", []), "by_head", _ROWS)
     return LayersFile(
         name=name,
-        model=_text(name, _of(name, report, "model"), "model"),
-        kind=_text(name, _of(name, report, "kind"), "kind"),
-        tokens=_whole(name, _of(name, report, "tokens"), "tokens"),
-        fidelity=None if fidelity is None else _number(name, fidelity, "fidelity"),
-        runs=tuple(_run(name, value, found, by_head) for value, found in runs.items()),
+        model=_of(report, "model", _TEXT),
+        kind=_of(report, "kind", _TEXT),
+        tokens=int(_of(report, "tokens", _WHOLE)),
+        fidelity=None if fidelity is None else float(_fit(fidelity, "fidelity", _NUMBER)),
+        runs=tuple(_run(value, found, by_head) for value, found in runs.items()),
         content=content,
     )
 
 
-def _run(name: str, fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> Run:
-    layers = tuple(_text(name, _of(name, row, "layer"), "layer") for row in rows)
-    index = [_whole(name, _of(name, row, "index"), "index") for row in rows]
+def _run(fidelity: float, rows: list[Mapping[str, Any]], by_head: list[Any]) -> Run:
+    layers = tuple(_of(row, "layer", _TEXT) for row in rows)
+    index = np.array([_of(row, "index", _WHOLE) for row in rows], dtype=np.int64)
     known = [key for key in QUANTITIES if any(row.get(key) is not None for row in rows)]
-    columns = {key: np.array([_perhaps(name, row.get(key), key) for row in rows]) for key in known}
+    columns = {key: _numbers([row.get(key) for row in rows], key) for key in known}
     places = {layer: number for number, layer in enumerate(layers)}
-    found: dict[str, dict[int, list[float]]] = {}
+    found: dict[str, dict[int, Floats]] = {}
     for entry in by_head:
-        if _number(name, _of(name, entry, "fidelity"), "fidelity") != fidelity:
+        if _of(entry, "fidelity", _NUMBER) != fidelity:
             continue
-        layer = _text(name, _of(name, entry, "layer"), "layer")
+        layer = _of(entry, "layer", _TEXT)
         if layer not in places:
-            raise _wrong(name, f"heads of {layer!r}, which is no layer", "those of layers among the rows")
-        for key in HEAD_QUANTITIES:
-            if key in entry:
-                values = _list(name, entry[key], key, _MOST_HEADS)
-                found.setdefault(key, {})[places[layer]] = [_perhaps(name, value, key) for value in values]
-    heads = {}
-    for key, lines in found.items():
-        most = max(map(len, lines.values()))
-        if most * len(layers) > _MOST_NUMBERS:
-            raise _wrong(name, f"{most} heads of {len(layers)} states", f"at most {_MOST_NUMBERS} numbers in all")
-        heads[key] = np.full((len(layers), most), math.nan)
-        for place, values in lines.items():
-            heads[key][place, : len(values)] = values
-    return Run(fidelity, layers, np.array(index, dtype=np.int64), columns, heads)
+            raise _UnfitError(f"heads of {layer!r}, which is no layer", "those of layers among the rows")
+        for key in entry.keys() & HEAD_QUANTITIES.keys():
+            found.setdefault(key, {})[places[layer]] = _numbers(_of(entry, key, _HEADS), key)
+    heads = {key: _filled(found[key], len(layers)) for key in HEAD_QUANTITIES if key in found}
+    return Run(fidelity, layers, index, columns, heads)
 
 
-def _of(name: str, entry: Any, key: str) -> Any:
-    if not isinstance(entry, dict) or key not in entry:
-        raise _wrong(name, f"{type(entry).__name__} without {key!r}", f"an object with {key!r}")
-    return entry[key]
+def _numbers(values: list[Any], key: str) -> Floats:
+    """Return numbers of the file; NaN where there is none."""
+    return np.array([math.nan if _fit(one, key, _PERHAPS) is None else float(one) for one in values])
 
 
-def _list(name: str, value: Any, key: str, most: int) -> list[Any]:
-    if not isinstance(value, list) or len(value) > most:
-        got = f"a list of {len(value)}" if isinstance(value, list) else type(value).__name__
-        raise _wrong(name, f"{got} as {key!r}", f"a list of at most {most}")
-    return value
-
-
-def _text(name: str, value: Any, key: str) -> str:
-    if not isinstance(value, str) or len(value) > _MOST_TEXT:
-        raise _wrong(name, f"{type(value).__name__} as {key!r}", f"a text of at most {_MOST_TEXT} characters")
-    return value
-
-
-def _number(name: str, value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise _wrong(name, f"{type(value).__name__} as {key!r}", "a number")
-    # Whole numbers of JSON may be too long for a float, and 1e999 is read as infinity.
-    if not -1e300 < value < 1e300:
-        raise _wrong(name, f"a number beyond all bounds as {key!r}", "a finite one")
-    return float(value)
-
-
-def _whole(name: str, value: Any, key: str) -> int:
-    found = _number(name, value, key)
-    if found != int(found) or not 0 <= found < 2**31:
-        raise _wrong(name, f"{found:g} as {key!r}", "a whole number that is not negative")
-    return int(found)
-
-
-def _perhaps(name: str, value: Any, key: str) -> float:
-    return math.nan if value is None else _number(name, value, key)
+def _filled(lines: dict[int, Floats], states: int) -> Floats:
+    """Return the values of heads by state, shape (states, heads); NaN where there are none."""
+    most = max(map(len, lines.values()))
+    if most * states > _MOST_NUMBERS:
+        raise _UnfitError(f"{most} heads of {states} states", f"at most {_MOST_NUMBERS} numbers in all")
+    filled = np.full((states, most), math.nan)
+    for place, values in lines.items():
+        filled[place, : len(values)] = values
+    return filled
 
 
 def as_python(found: LayersFile, quantity: str) -> str:

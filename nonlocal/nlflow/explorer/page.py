@@ -1,4 +1,4 @@
-"""The page: three tabs, which compute when they are first looked at."""
+"""The page: three tabs. Each starts to compute when it is first shown."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import panel as pn
 
 from nlflow.explorer.denoise_tab import DenoiseTab
-from nlflow.explorer.desk import Desk
+from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_tab import FlowTab
 from nlflow.explorer.layers_tab import LayersTab
 from nlflow.explorer.layers_view import LayersFile
 from nlflow.explorer.sources import Source
 from nlflow.explorer.uploads import Limits
-from nlflow.explorer.widgets import Markup, TabBar
+from nlflow.explorer.widgets import TabBar, markup
 from nlflow.explorer.worker import Worker
 
 __all__ = ["Contents", "build"]
 
-#: What the page's head has besides: without it telephones show a page for wide screens.
+#: An addition to the page's head: without it telephones show the page for wide screens.
 _HEAD = """{% block postamble %}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 {% endblock %}"""
@@ -28,7 +28,7 @@ _TABS = ("Denoise", "Flow", "Layers")
 
 @dataclass(frozen=True)
 class Contents:
-    """What every page begins with.
+    """The content of a page when it opens.
 
     Attributes
     ----------
@@ -57,38 +57,33 @@ def build(contents: Contents, worker: Worker) -> Any:
         pn.state.curdoc.template = _HEAD
     desk = Desk(worker, contents.limits, pn.state.curdoc)
     pn.state.on_session_destroyed(lambda context: desk.close())
-    tabs: list[Any] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
+    tabs: list[Tab] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
     first = 2 if contents.layers is not None and contents.source.built_in else 0
-    # All are part of the page from the start: what is added later may be told of changes before it is there.
+    # All tabs are part of the page from the start: a part that is added later can miss changes.
     places = [pn.Column(tab.panel, sizing_mode="stretch_width") for tab in tabs]
     seen, loaded = first, False
 
-    def begin(number: int) -> None:
-        if loaded and not tabs[number].started:
-            tabs[number].started = True
-            tabs[number].start()
-
     def look(number: Any) -> None:
         nonlocal seen
-        if isinstance(number, int) and 0 <= number < len(tabs):
+        if number in range(len(tabs)):
             seen = number
-            for other, place in enumerate(places):
-                place.visible = other == number
-            begin(number)
+        for other, place in enumerate(places):
+            place.visible = other == seen
+        if loaded and not tabs[seen].started:
+            tabs[seen].started = True
+            tabs[seen].start()
 
     def load() -> None:
         nonlocal loaded
         loaded = True
-        begin(seen)
+        look(seen)
 
     look(first)
-    bar = TabBar(look, names=list(_TABS), shown=first)
-    # What changes before a page is loaded does not all arrive; a moment later it does.
+    # Some changes are lost while the page loads, so the first tab starts a moment later.
     pn.state.onload(lambda: desk.later(load))
-    head = Markup(shown="<h1>nonlocal explore</h1>")
     return pn.Column(
-        head,
-        bar,
+        markup("<h1>nonlocal explore</h1>"),
+        TabBar(look, names=list(_TABS), first=first),
         *places,
         sizing_mode="stretch_width",
         styles={"max-width": "1280px", "margin": "0 auto", "padding": "8px 12px"},

@@ -1,8 +1,7 @@
-"""From arrays to what a page shows: pictures in grey levels or colours, lines of as many points as there are pixels.
+"""Arrays as pictures in grey levels or colours, and as lines with no more points than a page has pixels.
 
-Grey levels are drawn as they are, on one scale for all pictures of a view, which is told. Residuals and other signed
-values are drawn in grey levels too, 0 in the middle: that is even to the eye, the same for colour-blind eyes and on
-paper.
+All pictures of a view have one scale of grey levels, which their captions give. Residuals are drawn in grey levels too,
+with 0 in the middle: this is even to the eye, and the same for colour-blind people and on paper.
 """
 
 from __future__ import annotations
@@ -26,13 +25,13 @@ _POINTS = 1600  # of a line: pairs of least and largest value
 
 @dataclass(frozen=True)
 class Scale:
-    """Which values are black and white."""
+    """The values that are drawn black and white."""
 
     low: float
     high: float
 
     def levels(self, values: Array) -> NDArray[np.uint8]:
-        """Return values as grey levels; what lies outside is black or white."""
+        """Return values as grey levels; values outside the scale are black or white."""
         span = self.high - self.low
         shares = (values.astype(np.float64) - self.low) / (span if span > 0 else 1.0)
         return np.rint(np.clip(shares, 0, 1) * 255).astype(np.uint8)
@@ -47,13 +46,13 @@ def grey_scale(values: Array) -> Scale:
 
 
 def residual_scale(sigma: float) -> Scale:
-    """Return the scale of what was removed: three standard deviations of the noise to either side of 0."""
+    """Return the scale of a residual: three standard deviations of the noise to each side of 0."""
     reach = 3 * sigma if sigma > 0 else 1.0
     return Scale(-reach, reach)
 
 
 def picture(values: Array, scale: Scale, channel_axis: int | None = None, orientation: int = 1) -> tuple[bytes, str]:
-    """Return an image as the content of a PNG file, and in words what is not shown as it is.
+    """Return an image as the content of a PNG file, and a note on what is not shown as it is.
 
     Parameters
     ----------
@@ -83,7 +82,7 @@ def picture(values: Array, scale: Scale, channel_axis: int | None = None, orient
 
 
 def _reduced(values: Array) -> tuple[Array, int]:
-    """Return means over blocks where an image has more pixels than a page shows, and the side of the blocks."""
+    """Return an image reduced by means over square blocks if it is too large for a page, and the side of the blocks."""
     factor = math.ceil(max(values.shape[:2]) / MOST_PIXELS)
     if factor == 1:
         return values, 1
@@ -93,9 +92,9 @@ def _reduced(values: Array) -> tuple[Array, int]:
     return cut.reshape(rows, height, columns, width, *values.shape[2:]).mean(axis=(1, 3)), factor
 
 
-def data_url(content: bytes, kind: str = "image/png") -> str:
-    """Return the content of a file as an address that holds it."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+def data_url(content: bytes) -> str:
+    """Return the content of a PNG file as an address that holds it."""
+    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
 
 
 def envelope(values: Array) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

@@ -10,13 +10,13 @@ from contextlib import suppress
 from typing import Any
 
 from nlflow.errors import InputError
-from nlflow.explorer.gate import close_to_others, hosts_of
+from nlflow.explorer.gate import bracketed, close_to_others, hosts_of
 from nlflow.explorer.page import Contents, build
 from nlflow.explorer.worker import Worker
 
 __all__ = ["Running", "is_loopback", "start"]
 
-#: What messages of a page may be longer than the upload within.
+#: Bytes by which a message may be longer than the upload in it.
 _ROOM = 2**20
 
 
@@ -57,71 +57,50 @@ def start(contents: Contents, *, host: str = "127.0.0.1", port: int = 0) -> Runn
     Parameters
     ----------
     contents : Contents
-        What every page begins with.
+        The content of a page when it opens.
     host : str
-        The address that is listened at.
+        The address to listen at.
     port : int
         0 for one that is free.
 
     Raises
     ------
     InputError
-        Where the port is taken, or the address is none of this machine.
+        If the port is in use, or the address does not belong to this machine.
     """
     # Loaded here, not when the computing thread first needs it: CPython 3.11 fails where two threads parse at a time.
     import skimage.metrics  # noqa: F401
     from panel.io.server import get_server
 
-    own = _bound(host, port)
-    port = own.getsockname()[1]
-    own.close()
-    worker = Worker()
-    hosts = hosts_of({host, "localhost", "127.0.0.1", "::1", *(() if is_loopback(host) else _names())}, port)
-    # Messages hold uploads as base64; nothing else is long.
-    longest = contents.limits.content * 4 // 3 + _ROOM
-    try:
-        server = get_server(
-            {"/": lambda: build(contents, worker)},
-            port=port,
-            address=host,
-            title="nonlocal explore",
-            location=False,  # Panel reads no address in brackets, and the page does not ask where it is
-            show=False,
-            start=False,
-            static_dirs={},
-            websocket_max_message_size=longest,
-            http_server_kwargs={"max_buffer_size": longest, "max_body_size": _ROOM},
-        )
+    try:  # here, since Tornado would leave a socket open where it fails
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address, family=family).close()
     except OSError as error:
-        worker.close()
         raise _refused(error, host, port) from error
-    # Bokeh keeps its application to itself, and of an address in brackets it takes no origin as an argument.
+    worker = Worker()
+    # Messages hold uploads as base64; other messages are short.
+    longest = contents.limits.content * 4 // 3 + _ROOM
+    server = get_server(
+        {"/": lambda: build(contents, worker)},
+        port=port,
+        address=host,
+        title="nonlocal explore",
+        location=False,  # Panel cannot read an address in brackets, and the page does not need it
+        show=False,
+        start=False,
+        static_dirs={},
+        websocket_max_message_size=longest,
+        http_server_kwargs={"max_buffer_size": longest, "max_body_size": _ROOM},
+    )
+    hosts = hosts_of({host, "localhost", "127.0.0.1", "::1", *(() if is_loopback(host) else _names())}, server.port)
+    # Bokeh has no public name for its application, and no argument for the origin of an address in brackets.
     application = server._tornado
     close_to_others(application, hosts)
     application.websocket_origins.update(hosts)
     logging.getLogger("bokeh").setLevel(logging.ERROR)
     server.start()
-    shown = host if is_loopback(host) or host not in ("0.0.0.0", "::") else socket.gethostname()
-    url = f"http://{_bracketed(shown)}:{port}/"
-    return Running(server, worker, url)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket at an address, which shows that it is there and free."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        found = socket.socket(family, kind, protocol)
-    except (OSError, OverflowError) as error:
-        raise InputError(
-            f"--host: got {host!r} ({error}), expected an address of this machine, as 127.0.0.1"
-        ) from error
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind(address)
-    except OSError as error:
-        found.close()
-        raise _refused(error, host, port) from error
-    return found
+    shown = socket.gethostname() if host in ("0.0.0.0", "::") else host
+    return Running(server, worker, f"http://{bracketed(shown)}:{server.port}/")
 
 
 def _refused(error: OSError, host: str, port: int) -> InputError:
@@ -129,11 +108,7 @@ def _refused(error: OSError, host: str, port: int) -> InputError:
         return InputError(f"--port: got {port}, which another program uses; choose another, or 0 for any that is free")
     if error.errno == errno.EACCES:
         return InputError(f"--port: got {port}, which only an administrator may use; choose one from 1024 on")
-    return _no_address(host, error.strerror or str(error))
-
-
-def _no_address(host: str, why: str) -> InputError:
-    return InputError(f"--host: got {host!r} ({why}), expected an address of this machine, as 127.0.0.1")
+    return InputError(f"--host: got {host!r} ({error.strerror}), expected an address of this machine, as 127.0.0.1")
 
 
 def _names() -> set[str]:
@@ -143,7 +118,3 @@ def _names() -> set[str]:
     with suppress(OSError):  # a machine need not know its own name
         found |= {str(entry[4][0]) for entry in socket.getaddrinfo(name, None)}
     return found
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

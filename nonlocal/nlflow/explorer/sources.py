@@ -1,4 +1,4 @@
-"""What the explorer denoises, a file or the example that is built in, and results as files of the same kind."""
+"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-import numpy as np
-
+from nlflow.explorer.texts import ran
 from nlflow.io import files
-from nlflow.io.companions import read_reference, spatial_shape
+from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
 
-__all__ = ["EXAMPLE", "Crop", "Source", "cropped", "example", "open_source", "preview", "saved", "slices"]
+__all__ = ["EXAMPLE", "Crop", "Source", "example", "open_source", "preview", "saved", "slices"]
 
 Crop = tuple[tuple[int, int], ...]
 """First and last (excluded) sample along each axis but that of the channels."""
 
-#: The text that makes the built-in example; `example` returns what it makes.
+#: The program that makes the built-in example.
 EXAMPLE = """import numpy as np
 from skimage import data
 
@@ -61,7 +60,7 @@ class Source:
     @property
     def shape(self) -> tuple[int, ...]:
         """Samples along each axis but that of the channels."""
-        return spatial_shape(self.media)
+        return self.media.spatial_shape
 
     def with_clean(self, path: str | os.PathLike[str], name: str) -> Source:
         """Return the same with the file of a reference, which must have its shape; see `companions.read_reference`."""
@@ -71,13 +70,9 @@ class Source:
 
 def example() -> Source:
     """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
-    from skimage import data
-
-    photograph: Array = data.camera()  # type: ignore[no-untyped-call]
-    clean = np.rint(photograph.reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
-    noise = np.random.default_rng(0).normal(0, 25, clean.shape)
-    noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
-    return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, "", built_in=True)
+    made = ran(EXAMPLE)
+    media = Media(Path("camera.png"), "png", "image", made["noisy"])
+    return Source(media, "camera.png", made["clean"], built_in=True)
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:
@@ -94,7 +89,7 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
 
 
 def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
-    """Return the part that is computed while settings move; None where that is all.
+    """Return the part that is computed while settings move; None if that is the whole input.
 
     It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have.
 
@@ -105,12 +100,12 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
         Where the part lies along each axis, 0 for the start, 1 for the end; in the middle by default.
     """
     shape = source.shape
+    sizes: tuple[int, ...]
     if len(shape) == 1:
-        sizes: tuple[int, ...] = (min(shape[0], _PREVIEW_SAMPLES),)
+        sizes = (min(shape[0], _PREVIEW_SAMPLES),)
     else:
-        side = math.isqrt(_PREVIEW_PIXELS)
         # Where one side is short, the other may be longer.
-        columns = min(shape[1], max(side, _PREVIEW_PIXELS // shape[0]))
+        columns = min(shape[1], max(math.isqrt(_PREVIEW_PIXELS), _PREVIEW_PIXELS // shape[0]))
         sizes = (min(shape[0], _PREVIEW_PIXELS // columns), columns)
     if sizes == shape:
         return None
@@ -119,16 +114,8 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
     return tuple((start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 
-def cropped(source: Source, crop: Crop | None) -> tuple[Array, Array | None]:
-    """Return the noisy samples of a part, and the clean ones where there are any."""
-    if crop is None:
-        return source.media.data, source.clean
-    part = slices(source, crop)
-    return source.media.data[part], None if source.clean is None else source.clean[part]
-
-
 def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
-    """Return what the data of a source are indexed with for a part of it."""
+    """Return the index of a part in the data of a source."""
     parts = [slice(low, high) for low, high in crop]
     if source.media.channel_axis is not None:
         parts.insert(source.media.channel_axis, slice(None))
@@ -136,7 +123,7 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return a result as a file in the way its input is stored, with a name for it.
+    """Return the name and the content of a file that stores a result as its input is stored.
 
     Parameters
     ----------

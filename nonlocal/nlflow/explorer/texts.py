@@ -1,12 +1,13 @@
-"""Numbers, Python texts and commands as the explorer shows them."""
+"""Texts of the explorer: numbers, tables as HTML, and the programs and commands that users copy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from html import escape
 from typing import Any
 
-__all__ = ["call", "decibels", "digits", "shell"]
+__all__ = ["call", "decibels", "digits", "note", "ran", "shell", "table"]
 
 _WIDTH = 100  # of a line of the texts that users copy
 
@@ -23,6 +24,21 @@ def decibels(value: float | None) -> str:
     return "–" if value is None else f"{digits(value, '.2f')} dB"
 
 
+def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
+    """Return a table as HTML: in each row a name, then values; above them the names of the columns, if there are."""
+    names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
+    lines = [f"<tr>{names}</tr>"] if head else []
+    for name, *values in rows:
+        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
+        lines.append(f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>")
+    return f'<table class="numbers">{"".join(lines)}</table>'
+
+
+def note(*texts: str) -> str:
+    """Return notes as HTML, a paragraph each."""
+    return "".join(f'<p class="note">{escape(text)}</p>' for text in texts if text)
+
+
 def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> str:
     """Return an assignment of a call as Python text, over several lines where it is long."""
     given = [first, *(f"{name}={value!r}" for name, value in words.items())]
@@ -32,7 +48,31 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
     return f"{target} = {function}(\n" + "".join(f"    {one},\n" for one in given) + ")"
 
 
-def shell(program: str, saving: str) -> str:
-    """Return a command for the shells of Unix that runs a Python text and then saves what it made."""
-    # Quoted, so that the shell changes nothing in it; names are literals of Python, in which no line ends the text.
-    return f"python - <<'PYTHON'\n{program}\n{saving}\nPYTHON"
+def ran(program: str, **given: Any) -> dict[str, Any]:
+    """Run a program that users can copy, and return the names that it makes.
+
+    Parameters
+    ----------
+    program : str
+        Made by this package from checked settings alone, never from other texts.
+    **given
+        Names that the program finds.
+    """
+    exec(compile(program, "<nonlocal explore>", "exec"), given)
+    return given
+
+
+def shell(program: str, name: str, saving: str) -> str:
+    """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file.
+
+    Parameters
+    ----------
+    program : str
+    name : str
+        Of the file; one that is there is not replaced.
+    saving : str
+        Python text that writes to ``file``; NumPy is ``np``.
+    """
+    # The quotes keep the shell from changing the text; a literal of Python never makes a line PYTHON that would end it.
+    lines = [program, "import numpy as np", "", f"with open({name!r}, 'xb') as file:", f"    {saving}"]
+    return "\n".join(["python - <<'PYTHON'", *lines, "PYTHON"])

@@ -1,21 +1,23 @@
-"""Files from a page: bytes to samples, with nothing taken over from the sender but the end of the name."""
+"""Files from a page. Nothing of the sender's path is used except the last part of the name."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import math
 import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nlflow.errors import InputError, NlflowError, format_bytes
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import EXTENSIONS
 
-__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name"]
+__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name", "unpacked"]
 
 T = TypeVar("T")
 
@@ -24,7 +26,7 @@ _NAME = 80  # characters of a name that are shown
 
 @dataclass(frozen=True)
 class Limits:
-    """What an upload may take.
+    """Limits of an upload.
 
     Attributes
     ----------
@@ -39,11 +41,37 @@ class Limits:
 
 
 def shown_name(name: str) -> str:
-    """Return the last part of a sender's file name, fit to be shown: no folders, no control characters, not long."""
+    """Return a sender's file name without folders and control characters, cut to 80 characters."""
     last = PureWindowsPath(PurePosixPath(name).name).name
     plain = "".join(letter for letter in last if letter.isprintable())
     stem, suffix = PurePosixPath(plain).stem, PurePosixPath(plain).suffix
     return stem[: _NAME - len(suffix[:10])] + suffix[:10] if plain.strip(". ") else "upload"
+
+
+def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
+    """Return name and content of a file from the message of a page.
+
+    Parameters
+    ----------
+    data : dict
+        ``name``, and ``content`` in base64; in its place the ``size`` of a file that is too large, or nothing for one
+        that the browser cannot read.
+    limits : Limits
+
+    Raises
+    ------
+    InputError
+        Where there is no content.
+    """
+    name = shown_name(str(data["name"]))
+    if "size" in data:
+        raise _too_large(name, float(data["size"]), limits)
+    if "content" not in data:
+        raise InputError(f"{name}: got a file that the browser cannot read, expected one that is still there")
+    try:
+        return name, base64.b64decode(data["content"], validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise InputError(f"{name}: got content that is no base64, expected a file; send it again") from error
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
@@ -59,66 +87,50 @@ def received_source(name: str, content: bytes, limits: Limits) -> Source:
     Raises
     ------
     InputError
-        For a format that is not known, and beyond the limits; dimensions are looked at before samples are decoded.
+        For an unknown format, and beyond the limits; the dimensions are checked before samples are decoded.
     FileFormatError
         As `nlflow.io.files.read`, about the sender's name.
     """
-    suffix = _suffix(name, tuple(EXTENSIONS))
-
-    def read(path: Path) -> Source:
-        _check_samples(name, _declared(path, suffix), limits)
-        source = open_source(path, shown_name(name))
-        _check_samples(name, source.media.data.size, limits)
-        return source
-
-    return _read(name, content, suffix, limits, read)
+    source = _read(name, content, limits, tuple(EXTENSIONS), open_source)
+    _check_samples(shown_name(name), source.media.data.size, limits)
+    return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
     """Return a source with the reference that was sent for it; see `received_source`."""
-    suffix = _suffix(name, tuple(EXTENSIONS))
-
-    def read(path: Path) -> Source:
-        _check_samples(name, _declared(path, suffix), limits)
-        return source.with_clean(path, shown_name(name))
-
-    return _read(name, content, suffix, limits, read)
+    return _read(name, content, limits, tuple(EXTENSIONS), source.with_clean)
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
     """Return the layers of a transformer that were sent; see `nlflow.explorer.layers_view.read_layers`."""
-    suffix = _suffix(name, (".json",))
-    return _read(name, content, suffix, limits, lambda path: read_layers(path, shown_name(name)))
+    return _read(name, content, limits, (".json",), read_layers)
 
 
-def _suffix(name: str, allowed: tuple[str, ...]) -> str:
-    suffix = PurePosixPath(shown_name(name)).suffix.lower()
-    if suffix not in allowed:
-        raise InputError(f"{shown_name(name)}: got a file of another kind, expected one of {', '.join(allowed)}")
-    return suffix
-
-
-def _read(name: str, content: bytes, suffix: str, limits: Limits, reader: Callable[[Path], T]) -> T:
-    """Read what was sent from a folder of its own, which is gone afterwards."""
+def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], reader: Callable[[Path, str], T]) -> T:
+    """Write an upload to a temporary folder, read it there, and remove the folder."""
+    name = shown_name(name)
+    suffix = PurePosixPath(name).suffix.lower()
+    if suffix not in suffixes:
+        raise InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}")
     if len(content) > limits.content:
-        got, most = format_bytes(len(content)), format_bytes(limits.content)
-        raise InputError(f"{shown_name(name)}: got {got}, expected at most {most}; start with a larger --max-upload")
+        raise _too_large(name, len(content), limits)
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
         path = Path(folder) / f"upload{suffix}"
         path.write_bytes(content)
+        _check_samples(name, _declared(path), limits)
         try:
-            return reader(path)
+            return reader(path, name)
         except NlflowError as error:
-            # Where the file lay is of no use to anybody.
-            raise type(error)(str(error).replace(str(path), shown_name(name))) from error
+            # The message names the upload, not the temporary file.
+            raise type(error)(str(error).replace(str(path), name)) from error
 
 
-def _declared(path: Path, suffix: str) -> int:
-    """Return how many numbers a compressed picture unfolds to, by its header; 0 for files that are as long as that."""
-    form = EXTENSIONS[suffix]
+def _declared(path: Path) -> int:
+    """Return how many samples the header of a picture declares; 0 for other formats and for headers that are wrong."""
+    form = EXTENSIONS.get(path.suffix)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of large pictures, which are refused here, and of odd tags
+            warnings.simplefilter("ignore")  # about large pictures, which are refused here, and odd tags
             if form in ("png", "jpeg"):
                 from PIL import Image
 
@@ -132,14 +144,17 @@ def _declared(path: Path, suffix: str) -> int:
 
                 with tifffile.TiffFile(path) as tiff:
                     return math.prod(tiff.pages[0].shape)
-    except Exception:  # a header that no reader takes unfolds to nothing; `files.read` tells what is wrong with it
+    except Exception:  # `files.read` says what is wrong with the header
         return 0
     return 0
 
 
 def _check_samples(name: str, count: int, limits: Limits) -> None:
     if count > limits.samples:
-        raise InputError(
-            f"{shown_name(name)}: got {count} samples, expected at most {limits.samples}; crop it, or name the file on "
-            "the command line"
-        )
+        remedy = "crop it, or name the file on the command line"
+        raise InputError(f"{name}: got {count} samples, expected at most {limits.samples}; {remedy}")
+
+
+def _too_large(name: str, size: float, limits: Limits) -> InputError:
+    got, most = format_bytes(size), format_bytes(limits.content)
+    return InputError(f"{name}: got {got}, expected at most {most}; start with a larger --max-upload")

@@ -1,74 +1,151 @@
-"""The parts of the page: native controls of the browser, which keyboards and screen readers know, behind small objects.
+"""The parts of the page: Panel's, and where those are not as good, own ones with a script in ``components``.
 
-Each part is a script in ``components``. What a user does comes as a message, what is shown goes out as one value.
+An own part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
+from html import escape
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+import panel as pn
 import param
+from numpy.typing import NDArray
 from panel.custom import JSComponent
 from panel.io import state
 
-__all__ = ["Action", "Chooser", "Code", "Knob", "Markup", "Part", "Pictures", "Status", "TabBar", "Upload", "script"]
+from nlflow.plotting.base import PALETTE
+
+__all__ = ["Code", "Download", "Heatmap", "Knob", "Lines", "Part", "Pictures", "Status", "TabBar", "Upload", "beside",
+           "button",
+           "choice", "columns", "heading", "markup", "offer"]  # fmt: skip
 
 _FOLDER = Path(__file__).parent / "components"
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
+_SHADES = 64
+
+# ---- parts that are Panel's
 
 
-def script(*names: str) -> str:
-    """Return the script of a part: one or more files as one, for a page loads no file beside it."""
-    return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
+def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
+    """Give a part of Panel's the style and the width of the page's own."""
+    part.param.update(stylesheets=[_STYLE], sizing_mode="stretch_width" if wide else None, margin=(margin, 0))
+    return part
 
 
-class Part(JSComponent):
-    """What all parts share: the style, and what a message of the browser is given to."""
-
-    _stylesheets: ClassVar[list[str]] = [_STYLE]
-    __abstract = True
-
-    def __init__(self, heard: Callable[[Any], Any] | None = None, **params: Any) -> None:
-        self._heard = heard
-        super().__init__(**{"sizing_mode": "stretch_width", **params})
-
-    def _handle_msg(self, data: Any) -> None:
-        if self._heard is None:
-            return
-        document = state.curdoc
-        if document is None or document.session_context is None:
-            self._heard(data)
-        else:  # messages come without the lock of the document, which changes of charts need
-            document.add_next_tick_callback(partial(self._heard, data))
+def markup(html: str = "") -> Any:
+    """Return a piece of HTML, its ``object``. The caller escapes texts from outside."""
+    return _styled(pn.pane.HTML(html))
 
 
-class Knob(Part):
-    """A number: a slider with its value and unit and, where the program can choose it, a box that says that it does.
+def heading(text: str) -> Any:
+    """Return a heading."""
+    return markup(f"<h2>{escape(text)}</h2>")
+
+
+def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> Any:
+    """Return a button; `pressed` is called without arguments."""
+    color = "primary" if primary else "default"
+    return _styled(pn.widgets.Button(label=label, color=color, on_click=lambda _: pressed()), 4, wide=False)
+
+
+def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
+    """Return a choice of one of a few words, its ``value``; at first it is the first word.
 
     Parameters
     ----------
-    name_of, label, unit : str
+    name, label : str
+        The name in the page's HTML, as a class, and the label that users see.
+    options : mapping of str to str
+        From a word to its text on the page.
+    moved : callable
+        Called without arguments when the user or the program has changed the value.
+    """
+    one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
+    offer(one, options)
+    one.param.watch(lambda _: moved(), "value")
+    return one
+
+
+def offer(one: Any, options: Mapping[str, str]) -> None:
+    """Give a choice other words; the value stays if it is among them."""
+    value = one.value if one.value in options else next(iter(options), None)
+    one.param.update(options={text: word for word, text in options.items()}, value=value)
+
+
+def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
+    """Return parts beside each other, or below each other if one would have less than `least` pixels."""
+    for part, weight in zip(parts, weights or [1] * len(parts), strict=True):
+        basis = least if weight == 1 else 2 * least
+        part.styles = {"flex": f"{weight} 1 {basis}px", "min-width": f"min({least}px, 100%)"}
+    return pn.FlexBox(*parts, gap="16px", align_items="flex-start", sizing_mode="stretch_width")
+
+
+def beside(controls: Sequence[Any], views: Sequence[Any]) -> Any:
+    """Return controls with their views at the right, or below on a narrow page."""
+    return columns(*(pn.Column(*parts, sizing_mode="stretch_width") for parts in (controls, views)), weights=(1, 3))
+
+
+# ---- parts of the page's own
+
+
+class Part(JSComponent):
+    """A script of ``components`` that draws `shown`; `heard` gets the messages of the browser."""
+
+    _stylesheets: ClassVar[list[str]] = [_STYLE]
+    __abstract = True
+    shown = param.Dict(default={})
+
+    def __init__(self, heard: Callable[[Any], Any] = lambda _: None, **shown: Any) -> None:
+        self._heard = heard
+        super().__init__(shown=shown, sizing_mode="stretch_width")
+
+    def show(self, **shown: Any) -> None:
+        """Change some entries of `shown`; nothing is sent if all are as before."""
+        self.shown = {**self.shown, **shown}
+
+    def _handle_msg(self, data: Any) -> None:
+        document = state.curdoc
+        if document is None or document.session_context is None:
+            self._heard(data)
+        else:  # messages come without the lock of the document, which changes need
+            document.add_next_tick_callback(partial(self._heard, data))
+
+
+def _script(*names: str) -> str:
+    """Return the script of a part: files joined into one, since the page loads no further files."""
+    return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
+
+
+class Knob(Part):
+    """A slider for a number with its unit; if the program can choose the number, with a box for that.
+
+    Own, because Panel's slider and check box have no names for screen readers.
+
+    Parameters
+    ----------
+    name, label : str
+        The name in the page's HTML, and the label that users see.
     low, high, step : float
     start : float
         Shown first.
+    unit : str
     choosable : bool
-        Whether there is such a box, which is marked at first.
+        Whether there is a box; it is marked at first.
     moved : callable
         Called without arguments after a move.
     """
 
-    _esm = script("knob")
-    spec = param.Dict(default={})
-    shown = param.Dict(default={})
+    _esm = _script("knob")
 
     def __init__(
         self,
-        name_of: str,
+        name: str,
         label: str,
         low: float,
         high: float,
@@ -79,193 +156,97 @@ class Knob(Part):
         choosable: bool = True,
         moved: Callable[[], Any],
     ) -> None:
-        self._moved = moved
-        self._value, self._chosen, self._serial = start, choosable, 0
-        self._initial = start
-        spec = {"name": name_of, "label": label, "unit": unit, "choosable": choosable}
-        super().__init__(
-            heard=self._take,
-            spec={**spec, **_range(low, high, step)},
-            shown={"value": start, "chosen": choosable, "disabled": False, "serial": 0},
-        )
+        self._start, self._moved = start, moved
+        limits = {"low": low, "high": high, "step": step, "value": start}
+        flags = {"choosable": choosable, "chosen": choosable, "disabled": False}
+        super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
 
     @property
     def value(self) -> float | None:
-        """The number that is set; None where it is chosen."""
-        return None if self._chosen else self._value
+        """The number that the user has set; None if the program chooses it."""
+        return None if self.shown["chosen"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:
-        value, serial = float(data["value"]), int(data["serial"])
-        self._value = min(max(value, self.spec["low"]), self.spec["high"])
-        self._chosen, self._serial = bool(data["chosen"]) and self.spec["choosable"], serial
+        value = min(max(float(data["value"]), self.shown["low"]), self.shown["high"])
+        chosen = bool(data["chosen"]) and self.shown["choosable"]
+        self.show(value=value, chosen=chosen, move=int(data["move"]))
         self._moved()
 
     def show_chosen(self, value: float) -> None:
-        """Show what was chosen, unless the user has set a number."""
-        if self._chosen:
-            self._value = float(value)
-            self._show()
-
-    def disable(self, disabled: bool) -> None:
-        """Let it be out of use, or in use again."""
-        if self.shown["disabled"] != disabled:
-            self._show(disabled=disabled)
+        """Show the number that the program has chosen, unless the user has set one."""
+        if self.shown["chosen"]:
+            self.show(value=float(value))
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
         """Give it another range, and its first value there."""
-        self._initial = start
-        self.spec = {**self.spec, "unit": unit, **_range(low, high, step)}
+        self._start = start
+        self.show(low=low, high=high, step=step, unit=unit)
         self.reset()
 
     def reset(self) -> None:
         """Undo what the user has set."""
-        self._value, self._chosen = self._initial, self.spec["choosable"]
-        self._show()
-
-    def _show(self, **more: Any) -> None:
-        self.shown = {**self.shown, "value": self._value, "chosen": self._chosen, "serial": self._serial, **more}
-
-
-def _range(low: float, high: float, step: float) -> dict[str, Any]:
-    decimals = f"{step:.6f}".rstrip("0").partition(".")[2]
-    return {"low": low, "high": high, "step": step, "digits": len(decimals)}
-
-
-class Chooser(Part):
-    """One of a few words.
-
-    Parameters
-    ----------
-    name_of, label : str
-    options : mapping of str to str
-        From a word to what it is called on the page; the first is chosen at first.
-    moved : callable
-        Called without arguments after a choice.
-    """
-
-    _esm = script("chooser")
-    name_of = param.String()
-    label = param.String()
-    options = param.Dict(default={})
-    shown = param.Dict(default={})
-
-    def __init__(self, name_of: str, label: str, options: Mapping[str, str], *, moved: Callable[[], Any]) -> None:
-        self._moved = moved
-        self.value = next(iter(options), "")
-        shown = {"value": self.value, "serial": 0}
-        super().__init__(heard=self._take, name_of=name_of, label=label, options=dict(options), shown=shown)
-
-    def _take(self, data: Any) -> None:
-        if data in self.options:
-            self.value = str(data)
-            self._moved()
-
-    def offer(self, options: Mapping[str, str]) -> None:
-        """Give other words to choose from; what is chosen stays where it can."""
-        if list(options.items()) != list(self.options.items()):
-            self.options = dict(options)
-            self.choose(self.value if self.value in options else next(iter(options), ""))
-
-    def choose(self, value: str) -> None:
-        """Choose a word."""
-        self.value = value
-        # The number tells this from what was told before: the browser may show another by now.
-        self.shown = {"value": value, "serial": self.shown["serial"] + 1}
-
-    def reset(self) -> None:
-        """Undo what the user has chosen."""
-        self.choose(next(iter(self.options), ""))
+        self.show(value=self._start, chosen=self.shown["choosable"])
 
 
 class TabBar(Part):
-    """The bar of tabs; `heard` gets the number of the one that is chosen."""
+    """The bar of tabs; `heard` gets the number of the one that is chosen.
 
-    _esm = script("tabs")
-    names = param.List(default=[])
-    shown = param.Integer(default=0)
+    Own, because Panel's tabs have no roles for screen readers and the arrow keys do not move between them.
+    """
+
+    _esm = _script("tabs")
 
 
 class Pictures(Part):
-    """Pictures beside each other, the first two in one frame with a divider where they are compared."""
+    """Pictures beside each other; two that are compared share a frame with a divider.
 
-    _esm = script("pictures")
+    Own, because the divider of Panel's `Swipe` cannot be moved by keyboard, and `Swipe` cannot blink.
+    """
+
+    _esm = _script("pictures")
     still = param.Dict(default={})
-    shown = param.Dict(default={"items": [], "compare": False, "serial": 0})
 
-    def show(
-        self, items: Sequence[Mapping[str, str]], *, compare: bool = False, still: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self) -> None:
+        super().__init__(items=[], compare=False, serial=0)
+
+    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None) -> None:
         """Show pictures.
 
         Parameters
         ----------
         items : sequence of mapping
-            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath; of two
-            that are compared the caption of the first is shown.
-        compare : bool
+            ``src`` the address, ``name`` one word, ``alt`` what there is to see, ``caption`` the text beneath.
         still : mapping of str to str, optional
-            Addresses by names, for pictures whose own is empty; sent only where they have changed.
+            Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
+            two pictures are compared, and the caption of the first is shown.
         """
         if still is not None and still != self.still:
             self.still = dict(still)
-        self.shown = {"items": [dict(item) for item in items], "compare": compare, "serial": self.shown["serial"] + 1}
+        serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
+        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial)
 
 
 class Upload(Part):
-    """A file from the user's disk.
+    """A file from the user's disk; `heard` gets what `nlflow.explorer.uploads.unpacked` reads.
 
-    Parameters
-    ----------
-    name_of, label, hint : str
-    accept : str
-        Suffixes, with commas.
-    limit : int
-        Bytes.
-    received : callable
-        Gets name and content.
-    refused : callable
-        Gets a text that says why nothing was sent.
+    Own, because Panel's `FileInput` sends files of any size, and its `FileDropper` stores any number of bytes.
     """
 
-    _esm = script("upload")
-    name_of = param.String()
-    label = param.String()
-    hint = param.String()
-    accept = param.String()
-    limit = param.Integer()
-
-    def __init__(
-        self, *, received: Callable[[str, bytes], Any], refused: Callable[[str], Any], **params: Any
-    ) -> None:  # fmt: skip
-        self._received, self._refused = received, refused
-        super().__init__(heard=self._take, **params)
-
-    def _take(self, data: Any) -> None:
-        from nlflow.errors import format_bytes
-        from nlflow.explorer.uploads import shown_name
-
-        name = shown_name(str(data.get("name", "")))
-        if "content" not in data:
-            size = data.get("size")
-            got = "a file that the browser cannot read" if size is None else format_bytes(float(size))
-            most = format_bytes(self.limit)
-            self._refused(f"{name}: got {got}, expected at most {most}; start with a larger --max-upload")
-            return
-        try:
-            content = base64.b64decode(data["content"], validate=True)
-        except (binascii.Error, TypeError, ValueError):
-            self._refused(f"{name}: got content that is no base64, expected a file; send it again")
-            return
-        self._received(name, content)
+    _esm = _script("upload")
 
 
 class Status(Part):
-    """What is going on, how far it is, and a button to end it; `heard` is called when that is pressed."""
+    """A line on the current job, its progress, and a button to cancel it; `heard` is called when that is pressed.
 
-    _esm = script("status")
-    shown = param.Dict(default={"words": "", "kind": "idle", "share": 0.0, "serial": 0})
+    Own, because Panel has no text that screen readers announce when it changes.
+    """
 
-    def show(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
+    _esm = _script("status")
+
+    def __init__(self, heard: Callable[[Any], Any]) -> None:
+        super().__init__(heard, words="", kind="idle", share=0.0, serial=0)
+
+    def say(self, words: str, kind: str = "idle", share: float = 0.0) -> None:
         """Show a text.
 
         Parameters
@@ -275,39 +256,112 @@ class Status(Part):
         share : float
             Of the work that is done.
         """
-        self.shown = {"words": words, "kind": kind, "share": share, "serial": self.shown["serial"] + 1}
+        self.show(words=words, kind=kind, share=share, serial=self.shown["serial"] + 1)
 
 
-class Markup(Part):
-    """A piece of HTML in the style of the page; names and words from outside are escaped by who makes it."""
+class Download(Part):
+    """A button to get a file: `heard` is called when it is pressed, and then calls `save`.
 
-    _esm = script("markup")
-    shown = param.String()
+    Own, because the button of Panel's `FileDownload` cannot be pressed by keyboard.
+    """
 
-
-class Action(Part):
-    """A button; `heard` is called when it is pressed."""
-
-    _esm = script("action")
-    label = param.String()
-    primary = param.Boolean(default=False)
-    file = param.Dict(default={})
+    _esm = _script("download")
 
     def save(self, name: str, content: bytes) -> None:
         """Let the browser save a file."""
-        self.file = {
-            "name": name,
-            "content": base64.b64encode(content).decode(),
-            "serial": self.file.get("serial", 0) + 1,
-        }
+        self._send_msg({"name": name, "content": base64.b64encode(content).decode()})
 
 
 class Code(Part):
-    """The texts that compute what is seen, with buttons that copy them."""
+    """The texts ``python`` and ``command``, a ``note`` on the command, and buttons to copy the texts.
 
-    _esm = script("code")
-    shown = param.Dict(default={"python": "", "command": "", "note": ""})
+    Own, because the copy button of Panel's code blocks has no name and says nothing if the browser refuses.
+    """
 
-    def show(self, python: str, command: str, note: str = "") -> None:
-        """Show a Python text and a command, with what is to be known of the command."""
-        self.shown = {"python": python, "command": command, "note": note}
+    _esm = _script("code")
+
+    def __init__(self) -> None:
+        super().__init__(python="", command="", note="")
+
+
+class Lines(Part):
+    """A panel of lines.
+
+    Own, because Bokeh's charts are pixels of a canvas, in which screen readers find no words.
+
+    Parameters
+    ----------
+    title, xlabel, ylabel : str
+    names : mapping of str to dict
+        The lines that there may be, as the legend calls them, each with its style (``color``, ``width``, ``dash``);
+        colours go by their order.
+    log : {'', 'y', 'xy'}
+        The axes that are logarithmic.
+    height : int
+        Pixels.
+    markers : bool
+        Mark the points.
+    """
+
+    _esm = _script("svg", "chart")
+
+    def __init__(
+        self,
+        title: str,
+        xlabel: str,
+        ylabel: str,
+        names: Mapping[str, Mapping[str, Any]],
+        *,
+        log: str = "",
+        height: int = 230,
+        markers: bool = False,
+    ) -> None:
+        self._styles = {
+            name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
+            for number, (name, style) in enumerate(names.items())
+        }
+        super().__init__(title=title, xlabel=xlabel, ylabel=ylabel, log=log, height=height, lines=[])
+
+    def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
+        """Show lines by their names.
+
+        Parameters
+        ----------
+        lines : mapping of str to (array, array)
+            Places and values; what is not finite is a gap.
+        **words
+            Another ``title``, ``xlabel`` or ``ylabel``.
+        """
+        drawn = [{"name": name, "x": _plain(x), "y": _plain(y), **self._styles[name]} for name, (x, y) in lines.items()]
+        self.show(lines=drawn, **words)
+
+
+class Heatmap(Part):
+    """Numbers by layer and head, in colours that are even to the eye and the same for colour-blind eyes.
+
+    Own for the reason of `Lines`.
+    """
+
+    _esm = _script("svg", "heatmap")
+
+    def __init__(self, xlabel: str, ylabel: str, height: int = 300) -> None:
+        super().__init__(title="", xlabel=xlabel, ylabel=ylabel, height=height, palette=_cividis(), values=[])
+
+    def draw(self, values: NDArray[np.float64], names: Sequence[str], title: str) -> None:
+        """Show values of shape (layers, heads); what is not finite is left out."""
+        finite = values[np.isfinite(values)]
+        low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 1.0)
+        scale = {"low": low, "high": high if high > low else low + 1.0}
+        self.show(title=title, values=[_plain(row) for row in values], names=list(names), **scale)
+
+
+def _plain(values: NDArray[Any]) -> list[float | None]:
+    return [value if np.isfinite(value) else None for value in np.asarray(values, dtype=np.float64).tolist()]
+
+
+@cache
+def _cividis() -> list[str]:
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(colormaps["cividis"](k / (_SHADES - 1))) for k in range(_SHADES)]

@@ -1,147 +1,119 @@
-"""The one thread that computes: compiled loops may not be started from several threads at a time.
+"""The thread that computes for all pages. Only one thread at a time may start compiled loops.
 
-A page asks with a key, its session and its tab. A newer job of a key takes the place of an older one that waits, and
-ends an older one that runs.
+Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and ends a
+running one.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = ["Cancelled", "Job", "Worker"]
 
 
-class Cancelled(BaseException):  # no error, and nothing that catches errors may catch it
-    """Raised inside a job that is not wanted any more, at its next report of progress."""
+class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
+    """Raised inside a cancelled job at its next report of progress."""
 
 
+@dataclass(eq=False)
 class Job:
-    """A computation that was asked for.
+    """One computation.
 
-    Parameters
+    Attributes
     ----------
     work : callable
         Gets `progress`, a function of the share done, and returns a result.
     done : callable
-        Gets this job when it has ended, whatever way, in the computing thread; not called for one that was cancelled.
+        Gets this job in the computing thread when it has a result or an error; not called if the job was cancelled.
     told : callable, optional
         Gets the share done, in the computing thread.
-
-    Attributes
-    ----------
     result : object
         What `work` returned.
     error : Exception or None
         What it raised.
+    cancelled : bool
+        Set by the worker. The job then ends at its next report of progress, without a result.
     """
 
-    def __init__(
-        self,
-        work: Callable[[Callable[[float], None]], Any],
-        done: Callable[[Job], Any],
-        told: Callable[[float], Any] | None = None,
-    ) -> None:
-        self.result: Any = None
-        self.error: Exception | None = None
-        self._work, self._done, self._told = work, done, told
-        self._cancelled = threading.Event()
-
-    @property
-    def cancelled(self) -> bool:
-        """Whether it is not wanted any more."""
-        return self._cancelled.is_set()
-
-    def cancel(self) -> None:
-        """Let it end at its next report of progress, without a result."""
-        self._cancelled.set()
+    work: Callable[[Callable[[float], None]], Any]
+    done: Callable[[Job], Any]
+    told: Callable[[float], Any] = lambda share: None
+    result: Any = field(default=None, init=False)
+    error: Exception | None = field(default=None, init=False)
+    cancelled: bool = field(default=False, init=False)
 
     def progress(self, share: float) -> None:
-        """Report the share done; raise `Cancelled` where the job is not wanted any more."""
+        """Report the share done; raise `Cancelled` if the job was cancelled."""
         if self.cancelled:
             raise Cancelled
-        if self._told is not None:
-            self._told(share)
+        self.told(share)
 
     def run(self) -> None:
-        """Do the work and report."""
+        """Compute the result and call `done`."""
         if self.cancelled:
             return
         try:
-            self.result = self._work(self.progress)
+            self.result = self.work(self.progress)
         except Cancelled:
             return
-        except Exception as error:  # the page shows it; the thread goes on for others
+        except Exception as error:  # the page shows it; the thread goes on
             self.error = error
         if not self.cancelled:
-            self._done(self)
+            self.done(self)
 
 
 class Worker:
-    """A thread with a queue in which each key has its newest job alone; keys take turns."""
+    """A thread with a queue that holds the newest job of each key."""
 
     def __init__(self) -> None:
-        self._waiting: OrderedDict[Hashable, Job] = OrderedDict()
+        self._waiting: dict[Hashable, Job] = {}  # in the order of arrival
         self._running: tuple[Hashable, Job] | None = None
         self._changed = threading.Condition()
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name="nlflow-explorer", daemon=True)
         self._thread.start()
 
-    def submit(self, key: Hashable, job: Job) -> Job:
-        """Queue a job; older ones of its key are cancelled."""
+    def submit(self, key: Hashable, job: Job) -> None:
+        """Queue a job and cancel older jobs of its key."""
         with self._changed:
-            self._forget(key)
+            self._forget(lambda other: other == key)
             self._waiting[key] = job
             self._changed.notify_all()
-        return job
-
-    def cancel(self, key: Hashable) -> None:
-        """Cancel the jobs of a key."""
-        with self._changed:
-            self._forget(key)
 
     def cancel_all(self, belongs: Callable[[Hashable], bool]) -> None:
-        """Cancel the jobs of all keys for which `belongs` holds: those of a session that has ended."""
+        """Cancel the jobs whose keys fulfil `belongs`, as those of one tab or of a page that was closed."""
         with self._changed:
-            running = [] if self._running is None else [self._running[0]]
-            for key in [key for key in (*self._waiting, *running) if belongs(key)]:
-                self._forget(key)
+            self._forget(belongs)
 
     def close(self, timeout: float = 5.0) -> None:
-        """End the thread, after the job that it is at."""
+        """End the thread after its current job."""
         with self._changed:
             self._closed = True
-            for job in self._waiting.values():
-                job.cancel()
-            self._waiting.clear()
-            if self._running is not None:
-                self._running[1].cancel()
+            self._forget(lambda key: True)
             self._changed.notify_all()
         self._thread.join(timeout)
 
-    def _forget(self, key: Hashable) -> None:
-        older = self._waiting.pop(key, None)
-        if older is not None:
-            older.cancel()
-        if self._running is not None and self._running[0] == key:
-            self._running[1].cancel()
+    def _forget(self, belongs: Callable[[Hashable], bool]) -> None:
+        for key in [key for key in self._waiting if belongs(key)]:
+            self._waiting.pop(key).cancelled = True
+        if self._running is not None and belongs(self._running[0]):
+            self._running[1].cancelled = True
 
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
-                    self._changed.wait()
+                self._changed.wait_for(lambda: self._waiting or self._closed)
                 if self._closed:
                     return
-                key, job = self._waiting.popitem(last=False)
-                self._running = key, job
+                key = next(iter(self._waiting))
+                self._running = key, self._waiting.pop(key)
             try:
-                job.run()
-            except Exception:  # in what a page does about a result: others want theirs all the same
+                self._running[1].run()
+            except Exception:  # a page failed to show a result; the other pages go on
                 logging.getLogger(__name__).exception("the page could not take up a result")
             finally:
                 with self._changed:

@@ -13,7 +13,7 @@ from typing import BinaryIO
 
 from nlflow.errors import FileFormatError
 
-__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic"]
+__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic", "write_content"]
 
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
@@ -29,7 +29,7 @@ def make_folder(path: str | os.PathLike[str]) -> Path:
 
 
 def temporary_name(target: Path) -> Path:
-    """Return a new name beside `target`, by which `sweep` knows what it was for."""
+    """Return a new name beside `target`, from which `sweep` knows that it was meant for this file."""
     return target.with_name(f"{_prefix(target)}{secrets.token_hex(8)}.tmp")
 
 
@@ -39,7 +39,7 @@ def _prefix(target: Path) -> str:
 
 
 def sweep(path: Path) -> None:
-    """Remove what killed processes left half written: for a file, or in a folder. For who holds its lock."""
+    """Remove what killed processes left half written, for a file or in a folder; the caller must hold its lock."""
     folder, prefix = (path, ".nlflow-") if path.is_dir() else (path.parent, _prefix(path))
     for entry in folder.glob(f"{prefix}*.tmp"):
         with suppress(OSError):
@@ -47,7 +47,7 @@ def sweep(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush to the disk which files are in a folder, so that a new name outlasts a loss of power."""
+    """Flush the list of files in a folder to the disk, so that a new name survives a loss of power."""
     # Not every system opens folders, and not every file system flushes them; the file itself is safe without.
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -95,3 +95,8 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
             got, remedy = error.strerror or str(error), "free some space or choose another place"
             raise FileFormatError(f"{path}: got {got}, expected a file that can be written; {remedy}") from error
         raise
+
+
+def write_content(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file of this content so that it appears complete or not at all; see `write_atomic`."""
+    write_atomic(path, lambda stream: stream.write(content))

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
 from nlflow.io.atomic import sync_folder, temporary_name, write_atomic
-from nlflow.io.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive, shortened
+from nlflow.io.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive
 
 __all__ = ["Checkpoints", "Fits", "previous"]
 

@@ -14,35 +14,9 @@ from pathlib import Path
 import numpy as np
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.files import EXTENSIONS, Array, Media, as_stored, load, upright
+from nlflow.io.files import Array, Media, as_stored, load, upright
 
-__all__ = ["find", "read_map", "read_mask", "read_reference", "spatial_shape"]
-
-
-def find(option: str, path: Path | None, source: Path) -> Path | None:
-    """Return the file that belongs to `source`: `path` itself, or the one of this name in the folder `path`.
-
-    In a folder, the same name with another extension will do where it is the only one.
-
-    Raises
-    ------
-    FileFormatError
-        If the folder holds none, or several.
-    """
-    if path is None or not path.is_dir():
-        return path
-    if (path / source.name).is_file():
-        return path / source.name
-    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and file.suffix.lower() in EXTENSIONS)
-    if len(alike) == 1:
-        return alike[0]
-    got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
-    raise FileFormatError(f"{option}: got the folder {path} with {got}, expected one for {source}; add or rename it")
-
-
-def spatial_shape(media: Media) -> tuple[int, ...]:
-    """Return the shape of an image or signal without its axis of channels."""
-    return tuple(size for axis, size in enumerate(media.data.shape) if axis != media.channel_axis)
+__all__ = ["read_map", "read_mask", "read_reference"]
 
 
 def _matched(media: Media, found: Media, data: Array) -> Array:
@@ -77,7 +51,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
     Of a picture with colours, any channel counts; what its alpha channel hides does not.
     """
-    found = _opened(path, media, (spatial_shape(media), media.data.shape))
+    found = _opened(path, media, (media.spatial_shape, media.data.shape))
     data, notes = found.data, list(found.notes)
     if found.data.dtype.kind == "f" and not np.isfinite(data).all():
         raise InputError(f"{option}: got NaN or infinite values in {path}, expected numbers; write 0 or 1 instead")
@@ -88,7 +62,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
         marked = np.asarray(marked.any(axis=-1))
     if found.alpha is not None:
         marked = marked & _matched(media, found, found.alpha != 0)
-    shape = spatial_shape(media)
+    shape = media.spatial_shape
     if marked.shape not in (shape, media.data.shape):
         raise _misfit(option, path, marked.shape, str(shape), media)
     if option == "--keep" and marked.shape != shape and not media.separate:
@@ -98,12 +72,13 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
 
 def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     """Return one number for each node of `media`, or for each cell of a table, and notes."""
-    shape = spatial_shape(media)
+    shape = media.spatial_shape
     shapes = (shape, media.data.shape) if media.separate else (shape,)
     found = _opened(path, media, shapes)
     values = _matched(media, found, found.data)
     if values.shape not in shapes:
-        raise _misfit(option, path, values.shape, f"{shape}, one number for each {_node(media)}", media)
+        node = "pixel" if media.kind == "image" else "sample"
+        raise _misfit(option, path, values.shape, f"{shape}, one number for each {node}", media)
     return np.ascontiguousarray(values, dtype=np.float64), list(found.notes)
 
 
@@ -117,7 +92,3 @@ def read_reference(option: str, path: Path, media: Media) -> tuple[Array, list[s
     if values.dtype != media.data.dtype and set(kinds) <= {"i", "u"}:
         notes.append(f"{path}: {values.dtype} samples are compared with {media.data.dtype} ones as they stand")
     return values, notes
-
-
-def _node(media: Media) -> str:
-    return "pixel" if media.kind == "image" else "sample"

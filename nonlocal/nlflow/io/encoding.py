@@ -11,6 +11,8 @@ from typing import Any, TypeAlias, get_args
 
 import numpy as np
 
+from nlflow.errors import shortened
+
 __all__ = ["Column", "decode", "digest", "encode", "misfit", "tagged"]
 
 Column: TypeAlias = type | UnionType
@@ -81,12 +83,12 @@ def misfit(entry: Any, columns: Mapping[str, Column]) -> str | None:
     A whole number serves as a float.
     """
     if not isinstance(entry, dict):
-        return f"{entry!r:.60}, expected {', '.join(columns)}"
+        return f"{shortened(repr(entry), 60)}, expected {', '.join(columns)}"
     if list(entry) != list(columns):
-        return f"{', '.join(map(str, entry)):.200}, expected {', '.join(columns)}"
+        return f"{shortened(', '.join(map(str, entry)), 200)}, expected {', '.join(columns)}"
     for name, kind in columns.items():
         if not _fits(entry[name], get_args(kind) or (kind,)):
-            return f"{entry[name]!r:.60} as {name}"
+            return f"{shortened(repr(entry[name]), 60)} as {name}"
     return None
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 from nlflow.io.atomic import write_atomic
-from nlflow.io.formats import DECODERS, ENCODERS, left_out
+from nlflow.io.formats import FORMATS, left_out
 from nlflow.io.formats.media import EXTENSIONS, Array, FirstColumn, Kind, Media, as_stored, file_error, upright
 from nlflow.io.formats.tables import decode_csv
 
@@ -40,15 +40,6 @@ __all__ = [
     "write",
     "write_atomic",
 ]
-
-# What a format stores: its kind, and the dtypes that a result (rounded to the dtype of its input) may have.
-_STORES: dict[str, tuple[str, str]] = {
-    "png": ("image", "u1 u2"),
-    "jpeg": ("image", "u1"),
-    "tiff": ("image", "u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8"),
-    "wav": ("signal", "u1 i2 i4 i8 f4 f8"),
-    "csv": ("signal", ""),
-}
 
 
 def _format_of(path: Path) -> str:
@@ -83,7 +74,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     try:
         with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
             warnings.simplefilter("ignore")
-            media = DECODERS[form](path) if form != "csv" else decode_csv(path, first_column)
+            media = FORMATS[form].decode(path) if form != "csv" else decode_csv(path, first_column)
     except NlflowError:
         raise
     except MemoryError as error:
@@ -263,22 +254,21 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     dtype = media.data.dtype
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     got, instead = "", ".tif or .npy"
-    if form in _STORES:
-        kind, dtypes = _STORES[form]
-        if kind != media.kind:
-            got = "an image" if media.kind == "image" else "a signal"
-            instead = ".png, .tif or .npy" if media.kind == "image" else ".wav, .csv or .npy"
-        elif dtypes and dtype.str[1:] not in dtypes.split():
-            got = f"{dtype} samples"
-            instead = ".npy or .csv" if kind == "signal" else ".npy" if form == "tiff" else instead
-        elif form in ("png", "jpeg") and count not in (1, 3):
-            got = f"{count} channels"
-        elif form == "png" and dtype == np.uint16 and (count == 3 or media.alpha is not None):
-            got = "16-bit colour or alpha"
-        elif form == "jpeg" and media.alpha is not None:
-            got, instead = "an alpha channel", ".png or .tif"
-        elif form == "wav" and media.sample_rate is None:
-            got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
+    kind, dtypes = FORMATS[form].kind, FORMATS[form].dtypes
+    if kind not in (None, media.kind):
+        got = "an image" if media.kind == "image" else "a signal"
+        instead = ".png, .tif or .npy" if media.kind == "image" else ".wav, .csv or .npy"
+    elif dtypes and dtype.str[1:] not in dtypes.split():
+        got = f"{dtype} samples"
+        instead = ".npy or .csv" if kind == "signal" else ".npy" if form == "tiff" else instead
+    elif form in ("png", "jpeg") and count not in (1, 3):
+        got = f"{count} channels"
+    elif form == "png" and dtype == np.uint16 and (count == 3 or media.alpha is not None):
+        got = "16-bit colour or alpha"
+    elif form == "jpeg" and media.alpha is not None:
+        got, instead = "an alpha channel", ".png or .tif"
+    elif form == "wav" and media.sample_rate is None:
+        got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
     if got:
         expected = f"what {form.upper()} files can hold"
         raise file_error(path, f"{got} to write", expected, f"name the output {instead}")
@@ -335,7 +325,7 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     if media.channel_axis is not None and form != "npy":
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))
     try:
-        write_atomic(path, lambda stream: ENCODERS[form](stream, values, media))
+        write_atomic(path, lambda stream: FORMATS[form].encode(stream, values, media))
     except NlflowError:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways

@@ -1,7 +1,7 @@
-"""Arrays in NumPy's own format, from files that nobody vouches for.
+"""Arrays in NumPy's own format, from files that may be damaged or hostile.
 
-`numpy.load` asks for memory before it knows whether the file has as many values, and would unpickle if it were told to;
-here the header is held against the length of the file first, and there is no way to a pickle.
+`numpy.load` takes memory before it knows whether the file has as many values, and it can unpickle. Here the header is
+compared with the length of the file first, and pickles cannot be read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from nlflow.errors import check_memory
+from nlflow.errors import check_memory, shortened
 
 __all__ = ["read_array"]
 
@@ -60,8 +60,7 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
                 raise ValueError(f"version {version[0]}.{version[1]} of the format")
             shape, by_columns, dtype = _HEADERS[version](stream)
     except Exception as error:  # a header is a text of Python, which fails to parse in many ways
-        words = str(error) or type(error).__name__
-        raise ValueError(words if len(words) <= 160 else f"{words[:157]}...") from error
+        raise ValueError(shortened(error)) from error
     if dtype.itemsize == 0:
         raise ValueError(f"values of {dtype}, which have no size")
     if dtype.hasobject:

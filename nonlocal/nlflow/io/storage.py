@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from nlflow.backends.machine import environment
-from nlflow.errors import FileFormatError, InputError, check_memory
+from nlflow.errors import FileFormatError, InputError, check_memory, shortened
 from nlflow.io.atomic import sweep, write_atomic
 from nlflow.io.encoding import decode, digest, encode
 from nlflow.io.npy import read_array
@@ -34,7 +34,6 @@ __all__ = [
     "locked",
     "save_archive",
     "save_record",
-    "shortened",
 ]
 
 FORMAT = 2
@@ -214,12 +213,6 @@ def _check_envelope(path: str | os.PathLike[str], meta: Any, kind: str, what: st
             f"{path}: got format {shortened(meta.get('format'))}, this version reads {FORMAT}; use the version that "
             "wrote it, or start afresh"
         )
-
-
-def shortened(value: Any) -> str:
-    """Return what is shown of a value in a message: one line, not too long."""
-    text = " ".join(str(value).split()) or type(value).__name__
-    return text if len(text) <= 160 else text[:157] + "..."
 
 
 # ---- who may write

@@ -1,28 +1,31 @@
-"""What commands share: printing, whatever the terminal can show, arrays of tokens, and stopping at Ctrl-C."""
+"""What commands share: printing, progress, warnings, checks of options, and arrays of tokens."""
 
 from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import typer
 
 __all__ = [
+    "check_installed",
+    "check_out",
     "echo",
-    "handling",
     "mendable",
     "plain",
     "print_json",
     "print_table",
+    "progress_bar",
     "read_tokens",
-    "stopping",
-    "terminable",
+    "shows_progress",
+    "warnings_kept",
 ]
 
 
@@ -66,6 +69,46 @@ def plain(value: Any) -> Any:
     return value if value is None or isinstance(value, bool | int | str) else str(value)
 
 
+def shows_progress(quiet: bool) -> bool:
+    """Return whether somebody looks at a progress bar on stderr."""
+    return not quiet and sys.stderr.isatty()
+
+
+def progress_bar(quiet: bool, **words: Any) -> Any:
+    """Return a bar of tqdm on stderr, which leaves nothing behind."""
+    from tqdm import tqdm
+
+    return tqdm(disable=not shows_progress(quiet), leave=False, file=sys.stderr, **words)
+
+
+@contextmanager
+def warnings_kept() -> Iterator[list[str]]:
+    """Keep the warnings for users. Yields a list that has each text once when the context ends."""
+    texts: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += dict.fromkeys(str(warning.message) for warning in caught)
+
+
+def check_installed(command: str, module: str, named: str) -> None:
+    """Raise `InputError` where what an optional command needs is not installed."""
+    from nlflow.errors import InputError
+
+    if find_spec(module) is None:
+        raise InputError(
+            f"{command}: got an installation without {named}, expected it; pip install 'nlflow[{command}]'"
+        )
+
+
+def check_out(out: Path | None) -> None:
+    """Raise `FileFormatError` where ``--out`` names a file."""
+    from nlflow.errors import FileFormatError
+
+    if out is not None and out.exists() and not out.is_dir():
+        raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
+
+
 def read_tokens(option: str, path: Path | None) -> Any:
     """Return the array of an .npy file; pickled objects are refused."""
     if path is None:
@@ -88,60 +131,3 @@ def read_tokens(option: str, path: Path | None) -> Any:
             f"{option}: got {path}, which is no .npy file of numbers ({error}); write it with numpy.save"
         ) from error
     return array
-
-
-@contextmanager
-def handling(number: signal.Signals, handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Let `handler` answer a signal as long as the context lasts; in the main thread, where alone signals arrive."""
-    try:
-        before = signal.signal(number, handler)
-    except ValueError:  # another thread
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(number, before)
-
-
-@contextmanager
-def terminable() -> Iterator[Callable[[], bool]]:
-    """Let SIGTERM, with which batch systems and containers end a job, do what Ctrl-C does: keep what there is, and end.
-
-    Yields a function that tells whether it came. A second one ends the process at once.
-    """
-    came = False
-
-    def end(number: int, frame: Any) -> None:
-        nonlocal came
-        came = True
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        if callable(signal.getsignal(signal.SIGINT)):
-            signal.raise_signal(signal.SIGINT)
-        else:  # ignored, as shells have it for what runs in the background
-            signal.default_int_handler(number, frame)
-
-    with handling(signal.SIGTERM, end):
-        yield lambda: came
-
-
-@contextmanager
-def stopping() -> Iterator[Callable[[], None]]:
-    """Let Ctrl-C end a command even if a flow inside answers it with what it has reached.
-
-    Yields a function that raises `KeyboardInterrupt` once there was one; it is called at the end in any case.
-    """
-    stopped = False
-
-    def remember(number: int, frame: Any) -> None:
-        nonlocal stopped
-        stopped = True
-        signal.default_int_handler(number, frame)
-
-    def look() -> None:
-        if stopped:
-            raise KeyboardInterrupt
-
-    with handling(signal.SIGINT, remember):
-        yield look
-    look()

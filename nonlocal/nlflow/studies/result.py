@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from nlflow.errors import FileFormatError
-from nlflow.io.atomic import make_folder, write_atomic
+from nlflow.io.atomic import make_folder, write_content
 from nlflow.io.terminal import plain
 from nlflow.studies.contract import Kind, Row
 from nlflow.studies.fits import Fit
@@ -84,16 +84,21 @@ class StudyResult:
         FileFormatError
             When the folder cannot be made or written to.
         """
-        from nlflow.plotting import render
+        save_results(folder, self.rows, self.as_dict(), self.figure())
 
-        place = make_folder(folder)
-        files = {
-            "table.csv": render_csv(self.rows).encode(),
-            "result.json": (json.dumps(self.as_dict(), indent=1, allow_nan=False) + "\n").encode(),
-            "figure.png": render(self.figure(), "png"),
-        }
-        for name, content in files.items():
-            write_atomic(place / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
+
+def save_results(folder: str | os.PathLike[str], rows: list[Row], report: dict[str, Any], figure: Any) -> None:
+    """Write ``table.csv``, ``result.json`` and ``figure.png`` to a folder, which is made if it is missing."""
+    from nlflow.plotting import render
+
+    files = {
+        "table.csv": render_csv(rows).encode(),
+        "result.json": (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode(),
+        "figure.png": render(figure, "png"),
+    }
+    place = make_folder(folder)
+    for name, content in files.items():
+        write_content(place / name, content)
 
 
 def _columns(rows: list[Row]) -> list[str]:

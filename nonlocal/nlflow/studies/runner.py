@@ -7,17 +7,13 @@ import sys
 from contextlib import closing, nullcontext
 from typing import Any
 
-import numba
-
-# Before any case: its linear algebra must be loaded when the number of its threads is set.
 import numpy as np
-import scipy.linalg  # noqa: F401
-from threadpoolctl import threadpool_limits
 from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
 from nlflow.backends.machine import provenance
+from nlflow.backends.threads import blas_limited, one_loop_thread
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -183,7 +179,7 @@ def _measured(
     # One thread for linear algebra until all are done: cases that are threads of this process share its number.
     with (
         bar,
-        threadpool_limits(1, user_api="blas"),
+        blas_limited(),
         # Closed, so that Ctrl-C ends the rest.
         closing(run_cases(cases, keeper, jobs=jobs, scheduler=scheduler, bar=bar)) as results,
     ):
@@ -198,18 +194,14 @@ def _execute(kind: str, setting: Setting, seed: np.random.SeedSequence) -> list[
     """Measure one case, in this process or in another; return its rows, in plain types, with its label."""
     # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
     # in which threads only wait for each other. Cases run side by side instead.
-    threads = numba.get_num_threads()
-    numba.set_num_threads(1)
     try:
         device = setting.options.get("device", CPU)
         alone = device.guarded(*extent(setting.options)) if device.tensors else nullcontext()
-        with threadpool_limits(1, user_api="blas"), alone:
+        with one_loop_thread(), blas_limited(), alone:
             measured = KINDS[kind].measure(setting.options, seed)
     except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
         raise type(error)(f"{error} [in the case {in_words(setting.label)}]") from error
-    finally:
-        numba.set_num_threads(threads)
     # As they come back from a file: plain types, floats to the last bit.
     rows: list[Row] = decode(encode([{**setting.label, **row} for row in measured]))
     return rows

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import encode, misfit
 from nlflow.io.records import Records, program
@@ -84,14 +84,9 @@ def _compare(head: Path, content: dict[str, Any]) -> None:
     for name in dict.fromkeys([*there, *here]):
         if encode(there.get(name)) != encode(here.get(name)):
             raise FileFormatError(
-                f"{head.parent}: holds another study: {name} is {_brief(there.get(name))} there and "
-                f"{_brief(here.get(name))} here; {_ADVICE}"
+                f"{head.parent}: holds another study: {name} is {shortened(encode(there.get(name)), 120)} there and "
+                f"{shortened(encode(here.get(name)), 120)} here; {_ADVICE}"
             )
-
-
-def _brief(value: Any) -> str:
-    text = " ".join(encode(value).split())
-    return text if len(text) <= 120 else text[:117] + "..."
 
 
 def _foreign(rows: list[Any], label: Row, kind: Kind) -> str | None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from nlflow.io.terminal import terminable
+from nlflow.backends.interrupts import terminable
 from validation.robustness.faults.program import program
 from validation.training.loop import train
 from validation.training.segmentation import Scenes

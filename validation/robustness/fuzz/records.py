@@ -23,8 +23,8 @@ _SETTINGS = {"variant": "neutreno", "seed": 0}
 
 def _job(folder: Path) -> Any:
     """Return the ledger of a folder with one output, and its job."""
-    from nlflow.commands.batches import Job
-    from nlflow.commands.ledger import Ledger
+    from nlflow.commands.denoise_folder import Ledger
+    from nlflow.commands.jobs import Job
 
     source, target = folder / "in.png", folder / "out" / "in.png"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -135,7 +135,10 @@ def tiff() -> list[bytes]:
     ]
     found += [_saved(Image.fromarray(GREY), "TIFF", compression=name) for name in ("tiff_lzw", "packbits")]
     found.append(_saved(Image.fromarray(RGB), "TIFF", compression="jpeg"))
-    found.append(_saved(Image.fromarray(RGB).convert("CMYK"), "TIFF"))
+    colours = Image.fromarray(RGB)
+    found += [_saved(colours.convert(mode), "TIFF") for mode in ("CMYK", "YCbCr", "P")]
+    found.append(_saved(colours.convert("1"), "TIFF", compression="group4"))
+    found += [written(RGB, photometric="rgb", compression=name) for name in ("zstd", "lzma", "lerc")]
     return found
 
 

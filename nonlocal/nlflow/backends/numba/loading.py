@@ -1,21 +1,15 @@
 """Compiling loops, or loading them from the cache, with the time that it takes kept."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import cache
-from importlib import import_module
-from threading import Lock
+from collections.abc import Callable
 from typing import Any
 
 from nlflow.backends.interrupts import delivered
 
-__all__ = ["compiled", "one_thread", "seconds"]
+__all__ = ["compiled", "seconds"]
 
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
-
-_LOCK = Lock()
 
 
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
@@ -30,34 +24,3 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     seconds += time.perf_counter() - start
     function: Callable[..., None] = dispatcher
     return function
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Run loops in the calling thread alone, for callers that run many at a time in threads of their own."""
-    import numba
-
-    before = numba.get_num_threads()
-    with ExitStack() as stack:
-        if not _thread_safe():
-            stack.enter_context(_LOCK)
-        numba.set_num_threads(1)
-        try:
-            yield
-        finally:
-            numba.set_num_threads(before)
-
-
-@cache
-def _thread_safe() -> bool:
-    """Tell whether loops may be started from several threads: numba's own pool of threads ends the process then."""
-    import numba
-
-    pools = {"tbb": ("tbbpool",), "omp": ("omppool",), "workqueue": ()}
-    for pool in pools.get(numba.config.THREADING_LAYER, ("tbbpool", "omppool")):
-        try:
-            import_module(f"numba.np.ufunc.{pool}")
-        except ImportError:
-            continue
-        return True
-    return False

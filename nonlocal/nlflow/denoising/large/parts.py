@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.backends.numba.loading import one_thread
+from nlflow.backends.threads import one_loop_thread
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.inputs import in_units
 from nlflow.denoising.noise import Poisson
@@ -162,7 +162,7 @@ def _estimate(samples: Array, corner: tuple[int, ...], frame: Frame, memory_limi
                  "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
     signal = samples if frame.model is None else frame.model.stabilise(samples)
     f = in_units(signal, frame.offset, frame.scale)
-    with one_thread():
+    with one_loop_thread():
         return f, _pixels(frame, f) if frame.groupings is None else _groups(frame, f, frame.groupings, corner)
 
 

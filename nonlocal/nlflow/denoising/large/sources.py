@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.large.arrays import need_dask
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, shortened
+from nlflow.io.formats.tiff import check_compression
 
 __all__ = ["block_sides", "is_zarr", "open_array", "open_image"]
 
@@ -51,9 +52,8 @@ def open_array(path: Path) -> Any:
         raise
     # A damaged or hostile description makes zarr fail in any way: KeyError, TypeError, ValueError of its own.
     except Exception as error:
-        text = " ".join(str(error).split())[:160] or type(error).__name__
         raise FileFormatError(
-            f"{path}: got no array that zarr reads ({text}), expected {expected}; check it"
+            f"{path}: got no array that zarr reads ({shortened(error)}), expected {expected}; check it"
         ) from error
     if found.dtype.kind not in "iuf":
         raise FileFormatError(f"{path}: got values of {found.dtype}, expected {expected}; convert them")
@@ -171,10 +171,10 @@ def _tiff(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], 
             stored = tuple(map(int, page.chunks))
     # A damaged file makes the decoder fail in any way: IndexError, struct.error, TiffFileError.
     except Exception as error:
-        text = " ".join(str(error).split())[:160] or type(error).__name__
         raise FileFormatError(
-            f"{path}: got no TIFF file that can be read ({text}), expected one; export it again"
+            f"{path}: got no TIFF file that can be read ({shortened(error)}), expected one; export it again"
         ) from error
+    check_compression(path, page)
     if count != 1 or axes not in ("YX", "YXS", "SYX") or dtype.kind not in "iuf" or not plain:
         raise FileFormatError(
             f"{path}: got {count} image(s) of axes {axes}, {dtype}, photometric {page.photometric!r}, expected one "

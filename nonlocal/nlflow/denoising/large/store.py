@@ -19,7 +19,7 @@ from nlflow.backends.machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised
 from nlflow.denoising.large.sources import open_image
-from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError
+from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
 from nlflow.io.atomic import sync_folder
 from nlflow.io.encoding import digest, encode, misfit
 from nlflow.io.storage import load_record, locked, save_record
@@ -254,7 +254,7 @@ def _write_blocks(
                 save()
     except KilledWorker as error:
         raise WorkerError(
-            f"scheduler: got several deaths of workers on one block ({' '.join(str(error).split())[:160]}), expected "
+            f"scheduler: got several deaths of workers on one block ({shortened(error)}), expected "
             "workers that live; they may lack memory: give smaller blocks. What is done is kept: resume"
         ) from error
     finally:

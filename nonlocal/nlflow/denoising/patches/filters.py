@@ -11,9 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from nlflow.backends.numba import RUN
+from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.errors import InputError
 
@@ -256,7 +256,7 @@ class CompiledFilter:
         add_windows = loops.loop("add_windows", state.dtype.name)
         # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
         variance = np.require(images.variance, requirements="W")
-        with threadpool_limits(1, "blas"):
+        with blas_limited():
             for first in range(0, total, _JOBS):
                 jobs = (first, min(first + _JOBS, total))
                 filter_groups(

@@ -32,68 +32,47 @@ const range = (values) => {
   return [low - room, high + room];
 };
 
-export function render({ model }) {
-  const root = document.createElement("figure");
-  root.className = "chart";
-  root.innerHTML = `<figcaption></figcaption><div class="legend"></div><div class="place"></div>`;
-  const [caption, legend, place] = root.children;
+const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
+  const logx = log.includes("x"), logy = log.includes("y");
+  const scaled = (values, logarithmic) =>
+    values.map((v) => (v === null ? NaN : logarithmic ? (v > 0 ? Math.log10(v) : NaN) : v));
+  const data = lines.map((line) => ({ ...line, x: scaled(line.x, logx), y: scaled(line.y, logy), told: line.y }));
+  for (const line of lines.length > 1 ? lines : []) {
+    const entry = document.createElement("span");
+    const mark = node("svg", { width: 22, height: 10, "aria-hidden": "true" }, entry);
+    node("line", { x1: 0, y1: 5, x2: 22, y2: 5, stroke: line.color, "stroke-width": line.width,
+      "stroke-dasharray": line.dash }, mark);
+    entry.append(` ${line.name}`);
+    legend.append(entry);
+  }
+  const told = `${title}: ${lines.map((line) => line.name).join(", ")}; ${xlabel}, ${ylabel}`;
+  const { svg, left, top, w, h, axes } = framed(place, { xlabel, ylabel, height }, told, 62, 8);
+  const [x0, x1] = range(data.flatMap((line) => line.x)), [y0, y1] = range(data.flatMap((line) => line.y));
+  const px = (x) => left + (w * (x - x0)) / (x1 - x0), py = (y) => top + h * (1 - (y - y0) / (y1 - y0));
+  for (const x of ticks(x0, x1, logx, Math.max(2, Math.floor(w / 75)))) {
+    node("line", { x1: px(x), x2: px(x), y1: top, y2: top + h, class: "grid" }, svg);
+    node("text", { x: px(x), y: top + h + 15, "text-anchor": "middle" }, svg, words(x, logx));
+  }
+  for (const y of ticks(y0, y1, logy, Math.max(2, Math.floor(h / 32)))) {
+    node("line", { x1: left, x2: left + w, y1: py(y), y2: py(y), class: "grid" }, svg);
+    node("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, svg, words(y, logy));
+  }
+  axes();
+  for (const line of data) {
+    let path = "", pen = "M";
+    line.x.forEach((x, k) => {
+      const y = line.y[k];
+      if (!Number.isFinite(x) || !Number.isFinite(y)) { pen = "M"; return; }
+      path += `${pen}${px(x).toFixed(1)} ${py(y).toFixed(1)}`;
+      pen = "L";
+      if (line.markers) {
+        const dot = node("circle", { cx: px(x), cy: py(y), r: 3.5, fill: line.color }, svg);
+        node("title", {}, dot, `${line.name}: ${line.told[k]}`);
+      }
+    });
+    node("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.width,
+      "stroke-dasharray": line.dash }, svg);
+  }
+};
 
-  const draw = () => {
-    const { title, xlabel, ylabel, log, height, lines } = model.shown;
-    const width = Math.max(place.clientWidth, 160);
-    const logx = log.includes("x"), logy = log.includes("y");
-    const scaled = (values, logarithmic) =>
-      Array.from(values, (v) => (v === null ? NaN : logarithmic ? (v > 0 ? Math.log10(v) : NaN) : v));
-    const data = lines.map((line) => ({ ...line, x: scaled(line.x, logx), y: scaled(line.y, logy) }));
-    caption.textContent = title;
-    legend.replaceChildren();
-    for (const line of lines.length > 1 ? lines : []) {
-      const entry = document.createElement("span");
-      const mark = node("svg", { width: 22, height: 10, "aria-hidden": "true" }, entry);
-      node("line", { x1: 0, y1: 5, x2: 22, y2: 5, stroke: line.color, "stroke-width": line.width,
-        "stroke-dasharray": line.dash }, mark);
-      entry.append(` ${line.name}`);
-      legend.append(entry);
-    }
-    const [x0, x1] = range(data.flatMap((line) => line.x)), [y0, y1] = range(data.flatMap((line) => line.y));
-    const left = 62, right = 8, top = 6, bottom = 40, w = width - left - right, h = height - top - bottom;
-    const px = (x) => left + (w * (x - x0)) / (x1 - x0), py = (y) => top + h * (1 - (y - y0) / (y1 - y0));
-    place.replaceChildren();
-    const told = `${title}: ${lines.map((line) => line.name).join(", ")}; ${xlabel}, ${ylabel}`;
-    const svg = node("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": told }, place);
-    for (const x of ticks(x0, x1, logx, Math.max(2, Math.floor(w / 75)))) {
-      node("line", { x1: px(x), x2: px(x), y1: top, y2: top + h, class: "grid" }, svg);
-      node("text", { x: px(x), y: top + h + 15, "text-anchor": "middle" }, svg, words(x, logx));
-    }
-    for (const y of ticks(y0, y1, logy, Math.max(2, Math.floor(h / 32)))) {
-      node("line", { x1: left, x2: left + w, y1: py(y), y2: py(y), class: "grid" }, svg);
-      node("text", { x: left - 5, y: py(y) + 4, "text-anchor": "end" }, svg, words(y, logy));
-    }
-    node("path", { d: `M${left} ${top}V${top + h}H${left + w}`, class: "axis" }, svg);
-    node("text", { x: left + w / 2, y: height - 6, "text-anchor": "middle" }, svg, xlabel);
-    node("text", { transform: `translate(12 ${top + h / 2}) rotate(-90)`, "text-anchor": "middle" }, svg, ylabel);
-    for (const line of data) {
-      let path = "", pen = "M";
-      line.x.forEach((x, k) => {
-        const y = line.y[k];
-        if (!Number.isFinite(x) || !Number.isFinite(y)) { pen = "M"; return; }
-        path += `${pen}${px(x).toFixed(1)} ${py(y).toFixed(1)}`;
-        pen = "L";
-        if (line.markers) {
-          const dot = node("circle", { cx: px(x), cy: py(y), r: 3.5, fill: line.color }, svg);
-          node("title", {}, dot, `${line.name}: ${lines.find((one) => one.name === line.name).y[k]}`);
-        }
-      });
-      node("path", { d: path, fill: "none", stroke: line.color, "stroke-width": line.width,
-        "stroke-dasharray": line.dash }, svg);
-    }
-    // When it is on the screen, for those who wait for it.
-    root.dataset.serial = model.shown.serial;
-  };
-  model.on("shown", draw);
-  let before = 0;
-  new ResizeObserver(() => {
-    if (place.clientWidth && place.clientWidth !== before) { before = place.clientWidth; draw(); }
-  }).observe(place);
-  return root;
-}
+export const render = ({ model }) => figure(model, draw);

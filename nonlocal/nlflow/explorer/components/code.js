@@ -1,26 +1,23 @@
-// The texts that compute what is seen.
+// The texts that compute what is seen, and buttons that copy them.
 export function render({ model }) {
   const root = document.createElement("div");
   root.className = "nl-code";
-  root.innerHTML = `<div class="row"><button class="python">Copy as Python</button>
-    <button class="command">Copy as command</button><span class="said" role="status"></span></div>
-    <p class="note"></p><details><summary>Show the texts</summary><pre class="python" tabindex="0"
-    aria-label="Python"></pre><pre class="command" tabindex="0" aria-label="command"></pre></details>`;
-  const said = root.querySelector(".said"), details = root.querySelector("details");
-  const copy = async (text, name) => {
+  root.innerHTML = `<div class="row"><button>Copy as Python</button><button>Copy as command</button>
+    <span class="said" role="status"></span></div><p class="note"></p><details><summary>Show the texts</summary>
+    <pre class="python" tabindex="0" aria-label="Python"></pre>
+    <pre class="command" tabindex="0" aria-label="command"></pre></details>`;
+  const said = root.querySelector(".said"), names = ["python", "command"];
+  root.querySelectorAll("button").forEach((button, k) => button.addEventListener("click", async () => {
     try {
-      await navigator.clipboard.writeText(text);
-      said.textContent = `${name} copied`;
+      await navigator.clipboard.writeText(model.shown[names[k]]);
+      said.textContent = `${button.textContent.replace("Copy as ", "")} copied`;
     } catch {
-      details.open = true;
+      root.querySelector("details").open = true;
       said.textContent = "the browser refuses to copy: select the text below";
     }
-  };
-  root.querySelector("button.python").addEventListener("click", () => copy(model.shown.python, "Python"));
-  root.querySelector("button.command").addEventListener("click", () => copy(model.shown.command, "command"));
+  }));
   const show = () => {
-    root.querySelector("pre.python").textContent = model.shown.python;
-    root.querySelector("pre.command").textContent = model.shown.command;
+    for (const name of names) root.querySelector(`pre.${name}`).textContent = model.shown[name];
     root.querySelector(".note").textContent = model.shown.note;
     said.textContent = "";
   };

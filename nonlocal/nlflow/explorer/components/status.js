@@ -4,14 +4,13 @@ export function render({ model }) {
   root.className = "nl-status";
   root.innerHTML = `<span class="text" role="status" aria-live="polite"></span>
     <progress max="1" aria-label="share done" hidden></progress><button class="cancel" hidden>Cancel</button>`;
-  const text = root.querySelector(".text"), bar = root.querySelector("progress"), cancel = root.querySelector("button");
+  const [text, bar, cancel] = root.children;
   let timer;
   const show = () => {
     const { words, kind, share, serial } = model.shown;
     text.textContent = words;
     text.classList.toggle("error", kind === "error");
-    root.dataset.kind = kind;
-    root.dataset.serial = serial;
+    Object.assign(root.dataset, { kind, serial });
     clearTimeout(timer);
     if (kind !== "busy") { bar.hidden = cancel.hidden = true; return; }
     bar.value = share;

@@ -3,7 +3,7 @@ export function render({ model }) {
   const root = document.createElement("div");
   root.className = "tabs";
   root.setAttribute("role", "tablist");
-  const buttons = model.names.map((name, number) => {
+  const buttons = model.shown.names.map((name, number) => {
     const button = document.createElement("button");
     button.textContent = name;
     button.setAttribute("role", "tab");
@@ -26,6 +26,6 @@ export function render({ model }) {
     buttons[next].focus();
     choose(next);
   });
-  mark(model.shown);
+  mark(model.shown.first);
   return root;
 }

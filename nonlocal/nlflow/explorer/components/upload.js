@@ -1,22 +1,23 @@
 // A file from the user's disk: chosen, or dropped on the box.
 export function render({ model }) {
   const root = document.createElement("div");
+  const { name, label, hint, accept, limit } = model.shown;
   root.className = "drop";
-  root.dataset.name = model.name_of;
+  root.dataset.name = name;
   root.innerHTML = `<label><span></span><input type="file"></label><p class="hint"></p>`;
-  root.querySelector("span").textContent = model.label;
-  root.querySelector(".hint").textContent = model.hint;
+  root.querySelector("span").textContent = label;
+  root.querySelector(".hint").textContent = hint;
   const input = root.querySelector("input");
-  input.accept = model.accept;
+  input.accept = accept;
   const send = (file) => {
     if (!file) return;
-    if (file.size > model.limit) {
+    if (file.size > limit) {
       model.send_msg({ name: file.name, size: file.size });
       return;
     }
     const reader = new FileReader();
     reader.onload = () => model.send_msg({ name: file.name, content: reader.result.split(",", 2)[1] || "" });
-    reader.onerror = () => model.send_msg({ name: file.name, unreadable: true });
+    reader.onerror = () => model.send_msg({ name: file.name });
     reader.readAsDataURL(file);
   };
   input.addEventListener("change", () => { send(input.files[0]); input.value = ""; });

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from nlflow.affinities import Affinity
-from nlflow.affinities.table import workers
+from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 
 __all__ = ["Transform"]
@@ -54,7 +54,7 @@ class Transform:
         gains = self._gains.reshape(self._gains.shape + (1,) * (r.ndim - self._gains.ndim))
         # In float64: rounding of the large parts must not get into those that are multiplied by 1 / phi.
         r64 = r.astype(np.float64, copy=False)
-        options: dict[str, Any] = {"axes": self._axes, "workers": workers()}
+        options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
         if self._cosine:
             back = fft.idctn(gains * fft.dctn(r64, **options), **options)
         else:

@@ -1,4 +1,4 @@
-"""Decoders and encoders, one pair per file format; `nlflow.io.files` is the way in.
+"""The file formats: how each is read and written, and what it has room for; `nlflow.io.files` is the way in.
 
 A decoder returns the samples as the file stores them and notes every conversion. An encoder gets samples that fit its
 format, with the channels on the last axis: `nlflow.io.files` has checked that before any work began.
@@ -7,42 +7,58 @@ format, with the channels on the last axis: `nlflow.io.files` has checked that b
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 from nlflow.io.formats import pictures, sound, tables, tiff
-from nlflow.io.formats.media import Array, Media
+from nlflow.io.formats.media import Array, Kind, Media
 
-__all__ = ["DECODERS", "ENCODERS", "left_out"]
+__all__ = ["FORMATS", "Format", "left_out"]
 
-#: From a format to the function that reads a file of it.
-DECODERS: dict[str, Callable[[Path], Media]] = {
-    "png": pictures.decode,
-    "jpeg": pictures.decode,
-    "tiff": tiff.decode,
-    "npy": tables.decode_npy,
-    "wav": sound.decode,
-    "csv": tables.decode_csv,
+
+@dataclass(frozen=True)
+class Format:
+    """A file format.
+
+    Attributes
+    ----------
+    decode : callable
+        Reads a file.
+    encode : callable
+        Writes samples to an open file.
+    kind : {"image", "signal"} or None
+        What a file holds; None for either.
+    dtypes : str
+        Those that a file stores; empty for any.
+    extras : str
+        Keys of `Media.extras` that a file has a place for.
+    """
+
+    decode: Callable[[Path], Media]
+    encode: Callable[[BinaryIO, Array, Media], None]
+    kind: Kind | None = None
+    dtypes: str = ""
+    extras: str = ""
+
+
+FORMATS = {
+    "png": Format(pictures.decode, pictures.encode_png, "image", "u1 u2", "exif icc_profile xmp dpi gamma text"),
+    "jpeg": Format(pictures.decode, pictures.encode_jpeg, "image", "u1", "exif icc_profile xmp dpi comment"),
+    "tiff": Format(tiff.decode, tiff.encode, "image", "u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8", "icc_profile xmp dpi tags"),
+    "npy": Format(tables.decode_npy, tables.encode_npy),
+    "wav": Format(sound.decode, sound.encode, "signal", "u1 i2 i4 i8 f4 f8"),
+    "csv": Format(tables.decode_csv, tables.encode_csv, "signal"),
 }
-#: From a format to the function that writes samples to an open file.
-ENCODERS: dict[str, Callable[[BinaryIO, Array, Media], None]] = {
-    "png": pictures.encode_png,
-    "jpeg": pictures.encode_jpeg,
-    "tiff": tiff.encode,
-    "npy": tables.encode_npy,
-    "wav": sound.encode,
-    "csv": tables.encode_csv,
-}
-# From what may come with samples to its name, and to the formats that have a place for it.
-_EXTRAS = {
-    "exif": ("the EXIF block", "png jpeg"),
-    "icc_profile": ("the colour profile", "png jpeg tiff"),
-    "xmp": ("the XMP block", "png jpeg tiff"),
-    "dpi": ("the resolution", "png jpeg tiff"),
-    "gamma": ("the gamma of the display", "png"),
-    "comment": ("the comment", "jpeg"),
-    "text": ("the texts", "png"),
-    "tags": ("the description and other tags", "tiff"),
+_NAMES = {
+    "exif": "the EXIF block",
+    "icc_profile": "the colour profile",
+    "xmp": "the XMP block",
+    "dpi": "the resolution",
+    "gamma": "the gamma of the display",
+    "comment": "the comment",
+    "text": "the texts",
+    "tags": "the description and other tags",
 }
 
 
@@ -58,9 +74,9 @@ def left_out(form: str, media: Media) -> list[str]:
     if form in ("npy", "wav"):
         names += ["column names"] if media.header is not None else []
         names += ["the first column"] if media.time is not None else []
-    for key, (name, forms) in _EXTRAS.items():
+    for key, name in _NAMES.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
-        if key in media.extras and form not in forms.split() and not usual:
+        if key in media.extras and key not in FORMATS[form].extras.split() and not usual:
             names.append(name)
     if form == "jpeg" and len(media.extras.get("exif", b"")) > pictures.JPEG_EXIF_LIMIT:
         names.append("the EXIF block, which is too long for JPEG,")

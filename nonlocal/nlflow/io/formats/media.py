@@ -31,8 +31,8 @@ FirstColumn: TypeAlias = Literal["keep", "denoise"]
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
 
-# Deflate makes at most 1032 bytes of one, of a mask that is almost empty for instance. A header that asks for far more
-# asks for the memory alone; beneath the floor it may.
+# Deflate makes at most 1032 bytes of one, for instance in a mask that is almost empty. A header that asks for far more
+# only wants to fill memory. Below the floor it may ask.
 _MOST, _FLOOR = 2000, 2**24
 
 
@@ -91,6 +91,11 @@ class Media:
     notes: tuple[str, ...] = ()
 
     @property
+    def spatial_shape(self) -> tuple[int, ...]:
+        """The shape without the axis of channels."""
+        return tuple(size for axis, size in enumerate(self.data.shape) if axis != self.channel_axis)
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """Names of the columns of a CSV file that are signals, without a first one that is kept; else empty."""
         if self.format != "csv":
@@ -113,9 +118,9 @@ def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatEr
 
 
 def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
-    """Refuse a file whose header asks for more memory than there may be, or than its content can stand for.
+    """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
 
-    To be called before the samples are decoded, so that neither a damaged header nor a decompression bomb takes any.
+    It is called before the samples are decoded: then neither a damaged header nor a decompression bomb takes memory.
 
     Parameters
     ----------
@@ -125,7 +130,7 @@ def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -
     stored : int
         Bytes of the file.
     copies : int
-        How often they are held while the file is read.
+        How many times they are in memory while the file is read.
 
     Raises
     ------

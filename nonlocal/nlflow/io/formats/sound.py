@@ -43,7 +43,7 @@ def _chunks(path: Path) -> tuple[int, bool, list[str]]:
     Raises
     ------
     FileFormatError
-        For samples that end behind the file; nothing has been allocated for them then.
+        If the header tells of more samples than the file has; no memory has been taken for them.
     """
     bits, wide, others, long, length = 0, False, [], 0, path.stat().st_size
     with path.open("rb") as stream:

@@ -1,9 +1,14 @@
-"""TIFF files, read and written by tifffile, and read by Pillow where tifffile lacks a decoder."""
+"""TIFF files, read and written by tifffile, whose decoders of compressed samples are those of imagecodecs.
+
+What is here beside it: files that this package has no place for are refused before any memory is taken, colours become
+RGB, and what comes with the samples is kept.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +16,10 @@ from typing import Any, BinaryIO, cast
 
 import numpy as np
 
-from nlflow.io.formats.media import Array, Media, as_stored, check_declared, file_error
+from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
 
-__all__ = ["decode", "encode"]
+__all__ = ["check_compression", "decode", "encode"]
 
 # Tags that stay true of a result: texts (with the camera's name, date, author and rights), what GDAL and GeoTIFF say of
 # the place on Earth and of bands. What describes the layout of the samples is written anew.
@@ -23,6 +28,11 @@ _DESCRIPTION, _ORIENTATION, _XMP = 270, 274, 700
 _BLOCKS = {33723: "IPTC", 34377: "Photoshop", 34665: "EXIF", 34853: "GPS"}
 _LAYOUTS = ('{"shape"', "ImageJ=", "<?xml")  # how descriptions begin that tell programs the layout of the samples
 _MOST_PAGES = 1000
+# Compressions whose decoders make no more than they are told to: none, faxes, LZW, JPEG, deflate, PackBits, LZMA, ZSTD.
+_COMPRESSIONS = (1, 2, 3, 4, 5, 7, 8, 32773, 32946, 34925, 50000)
+_JPEG = 7  # its strips and tiles have headers of their own, which are looked at
+_FRAME = re.compile(rb"\xff[\xc0-\xc3\xc5-\xc7\xc9-\xcb\xcd-\xcf]...(..)(..)", re.DOTALL)  # height and width of a JPEG
+_CONVERTED = {(5, 4): "CMYK", (6, 3): "YCbCr"}  # by Pillow to RGB, from a photometric and the samples of a pixel
 _CENTIMETRES = {2: 2.54, 3: 1.0}  # of the units of resolution that are lengths
 
 
@@ -39,9 +49,7 @@ def _silent(name: str) -> Iterator[None]:
 def decode(path: Path) -> Media:
     """Read a TIFF file of one image."""
     import tifffile
-    from PIL import Image
 
-    alpha: Array | None = None
     with _silent("tifffile"), tifffile.TiffFile(path) as tif:
         if len(tif.pages) > _MOST_PAGES:  # a series is looked for among all of them
             raise file_error(path, f"{len(tif.pages)} pages", "one image", "save the pages one by one")
@@ -50,30 +58,35 @@ def decode(path: Path) -> Media:
             got = f"{len(tif.pages)} page(s), the array of shape {series.shape}"
             raise file_error(path, got, "one image", "save the pages one by one, or .npy with a channel axis")
         _check_layout(path, page, series)
-        plain = int(page.photometric) in (0, 1, 2)  # white is 0, black is 0, RGB
-        turn = _orientation(page)
-        data = None
-        try:
-            data = series.asarray() if plain else None
-        except ValueError as error:  # tifffile decodes LZW, JPEG and others with a package that need not be there
-            if "imagecodecs" not in str(error):
-                raise
-        if data is not None:
-            data, alpha, notes = _from_tiff(data, page, series.axes, path)
-        else:
-            # From a stream, since Pillow scrambles the pixels of a turned image that it maps into memory by name.
-            with path.open("rb") as stream, Image.open(stream, formats=("TIFF",)) as image:
-                image.load()  # this turns the image upright
-                data, alpha, notes = from_pillow(image, path)
-            data = as_stored(data, turn)
-            alpha = None if alpha is None else as_stored(alpha, turn)
-            if data.dtype != page.dtype and page.dtype != np.bool_:  # Pillow reduces some files to 8 bits
-                got = f"{page.dtype} samples, photometric {page.photometric!r}, compression {page.compression!r}"
-                raise file_error(path, got, "a plain TIFF file", "save it uncompressed, as grey or RGB")
+        check_compression(path, page)
+        if int(page.compression) == _JPEG:
+            _check_parts(path, page)
+        stored = series.asarray()
+        stored = np.moveaxis(stored, 0, -1) if series.axes == "SYX" else stored  # planes one after the other
+        data, alpha, notes = _in_colours(stored, page, path)
         extras, more = _extras(page, path)
+        turn = _orientation(page)
     notes += more
     data = np.ascontiguousarray(data)
     return Media(path, "tiff", "image", data, alpha=alpha, orientation=turn, extras=extras, notes=tuple(notes))
+
+
+def _in_colours(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+    """Return grey levels or RGB, opacity and notes of the samples of a page."""
+    kind = int(page.photometric)
+    if kind in (0, 1, 2) or (kind == 6 and int(page.compression) == _JPEG):  # the decoder of JPEG returns RGB
+        return _plain(data, page, path)
+    if kind == 3 and data.ndim == 2 and data.dtype == np.uint8:
+        colours = (np.asarray(page.colormap).T >> 8).astype(np.uint8)
+        return colours[data], None, [f"{path}: palette colours converted to RGB"]
+    count = data.shape[-1] if data.ndim == 3 else 1
+    if (kind, count) not in _CONVERTED or data.dtype != np.uint8:
+        got = f"{data.dtype} samples, {count} a pixel, photometric {page.photometric!r}"
+        raise file_error(path, got, "a plain TIFF file", "save it uncompressed, as grey or RGB")
+    from PIL import Image
+
+    mode = _CONVERTED[kind, count]
+    return from_pillow(Image.frombytes(mode, data.shape[1::-1], data.tobytes()), path)
 
 
 def _check_layout(path: Path, page: Any, series: Any) -> None:
@@ -91,16 +104,34 @@ def _check_layout(path: Path, page: Any, series: Any) -> None:
         raise file_error(path, got, "all of them", "copy or export it again")
 
 
+def check_compression(path: Path, page: Any) -> None:
+    """Refuse a page whose decoder may take more memory than the header of the file tells of."""
+    if int(page.compression) not in _COMPRESSIONS:
+        got = f"compression {page.compression!r}"
+        raise file_error(path, got, "a plain TIFF file", "save it uncompressed, or with LZW, deflate or ZSTD")
+
+
+def _check_parts(path: Path, page: Any) -> None:
+    """Refuse JPEG parts that unfold to more pixels than their place in the page has."""
+    most = math.prod(page.chunks[-2:] if page.axes.startswith("S") else page.chunks[:2])
+    with path.open("rb") as stream:
+        for offset, count in zip(page.dataoffsets, page.databytecounts, strict=False):
+            stream.seek(offset)
+            for height, width in _FRAME.findall(stream.read(count) + bytes(page.jpegtables or b"")):
+                declared = int.from_bytes(height) * int.from_bytes(width)
+                if declared > 2 * most + 2**16:  # a part may be filled up to whole blocks
+                    got = f"a JPEG part of {declared} pixels in the place of {most}"
+                    raise file_error(path, got, "a whole file", "copy or export it again")
+
+
 def _orientation(page: Any) -> int:
     tag = page.tags.get(_ORIENTATION)
     return int(tag.value) if tag is not None and 1 <= tag.value <= 8 else 1
 
 
-def _from_tiff(data: Array, page: Any, axes: str, path: Path) -> tuple[Array, Array | None, list[str]]:
-    """Return samples, opacity and notes of a TIFF page that tifffile decoded."""
+def _plain(data: Array, page: Any, path: Path) -> tuple[Array, Array | None, list[str]]:
+    """Return samples, opacity and notes of a page in grey or RGB."""
     notes = []
-    if axes == "SYX":  # planes one after the other
-        data = np.moveaxis(data, 0, -1)
     if int(page.photometric) == 0 and data.dtype.kind in "bu":
         data = ~data
         notes.append(f"{path}: inverted, since the file stores white as 0")

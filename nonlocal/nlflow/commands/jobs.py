@@ -1,6 +1,6 @@
-"""Which files a command reads and writes: one input and its output, or many inputs and a folder.
+"""Which files a command reads and writes: one job for each input.
 
-Nothing is read or written here; what cannot work is refused before any work begins.
+Nothing is read or written here. What cannot work is refused before any work begins.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io import companions
 from nlflow.io.files import EXTENSIONS, check_distinct
 
-__all__ = ["Batch", "Job", "plan"]
+__all__ = ["Job", "Plan", "find_companion", "plan"]
 
 _SHOWN = 3  # names in a message
 
@@ -29,11 +28,11 @@ class Job:
     source, target : Path
         Input and output.
     figure : Path or None
-        The figure that is drawn beside.
+        The figure that is drawn as well.
     beside : dict
         From an option to the file that it names for this input.
     missing : str
-        Why a file that belongs to the input was not found; empty if there is nothing amiss.
+        Why a file that belongs to the input was not found; empty if all were.
     """
 
     source: Path
@@ -44,7 +43,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Batch:
+class Plan:
     """What a command is to do.
 
     Attributes
@@ -52,7 +51,7 @@ class Batch:
     jobs : tuple of Job
         In the order in which they are done.
     folder : Path or None
-        Where the outputs of several inputs go, None for a single input with an output of its own.
+        Where the outputs of several inputs go; None for a single input with an output of its own.
     notes : tuple of str
         What is left out, for the user.
     """
@@ -69,7 +68,7 @@ def plan(
     figure: Path | None = None,
     beside: Mapping[str, Path | None],
     existing: str = "refuse",
-) -> Batch:
+) -> Plan:
     """Pair inputs with outputs.
 
     Parameters
@@ -78,24 +77,19 @@ def plan(
         Files, folders (their files of known formats, sorted, without those in folders inside) and patterns such as
         ``*.png``.
     target : str
-        A file for one input; for anything else, and if it is a folder or ends like one, the folder for outputs of the
+        A file for one input. For several inputs, and if it is a folder or ends like one: the folder for outputs of the
         same names.
     figure : Path, optional
         The figure, or for several inputs the folder of figures.
     beside : mapping of str to Path or None
         From an option to the file, or the folder of files, that belongs to the inputs.
     existing : {"refuse", "overwrite", "skip", "resume"}
-        What to do about outputs that are there; with "resume" it is the ledger of the folder that tells.
-
-    Returns
-    -------
-    Batch
-        What to read and what to write.
+        What to do about outputs that exist; with "resume" the records of the folder decide.
 
     Raises
     ------
     FileFormatError
-        If nothing is found, `target` is no folder but has to be one, or an option names a folder for a single input.
+        If nothing is found, or if `target` has to be a folder and is none.
     InputError
         If an output is an input or another output, or exists and is to be refused.
     """
@@ -104,24 +98,23 @@ def plan(
             raise FileFormatError(f"{option}: got {path}, no such file or folder, expected one; check the name")
     found, several, notes = _expanded(sources)
     folder = Path(target) if several or Path(target).is_dir() or target.endswith(("/", os.sep)) else None
-    if folder is not None:
+    if folder is None:
+        if existing == "resume":
+            raise InputError(
+                "--existing: got resume with a file as OUT, expected a folder; one file is done or not done"
+            )
+        jobs = [_job(found[0], Path(target), figure, beside)]
+    else:
         _check_folder("OUT", folder, len(found))
         if figure is not None:
             _check_folder("--compare", figure, len(found))
-    if existing == "resume" and folder is None:
-        raise InputError("--existing: got resume with a file as OUT, expected a folder; one file is done or not done")
-    jobs = []
-    for source in found:
-        if folder is None:
-            jobs.append(_with_companions(Job(source, Path(target), figure, {}), beside))
-            if jobs[-1].missing:
-                raise FileFormatError(jobs[-1].missing)
-        else:
-            drawn = None if figure is None else figure / f"{source.name}.png"
-            jobs.append(_with_companions(Job(source, folder / source.name, drawn, {}), beside))
-    _check_names(jobs, folder)
+        jobs = [
+            _job(source, folder / source.name, None if figure is None else figure / f"{source.name}.png", beside)
+            for source in found
+        ]
+    _check_names(jobs, single=folder is None)
     jobs, more = _without_existing(jobs, existing)
-    return Batch(tuple(jobs), folder, (*notes, *more))
+    return Plan(tuple(jobs), folder, (*notes, *more))
 
 
 def _expanded(sources: Sequence[Path]) -> tuple[list[Path], bool, list[str]]:
@@ -149,41 +142,58 @@ def _expanded(sources: Sequence[Path]) -> tuple[list[Path], bool, list[str]]:
 
 def _check_folder(option: str, folder: Path, count: int) -> None:
     """Check that `folder` is one or can become one."""
-    got = "a file" if folder.exists() else "the name of a file" if folder.suffix.lower() in EXTENSIONS else ""
-    if option != "OUT" and folder.suffix.lower() in (".pdf", ".svg"):
-        got = "the name of a file"
+    names = (*EXTENSIONS, ".pdf", ".svg") if option == "--compare" else EXTENSIONS
+    got = "a file" if folder.exists() else "the name of a file" if folder.suffix.lower() in names else ""
     if got and not folder.is_dir():
         raise FileFormatError(f"{option}: got {folder}, {got}, expected a folder for {count} input(s); name a folder")
 
 
-def _with_companions(job: Job, beside: Mapping[str, Path | None]) -> Job:
+def _job(source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None]) -> Job:
+    """Return the job of an input with the files that belong to it."""
     paths, missing = {}, ""
     for option, path in beside.items():
         try:
-            found = companions.find(option, path, job.source)
-        except FileFormatError as error:  # the other inputs do not suffer from it
+            if path is not None:
+                paths[option] = find_companion(option, path, source)
+        except FileFormatError as error:  # raised when this job is done: the other inputs do not suffer from it
             missing = missing or str(error)
-        else:
-            if found is not None:
-                paths[option] = found
-    return Job(job.source, job.target, job.figure, paths, missing)
+    return Job(source, target, figure, paths, missing)
 
 
-def _check_names(jobs: list[Job], folder: Path | None) -> None:
-    """Refuse outputs that would replace an input, a file beside it, or each other."""
-    single = folder is None
+def find_companion(option: str, path: Path, source: Path) -> Path:
+    """Return the file that belongs to `source`: `path` itself, or the file of the same name in the folder `path`.
+
+    In a folder, the same name with another extension counts if there is only one such file.
+
+    Raises
+    ------
+    FileFormatError
+        If the folder holds none, or several.
+    """
+    if not path.is_dir():
+        return path
+    if (path / source.name).is_file():
+        return path / source.name
+    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and file.suffix.lower() in EXTENSIONS)
+    if len(alike) == 1:
+        return alike[0]
+    got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
+    raise FileFormatError(f"{option}: got the folder {path} with {got}, expected one for {source}; add or rename it")
+
+
+def _check_names(jobs: list[Job], *, single: bool) -> None:
+    """Refuse outputs that would replace an input, a file that belongs to one, or each other."""
     sources: dict[str, Path | None] = {"IN" if single else f"the input {job.source}": job.source for job in jobs}
     targets: dict[str, Path | None] = {}
     for job in jobs:
-        for option, path in job.beside.items():
-            sources[option if single else f"{option} {path}"] = path
+        sources |= {option if single else f"{option} {path}": path for option, path in job.beside.items()}
         name = "" if single else f" for {job.source}"
-        targets[f"OUT{name}"], targets[f"--compare{name}"] = job.target, job.figure
+        targets |= {f"OUT{name}": job.target, f"--compare{name}": job.figure}
     check_distinct(sources, targets)
 
 
 def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
-    """Return the jobs to do, and notes, given what to do about outputs that are there."""
+    """Return the jobs to do, and notes, given what to do about outputs that exist."""
     outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
     taken = [(name, path) for name, path in outputs if path is not None and path.is_file()]
     if existing in ("overwrite", "resume") or not taken:

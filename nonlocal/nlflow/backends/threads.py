@@ -1,0 +1,127 @@
+"""How many threads compute: the one module that counts them, and holds them to one.
+
+A sum that threads share changes its last bits with their number, and small steps wait longer for threads than they
+compute. Each library has its own threads and its own way to set them: the compiled loops of Numba, BLAS (through
+threadpoolctl, which knows its builds), and torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
+from importlib import import_module
+from threading import Lock, RLock
+from typing import Any
+
+__all__ = ["blas_limited", "cores", "counts", "described", "one_blas_thread", "one_loop_thread", "one_torch_thread"]
+
+_LOOPS = RLock()
+_BLAS = Lock()
+_POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def counts() -> dict[str, int]:
+    """Return the threads of Numba and torch; of those alone that are loaded."""
+    found = {name: getattr(sys.modules.get(name), "get_num_threads", None) for name in ("numba", "torch")}
+    return {name: int(count()) for name, count in found.items() if count is not None}
+
+
+def described() -> dict[str, Any]:
+    """Return the cores, the threads of compiled loops and what starts them, by name."""
+    import numba
+
+    return {
+        "cpu_threads": cores(),
+        "numba_threads": numba.get_num_threads(),
+        "numba_threading_layer": _pool(str(numba.config.THREADING_LAYER), tuple(numba.config.THREADING_LAYER_PRIORITY)),
+    }
+
+
+@cache
+def _pool(layer: str, priority: tuple[str, ...]) -> str:
+    """Return the threading layer of Numba: the first call of a loop takes the first that can be loaded."""
+    choices = {"default": priority, "safe": ("tbb",), "threadsafe": ("tbb", "omp"), "forksafe": ("tbb", *_POOLS)}
+    for name in choices.get(layer, ()):
+        try:
+            import_module(f"numba.np.ufunc.{_POOLS[name]}")
+        except ImportError:
+            continue
+        return name
+    return layer
+
+
+@contextmanager
+def one_loop_thread() -> Iterator[None]:
+    """Run compiled loops in the calling thread alone, for callers that run many at a time in threads of their own.
+
+    Numba's own pool, the layer ``workqueue``, ends a process that starts loops from two threads: with it, callers wait
+    for each other.
+    """
+    import numba
+
+    before = numba.get_num_threads()
+    with ExitStack() as stack:
+        if described()["numba_threading_layer"] == "workqueue":
+            stack.enter_context(_LOOPS)
+        numba.set_num_threads(1)
+        try:
+            yield
+        finally:
+            numba.set_num_threads(before)
+
+
+@cache
+def _blas() -> Any:
+    import scipy.linalg  # noqa: F401 - brings a BLAS of its own, which has to be there to be found
+    from threadpoolctl import ThreadpoolController
+
+    return ThreadpoolController().select(user_api="blas")
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[int]:
+    """Hold BLAS to one thread, and tell how many it had.
+
+    The number belongs to the process, so one caller at a time changes it; where it is 1 already nobody waits. (A thread
+    cannot lower what another thread has set with threadpoolctl and still holds.) Not to be nested.
+    """
+    _BLAS.acquire()
+    try:
+        controller = _blas()
+        threads = max((library.num_threads for library in controller.lib_controllers), default=1)
+        if threads > 1:
+            with controller.limit(limits=1):
+                yield threads
+            return
+    finally:
+        _BLAS.release()
+    yield 1
+
+
+def blas_limited() -> AbstractContextManager[Any]:
+    """Return a context with one thread of BLAS in which nobody waits, and which may be nested."""
+    import scipy.linalg  # noqa: F401 - as above
+    from threadpoolctl import threadpool_limits
+
+    limits: AbstractContextManager[Any] = threadpool_limits(1, user_api="blas")
+    return limits
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """Let torch compute on one thread of the CPU."""
+    torch = import_module("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

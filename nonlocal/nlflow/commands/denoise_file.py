@@ -1,0 +1,284 @@
+"""One job of the command ``nonlocal denoise``: read an input, denoise it, write the result, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nlflow.backends.interrupts import stopping
+from nlflow.commands.jobs import Job
+from nlflow.errors import FileFormatError, InputError
+from nlflow.io import companions, files
+from nlflow.io.atomic import write_content
+from nlflow.io.files import Array, FirstColumn, Kind, Media
+from nlflow.io.terminal import warnings_kept
+
+__all__ = ["Options", "denoise_file"]
+
+FIGURES = ("png", "pdf", "svg")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How every file of a command is denoised.
+
+    Attributes
+    ----------
+    sigma : float, list of float or None
+        Given noise; a map of it is a file beside the input.
+    fill_nan : bool
+        Whether samples that are no numbers are missing ones.
+    kind, channel_axis, first_column
+        See `nlflow.io.files.read`.
+    words : dict
+        Further words for `nlflow.denoise`.
+    """
+
+    sigma: float | list[float] | None
+    fill_nan: bool
+    kind: Kind | None
+    channel_axis: int | None
+    words: dict[str, Any]
+    first_column: FirstColumn | None = None
+
+
+@dataclass
+class _Inputs:
+    """What was read for a job; `missing` has the shape of the data, `notes` are those of the files beside the input."""
+
+    media: Media
+    sigma: Any
+    mask: Any = None
+    keep: Array | None = None
+    reference: Array | None = None
+    missing: Array | None = None
+    notes: list[str] = field(default_factory=list)
+
+
+def denoise_file(
+    job: Job,
+    options: Options,
+    *,
+    progress: bool,
+    tell: Callable[[str, str], None],
+    begin: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Denoise one file and write the result.
+
+    Parameters
+    ----------
+    job : Job
+        The input, its outputs and the files beside it.
+    options : Options
+        How it is denoised.
+    progress : bool
+        Show how far the work on this file has come.
+    tell : callable
+        Gets "note" or "warning" and a text for the user, as soon as there is one.
+    begin : callable
+        Called before anything is written.
+
+    Returns
+    -------
+    dict
+        The report.
+
+    Raises
+    ------
+    FileFormatError
+        If a file cannot be read or written.
+    InputError
+        If the files do not fit each other, or `nlflow.denoise` refuses its arguments.
+    """
+    start = time.perf_counter()
+    if job.missing:
+        raise FileFormatError(job.missing)
+    given = _read(job, options)
+    media = given.media
+    form = "" if job.figure is None else _check_figure(job.figure)
+    notes = [*media.notes, *files.check_output(job.target, media), *given.notes]
+    for text in notes:
+        tell("note", text)
+    result, details, warned = _denoise(given, options, progress)
+    for text in warned:
+        tell("warning", text)
+    columns = _columns(given, result, details)
+    for text in _unchanged(media, columns):
+        notes.append(text)
+        tell("note", text)
+    drawn = b""
+    if job.figure is not None:  # drawn before anything is written, so that a failure here leaves nothing behind
+        levels = [column["sigma"] for column in columns] if len(columns) > 1 else details["sigma"]
+        drawn = _draw(given, result, levels, job.source.name, form)
+    begin()
+    files.write(job.target, result, media)
+    if job.figure is not None:
+        write_content(job.figure, drawn)
+    return {
+        "input": str(job.source),
+        "output": str(job.target),
+        "figure": None if job.figure is None else str(job.figure),
+        "kind": media.kind,
+        "shape": media.data.shape,
+        "channel_axis": media.channel_axis,
+        "dtype": str(media.data.dtype),
+        "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else options.sigma,
+        "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
+        "kept": 0 if given.keep is None else int(np.count_nonzero(given.keep)),
+        **({"columns": columns} if columns else {}),
+        **(_means(columns) if media.separate else _quality(media, given.reference, result)),
+        "denoise": details,
+        "notes": notes,
+        "warnings": warned,
+        "seconds_total": time.perf_counter() - start,
+    }
+
+
+def _read(job: Job, options: Options) -> _Inputs:
+    """Read the input and what belongs to it, and check that all of it fits together."""
+    media = files.read(
+        job.source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column
+    )
+    if isinstance(options.sigma, list) and media.columns and len(options.sigma) != len(media.columns):
+        raise InputError(
+            f"--sigma: got {len(options.sigma)} numbers for {media.path}, expected one for all columns, or "
+            f"{len(media.columns)}, one for each of {', '.join(media.columns)}; a first column that is kept has none"
+        )
+    given = _Inputs(media, options.sigma)
+    readers = {"mask": companions.read_mask, "keep": companions.read_mask, "reference": companions.read_reference,
+               "sigma": companions.read_map}  # fmt: skip
+    for name, reader in readers.items():
+        option = f"--{name}"
+        if option in job.beside:
+            values, notes = reader(option, job.beside[option], media)
+            setattr(given, name, values)
+            given.notes += notes
+    finite = np.isfinite(media.data)
+    if given.mask is not None:
+        given.missing = _over_channels(given.mask, media)
+    elif options.fill_nan:
+        given.mask, given.missing = "nan", None if finite.all() else ~finite
+    lost = ~finite if given.missing is None else ~finite & ~given.missing
+    if lost.any():
+        raise InputError(
+            f"{media.path}: got {np.count_nonzero(lost)} NaN or infinite value(s), expected numbers; "
+            "give --mask nan to fill them in"
+        )
+    return given
+
+
+def _over_channels(mask: Array, media: Media) -> Array:
+    """Return a mask in the full shape of the data."""
+    if mask.ndim < media.data.ndim and media.channel_axis is not None:
+        mask = np.expand_dims(mask, media.channel_axis)
+    return np.broadcast_to(mask, media.data.shape)
+
+
+def _denoise(given: _Inputs, options: Options, progress: bool) -> tuple[Array, dict[str, Any], list[str]]:
+    """Return the result, how it was found, and warnings."""
+    from nlflow.denoising import denoise
+
+    media = given.media
+    with stopping(), warnings_kept() as warned:
+        result, outcome = denoise(
+            media.data,
+            given.sigma,
+            **options.words,
+            channel_axis=media.channel_axis,
+            separate=media.separate,
+            mask=given.mask,
+            keep=given.keep,
+            preserve_range=True,
+            return_info=True,
+            progress=progress,
+        )
+    return result, outcome.as_dict(), warned
+
+
+def _check_figure(path: Path) -> str:
+    """Return the format of a figure that can be written to `path`."""
+    form = path.suffix.lower().removeprefix(".")
+    if form not in FIGURES:
+        raise FileFormatError(f"--compare: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
+    files.check_target(path)
+    return form
+
+
+def _columns(given: _Inputs, result: Array, details: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return what was done to each column of a table, with its name; takes it out of `details`."""
+    media = given.media
+    parts = details.pop("columns", ())
+    if not media.separate:
+        keys = ("sigma", "sigma_estimated", "stopped_by", "residual")
+        return [{"name": name, **{key: details[key] for key in keys}} for name in media.columns]
+    rows = []
+    for c, (name, part) in enumerate(zip(media.columns, parts, strict=False)):
+        part.pop("columns", None)
+        clean = None if given.reference is None else given.reference[:, c]
+        own = replace(media, data=media.data[:, c], channel_axis=None)
+        rows.append({"name": name, **part, **_quality(own, clean, result[:, c])})
+    return rows
+
+
+def _unchanged(media: Media, columns: list[dict[str, Any]]) -> list[str]:
+    """Return a note for each column that was not denoised."""
+    notes = []
+    for column in columns:
+        if column["stopped_by"].startswith("returned unchanged"):
+            name = column["name"] if media.header is None else f"column {column['name']!r}"
+            notes.append(f"{media.path}: {name} stays as it is ({column['stopped_by']})")
+    return notes
+
+
+def _means(columns: list[dict[str, Any]]) -> dict[str, float | None]:
+    """Return the figures of quality of a table: means over its columns, whose units differ."""
+    found = {}
+    for name in ("psnr_input", "snr_input", "psnr_output", "snr_output"):
+        values = [column[name] for column in columns if name in column]
+        if values:
+            found[name] = None if None in values else float(np.mean(values))
+    return found
+
+
+def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, float | None]:
+    """Return how near input and result come to the reference, in figures that suit their kind."""
+    if clean is None:
+        return {}
+    from nlflow.denoising.quality import psnr, snr, ssim
+
+    figures: dict[str, float | None] = {}
+    for name, data in (("input", media.data), ("output", result)):
+        known = name == "output" or bool(np.isfinite(data).all())  # a NaN is no distance from anything
+        figures[f"psnr_{name}"] = psnr(clean, data) if known else None
+        if media.kind == "signal":
+            figures[f"snr_{name}"] = snr(clean, data) if known else None
+        else:
+            figures[f"ssim_{name}"] = ssim(clean, data, media.channel_axis) if known else None
+    return figures
+
+
+def _draw(given: _Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
+    """Return the figure of noisy data, result and residual as the content of a file."""
+    from nlflow.plotting import comparison_figure, render
+
+    media = given.media
+
+    def turned(array: Array | None) -> Any:
+        return array if array is None or media.kind == "signal" else files.upright(array, media.orientation)
+
+    figure = comparison_figure(
+        turned(media.data),
+        turned(result),
+        channel_axis=media.channel_axis,
+        sigma=sigma,
+        clean=turned(given.reference),
+        missing=turned(given.missing),
+        kept=turned(given.keep),
+        title=title,
+    )
+    return render(figure, form)

@@ -1,0 +1,69 @@
+"""What the command ``nonlocal denoise`` prints about a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from nlflow.errors import format_bytes
+
+__all__ = ["line", "summary"]
+
+_SHOWN = 8  # columns of a table in a summary; --json has all
+
+
+def line(report: dict[str, Any]) -> str:
+    """Return what a report says in one line."""
+    figures = "".join(f", {name} {value}" for name, value in _figures(report))
+    return f"sigma {_given_sigma(report)}{figures}, {report['seconds_total']:.2f} s"
+
+
+def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the lines for people: what was given, what was done, what was written."""
+    details = dict(report["denoise"])
+    size = " x ".join(map(str, report["shape"]))
+    rows = [
+        ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
+        ("sigma", _given_sigma(report)),
+    ]
+    rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
+    for name in ("sigma", "sigma_estimated"):
+        details.pop(name, None)
+    seconds = details.pop("seconds", report["seconds_total"])
+    for name, value in details.items():
+        if name == "residual" and len(report.get("columns", ())) > 1:
+            rows.append((name, _of_columns(report["columns"], name)))
+        elif isinstance(value, bool | int | float | str):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            shown = format_bytes(float(value)) if name.endswith("_bytes") else shown
+            rows.append((name.removesuffix("_bytes").replace("_", " "), shown))
+    rows += [*_figures(report), ("seconds", f"{seconds:.2f}"), ("written", report["output"])]
+    return rows + ([("figure", report["figure"])] if report["figure"] else [])
+
+
+def _given_sigma(report: dict[str, Any]) -> str:
+    origin = report["sigma_given"]
+    words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
+    columns = report.get("columns", ())
+    level = _of_columns(columns, "sigma") if len(columns) > 1 else f"{report['denoise']['sigma']:.4g}"
+    return f"{level} ({words})"
+
+
+def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:
+    """Return a number of each column of a table, whose units differ."""
+    shown = ", ".join(f"{column['name']} {column[name]:.4g}" for column in columns[:_SHOWN])
+    return shown + (f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else "")
+
+
+def _figures(report: dict[str, Any], of: str = "") -> list[tuple[str, str]]:
+    """Return the figures of quality that a report has, before and after; of each column of a table."""
+    columns = report.get("columns", ())
+    if len(columns) > 1:
+        return [row for column in columns[:_SHOWN] for row in _figures(column, f" {column['name']}")]
+    rows = []
+    for name, form, unit in (("psnr", ".2f", " dB"), ("snr", ".2f", " dB"), ("ssim", ".4f", "")):
+        if report.get(f"{name}_output") is not None:
+            before = report[f"{name}_input"]
+            shown = "unknown" if before is None else f"{before:{form}}{unit}"
+            rows.append((f"{name.upper()}{of}", f"{shown} before, {report[f'{name}_output']:{form}}{unit} after"))
+    return rows
