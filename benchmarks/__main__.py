@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
-from benchmarks.harness import Row, report, write
+from benchmarks.harness import Row, machine, table, write
+from nlflow.io.atomic import make_folder
+from nlflow.io.storage import locked
+from nlflow.studies.cases import Case, run_cases
 
 NAMES = (
     "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
@@ -24,12 +28,21 @@ def main() -> None:
     if unknown:
         parser.error(f"NAME: got {', '.join(sorted(unknown))}, expected any of {', '.join(NAMES)}")
     rows: list[Row] = []
-    for name in arguments.names or NAMES:
-        print(f"{name} ...", file=sys.stderr)
-        rows += importlib.import_module(f"benchmarks.{name}").run()
-        if arguments.out is not None:  # what is measured is kept, whatever happens to the others
-            write(rows, arguments.out)
-    report(rows, arguments.out)
+    with nullcontext() if arguments.out is None else locked(make_folder(arguments.out), "--out"):
+        for done in run_cases([Case(name, measured, (name,)) for name in arguments.names or NAMES]):
+            rows += done.finding
+            if arguments.out is not None:  # what is measured is kept, whatever happens to the others
+                write(rows, arguments.out)
+    print(table(rows))
+    print("\n" + ", ".join(f"{name} {value}" for name, value in machine().items()))
+    if arguments.out is not None:
+        print(f"written to {arguments.out}", file=sys.stderr)
+
+
+def measured(name: str) -> list[Row]:
+    """Return the rows of a benchmark."""
+    print(f"{name} ...", file=sys.stderr)
+    return importlib.import_module(f"benchmarks.{name}").run()
 
 
 if __name__ == "__main__":

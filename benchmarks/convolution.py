@@ -25,16 +25,7 @@ def run() -> list[Row]:
                 },
                 repeats=5,
             )
-            ratio = times["step"] / times["pair"]
-            rows.append(
-                Row(
-                    "convolution",
-                    f"10^7 nodes, {boundary}, {np.dtype(dtype).name}: one step against rfft + irfft",
-                    f"{times['pair'] * 1e3:.0f} ms",
-                    f"{times['step'] * 1e3:.0f} ms",
-                    ratio,
-                    "<= 3",
-                    ratio <= 3,
-                )
-            )
+            work = f"10^7 nodes, {boundary}, {np.dtype(dtype).name}: one step against rfft + irfft"
+            pair, step = (f"{times[name] * 1e3:.0f} ms" for name in ("pair", "step"))
+            rows.append(Row.of("convolution", work, pair, step, times["step"] / times["pair"], most=3))
     return rows

@@ -9,7 +9,6 @@ No row is begun that would not end in time, as far as rows before it tell.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import statistics
 import sys
@@ -23,7 +22,7 @@ import numba
 import numpy as np
 import torch
 
-from benchmarks.harness import machine
+from benchmarks.harness import keep, machine
 from nlflow import DotProduct, E, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
 
 REPEATS, LONG = 5, 10.0
@@ -53,13 +52,8 @@ class Log:
         self.rows += [row] if row else []
         if row:
             print("  ".join(f"{key}={_shown(value)}" for key, value in row.items()), flush=True)
-        if self._out is None:
-            return
-        self._out.mkdir(parents=True, exist_ok=True)
-        content = {"about": self.about, "finished": finished, "rows": self.rows}
-        part = self._out / "gpu.json.part"
-        part.write_text(json.dumps(content, indent=1) + "\n")
-        part.replace(self._out / "gpu.json")
+        if self._out is not None:
+            keep(self._out, "gpu", {"about": self.about, "finished": finished, "rows": self.rows})
 
     def run(self, what: str, n: int, work: Callable[[], dict[str, Any]], share: float = 1.0, **labels: Any) -> None:
         """Do the work of one row, unless fewer nodes took so long that it would not end in time; O(n^2) is assumed."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,6 +13,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from nlflow.backends.machine import processor
+from nlflow.io.atomic import make_folder
+from nlflow.io.records import markdown, save_page
+from nlflow.io.storage import save_record
+from nlflow.io.terminal import plain
+
+KIND = "benchmark"
 REPEATS = 7
 
 
@@ -29,6 +34,27 @@ class Row:
     ratio: float
     target: str
     met: bool
+
+    @classmethod
+    def of(
+        cls,
+        benchmark: str,
+        work: str,
+        peer: str,
+        ours: str,
+        ratio: float,
+        *,
+        most: float | None = None,
+        least: float | None = None,
+        unit: str = "",
+        also: bool = True,
+    ) -> Row:
+        """Return a line whose figure is to be at most or at least a target, where something else may have to hold."""
+        if least is not None:
+            return cls(benchmark, work, peer, ours, ratio, f">= {least:g}{unit}", bool(ratio >= least and also))
+        if most is not None:
+            return cls(benchmark, work, peer, ours, ratio, f"<= {most:g}{unit}", bool(ratio <= most and also))
+        return cls(benchmark, work, peer, ours, ratio, "none", True)
 
 
 def interleaved(tasks: dict[str, Callable[[], Any]], repeats: int = REPEATS, warmup: int = 1) -> dict[str, float]:
@@ -45,46 +71,41 @@ def interleaved(tasks: dict[str, Callable[[], Any]], repeats: int = REPEATS, war
 
 def machine() -> dict[str, Any]:
     """Describe where the figures were taken."""
-    model = platform.processor() or "unknown"
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                model = line.split(":", 1)[1].strip()
-                break
     versions = {}
     for name in ("nlflow", "numpy", "scipy", "numba", "torch", "finufft", "pykeops", "pygsp", "scikit-image"):
         with suppress(importlib.metadata.PackageNotFoundError):  # not every benchmark needs every peer
             versions[name] = importlib.metadata.version(name)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-    return {"processor": model, "cores": cores, "load": load, "python": platform.python_version(), **versions}
+    return {"processor": processor(), "cores": cores, "load": load, "python": platform.python_version(), **versions}
 
 
-def markdown(rows: list[Row]) -> str:
+def table(rows: list[Row]) -> str:
     """Return the rows as a Markdown table."""
-    lines = ["| benchmark | work | peer | nlflow | ratio | target | met |", "|---|---|---|---|---|---|---|"]
-    for r in rows:
-        met = "yes" if r.met else "**no**"
-        lines.append(f"| {r.benchmark} | {r.work} | {r.peer} | {r.ours} | {r.ratio:.3g} | {r.target} | {met} |")
-    return "\n".join(lines)
+    heads = ("benchmark", "work", "peer", "nlflow", "ratio", "target", "met")
+    return markdown(
+        heads,
+        [(r.benchmark, r.work, r.peer, r.ours, f"{r.ratio:.3g}", r.target, "yes" if r.met else "**no**") for r in rows],
+    )
+
+
+def listed(about: dict[str, Any]) -> str:
+    """Return names and values as a Markdown list."""
+    return "\n".join(f"- {name}: {value}" for name, value in about.items())
+
+
+def keep(out: Path, name: str, content: dict[str, Any], page: str | None = None) -> None:
+    """Write what a benchmark found as the record ``<name>.json``, and its page as ``<name>.md``."""
+    make_folder(out)
+    path = out / f"{name}.json"
+    if page is None:
+        save_record(path, KIND, plain(content))
+    else:
+        save_page(path, KIND, plain(content), page)
 
 
 def write(rows: list[Row], out: Path) -> None:
-    """Write the table as Markdown and JSON."""
+    """Write the table and what it was measured on."""
     about = machine()
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "results.json").write_text(
-        json.dumps({"machine": about, "rows": [{**asdict(r), "met": bool(r.met)} for r in rows]}, indent=1)
-    )
-    lines = "\n".join(f"- {k}: {v}" for k, v in about.items())
-    (out / "results.md").write_text(f"# Benchmarks\n\n{markdown(rows)}\n\nMachine and versions:\n\n{lines}\n")
-
-
-def report(rows: list[Row], out: Path | None) -> None:
-    """Print the table and, with `out`, write it as Markdown and JSON."""
-    print(markdown(rows))
-    print("\n" + ", ".join(f"{k} {v}" for k, v in machine().items()))
-    if out is not None:
-        write(rows, out)
-        print(f"written to {out}", file=sys.stderr)
+    page = f"# Benchmarks\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
+    keep(out, "results", {"machine": about, "rows": [asdict(row) for row in rows]}, page)

@@ -108,28 +108,16 @@ def gaussian(d: int) -> list[Row]:
     for name, target in targets.items():
         ratio = each[name] / each["nlflow"]
         rows.append(
-            Row(
+            Row.of(
                 "pairwise",
                 f"Gaussian average of {NODES} nodes, d = {d}, D = 1, float32, against {name} ({pairs[name]} nodes)",
-                f"{each[name]:.2f} ns a pair",
-                f"{each['nlflow']:.3f} ns a pair",
-                ratio,
-                "none" if target is None else f">= {target:g}",
-                target is None or ratio >= target,
+                f"{each[name]:.2f} ns a pair", f"{each['nlflow']:.3f} ns a pair", ratio, least=target,
             )
-        )
-    rate = limits.exponentials("float32")
-    rows.append(
-        Row(
-            "pairwise",
-            f"d = {d}: exponentials a second, against no more than exponentials of numbers in the first cache",
-            f"{rate / 1e9:.2f} G/s",
-            f"{1 / each['nlflow']:.2f} G/s",
-            1e9 / each["nlflow"] / rate,
-            "none",
-            True,
-        )
-    )
+        )  # fmt: skip
+    rate, ours_rate = limits.exponentials("float32"), 1e9 / each["nlflow"]
+    work = f"d = {d}: exponentials a second, against no more than exponentials of numbers in the first cache"
+    texts = (f"{speed / 1e9:.2f} G/s" for speed in (rate, ours_rate))
+    rows.append(Row.of("pairwise", work, *texts, ours_rate / rate))
     if d == 1:
         tracemalloc.start()
         affinity(Gaussian(WIDTH), Points(np.zeros(NODES)), x, method="pairwise").average(v)
@@ -137,17 +125,8 @@ def gaussian(d: int) -> list[Row]:
         tracemalloc.stop()
         matrix = 4 * NODES**2
         work = "peak memory of an affinity and an average, over that of the matrix"
-        rows.append(
-            Row(
-                "pairwise",
-                work,
-                f"{matrix / 2**30:.0f} GiB",
-                f"{peak / 2**20:.1f} MiB",
-                peak / matrix,
-                "<= 0.01",
-                peak <= 0.01 * matrix,
-            )
-        )
+        texts = f"{matrix / 2**30:.0f} GiB", f"{peak / 2**20:.1f} MiB"
+        rows.append(Row.of("pairwise", work, *texts, peak / matrix, most=0.01))
     return rows
 
 
@@ -163,33 +142,16 @@ def attention(d: int) -> list[Row]:
     assert np.abs(peer()[0, 0].numpy() - ours.average(v)).max() < 1e-4
     times = interleaved({"nlflow": lambda: ours.average(v), "torch": peer}, repeats=9)
     each = {name: 1e9 * seconds / FEWER**2 for name, seconds in times.items()}
-    target = 2.0 if d == 8 else 0.95
-    ratio = each["torch"] / each["nlflow"]
-    rows = [
-        Row(
-            "pairwise",
-            f"dot-product average of {FEWER} nodes, d = D = {d}, float32, against torch attention",
-            f"{each['torch']:.2f} ns a pair",
-            f"{each['nlflow']:.2f} ns a pair",
-            ratio,
-            f">= {target:g}",
-            ratio >= target,
-        )
-    ]
     # 4 d operations of matrix products and one exponential a pair.
     least = 1e9 * (4 * d / limits.products("float32") + 1 / limits.exponentials("float32"))
-    rows.append(
-        Row(
-            "pairwise",
-            f"d = D = {d}: share of the limit, {4 * d} operations at the rate of matrix products and one exponential",
-            f"{least:.2f} ns a pair",
-            f"{each['nlflow']:.2f} ns a pair",
-            least / each["nlflow"],
-            "none",
-            True,
-        )
-    )
-    return rows
+    ours_time, torch_time, least_time = (f"{t:.2f} ns a pair" for t in (each["nlflow"], each["torch"], least))
+    work = f"dot-product average of {FEWER} nodes, d = D = {d}, float32, against torch attention"
+    share = f"d = D = {d}: share of the limit, {4 * d} operations at the rate of matrix products and one exponential"
+    ratio, target = each["torch"] / each["nlflow"], 2.0 if d == 8 else 0.95
+    return [
+        Row.of("pairwise", work, torch_time, ours_time, ratio, least=target),
+        Row.of("pairwise", share, least_time, ours_time, least / each["nlflow"]),
+    ]
 
 
 def accuracy() -> Row:
@@ -205,7 +167,5 @@ def accuracy() -> Row:
         k = np.exp(-np.sum((x[row].astype(np.float64) - x) ** 2, axis=1) / (2 * 0.2**2))
         exact = math.fsum(k * v) / n, math.fsum(k) / n
         worst = max(worst, abs(value / exact[0] - 1), abs(total / exact[1] - 1))
-    return Row(
-        "pairwise", "relative error of float32 sums over 10^6 nodes, 20 rows", "none", f"{worst:.1e}", worst,
-        "<= 1e-5", worst <= 1e-5,
-    )  # fmt: skip
+    work = "relative error of float32 sums over 10^6 nodes, 20 rows"
+    return Row.of("pairwise", work, "none", f"{worst:.1e}", worst, most=1e-5)

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine
+from benchmarks.harness import keep, machine
 
 SIGMA = 25.0
 
@@ -177,8 +177,7 @@ def main() -> None:
               "size": arguments.size, "dtype": "uint8", "options": options, **report}  # fmt: skip
     print(json.dumps({key: value for key, value in report.items() if key != "over_time"}, indent=1))
     if arguments.out is not None:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "scaleout.json").write_text(json.dumps(report, indent=1) + "\n")
+        keep(arguments.out, "scaleout", report)
 
 
 if __name__ == "__main__":

@@ -28,17 +28,8 @@ def run() -> list[Row]:
         for name, code in codes.items():
             times[name].append(_seconds(code))
     base, full = (statistics.median(times[name]) for name in ("numpy", "nlflow"))
-    rows = [
-        Row(
-            "start",
-            "import nlflow beside import numpy, extra seconds",
-            f"{base:.3f} s",
-            f"{full:.3f} s",
-            full - base,
-            "<= 0.15 s",
-            full - base <= 0.15,
-        )
-    ]
+    work = "import nlflow beside import numpy, extra seconds"
+    rows = [Row.of("start", work, f"{base:.3f} s", f"{full:.3f} s", full - base, most=0.15, unit=" s")]
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder, "in.npy"), Path(folder, "out.npy")
         np.save(source, np.random.default_rng(0).normal(size=(64, 64)).astype(np.float32))
@@ -62,19 +53,7 @@ def run() -> list[Row]:
             start = time.perf_counter()
             subprocess.run(command, check=True)
             spent.append(time.perf_counter() - start)
-    rows.append(
-        Row(
-            "start",
-            "compiled loops in a second process (loaded from the cache), seconds",
-            f"{loads[0]:.2f} s in the first",
-            f"{statistics.median(loads[1:]):.2f} s",
-            statistics.median(loads[1:]),
-            "< 1 s",
-            statistics.median(loads[1:]) < 1,
-        )
-    )
-    rows.append(
-        Row("start", "nonlocal denoise of 64x64, whole process", "none", f"{statistics.median(spent):.2f} s",
-            statistics.median(spent), "none", True)
-    )  # fmt: skip
-    return rows
+    work, later = "compiled loops in a second process (loaded from the cache), seconds", statistics.median(loads[1:])
+    rows.append(Row.of("start", work, f"{loads[0]:.2f} s in the first", f"{later:.2f} s", later, most=1, unit=" s"))
+    work, whole = "nonlocal denoise of 64x64, whole process", statistics.median(spent)
+    return [*rows, Row.of("start", work, "none", f"{whole:.2f} s", whole)]

@@ -37,17 +37,10 @@ def run() -> list[Row]:
             ("further", "every further step", 0.10),
             ("recomputed", "affinity + one step, weights never stored", None),
         ):
-            ratio = times[name] / peer
+            work = f"512x512 float32, 21x21 window, 7x7 {tokens} tokens: {work}"
+            seconds = times[name]
             rows.append(
-                Row(
-                    "stencil",
-                    f"512x512 float32, 21x21 window, 7x7 {tokens} tokens: {work}",
-                    f"{peer * 1e3:.0f} ms",
-                    f"{times[name] * 1e3:.1f} ms",
-                    ratio,
-                    "none" if target is None else f"<= {target:g}",
-                    target is None or ratio <= target,
-                )
+                Row.of("stencil", work, f"{peer * 1e3:.0f} ms", f"{seconds * 1e3:.1f} ms", seconds / peer, most=target)
             )
     for store, target in ((True, 1000), (False, None)):
         tracemalloc.start()
@@ -55,17 +48,8 @@ def run() -> list[Row]:
         built.average(noisy)
         peak = tracemalloc.get_traced_memory()[1] / noisy.size
         tracemalloc.stop()
-        rows.append(
-            Row(
-                "stencil",
-                f"peak memory a pixel, weights {'stored' if store else 'recomputed'}",
-                "none",
-                f"{peak:.0f} B",
-                peak,
-                "none" if target is None else f"<= {target} B",
-                target is None or peak <= target,
-            )
-        )
+        work = f"peak memory a pixel, weights {'stored' if store else 'recomputed'}"
+        rows.append(Row.of("stencil", work, "none", f"{peak:.0f} B", peak, most=target, unit=" B"))
     costs = interleaved(
         {
             size: lambda size=size: affinity(Patch(width=20.0, patch_size=size, search_radius=10), grid, noisy)
@@ -74,15 +58,7 @@ def run() -> list[Row]:
         repeats=5,
     )
     for size in (7, 15, 31):
-        rows.append(
-            Row(
-                "stencil",
-                f"weights with {size}x{size} patches against 3x3",
-                f"{costs[3] * 1e3:.0f} ms",
-                f"{costs[size] * 1e3:.0f} ms",
-                costs[size] / costs[3],
-                "none",
-                True,
-            )
-        )
+        least, more = (f"{costs[one] * 1e3:.0f} ms" for one in (3, size))
+        work = f"weights with {size}x{size} patches against 3x3"
+        rows.append(Row.of("stencil", work, least, more, costs[size] / costs[3]))
     return rows

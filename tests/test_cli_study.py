@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from nlflow import run_study
 from nlflow.commands import main as cli
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 
 SMALL = ["time-order", "--nodes", "10,12", "--integrator", "euler", "--metric", "degree", "--fidelity", "0,0.5",
          "--dt", "0.1,0.05,0.025"]  # fmt: skip
@@ -170,7 +170,7 @@ def test_ctrl_c_leaves_what_is_done_for_the_next_run(folder: Path) -> None:
     code = """
 import os, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a parent in the background has it ignored
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 kind = type(KINDS["time-order"])
 measure, calls = kind.measure, []
 def interrupted(self, options, seed):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -30,6 +29,8 @@ from benchmarks.denoising.methods import (
 )
 from benchmarks.denoising.targets import Results, mean, quality_rows, tuned, verdicts, wins
 from benchmarks.denoising.tasks import Cache, Task, add_noise, image, score, signal
+from benchmarks.harness import KIND, Row
+from nlflow.io.storage import load_record
 
 
 def record(method: str, psnr: float, *, sigma: float = 25.0, image: str = "a", **more: object) -> dict[str, object]:
@@ -135,10 +136,18 @@ def test_files_hold_every_section_and_a_figure_of_the_crops(tmp_path: Path) -> N
     text = (tmp_path / "out" / "denoise_quality.md").read_text()
     for part in ("## Targets", "## Set12, grey: 1", "## Kodak24, colour: 1", "denoise_quality.png", "29.50 / 0.800"):
         assert part in text
-    whole = json.loads((tmp_path / "out" / "denoise_quality.json").read_text())
+    whole = load_record(tmp_path / "out" / "denoise_quality.json", KIND)
     assert set(whole) == {"machine", "quick", "rows", "seconds", "bytes_per_pixel", "records"}
     assert "crop" not in whole["records"]["Kodak24"][0]
     assert (tmp_path / "out" / "denoise_quality.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_target_is_met_at_it_and_not_beyond() -> None:
+    for target, figures in (({"most": 3}, (3, 3.01)), ({"least": 3}, (3, 2.99))):
+        assert [Row.of("a", "b", "", "", figure, **target).met for figure in figures] == [True, False]
+        assert not Row.of("a", "b", "", "", 3, **target, also=False).met
+    assert Row.of("a", "b", "", "", 3, least=0, unit=" s").target == ">= 0 s"
+    assert (Row.of("a", "b", "", "", 3).target, Row.of("a", "b", "", "", 3).met) == ("none", True)
 
 
 def test_every_task_has_a_method_and_the_figure_its_crops(tmp_path: Path) -> None:

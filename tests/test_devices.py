@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import types
 from pathlib import Path
@@ -18,13 +17,15 @@ from nlflow.backends.devices import CPU, DEVICES, DTYPES, Device, choose_device,
 from nlflow.commands import main as cli
 from nlflow.commands import study as cli_study
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, format_bytes
+from nlflow.io.storage import load_record
 from nlflow.kernels import DotProduct, Gaussian, Laplace, TopHat
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 from nlflow.studies.settings import build
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 gpu = pytest.importorskip("benchmarks.gpu")
+KIND = "benchmark"
 
 ON_TENSORS = [
     "cpu-tensors",
@@ -334,11 +335,11 @@ def test_benchmark_keeps_every_row_and_leaves_out_what_would_take_too_long(
 ) -> None:
     log = gpu.Log(tmp_path, "cpu", 100.0)
     log.run("step", 1024, lambda: {"seconds": 1.0, "repeats": 5}, 0.3, d=8)
-    assert json.loads((tmp_path / "gpu.json").read_text())["rows"][0]["seconds"] == 1.0
+    assert load_record(tmp_path / "gpu.json", KIND)["rows"][0]["seconds"] == 1.0
     log.run("step", 4096, lambda: pytest.fail("begun"), 0.15, d=8)  # 16 s, once
     log.run("step", 4096, lambda: {"status": "not supported"}, 0.3, d=8)
     log.run("step", 2048, lambda: 1 / 0, 0.3, d=8)
-    rows = json.loads((tmp_path / "gpu.json").read_text())["rows"]
+    rows = load_record(tmp_path / "gpu.json", KIND)["rows"]
     assert [row["status"].split(":")[0] for row in rows] == ["measured", "left out", "not supported", "failed"]
     assert "left out: about 16 s" in capsys.readouterr().out
 

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 from coverage import CoverageData
 
-from validation.robustness.mutants.__main__ import Campaign, line, main
+from nlflow.io.records import Entry
+from validation.robustness import ROOT
+from validation.robustness.mutants.__main__ import Campaign, main
 from validation.robustness.mutants.operators import SCOPE, Mutant, draw, mutants_of, mutants_under, part_of
-from validation.robustness.mutants.results import EQUIVALENT, Result, judged, read, table, write
+from validation.robustness.mutants.results import EQUIVALENT, Result, judged, render, results_table
 from validation.robustness.mutants.selection import Map, mirrors
-from validation.robustness.mutants.workshop import ROOT, Workshop
+from validation.robustness.mutants.workshop import Workshop
 
 SOURCE = '''"""Text with 1 < 2."""
 __all__ = ["f"]
@@ -154,18 +156,18 @@ def test_mutants_are_killed_by_tests_that_pass_without_them(
         assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
     finally:
         workshop.close()
-    assert "tests/test_flow.py::test_half" in line(killed)
+    assert "tests/test_flow.py::test_half" in killed.told
 
 
 def test_maps(checkout: Path, tmp_path: Path) -> None:
     (checkout / "tests/test_more.py").touch()
     data = CoverageData(str(checkout / ".coverage"))
     for context, file, lines in [
-        ("tests/test_flow.py::test_half|run", "flow.py", [2]),
-        ("tests/test_more.py::test_b[1.0]|run", "flow.py", [2]),
-        ("tests/test_more.py::test_fixture|setup", "flow.py", [6]),
-        ("tests/test_flow.py::test_half|run", "krylov.py", [3]),
-        ("", "flow.py", [1, 5]),
+        ("tests/test_flow.py::test_half|run", "flows/flow.py", [2]),
+        ("tests/test_more.py::test_b[1.0]|run", "flows/flow.py", [2]),
+        ("tests/test_more.py::test_fixture|setup", "flows/flow.py", [6]),
+        ("tests/test_flow.py::test_half|run", "functionals/krylov.py", [3]),
+        ("", "flows/flow.py", [1, 5]),
     ]:
         data.set_context(context)
         data.add_lines({str(checkout / "nonlocal/nlflow" / file): lines})
@@ -201,17 +203,22 @@ def test_the_nearest_tests() -> None:
 
 
 def test_the_table(tmp_path: Path) -> None:
-    killed = Result("a", "nonlocal/nlflow/flows/flow.py", "f", 1, "a | b -> a & b", "killed", "import", "", 0, 0, 1.0,
-                    "2026-11-22", "1804795", "machine")  # fmt: skip
-    same, open_ = (replace(killed, name=name, outcome="survived", how="", tried=2, selected=3) for name in "bc")
-    results = [killed, same, open_]
-    write(tmp_path, results, "Title.")
-    assert read(tmp_path) == results
+    killed = Result("nonlocal/nlflow/flows/flow.py", "f", 1, "a | b -> a & b", "killed", "import", "", 0, 0, 1.0)
+    open_ = replace(killed, outcome="survived", how="", tried=2, selected=3)
+    written, again = (results_table(tmp_path, "Title.") for _ in range(2))
+    for name, result in (("a", killed), ("b", open_), ("c", open_)):
+        written.write(name, result)
+    again.load()
+    assert again.entries == written.entries
+    assert (again.read("a"), again.read("c"), again.read("d")) == (killed, open_, None)
+    assert "| flows/flow | 3 | 1 | 0 | 0 | 2 |" in (tmp_path / "mutants.md").read_text()
+    results = [Entry(entry.key, entry.row, "2026-11-22", "1804795", "machine") for entry in written.entries]
     assert judged(tmp_path / "none.toml") == {}
     assert all(reason for reason in judged().values())
     assert EQUIVALENT.parent == ROOT / "validation" / "robustness" / "results"
-    page = table(results, "Title.", {("b", same.change): "nothing else", ("c", "another change"): "no more"}, ["t"])
-    assert "| flow | 3 | 1 | 0 | 1 | 1 |" in page
+    page = render(results, "Title.", {("b", open_.change): "nothing else", ("c", "another change"): "no more"}, ["t"])
+    assert "| flows/flow | 3 | 1 | 0 | 1 | 1 |" in page
+    assert "Title. 2026-11-22; machine; source 1804795." in page
     assert "1 could not be imported" in page
     assert "| nonlocal/nlflow/flows/flow.py:1 f | `a \\| b -> a & b` | 2 of 3 | 1 |" in page
     assert "`a \\| b -> a & b`: nothing else |" in page

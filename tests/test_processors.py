@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from validation.robustness.contract import campaign_table
 from validation.robustness.processors import __main__ as portable
 from validation.robustness.processors.figures import SIGNALS, demonstration
 from validation.robustness.processors.settings import SETTINGS, SHORT, Setting, in_effect, lacking
-from validation.robustness.report import read
 
 
 def test_each_setting_changes_what_it_names_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +66,10 @@ def test_signals_of_the_figures() -> None:
 def test_the_most_sensitive_tests_pass_under_other_processors(tmp_path: Path) -> None:
     """The short form of `make portable`."""
     status = portable.main(["--short", "--out", str(tmp_path)])
-    entries = read(tmp_path, "processors")
+    table = campaign_table(tmp_path, "processors")
+    table.load()
+    entries = table.entries
     assert [failure for entry in entries for failure in entry.row.details["failed"]] == []
     assert status == 0
+    assert all(sum(entry.row.outcomes.values()) == entry.row.tried for entry in entries)
     assert len(entries) == sum(not lacking(setting) for setting in SHORT)

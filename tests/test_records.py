@@ -121,22 +121,62 @@ def test_foreign_records_of_blocks(tmp_path: Path) -> None:
             _done_before(tmp_path, "p", (2, 2))
 
 
+# ---- tables of campaigns
+
+
+def test_the_tables_of_the_repository_are_whole_and_their_pages_say_the_same() -> None:
+    from validation.robustness import ROOT
+    from validation.robustness.contract import campaign_table
+    from validation.robustness.mutants.results import results_table
+
+    folder = ROOT / "validation" / "robustness" / "results"
+    title = "Written by `make mutants`: 150 drawn with seed 0."
+    for table in (
+        campaign_table(folder),
+        campaign_table(folder, "processors", "Other processors, played on this machine", "make portable"),
+        results_table(folder, title),
+    ):
+        table.load()
+        assert table.entries
+        assert table.path.with_suffix(".md").read_text() == table.page()
+
+
+def test_foreign_tables(tmp_path: Path) -> None:
+    from validation.robustness.contract import campaign_table
+
+    row = {"fault": "a", "tried": 1, "outcomes": {}, "lost": 0, "wrong": 0, "seconds": 1.0, "details": {}}
+    entry = {"key": "a", "row": row, "date": "2026-11-22", "source": "b", "machine": "c"}
+    table = campaign_table(tmp_path)
+    table.load()
+    assert table.entries == []
+    for content in ({"entries": [{**entry, "row": {**row, "more": 1}}]}, {"entries": [{"key": "a"}]}, {}, [], None):
+        save_record(table.path, table.kind, content)
+        with pytest.raises(FileFormatError, match="got no table of faults"):
+            table.load()
+    save_record(table.path, table.kind, {"entries": [entry]})
+    table.load(lambda entry: entry.key == "b")
+    assert table.entries == []
+    table.load()
+    assert table.read("a") is not None
+
+
 # ---- findings of claims
 
 
 def test_foreign_findings(tmp_path: Path) -> None:
     from nlflow import NlflowWarning
-    from validation import runner
     from validation.claims import all_claims
+    from validation.finding import KIND, Finding, findings_in
     from validation.harness import Check, Outcome
 
     claim = all_claims()[0]
-    path = tmp_path / "claims" / f"{claim.name}.json"
+    records = findings_in(tmp_path, [claim], True)
+    path = records.path(claim.name)
 
     def keep() -> Any:
         outcome = Outcome([Check("what", 0.1, 1.0), Check("order", 2.0, 0.1, expected=2.0)], {}, {"n": [1]})
-        runner._keep(tmp_path, runner.Finding(claim, "pass", outcome, "", 1.0, {"picture": b"png"}), True)
-        return load_record(path, runner._KIND)
+        records.write(claim.name, Finding(claim, "pass", outcome, "", 1.0, {"picture": b"png"}).as_plain())
+        return load_record(path, KIND)
 
     def change(content: Any, *places: Any, to: Any) -> None:
         *way, last = places
@@ -145,9 +185,9 @@ def test_foreign_findings(tmp_path: Path) -> None:
         content[last] = to
 
     keep()
-    found = runner._before(tmp_path, claim, True)
+    found = records.read(claim.name)
     assert found is not None
-    assert found.figures == {"picture": b"png"}
+    assert Finding.from_plain(claim, found).figures == {"picture": b"png"}
     for places, wrong in [
         (("finding",), []), (("finding", "status"), None), (("finding", "checks"), None), (("finding", "checks"), [1]),
         (("finding", "checks"), []), (("finding", "status"), "fail"),
@@ -158,18 +198,19 @@ def test_foreign_findings(tmp_path: Path) -> None:
     ]:  # fmt: skip
         content = keep()
         change(content, *places, to=wrong)
-        save_record(path, runner._KIND, content)
-        with pytest.warns(NlflowWarning, match=f"{claim.name}.*the claim is run again"):
-            assert runner._before(tmp_path, claim, True) is None
+        save_record(path, KIND, content)
+        with pytest.warns(NlflowWarning, match=f"{claim.name}.*it is computed again"):
+            assert records.read(claim.name) is None
     content = keep()
     content.update(program="of another state of the source", finding={"of": "another form"})
-    save_record(path, runner._KIND, content)
-    assert runner._before(tmp_path, claim, True) is None  # without a word
-    failed = runner.Finding(claim, "fail", Outcome([]), "", 1.0, {})
-    runner._keep(tmp_path, failed, True)
-    found = runner._before(tmp_path, claim, True)
+    save_record(path, KIND, content)
+    assert records.read(claim.name) is None  # without a word
+    records.write(claim.name, Finding(claim, "fail", Outcome([]), "", 1.0, {}).as_plain())
+    found = records.read(claim.name)
     assert found is not None
-    assert found.status == "fail"
+    assert found["status"] == "fail"
+    records.write(claim.name, Finding(claim, "error", None, "nothing goes", 1.0, {}).as_plain())
+    assert records.read(claim.name) is None
 
 
 # ---- trainings

@@ -5,20 +5,20 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
 
+from nlflow.io.records import Entry
+from nlflow.studies.cases import Case, run_cases
 from validation.robustness.__main__ import main
-from validation.robustness.contract import Row, Trial, rows_of
+from validation.robustness.contract import Row, campaign_table
 from validation.robustness.faults import kills
 from validation.robustness.faults.disks import full_disk, mountable, read_only
 from validation.robustness.faults.kills import SAME, killed
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
 from validation.robustness.faults.processes import Running, problem_left, undisturbed
 from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
-from validation.robustness.report import read
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="signals, mounts and /proc of Linux")
 
@@ -120,7 +120,12 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
             "another": Row("another", 1, {"well": 1}, 0, 0, 0.1)}  # fmt: skip
     ran: list[str] = []
 
-    def trials(kills: int, seed: int, folder: Path) -> list[Trial]:
+    def written() -> list[Entry[Row]]:
+        table = campaign_table(tmp_path)
+        table.load()
+        return table.entries
+
+    def trials(kills: int, seed: int, folder: Path) -> list[Case]:
         assert folder.is_dir()
 
         def run(name: str) -> Row:
@@ -129,7 +134,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
                 raise KeyboardInterrupt
             return rows[name]
 
-        return [Trial(f"{name}, {kills} times, seed {seed}", partial(run, name)) for name in ("a fault", "another")]
+        return [Case(f"{name}, {kills} times, seed {seed}", run, (name,)) for name in ("a fault", "another")]
 
     monkeypatch.setattr("validation.robustness.faults.campaign.trials", trials)
     call = ["--only", "faults", "--seed", "2", "--out", str(tmp_path), "--kills"]
@@ -137,7 +142,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     page = (tmp_path / "robustness.md").read_text()
     assert "| a fault | 3 | 2 well; 1 badly | 0 | 1 | 0 |" in page
     assert "1 of 2 rows without loss or wrong result." in page
-    assert [(entry.key, entry.row) for entry in read(tmp_path)] == [
+    assert [(entry.key, entry.row) for entry in written()] == [
         (f"{name}, 5 times, seed 2", row) for name, row in rows.items()
     ]
     assert "BAD  a fault" in capsys.readouterr().out
@@ -146,7 +151,7 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
     rows["a fault"] = Row("a fault", 3, {"well": 3}, 0, 0, 0.1)
     assert main([*call, "5", "--resume"]) == 0
     assert ran == ["a fault"]
-    assert len(read(tmp_path)) == 2
+    assert len(written()) == 2
     ran.clear()
     assert main([*call, "6"]) == 0
     assert ran == ["a fault", "another"]
@@ -162,8 +167,8 @@ def test_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_trials_side_by_side() -> None:
-    trials = [Trial(str(number), partial(Row, str(number), 1, {}, 0, 0, 0.0)) for number in range(5)]
-    assert {trial.key: row.fault for trial, row in rows_of(trials, 3)} == {
+    trials = [Case(str(number), Row, (str(number), 1, {}, 0, 0, 0.0)) for number in range(5)]
+    assert {done.case.name: done.finding.fault for done in run_cases(trials, jobs=3, threads=True)} == {
         str(number): str(number) for number in range(5)
     }
 

@@ -19,12 +19,13 @@ import pytest
 from joblib.externals.loky import get_reusable_executor
 from tqdm import tqdm
 
+import nlflow
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
-from nlflow.backends.machine import environment, source_digest
+from nlflow.backends.machine import environment, folder_digest, git_state, source_digest
 from nlflow.flows.integrators import ExplicitEuler
 from nlflow.io.encoding import encode
 from nlflow.io.storage import FORMAT, load_record, save_record
-from nlflow.studies.registry import KINDS
+from nlflow.studies.runner import KINDS
 
 OPTIONS: dict[str, Any] = {
     "nodes": [10, 12],
@@ -236,16 +237,25 @@ def test_another_study_is_refused(complete: Path, change: dict[str, Any], messag
 
 def test_another_version_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {**environment()["versions"], "numpy": "99.0"}
-    monkeypatch.setattr("nlflow.studies.store.environment", lambda: {"versions": versions})
+    monkeypatch.setattr("nlflow.io.records.environment", lambda: {"versions": versions})
     with pytest.raises(FileFormatError, match=r'version of numpy is .* there and "99.0" here'):
         run_study("time-order", out=complete, **OPTIONS)
 
 
 def test_another_state_of_the_source_is_refused(complete: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert source_digest() == source_digest.__wrapped__()
-    monkeypatch.setattr("nlflow.studies.store.source_digest", lambda: "0" * 64)
+    assert source_digest() == folder_digest(Path(nlflow.__file__).parent)  # all of it, not one room
+    monkeypatch.setattr("nlflow.io.records.source_digest", lambda: "0" * 64)
     with pytest.raises(FileFormatError, match=r'source of nlflow is .* there and "0000'):
         run_study("time-order", out=complete, **OPTIONS)
+
+
+def test_a_result_names_its_commit() -> None:
+    root = Path(nlflow.__file__).parents[2]
+    if not (root / ".git").exists():
+        pytest.skip("not a checkout of git")
+    state = git_state()
+    assert state is not None
+    assert len(state["commit"]) == 40
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "changed", "binary", "other"])
@@ -265,7 +275,7 @@ def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
     }[damage]
     assert wrong != text
     path.write_text(wrong)
-    with pytest.warns(NlflowWarning, match=f"{path.name}: .*its case is computed again"):
+    with pytest.warns(NlflowWarning, match=f"{path.name}: .*it is computed again"):
         result = run_study("time-order", out=complete, **OPTIONS)
     assert table(result) == table(fresh)
     assert path.read_text() == text
@@ -308,7 +318,7 @@ def test_foreign_rows_are_computed_again(tmp_path: Path, kind: str, column: str,
                 row[column] = wrong
 
     fresh = craft(tmp_path, kind, change)
-    with pytest.warns(NlflowWarning, match="not hold the measurements of its case; its case is computed again"):
+    with pytest.warns(NlflowWarning, match="which is no case of a study; it is computed again"):
         again = run_study(kind, out=tmp_path, **_CRAFTED[kind])
     assert again.rows == fresh
     assert again.provenance["cases"]["read"] == 0
@@ -317,7 +327,7 @@ def test_foreign_rows_are_computed_again(tmp_path: Path, kind: str, column: str,
 def test_no_rows_and_other_orders_are_foreign(tmp_path: Path) -> None:
     for name, change in {"none": list.clear, "turned": lambda rows: rows[0].update(k=rows[0].pop("k"))}.items():
         fresh = craft(tmp_path / name, "mixing", change)
-        with pytest.warns(NlflowWarning, match=r"its case is computed again"):
+        with pytest.warns(NlflowWarning, match=r"it is computed again"):
             assert run_study("mixing", out=tmp_path / name, **_CRAFTED["mixing"]).rows == fresh
 
 

@@ -29,6 +29,7 @@ from nlflow.attention import attach, load_model, probe, text_inputs  # noqa: E40
 from nlflow.commands import main as cli  # noqa: E402
 from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E402
 from nlflow.io.checkpoints import previous  # noqa: E402
+from nlflow.io.storage import load_record  # noqa: E402
 from validation import train_cifar10, train_scenes, train_text  # noqa: E402
 from validation.training import loop  # noqa: E402
 from validation.training.cifar10 import Cifar10, varied  # noqa: E402
@@ -37,7 +38,7 @@ from validation.training.data import read_characters, read_pictures  # noqa: E40
 from validation.training.export import load_trained  # noqa: E402
 from validation.training.loop import STATE, WEIGHTS, train  # noqa: E402
 from validation.training.record import RECORD, read_record  # noqa: E402
-from validation.training.report import difference, summarise, table  # noqa: E402
+from validation.training.report import SUMMARY, difference, summarise, table  # noqa: E402
 from validation.training.scenes import CLASSES, draw_scenes, inside  # noqa: E402
 from validation.training.segmentation import Scenes, mean_iou  # noqa: E402
 from validation.training.state import read_tensors, states  # noqa: E402
@@ -589,7 +590,7 @@ def test_commands_run(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[
         shown, progress = capsys.readouterr()
         assert "neutreno" in shown
         assert "step/s" in progress or "step" in progress
-        summary = json.loads((out / "summary.json").read_text())
+        summary = load_record(out / "summary.json", SUMMARY)
         gap = summary["variants"]["neutreno"]["against"]["softmax"][summary["measure"]]
         records = {
             (kind, seed): read_record(out / f"{kind}-seed{seed}" / RECORD, summary["measure"])["epochs"][-1]

@@ -287,7 +287,7 @@ def test_a_flow_cut_short_is_no_finding(tmp_path: Path, monkeypatch: pytest.Monk
     assert not (tmp_path / "claims").exists()
     ends.clear()
     with pytest.raises(KeyboardInterrupt):  # a worker: what it finds after a signal is no finding either
-        runner._elsewhere("flow", quick=True)
+        runner._run("flow", quick=True)
     [finding] = runner.run_claims(**arguments)
     assert finding.outcome is not None
     assert finding.outcome.checks[0].measured == 0.0
@@ -372,7 +372,7 @@ def test_a_run_goes_on_where_another_ended(tmp_path: Path, monkeypatch: pytest.M
     calls.clear()
     path = tmp_path / "claims" / "third.json"
     path.write_bytes(path.read_bytes()[:-40])
-    with pytest.warns(NlflowWarning, match="third.json: got a damaged file.*the claim is run again"):
+    with pytest.warns(NlflowWarning, match="third.json: got a damaged file.*it is computed again"):
         runner.run_claims(out=tmp_path, quick=True, resume=True, progress=False, tell=lambda line: None)
     assert calls == ["second", "third"]
     calls.clear()

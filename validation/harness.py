@@ -1,14 +1,14 @@
-"""What a claim is: a statement, its source, and an experiment that returns measured figures with their tolerances."""
+"""Claims: a statement, its source, and an experiment that returns measured figures with their tolerances."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import nlflow
-from nlflow.flows.result import Solution, Status
+from nlflow import MarkovChain
+from nlflow.affinities import Affinity
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -70,6 +70,14 @@ def smallest(*values: float) -> float:
     return -largest(*(-value for value in values))
 
 
+def chains_of(kernels: Mapping[str, tuple[Affinity, Any]]) -> dict[str, tuple[MarkovChain, Any]]:
+    """Return the chain of each affinity with its matrix P, made of the kernel as it is written out."""
+    return {
+        name: (MarkovChain(weights), matrix / matrix.sum(axis=1, keepdims=True))
+        for name, (weights, matrix) in kernels.items()
+    }
+
+
 FALSE_ALARM = 1e-3
 """Probability that a correct program fails one statistical check. Seeds are fixed, so it is decided once."""
 
@@ -125,11 +133,3 @@ class Claim:
     statement: str
     source: str
     run: Callable[[Context], Outcome]
-
-
-def solve(*arguments: Any, **options: Any) -> Solution:
-    """As `nlflow.solve`, which returns what it has reached; here Ctrl-C raises, since a part of a run is no finding."""
-    solution = nlflow.solve(*arguments, **options)
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
-    return solution

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache, wraps
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,13 @@ def minilm(dtype: str = "float64") -> Any:
     """Return the sentence encoder all-MiniLM-L6-v2: BERT with 6 layers, 12 heads of 32 (weights Apache-2.0)."""
     libraries()
     return _loaded(minilm_folder(), dtype)
+
+
+def passages(context: Context) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the numbers of `PASSAGES`, of two when time is short, each with the inputs of the sentence encoder."""
+    for number in range(context.pick(len(PASSAGES), 2)):
+        context.step(f"passage {number + 1}")
+        yield number, read(number)
 
 
 def read(number: int) -> dict[str, Any]:

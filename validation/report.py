@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from validation.runner import Finding
+    from validation.finding import Finding
 
 _STYLE = """
 :root { --good: #1b7f4b; --bad: #b03a2e; --mute: #667; --line: #d9dce3; }

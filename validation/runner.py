@@ -1,4 +1,4 @@
-"""Runs claims, one after the other or side by side, and writes what they found as soon as it is known."""
+"""Run claims, one after the other or side by side, and write each finding as soon as it is known."""
 
 from __future__ import annotations
 
@@ -6,52 +6,25 @@ import json
 import sys
 import time
 import traceback
-import warnings
-from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from tqdm import tqdm
 
 from nlflow.backends.interrupts import stopping
-from nlflow.backends.machine import environment, folder_digest, provenance, source_digest
-from nlflow.backends.workers import completed
-from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from nlflow.backends.machine import environment, provenance
+from nlflow.errors import FileFormatError, InputError
 from nlflow.io.atomic import make_folder, write_atomic
-from nlflow.io.encoding import digest, encode, misfit
-from nlflow.io.storage import load_record, locked, save_record
+from nlflow.io.storage import locked
 from nlflow.io.terminal import echo, plain
 from nlflow.plotting import render
+from nlflow.studies.cases import Case, run_cases
 from validation.claims import all_claims
-from validation.harness import CannotRunError, Check, Claim, Context, Outcome
+from validation.finding import Finding, findings_in
+from validation.harness import CannotRunError, Claim, Context, Outcome
 from validation.report import report_page
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim with what came of it; figures are PNG files by caption."""
-
-    claim: Claim
-    status: str  # 'pass', 'fail', 'error' or 'not run'
-    outcome: Outcome | None
-    message: str
-    seconds: float
-    figures: dict[str, bytes]
-
-    @property
-    def line(self) -> str:
-        """Claim, source, measured and tolerance, result."""
-        found = self.message
-        if self.outcome is not None and self.outcome.checks:
-            worst = self.outcome.worst
-            found = f"{worst.what}: {worst.relation}"
-            if len(self.outcome.checks) > 1:
-                found += f" (nearest of {len(self.outcome.checks)})"
-        source = self.claim.source.replace("arXiv 2312.00751, ", "")
-        return f"{self.status:<8}{self.claim.name:<25} {source:<34.34} {self.seconds:5.1f} s  {found}"
 
 
 def run_claims(
@@ -102,135 +75,31 @@ def run_claims(
         if out.exists() and not out.is_dir():
             raise FileFormatError(f"--out: got {out}, which is a file, expected a folder; choose another name")
         make_folder(out)
+    by_name = {claim.name: claim for claim in claims}
     found: dict[str, Finding] = {}
     bar = tqdm(total=len(claims), desc="validation", disable=not progress, leave=False, file=sys.stderr)
-    with nullcontext() if out is None else locked(out, "--out"), bar, stopping() as look:
-
-        def note(finding: Finding) -> None:
-            found[finding.claim.name] = finding
-            if out is not None:
-                _write(out, [found[claim.name] for claim in claims if claim.name in found], len(claims), quick)
-            bar.update()
-            bar.clear()
-            tell(finding.line)
-            bar.refresh()
-
-        left = []
-        for claim in claims:
-            before = _before(out, claim, quick) if resume and out is not None else None
-            if before is None:
-                left.append(claim)
-            else:
-                note(before)
-        for finding in _run(left, quick, jobs, scheduler, bar):
-            look()  # a flow answers Ctrl-C with what it has reached: that is no finding, and not to be kept as one
-            if out is not None:
-                _keep(out, finding, quick)
-            note(finding)
+    step = bar.set_postfix_str if jobs == 1 and scheduler is None else None  # other processes have no bar
+    cases = [Case(claim.name, _run, (claim.name, quick, step)) for claim in claims]
+    with nullcontext() if out is None else locked(out, "--out"), bar:
+        keeper = None if out is None else findings_in(out, claims, quick)
+        run = run_cases(cases, keeper, resume=resume, jobs=jobs, scheduler=scheduler, bar=bar)
+        with closing(run) as results:
+            for done in results:
+                name = done.case.name
+                found[name] = Finding.from_plain(by_name[name], done.finding)
+                if out is not None:
+                    _write(out, [found[claim.name] for claim in claims if claim.name in found], len(claims), quick)
+                with tqdm.external_write_mode():
+                    tell(found[name].line)
     return [found[claim.name] for claim in claims]
 
 
-def _run(claims: Sequence[Claim], quick: bool, jobs: int, scheduler: str | None, bar: Any) -> Iterator[Finding]:
-    """Run claims, and yield what each found as soon as it is known."""
-    if jobs == 1 and scheduler is None:
-        for claim in claims:
-
-            def step(text: str, name: str = claim.name) -> None:
-                bar.set_postfix_str(f"{name}: {text}", refresh=True)
-
-            step("starts")
-            yield run_one(claim, Context(quick=quick, step=step))
-        return
-    calls = [(_elsewhere, (claim.name, quick)) for claim in claims]
-    with closing(completed(calls, jobs=jobs, scheduler=scheduler)) as results:
-        for number, content in results:
-            yield _from_plain(claims[number], content)
-
-
-def _elsewhere(name: str, quick: bool) -> dict[str, Any]:
-    """Run a claim in another process, and return what it found as plain data: figures of matplotlib stay here."""
-    with stopping():
-        return _as_plain(run_one(select([name])[0], Context(quick=quick)))
-
-
-# ---- what was found, as a record
-
-_KIND = "finding of a claim"
-
-
-def _as_plain(finding: Finding) -> dict[str, Any]:
-    outcome = finding.outcome
-    return {
-        "status": finding.status,
-        "message": finding.message,
-        "seconds": finding.seconds,
-        "checks": None if outcome is None else [plain_check(check) for check in outcome.checks],
-        "details": {} if outcome is None else plain(outcome.details),
-        "figures": {caption: b64encode(image).decode() for caption, image in finding.figures.items()},
-    }
-
-
-_FINDING = {"status": str, "message": str, "seconds": float, "checks": list | None, "details": dict, "figures": dict}
-
-
-def plain_check(check: Check) -> dict[str, Any]:
-    """Return a check in JSON's types: its figures may be NumPy's."""
-    return {name: value.item() if hasattr(value, "item") else value for name, value in asdict(check).items()}
-
-
-def _from_plain(claim: Claim, content: dict[str, Any]) -> Finding:
-    figures = {caption: b64decode(image, validate=True) for caption, image in content["figures"].items()}
-    outcome = None
-    if content["checks"] is not None:
-        outcome = Outcome([Check(**check) for check in content["checks"]], {}, content["details"])
-    return Finding(claim, content["status"], outcome, content["message"], content["seconds"], figures)
-
-
-def _program(quick: bool) -> str:
-    """Return a digest of what computes a finding: it is not mixed with those of another state of the source."""
-    versions = environment()["versions"]
-    return digest(encode([versions, source_digest(), folder_digest(Path(__file__).parent), quick]))
-
-
-def _keep(out: Path, finding: Finding, quick: bool) -> None:
-    content = {"program": _program(quick), "finding": _as_plain(finding)}
-    save_record(make_folder(out / "claims") / f"{finding.claim.name}.json", _KIND, content)
-
-
-def _before(out: Path, claim: Claim, quick: bool) -> Finding | None:
-    """Return what was found before, if this very program found it."""
-    path = out / "claims" / f"{claim.name}.json"
-    if not path.exists():
-        return None
-    try:
-        content = load_record(path, _KIND)
-        trouble = misfit(content, {"program": str, "finding": dict})
-        if trouble is None and content["program"] != _program(quick):
-            return None  # whose findings may be of another form
-        trouble = trouble or _foreign(content["finding"])
-        if trouble is not None:
-            raise FileFormatError(f"{path}: got {trouble}; it does not hold the finding of a claim")
-        found = _from_plain(claim, content["finding"])
-        if found.status not in ("pass", "fail"):
-            return None
-        if found.outcome is None or found.outcome.passed != (found.status == "pass"):
-            raise FileFormatError(f"{path}: got {found.status!r}, which its checks do not say")
-        return found
-    except FileFormatError as error:
-        reason = str(error)
-    except ValueError as error:  # of base64
-        reason = f"{path}: got a picture that is none ({error})"
-    warnings.warn(f"{reason}; the claim is run again", NlflowWarning, stacklevel=2)
-    return None
-
-
-def _foreign(finding: Any) -> str | None:
-    """Return why plain data is no finding; None if it is. Of its pictures, whether they are text."""
-    trouble = misfit(finding, _FINDING) or misfit(finding["figures"], dict.fromkeys(finding["figures"], str))
-    if trouble is not None:
-        return trouble
-    kinds = get_type_hints(Check)
-    return next((wrong for check in finding["checks"] or () if (wrong := misfit(check, kinds)) is not None), None)
+def _run(name: str, quick: bool, step: Callable[[str], None] | None = None) -> dict[str, Any]:
+    """Run a claim, here or in another process, and return what it found as plain data."""
+    told = (lambda text: None) if step is None else (lambda text: step(f"{name}: {text}"))
+    told("starts")
+    with stopping():  # a flow answers Ctrl-C with what it has reached: that is no finding
+        return run_one(select([name])[0], Context(quick=quick, step=told)).as_plain()
 
 
 # ---- results.json and report.html
@@ -291,13 +160,7 @@ def describe(findings: Sequence[Finding], wanted: int, quick: bool) -> dict[str,
                 "message": finding.message,
                 "seconds": round(finding.seconds, 2),
                 "checks": [
-                    {
-                        "what": check.what,
-                        "measured": check.measured,
-                        "tolerance": check.tolerance,
-                        "relation": check.relation,
-                        "passed": check.passed,
-                    }
+                    {name: getattr(check, name) for name in ("what", "measured", "tolerance", "relation", "passed")}
                     for check in (finding.outcome.checks if finding.outcome else ())
                 ],
                 "figures": list(finding.figures),

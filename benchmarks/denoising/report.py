@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import json
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,12 +12,9 @@ from benchmarks.denoising.figure import crops_figure
 from benchmarks.denoising.methods import BM3D, GREY, QUALITIES, SIGNAL, TV, WAVELETS, denoisers, version
 from benchmarks.denoising.targets import Record, Results, mean, sigmas, tuned, verdicts, wins
 from benchmarks.denoising.tasks import SETS
-from benchmarks.harness import machine, markdown
-from nlflow.io.atomic import make_folder, write_atomic
-
-
-def table(head: list[str], lines: Iterable[list[str]]) -> str:
-    return "\n".join("| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *lines])
+from benchmarks.harness import keep, listed, machine, table
+from nlflow.io.atomic import write_atomic
+from nlflow.io.records import markdown
 
 
 def image_table(records: list[Record]) -> str:
@@ -28,7 +23,7 @@ def image_table(records: list[Record]) -> str:
     lines = {m: [(mean(records, m, s), mean(records, m, s, "ssim")) for s in levels] for m in methods}
     methods.sort(key=lambda m: -(lines[m][0][0] or 0))
     shown = ([m, *("–" if p is None else f"{p:.2f} / {q:.3f}" for p, q in lines[m])] for m in methods)
-    return table(["PSNR in dB / SSIM", *(f"σ = {s:g}" for s in levels)], shown)
+    return markdown(["PSNR in dB / SSIM", *(f"σ = {s:g}" for s in levels)], shown)
 
 
 def score_table(name: str, records: list[Record]) -> str:
@@ -46,13 +41,13 @@ def signal_table(records: list[Record]) -> str:
         for level in sigmas(records):
             won = [str(len(wins(scores, q, peer, level))) for q in QUALITIES]
             lines.append([f"**not below {peer}** (ECG aside)", f"{level:g}", *won, "", ""])
-    return table(["signal, SNR in dB", "noise / spread", *QUALITIES, *(f"{n}, tuned" for n in names[3:])], lines)
+    return markdown(["signal, SNR in dB", "noise / spread", *QUALITIES, *(f"{n}, tuned" for n in names[3:])], lines)
 
 
 def cost_table(times: dict[int, dict[str, float]], memory: dict[str, float]) -> str:
     names = sorted(memory, key=lambda n: times[min(times)][n])
     lines = [[n, *(f"{seconds[n]:.3g}" for seconds in times.values()), f"{memory[n]:.0f}"] for n in names]
-    return table(["method", *(f"seconds, threads: {count}" for count in times), "bytes a pixel"], lines)
+    return markdown(["method", *(f"seconds, threads: {count}" for count in times), "bytes a pixel"], lines)
 
 
 def about() -> dict[str, Any]:
@@ -92,7 +87,7 @@ def document(results: Results) -> str:
     installed = denoisers(GREY)
     if BM3D not in installed:
         parts.append("BM3D was not installed: the targets that refer to it are not judged.")
-    parts += ["## Targets", markdown(verdicts(results))]
+    parts += ["## Targets", table(verdicts(results))]
     for name, records in results.records.items():
         head = "Set12, sigma given and estimated" if name == "unknown" else f"{name}, {SETS[name]}"
         parts += [f"## {head}: {len({r['image'] for r in records})}", score_table(name, records)]
@@ -100,14 +95,12 @@ def document(results: Results) -> str:
         parts += ["## Seconds and memory on one grey photograph", cost_table(results.times, results.memory)]
     if any("crop" in r for records in results.records.values() for r in records):
         parts.append("## Crops\n\n![noisy, peers, ours, clean](denoise_quality.png)")
-    lines = "\n".join(f"- {k}: {v}" for k, v in about().items())
-    parts += ["## The peers' parameters", parameters(), "## Machine and versions", lines]
+    parts += ["## The peers' parameters", parameters(), "## Machine and versions", listed(about())]
     return "\n\n".join(parts) + "\n"
 
 
 def write(results: Results, out: Path) -> None:
     """Write denoise_quality.md, .json and, when there are crops, .png to a folder."""
-    make_folder(out)
     whole = {
         "machine": about(), "quick": results.quick, "rows": [asdict(r) for r in verdicts(results)],
         "seconds": results.times, "bytes_per_pixel": results.memory, "records": {
@@ -116,9 +109,7 @@ def write(results: Results, out: Path) -> None:
         },
     }  # fmt: skip
     figure = crops_figure(results.records.get("Kodak24", []), results.data / "Kodak24", results.quick)
-    texts = {"json": json.dumps(whole, indent=1) + "\n", "md": document(results)}
-    for suffix, text in texts.items():
-        write_atomic(out / f"denoise_quality.{suffix}", lambda stream, text=text: stream.write(text.encode()))
+    keep(out, "denoise_quality", whole, document(results))
     if figure is not None:
         drawn = io.BytesIO()
         figure.savefig(drawn, format="png", dpi=100)

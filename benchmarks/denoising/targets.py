@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +53,7 @@ def sigmas(records: Iterable[Record]) -> list[float]:
     return sorted({r["sigma"] for r in records})
 
 
-def row(work: str, peer: str, ours: str, ratio: float, target: str, met: bool) -> Row:
-    return Row("denoising", work, peer, ours, ratio, target, met)
+row = partial(Row.of, "denoising")
 
 
 def quality_rows(records: dict[str, list[Record]]) -> list[Row]:
@@ -68,10 +68,8 @@ def quality_rows(records: dict[str, list[Record]]) -> list[Row]:
                     continue
                 best = max(scores, key=lambda p: scores[p])
                 difference = ours - scores[best]
-                found.append(
-                    row(f"{preset}: PSNR on {name}, sigma {sigma:g}, gain in dB over {best}", f"{scores[best]:.2f} dB",
-                        f"{ours:.2f} dB", difference, f">= {gain:+g}", difference >= gain)
-                )  # fmt: skip
+                work = f"{preset}: PSNR on {name}, sigma {sigma:g}, gain in dB over {best}"
+                found.append(row(work, f"{scores[best]:.2f} dB", f"{ours:.2f} dB", difference, least=gain))
     return found
 
 
@@ -81,11 +79,9 @@ def unknown_rows(records: list[Record]) -> list[Row]:
     for sigma in sigmas(records):
         given, estimated = mean(records, "balanced", sigma), mean(records, ESTIMATED, sigma)
         if given is not None and estimated is not None:
-            loss = given - estimated
-            found.append(
-                row(f"balanced: sigma {sigma:g} estimated on Set12, loss in dB to sigma given", f"{given:.2f} dB",
-                    f"{estimated:.2f} dB", loss, f"<= {UNKNOWN_TARGET:g}", loss <= UNKNOWN_TARGET)
-            )  # fmt: skip
+            work = f"balanced: sigma {sigma:g} estimated on Set12, loss in dB to sigma given"
+            texts = f"{given:.2f} dB", f"{estimated:.2f} dB"
+            found.append(row(work, *texts, given - estimated, most=UNKNOWN_TARGET))
     return found
 
 
@@ -114,16 +110,12 @@ def signal_rows(records: list[Record]) -> list[Row]:
         for level in sigmas(records):
             if ("ecg", level) in scores:
                 ours, peer = (scores["ecg", level][name] for name in (preset, WAVELETS))
-                found.append(
-                    row(f"{preset}: SNR on the ECG, noise {level:g} of its spread, gain in dB over wavelets",
-                        f"{peer:.2f} dB", f"{ours:.2f} dB", ours - peer, ">= 0", ours >= peer)
-                )  # fmt: skip
+                work = f"{preset}: SNR on the ECG, noise {level:g} of its spread, gain in dB over wavelets"
+                found.append(row(work, f"{peer:.2f} dB", f"{ours:.2f} dB", ours - peer, least=0))
             won = len(wins(scores, preset, WAVELETS, level))
             count = sum(name != "ecg" and sigma == level for name, sigma in scores)
-            found.append(
-                row(f"{preset}: demonstration signals not below wavelets, noise {level:g} of their spread",
-                    f"of {count}", str(won), won, f">= {WINS_TARGET}", won >= WINS_TARGET)
-            )  # fmt: skip
+            work = f"{preset}: demonstration signals not below wavelets, noise {level:g} of their spread"
+            found.append(row(work, f"of {count}", str(won), won, least=WINS_TARGET))
     return found
 
 
@@ -133,20 +125,15 @@ def cost_rows(times: dict[int, dict[str, float]], memory: dict[str, float]) -> l
     for count, seconds in times.items():
         for preset, peer, limit in TIME_TARGETS:
             if preset in seconds and peer in seconds:
-                ratio = seconds[preset] / seconds[peer]
-                target = limit if count == 1 else None
+                texts = f"{seconds[peer]:.3g} s", f"{seconds[preset]:.3g} s"
                 found.append(
-                    row(f"{preset}: time against {peer}, threads: {count}", f"{seconds[peer]:.3g} s",
-                        f"{seconds[preset]:.3g} s", ratio, "none" if target is None else f"<= {target:g}",
-                        target is None or ratio <= target)
+                    row(f"{preset}: time against {peer}, threads: {count}", *texts, seconds[preset] / seconds[peer],
+                        most=limit if count == 1 else None)
                 )  # fmt: skip
     for preset in QUALITIES:
         if preset in memory:
-            kilobytes = memory[preset] / 1000
-            found.append(
-                row(f"{preset}: peak memory a pixel in kB", "none", f"{memory[preset]:.0f} B", kilobytes,
-                    f"<= {MEMORY_TARGET:g}", kilobytes <= MEMORY_TARGET)
-            )  # fmt: skip
+            work = f"{preset}: peak memory a pixel in kB"
+            found.append(row(work, "none", f"{memory[preset]:.0f} B", memory[preset] / 1000, most=MEMORY_TARGET))
     return found
 
 

@@ -159,9 +159,15 @@ def crop_name(crop: Crop) -> str:
 
 def compute(tasks: Iterable[Task], cache: Cache, jobs: int, name: str) -> list[dict[str, Any]]:
     """Return the results of all tasks, of which `jobs` run at a time, each on one thread."""
+    # Here, since a result is kept by the digest of all modules of nlflow that are loaded before.
+    from nlflow.studies.cases import Case, run_cases
+
     # The slowest first: then no process is left alone with one of them at the end.
     cost = {BM3D: 0, "best": 1}
     order = sorted(tasks, key=lambda task: (cost.get(task.method, 2), task.set, task.image, task.sigma))
-    with joblib.parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1):
-        results = joblib.Parallel(return_as="generator_unordered")(joblib.delayed(cache.result)(t) for t in order)
-        return list(tqdm(results, total=len(order), desc=name, unit="result", smoothing=0.02))
+    cases = [Case(f"{number}", cache.result, (task,)) for number, task in enumerate(order)]
+    with (
+        tqdm(total=len(order), desc=name, unit="result", smoothing=0.02) as bar,
+        joblib.parallel_config(backend="loky", n_jobs=jobs, inner_max_num_threads=1),
+    ):
+        return [done.finding for done in run_cases(cases, jobs=None, bar=bar)]

@@ -34,10 +34,11 @@ class Measured(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         path = FOLDER / self.arguments[0]
         self.env.note_dependency(str(path))
-        content = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        content = found.get("content", found)  # of a record
         wanted = self.arguments[1:]
-        found = content["rows"] if "rows" in content else [content["row"]]
-        rows = [row for row in found if not wanted or row["benchmark"] in wanted]
+        every = content["rows"] if "rows" in content else [content["row"]]
+        rows = [row for row in every if not wanted or row["benchmark"] in wanted]
         if not rows:
             raise self.error(f"measured: got {' '.join(wanted)}, but {path.name} has no such rows")
         machine = content["machine"]

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow import AttentionFlow, AttentionStep, DotProduct, GradientFlow, J, NeutrenoStep, Points, affinity
-from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome, largest, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome, largest
 
 MANY = 256  # tokens
 
@@ -49,10 +50,10 @@ def run(context: Context) -> Outcome:
                 theirs = scaled_dot_product_attention(*given).numpy()
                 weights = affinity(DotProduct(), points, k, queries=queries)
                 flow = AttentionFlow(weights)
-                one = solve(flow, v, t=1, integrator=AttentionStep(), energies=False).final
+                one = solve_to_end(flow, v, t=1, integrator=AttentionStep(), energies=False).final
                 note(f"{dtype}, {kind}: attention step against torch", one, theirs)
                 layer = AttentionFlow(weights, v0, 0.6)
-                moved = solve(layer, v, t=1, integrator=NeutrenoStep(), energies=False)
+                moved = solve_to_end(layer, v, t=1, integrator=NeutrenoStep(), energies=False)
                 expected = theirs + np.asarray(0.6, dtype) * (v0 - v)
                 # Asymmetric attention may make the layer unstable; then solve refuses it, as it should.
                 note(f"{dtype}, {kind}: NeuTRENO step against torch", moved.final, expected)
@@ -68,7 +69,7 @@ def run(context: Context) -> Outcome:
                 symmetric = scaled_dot_product_attention(*map(torch.from_numpy, (k, k, v))).numpy()
                 note("float64, q = k: v − ∇J(v)/d against torch", step, symmetric)
                 flow = GradientFlow(functional, "degree")
-                step = solve(flow, v, t=1, integrator=AttentionStep(), energies=False).final
+                step = solve_to_end(flow, v, t=1, integrator=AttentionStep(), energies=False).final
                 note("float64, q = k: step of the gradient flow of J", step, symmetric)
     tolerance = {"float64": 1e-13, "float32": 1e-6}
     return Outcome([Check(what, value, tolerance[what[:7]]) for what, value in worst.items()])

@@ -30,7 +30,8 @@ from nlflow.domains import Domain
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.kernels import Kernel
 from nlflow.plotting import Course, decay_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -117,7 +118,7 @@ def study_flow(case: Case, metric: str, start: Floats, points: int) -> dict[str,
     means = case.mass(metric) @ both
     # Late: from where the slowest mode is all that is left, to where rounding begins (25 = log of 7e10).
     t = np.linspace(0, 25, points) / rate
-    u = solve(flow, both, t_eval=t, integrator=EXACT, energies=False).u
+    u = solve_to_end(flow, both, t_eval=t, integrator=EXACT, energies=False).u
     distance, shares = (
         np.array([case.distance(v[:, part], means[part], metric) for v in u])
         for part in (slice(channels), slice(channels, None))
@@ -126,7 +127,7 @@ def study_flow(case: Case, metric: str, start: Floats, points: int) -> dict[str,
     distance, shares = distance / distance[0], shares / shares[0]
     late, early = (distance < 1e-5) & (distance > 1e-10), t * rate <= 10
     slope = -float(np.polyfit(t[late], np.log(distance[late]), 1)[0]) if late.sum() > 2 else np.nan
-    limit = solve(flow, start, t=60 / rate, integrator=EXACT, energies=False).final
+    limit = solve_to_end(flow, start, t=60 / rate, integrator=EXACT, energies=False).final
     size = float(np.abs(start).max())
     return {
         "rate, fitted late, over the predicted one": slope / rate - 1,
@@ -149,7 +150,7 @@ def study_layers(case: Case, start: Floats, layers: int) -> dict[str, float]:
     found = {"excess": 0.0, "equality": 0.0}
     for name, begin in (("excess", start), ("equality", slowest)):
         mean = case.mass("degree") @ begin
-        u = solve(flow, begin, t_eval=np.arange(layers + 1.0), integrator=AttentionStep(), energies=False).u
+        u = solve_to_end(flow, begin, t_eval=np.arange(layers + 1.0), integrator=AttentionStep(), energies=False).u
         shares = np.array([case.distance(a, mean, "degree") for a in u]) / case.distance(begin, mean, "degree")
         ratio = shares / second ** np.arange(layers + 1.0) - 1
         found[name] = float(np.maximum(ratio, 0).max()) if name == "excess" else float(np.abs(ratio).max())
@@ -214,7 +215,7 @@ def draw() -> tuple[Figure, float]:
         values, _ = case.modes(metric)
         held = E(case.dense, start, fidelity * unit, measure=metric)
         for functional in (J(case.dense), held):
-            found = solve(GradientFlow(functional, metric), start, t_eval=t / unit, integrator=EXACT)
+            found = solve_to_end(GradientFlow(functional, metric), start, t_eval=t / unit, integrator=EXACT)
             distance = np.array([case.distance(u, case.mass(metric) @ start, metric) for u in found.u])
             name, rate = f"{type(functional).__name__}, {label}", float(values[1]) / unit
             if functional is held:

@@ -12,7 +12,9 @@ from scipy.spatial import ConvexHull
 
 from nlflow import E, ExplicitEuler, Exponential, Gaussian, GradientFlow, J, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
+from nlflow.plotting.base import finish
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -102,7 +104,7 @@ def balance(case: Case) -> Balance:
     fastest = 4 * float(case.flow.spectral_bounds()[1])
     ends, times, weights = graded(fastest, 21, 14)
     t = np.sort(np.concatenate([ends, times.ravel()]))
-    found = solve(case.flow, case.start, t_eval=t, integrator=EXACT)
+    found = solve_to_end(case.flow, case.start, t_eval=t, integrator=EXACT)
     mass = case.plain.mass(metric)[:, None]
     speeds = np.array([np.sum(mass * functional.gradient(u, metric) ** 2) for u in found.u])
     at_end = np.isin(t, ends)
@@ -141,7 +143,7 @@ def evolve(evolving: bool, seed: int, step: float) -> Evolution:
     sums = affinity(Gaussian(width=width), Points(np.zeros(n)), start)
     flow = GradientFlow(J(sums), "degree", evolving=evolving)
     t = np.linspace(0, end, round(end / step) + 1)
-    u = solve(flow, start, t_eval=t, integrator=ExplicitEuler(dt=step), energies=False).u
+    u = solve_to_end(flow, start, t_eval=t, integrator=ExplicitEuler(dt=step), energies=False).u
     energies, speeds = np.empty((2, len(t)))
     averages = np.empty_like(u)
     for number, now in enumerate(u):
@@ -223,21 +225,16 @@ def draw(found: dict[str, Balance], moving: Evolution) -> Figure:
             color=shade, label=", ".join(name.split(", ")[:2]),
         )  # fmt: skip
     left.set_xscale("log")
-    left.set_xlabel("t")
-    left.set_ylabel("share of the first energy that is lost")
-    left.set_title("frozen kernel")
+    finish(left, "frozen kernel", "t", "share of the first energy that is lost")
     right.plot(moving.t, moving.paid, color="#4d4d4d", linewidth=2, label="∫ |∇J|² dt")
     right.plot(moving.t, moving.lost, color="#b03a2e", linewidth=2, linestyle="--", label="J(0) − J(t)")
     right.plot(
         moving.t, moving.area / moving.area[0], color="#0b5394", linewidth=2, label="area of the hull (1 at first)"
     )
     right.axhline(0, color="black", linewidth=0.8)
-    right.set_xlabel("t")
-    right.set_title("evolving kernel")
+    finish(right, "evolving kernel", "t")
     for axis in (left, right):
         axis.legend(fontsize=9, frameon=False)
-        axis.grid(alpha=0.25)
-        axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nlflow import J, Points, from_matrix
 from validation.depth_figure import depth_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
-from validation.networks import PASSAGES, checkpoints, embeddings, minilm, on_one_thread, random_model, read, traced
+from validation.networks import checkpoints, embeddings, minilm, on_one_thread, passages, random_model, traced
 from validation.plain_transformer import Block, energy, plain_copy
 
 Floats = NDArray[np.float64]
@@ -54,9 +54,7 @@ def run(context: Context) -> Outcome:
 
     model, title = minilm(), "all-MiniLM-L6-v2, trained without the term"
     plain = plain_copy(model)
-    for number in range(context.pick(len(PASSAGES), 2)):
-        context.step(f"passage {number + 1}")
-        inputs = read(number)
+    for _, inputs in passages(context):
         trace = traced(model, inputs)
         x = embeddings(trace)
         measure(title, WITHOUT, trace, plain.run(x))

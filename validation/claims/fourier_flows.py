@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from nlflow import E, Exponential, Gaussian, GradientFlow, Grid, J, RungeKutta, affinity
 from nlflow.plotting import Course, decay_figure, spacetime_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +115,7 @@ def problems(torus: Torus, method: str, channels: int, seed: int) -> Iterator[Pr
 def largest_error(torus: Torus, problem: Problem, times: Floats, integrator: Exponential | RungeKutta) -> float:
     """Return the largest difference from the exact solution over nodes, channels and times, over the largest value."""
     start = torus.signal(problem.start)
-    found = solve(problem.flow, start, t_eval=times, integrator=integrator, energies=False)
+    found = solve_to_end(problem.flow, start, t_eval=times, integrator=integrator, energies=False)
     size = float(np.abs(start).max())
     exact = [torus.signal(problem.exact(t)) for t in times]
     return float(np.abs(found.u - np.stack(exact)).max()) / size
@@ -158,10 +159,10 @@ def draw() -> tuple[dict[str, Figure], float]:
     long, short = np.append(0.0, np.geomspace(0.05, 1500, 120)), np.linspace(0, 12, 61)
     panels, decays, worst = {}, {}, 0.0
     for name, (flow, rates, limit) in flows.items():
-        found = solve(flow, signal, t_eval=long / torus.degree, energies=False)
+        found = solve_to_end(flow, signal, t_eval=long / torus.degree, energies=False)
         panels[f"{name}-flow"] = (long, found.u[..., 0])
         # The modes of the solved flow, by plain sums over the nodes.
-        solved = solve(flow, signal, t_eval=short / torus.degree, integrator=EXACT, energies=False).u[..., 0]
+        solved = solve_to_end(flow, signal, t_eval=short / torus.degree, integrator=EXACT, energies=False).u[..., 0]
         courses = []
         for m in (1, 2, 4):
             number = int(np.flatnonzero(torus.modes[:, 0] == m)[0])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from validation.depth_figure import depth_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
-from validation.networks import PASSAGES, checkpoints, embeddings, minilm, on_one_thread, random_model, read, traced
+from validation.networks import checkpoints, embeddings, minilm, on_one_thread, passages, random_model, traced
 from validation.plain_transformer import Block, attention_matrix, direction_cosine, plain_copy
 
 Floats = NDArray[np.float64]
@@ -39,9 +39,7 @@ def run(context: Context) -> Outcome:
     plain = plain_copy(model)
     error, same = 0.0, 1.0
     courses: dict[str, list[list[float]]] = {TABLE: [], MEAN: [], SHUFFLED: [], BEYOND: []}
-    for number in range(context.pick(len(PASSAGES), 2)):
-        context.step(f"passage {number + 1}")
-        inputs = read(number)
+    for _, inputs in passages(context):
         trace = traced(model, inputs)
         found = [cosines(block, rng) for block in plain.run(embeddings(trace))]
         for name, course in courses.items():

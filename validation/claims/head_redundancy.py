@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from validation.depth_figure import depth_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
-from validation.networks import PASSAGES, checkpoints, embeddings, minilm, on_one_thread, random_model, read, traced
+from validation.networks import checkpoints, embeddings, minilm, on_one_thread, passages, random_model, traced
 from validation.plain_transformer import Block, plain_copy
 
 Floats = NDArray[np.float64]
@@ -38,9 +38,7 @@ def run(context: Context) -> Outcome:
     plain = plain_copy(model)
     error = 0.0
     courses: dict[str, list[Any]] = {WITHOUT: [], WITH: [], OTHERS: [], UNIFORM: []}
-    for number in range(context.pick(len(PASSAGES), 2)):
-        context.step(f"passage {number + 1}")
-        inputs = read(number)
+    for _, inputs in passages(context):
         x = embeddings(traced(model, inputs))
         for label, fidelity in ((WITHOUT, 0.0), (WITH, FIDELITY)):
             blocks = plain.run(x, fidelity)

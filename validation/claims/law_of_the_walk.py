@@ -10,7 +10,7 @@ from scipy import stats
 
 from nlflow import DotProduct, Gaussian, Grid, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Series, new_figure, rate_figure
-from validation.harness import FALSE_ALARM, PAPER, Check, Claim, Context, Outcome, bonferroni, largest
+from validation.harness import FALSE_ALARM, PAPER, Check, Claim, Context, Outcome, bonferroni, chains_of, largest
 
 Floats = NDArray[np.float64]
 
@@ -38,10 +38,7 @@ def written_out() -> dict[str, tuple[MarkovChain, Floats]]:
             (np.abs(line[:, None] - line[None]) <= 3).astype(float),
         ),
     }
-    return {
-        name: (MarkovChain(weights), matrix / matrix.sum(axis=1, keepdims=True))
-        for name, (weights, matrix) in kernels.items()
-    }
+    return chains_of(kernels)
 
 
 def run(context: Context) -> Outcome:

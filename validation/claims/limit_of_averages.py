@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from nlflow import DotProduct, Gaussian, Grid, Laplace, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Course, decay_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
+from validation.harness import PAPER, Check, Claim, Context, Outcome, chains_of, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -26,10 +26,7 @@ def chains(n: int) -> dict[str, tuple[MarkovChain, Floats]]:
         "attention, q = k": (affinity(DotProduct(), points, k), np.exp(k @ k.T / 4)),
         "attention, q ≠ k": (affinity(DotProduct(), points, k, queries=q), np.exp(q @ k.T / 4)),
     }
-    return {
-        name: (MarkovChain(weights), matrix / matrix.sum(axis=1, keepdims=True))
-        for name, (weights, matrix) in kernels.items()
-    }
+    return chains_of(kernels)
 
 
 def run(context: Context) -> Outcome:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nlflow.plotting import new_figure
 from nlflow.plotting.base import MARKERS, PALETTE, finish
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
-from validation.networks import PASSAGES, embeddings, minilm, on_one_thread, read, traced
+from validation.networks import embeddings, minilm, on_one_thread, passages, read, traced
 from validation.plain_transformer import mean_cosine, plain_copy
 
 if TYPE_CHECKING:
@@ -37,9 +37,7 @@ def run(context: Context) -> Outcome:
     error, changed = 0.0, 0
     cosines: list[list[list[float]]] = []
     effects: dict[str, list[list[float]]] = {name: [] for name in sets}
-    for number in range(context.pick(len(PASSAGES), 2)):
-        context.step(f"passage {number + 1}")
-        inputs = read(number)
+    for number, inputs in passages(context):
         stock = traced(model, inputs)
         x = embeddings(stock)
         by_fidelity = []

@@ -13,7 +13,8 @@ from skimage import data
 
 from nlflow import E, GradientFlow, PatchGroups, SemiImplicit
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome, largest, smallest, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import Check, Claim, Context, Outcome, largest, smallest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,7 +116,7 @@ def one_stage(
     fidelity = groups.covariance(guide, noise_variance=removed)[:, None] / SIGMA**2
     energy = E(groups.affinity(), f, fidelity, measure="degree")
     flow = GradientFlow(energy, metric="degree")
-    stage = solve(flow, start, t=1, integrator=SemiImplicit())
+    stage = solve_to_end(flow, start, t=1, integrator=SemiImplicit())
     result = groups.aggregate(stage.final)
 
     p, r, n = options["patch_size"], options["search_radius"], options["members"]

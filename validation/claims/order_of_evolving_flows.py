@@ -27,7 +27,9 @@ from nlflow import (
     affinity,
 )
 from nlflow.plotting import new_figure
-from validation.harness import Check, Claim, Context, Outcome, largest, solve
+from nlflow.plotting.base import finish
+from nlflow.studies.settings import solve_to_end
+from validation.harness import Check, Claim, Context, Outcome, largest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -86,7 +88,7 @@ class Case:
         return np.asarray(found.y[:, -1].reshape(shape))
 
     def error(self, integrator: Any, **options: Any) -> float:
-        found = solve(self.make(**options), self.start, t=END, integrator=integrator, energies=False)
+        found = solve_to_end(self.make(**options), self.start, t=END, integrator=integrator, energies=False)
         return float(np.sqrt(np.mean((found.final - self.exact) ** 2)))
 
 
@@ -156,7 +158,7 @@ def layers_off(case: Case, layer: Any) -> float:
     u = case.start
     for _ in range(3):
         u = u + case.velocity(u)
-    return float(np.abs(solve(case.make(), case.start, t=3, integrator=layer, energies=False).final - u).max())
+    return float(np.abs(solve_to_end(case.make(), case.start, t=3, integrator=layer, energies=False).final - u).max())
 
 
 def run(context: Context) -> Outcome:
@@ -201,11 +203,8 @@ def draw(shown: dict[str, list[float]]) -> Figure:
     for method, (shade, style) in zip(METHODS, styles, strict=True):
         steps = [END / n for n in method.numbers]  # over 1 / rate
         axis.loglog(steps, shown[method.name], style, color=shade, label=method.name)
-    axis.set_xlabel("step times the largest rate")
-    axis.set_ylabel("largest error")
+    finish(axis, "", "step times the largest rate", "largest error")
     axis.legend(fontsize=9, frameon=False)
-    axis.grid(alpha=0.25)
-    axis.spines[["top", "right"]].set_visible(False)
     return figure
 
 

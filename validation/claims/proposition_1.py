@@ -25,7 +25,8 @@ from nlflow import (
     equilibrium,
 )
 from nlflow.plotting import bounds_figure, spacetime_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -122,7 +123,7 @@ def _evolving(context: Context) -> list[Kept]:
                 u = f
                 for _ in range(60):
                     before = u
-                    u = solve(flow, u, t=20, integrator=SemiImplicit(), energies=False).final
+                    u = solve_to_end(flow, u, t=20, integrator=SemiImplicit(), energies=False).final
                     flow = flow.rebuilt(u)
                     if float(np.abs(u - before).max()) < 1e-12 * float(np.abs(f).max()):
                         break
@@ -151,13 +152,13 @@ def _integrated(context: Context) -> tuple[float, float, float]:
                 size = float(np.abs(f).max())
                 dense = largest(dense, float(np.abs(u - exact).max()) / size)
                 slowest = float(np.sort(np.linalg.eigvals(a).real)[1])
-                solution = solve(flow, t=25 / (slowest + fidelity), energies=False)
+                solution = solve_to_end(flow, t=25 / (slowest + fidelity), energies=False)
                 apart = largest(apart, float(np.abs(solution.final - u).max()) / size)
                 if kind == "attention, q ≠ k":
                     smoothing: Any = AttentionFlow(flow.affinity)
                 else:
                     smoothing = GradientFlow(J(flow.functional.given), flow.metric)
-                end = solve(smoothing, f, t=25 / slowest, energies=False).final
+                end = solve_to_end(smoothing, f, t=25 / slowest, energies=False).final
                 left = largest(left, diversity(smoothing, end) / diversity(smoothing, f))
     return apart, dense, left
 
@@ -216,7 +217,7 @@ def _flows() -> Any:
     times = np.append(0.0, np.logspace(-1, 4, 160))
     panels = {}
     for name, functional in (("J-flow", J(weights)), ("E-flow, λ̃ = 0.3", E(weights, f, 0.3, measure="degree"))):
-        solution = solve(GradientFlow(functional, "degree"), f, t_eval=times, energies=False)
+        solution = solve_to_end(GradientFlow(functional, "degree"), f, t_eval=times, energies=False)
         panels[name] = (solution.t, solution.u)
     return spacetime_figure(panels, x=x)
 

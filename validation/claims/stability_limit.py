@@ -22,7 +22,8 @@ from nlflow import (
     neutreno_limit,
 )
 from nlflow.plotting import new_figure, phase_figure
-from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest, solve
+from nlflow.studies.settings import solve_to_end
+from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
 Floats = NDArray[np.float64]
 
@@ -131,9 +132,9 @@ def _refused_wrongly(weights: Any, limit: float, n: int) -> int:
     f = np.random.default_rng(11).standard_normal(n)
     wrong = 0
     flow = AttentionFlow(weights, f, 0.99 * limit)
-    wrong += solve(flow, t=50, integrator=NeutrenoStep(), energies=False).status is not Status.FINISHED
+    wrong += solve_to_end(flow, t=50, integrator=NeutrenoStep(), energies=False).status is not Status.FINISHED
     try:
-        solve(AttentionFlow(weights, f, 1.01 * limit), t=1, integrator=NeutrenoStep(), energies=False)
+        solve_to_end(AttentionFlow(weights, f, 1.01 * limit), t=1, integrator=NeutrenoStep(), energies=False)
         wrong += 1
     except StabilityError:
         pass

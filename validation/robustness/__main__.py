@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from tqdm import tqdm
-
-from validation.robustness.contract import Row, rows_of
-from validation.robustness.report import Entry, line, read, write
+from nlflow.io.atomic import make_folder
+from nlflow.io.storage import locked
+from validation.robustness.contract import campaign_table, run_trials
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,30 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     args = parser.parse_args(arguments)
     if args.kills < 1 or args.minutes <= 0 or args.jobs < 1:
         parser.error("--kills, --minutes and --jobs: expected numbers > 0")
-    entries = [entry for entry in read(args.out) if entry.row.good] if args.resume else []
-    with tempfile.TemporaryDirectory(prefix="nlflow-robustness-") as name:
-        for key, row in _found(args, Path(name), {entry.key for entry in entries}):
-            entries.append(Entry.of(key, row))
-            tqdm.write(line(row))
-            write(args.out, entries)  # what is known so far
-    print(f"table: {args.out / 'robustness.md'}")
-    return 0 if all(entry.row.good for entry in entries) else 1
+    table = campaign_table(args.out)
+    with locked(make_folder(args.out), "--out"), tempfile.TemporaryDirectory(prefix="nlflow-robustness-") as name:
+        if args.resume:
+            table.load(lambda entry: entry.row.good)
+        if args.only != "fuzz":  # one at a time, since kills come at times of chance in a run whose length was measured
+            from validation.robustness.faults.campaign import trials
 
+            run_trials(list(trials(args.kills, args.seed, Path(name))), table)
+        if args.only != "faults":
+            from validation.robustness.fuzz.campaign import trials as readers
 
-def _found(args: argparse.Namespace, folder: Path, known: set[str]) -> Iterator[tuple[str, Row]]:
-    """Yield what is not known yet, as soon as it is found."""
-    if args.only != "fuzz":  # one at a time, since kills come at times of chance in a run whose length was measured
-        from validation.robustness.faults.campaign import trials
-
-        for trial in trials(args.kills, args.seed, folder):
-            if trial.key not in known:
-                yield trial.key, trial.run()
-    if args.only != "faults":
-        from validation.robustness.fuzz.campaign import trials as readers
-
-        left = [trial for trial in readers(args.minutes, args.out / "fuzz", seed=args.seed) if trial.key not in known]
-        for trial, row in rows_of(left, args.jobs):
-            yield trial.key, row
+            found = readers(args.minutes, args.out / "fuzz", seed=args.seed)
+            run_trials(found, table, jobs=args.jobs, threads=True)
+    print(f"table: {table.path.with_suffix('.md')}")
+    return 0 if all(entry.row.good for entry in table.entries) else 1
 
 
 if __name__ == "__main__":

@@ -1,13 +1,19 @@
-"""What a campaign does and tells: trials, each with one row of how often a fault was tried and what came of it."""
+"""What a campaign tells: a row for each fault, of how often it was tried and what came of it, and the table of all."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-__all__ = ["Row", "Trial", "rows_of"]
+from tqdm import tqdm
+
+from nlflow.io.records import Entry, Table, markdown
+from nlflow.studies.cases import Case, run_cases
+
+__all__ = ["Row", "campaign_table", "run_trials"]
 
 
 @dataclass(frozen=True)
@@ -44,30 +50,53 @@ class Row:
         """Whether nothing was lost and nothing wrong, and it was tried at all."""
         return self.tried > 0 and self.lost == 0 and self.wrong == 0
 
+    @property
+    def line(self) -> str:
+        """The row as text, with what failed below it."""
+        verdict = "good" if self.good else "BAD"
+        came = f"{self.counted(', ')}; lost {self.lost}, wrong {self.wrong}"
+        text = f"{verdict:<5}{self.fault}: {self.tried} times: {came}"
+        return "\n".join([text, *(f"     {failure}" for failure in self.details.get("failed", []))])
 
-@dataclass(frozen=True)
-class Trial:
-    """One row that is still to be found.
-
-    Attributes
-    ----------
-    key : str
-        Tells it apart from all others, with how often and with which seed it is tried.
-    run : callable
-        Returns the row.
-    """
-
-    key: str
-    run: Callable[[], Row]
+    def counted(self, between: str) -> str:
+        """Return how often it ended how."""
+        return between.join(f"{count} {what}" for what, count in self.outcomes.items() if count)
 
 
-def rows_of(trials: Iterable[Trial], jobs: int = 1) -> Iterator[tuple[Trial, Row]]:
-    """Run trials, so many at a time, and yield each with its row as soon as it is known."""
-    with ThreadPoolExecutor(jobs) as pool:
-        calls = {pool.submit(trial.run): trial for trial in trials}
-        try:
-            for call in as_completed(calls):
-                yield calls[call], call.result()
-        finally:
-            for call in calls:
-                call.cancel()
+def run_trials(trials: Sequence[Case], table: Table[Row], *, jobs: int = 1, threads: bool = False) -> None:
+    """Run the trials that the table does not have, and print each row as soon as it is known and written."""
+    with closing(run_cases(trials, table, jobs=jobs, threads=threads)) as results:
+        for done in results:
+            if not done.read:
+                tqdm.write(done.finding.line)
+
+
+def campaign_table(
+    folder: Path,
+    name: str = "robustness",
+    title: str = "Faults and hostile files",
+    command: str = "make robustness",
+    order: Callable[[Entry[Row]], Any] | None = None,
+) -> Table[Row]:
+    """Return the table ``<name>.json`` and ``<name>.md`` of a folder, with a title and the command that writes it."""
+    return Table(folder, name, "table of faults", Row, lambda entries: _page(entries, title, command), order)
+
+
+def _page(entries: Sequence[Entry[Row]], title: str, command: str) -> str:
+    heads = ("fault", "tried", "outcome", "lost", "wrong", "seconds", "processor seconds", "source")
+    lines = []
+    for entry in entries:
+        row = entry.row
+        spent = f"{row.seconds:.0f}", row.details.get("processor seconds", "")
+        lines.append((row.fault, row.tried, row.counted("; "), row.lost, row.wrong, *spent, entry.source))
+    table = markdown(heads, lines, numbers=("tried", "lost", "wrong", "seconds", "processor seconds"))
+    good = sum(entry.row.good for entry in entries)
+    verdict = f"{good} of {len(entries)} rows without loss or wrong result."
+    return "\n\n".join([f"# {title}", f"Written by `{command}`. {when_and_where(entries)}.", table, verdict]) + "\n"
+
+
+def when_and_where(entries: Sequence[Entry[Any]]) -> str:
+    """Return the dates and the machines of a table."""
+    dates = sorted({entry.date for entry in entries})
+    machines = "; ".join(sorted({entry.machine for entry in entries}))
+    return f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}; {machines}"

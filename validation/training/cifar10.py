@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import ViTConfig, ViTForImageClassification
 
 from validation.training.data import Pictures
-from validation.training.task import Plan, Task, pixels, random
+from validation.training.task import Size, Task, pixels, random
 from validation.training.variants import Variant
 
 __all__ = ["Cifar10", "varied"]
@@ -29,8 +29,8 @@ class Cifar10(Task):
     train, test : Pictures
     size : {'tiny', 'small', 'full'}
     device : str
-    epochs, steps, batch, rate : optional
-        Other than those of the size.
+    **given
+        ``epochs``, ``steps``, ``batch`` or ``rate``, where they are to be others than those of the size.
     """
 
     name = "cifar10"
@@ -38,36 +38,20 @@ class Cifar10(Task):
     fidelity = 0.6
     files = ("cifar10-train.zip", "cifar10-test.zip")
 
-    _PLANS = {  # noqa: RUF012 (read alone)
-        # pictures, epochs, batch, learning rate, pictures that are looked at after each epoch and at the end
-        "tiny": (768, 2, 32, 1e-3, (256, 1000)),
-        "small": (50_000, 6, 64, 1.5e-3, (2000, 10_000)),
-        "full": (50_000, 16, 512, 1.5e-3, (10_000, 10_000)),
-    }
-    _SHAPES = {  # noqa: RUF012
-        "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4},
-        "small": {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4},
-        "full": {"hidden_size": 192, "intermediate_size": 384, "num_attention_heads": 4},
+    sizes = {  # noqa: RUF012 (read alone)
+        size: Size(*numbers, {"hidden_size": width, "intermediate_size": 2 * width, "num_attention_heads": 4})
+        for size, numbers, width in (
+            ("tiny", (768, 2, 32, 1e-3, (256, 1000)), 32),
+            ("small", (50_000, 6, 64, 1.5e-3, (2000, 10_000)), 64),
+            ("full", (50_000, 16, 512, 1.5e-3, (10_000, 10_000)), 192),
+        )
     }
 
     def __init__(
-        self,
-        train: Pictures,
-        test: Pictures,
-        *,
-        size: str = "small",
-        device: str = "cpu",
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch: int | None = None,
-        rate: float | None = None,
+        self, train: Pictures, test: Pictures, *, size: str = "small", device: str = "cpu", **given: Any
     ) -> None:
-        count, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
-        count = min(count, len(train.labels))
-        batch = min(usual_batch if batch is None else batch, count)
-        plan = Plan.usual(count // batch, batch, length, usual_rate, epochs=epochs, steps=steps, rate=rate)
+        count = min(self.sizes[size].count, len(train.labels))
         shape = {
-            **self._SHAPES[size],
             "image_size": int(train.images.shape[1]),
             "patch_size": 4,
             "num_hidden_layers": 12,
@@ -75,7 +59,7 @@ class Cifar10(Task):
             # Without a GPU the plain products are faster for so few tokens.
             "attn_implementation": "sdpa" if device.startswith("cuda") else "eager",
         }
-        super().__init__(size, plan, shape, device)
+        super().__init__(size, device, shape, items=count, **given)
         train, test = train.some(count), test.some(len(test.labels))
         self.classes = train.classes
         self.train = (self.tensor(train.images), self.tensor(train.labels))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from nlflow.backends.interrupts import delivered, terminable
 from nlflow.errors import InputError
 from nlflow.io.atomic import make_folder
 from nlflow.io.terminal import echo, mendable
+from nlflow.studies.cases import Case, run_cases
 from validation.training.export import export
 from validation.training.loop import train
 from validation.training.report import summarise, table, write_summary
@@ -111,16 +113,21 @@ def _run(args: argparse.Namespace, make: Callable[[argparse.Namespace, dict[str,
     make_folder(args.out)
     chosen = {name: getattr(args, name) for name in ("size", "epochs", "steps", "batch", "rate")}
     task = make(args, {**chosen, "device": device}, not args.quiet)
-    records = []
+    one = partial(train, task, resume=args.resume, half=args.bf16, progress=not args.quiet)
     # All variants of one seed before the next: differences in pairs are known early.
-    for seed in seeds:
-        for name in dict.fromkeys(args.variants):
-            folder = args.out / f"{name}-seed{seed}"
-            record = train(task, name, seed, folder, resume=args.resume, half=args.bf16, progress=not args.quiet)
-            records.append(record)
-            write_summary(args.out, summarise(records, task.measure), task.settings())
-            if getattr(args, "export", None) is not None and seed == seeds[0]:
-                export(task, record, folder, args.export / f"{task.name}-{name}")
+    cases = [
+        Case(folder.name, one, (name, seed, folder))
+        for seed in seeds
+        for name in dict.fromkeys(args.variants)
+        for folder in [args.out / f"{name}-seed{seed}"]
+    ]
+    records = []
+    for done in run_cases(cases):  # each training keeps its own record, after every epoch
+        records.append(done.finding)
+        write_summary(args.out, summarise(records, task.measure), task.settings())
+        name, seed, folder = done.case.arguments
+        if getattr(args, "export", None) is not None and seed == seeds[0]:
+            export(task, done.finding, folder, args.export / f"{task.name}-{name}")
     if not args.quiet:
         echo(table(summarise(records, task.measure)))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import signal
 import time
@@ -241,7 +240,7 @@ def _check_same(path: Path, found: Any, about: dict[str, Any]) -> None:
 
 def _differing(found: Any, about: dict[str, Any]) -> str | None:
     """Return in what settings differ from those of this training; None if in none."""
-    wanted = json.loads(json.dumps(plain(about)))
+    wanted = plain(about)
     if found == wanted:
         return None
     others = found if isinstance(found, dict) else {}

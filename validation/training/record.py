@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +24,19 @@ _EPOCH = {"epoch": float, "step": int, "training_loss": float | None, "diverged"
 
 def write_record(folder: Path, about: dict[str, Any], run: dict[str, Any], finished: bool) -> dict[str, Any]:
     """Write what is known of a training as JSON, and return it."""
-    record = {
-        "settings": about,
-        "finished": finished,
-        "step": run["step"],
-        "seconds": round(run["seconds"], 1),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "epochs": run["epochs"],
-    }
-    made: dict[str, Any] = json.loads(json.dumps(plain(record), allow_nan=False))
-    save_record(folder / RECORD, _KIND, made)
-    return made
+    record: dict[str, Any] = plain(
+        {
+            "settings": about,
+            "finished": finished,
+            "step": run["step"],
+            "seconds": round(run["seconds"], 1),
+            "torch": torch.__version__,
+            "threads": torch.get_num_threads(),
+            "epochs": run["epochs"],
+        }
+    )
+    save_record(folder / RECORD, _KIND, record)
+    return record
 
 
 def read_record(path: Path, measure: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -13,11 +12,14 @@ import numpy as np
 from scipy.stats import t as student
 
 from nlflow.backends.machine import provenance
-from nlflow.io.atomic import write_atomic
+from nlflow.io.storage import save_record
 from nlflow.io.terminal import plain
 from validation.training.variants import VARIANTS
 
-__all__ = ["Difference", "difference", "summarise", "table", "write_summary"]
+__all__ = ["SUMMARY", "Difference", "difference", "summarise", "table", "write_summary"]
+
+SUMMARY = "summary of trainings"
+"""The kind of the record ``summary.json``."""
 
 
 @dataclass(frozen=True)
@@ -170,5 +172,4 @@ def _error(value: float) -> str:
 def write_summary(folder: Path, summary: dict[str, Any], settings: dict[str, Any]) -> None:
     """Write ``summary.json``."""
     report = {"settings": settings, **summary, "environment": provenance()}
-    text = json.dumps(plain(report), indent=1, allow_nan=False)
-    write_atomic(folder / "summary.json", lambda file: file.write(text.encode()))
+    save_record(folder / "summary.json", SUMMARY, plain(report))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,7 +11,7 @@ from torch.nn import functional
 from nlflow.attention import LayerTrace, probe
 from validation.training.scenes import CLASSES, draw_scenes
 from validation.training.segmenter import ADAPTERS, Segmenter, taken
-from validation.training.task import Plan, Task, pixels
+from validation.training.task import Size, Task, pixels
 from validation.training.variants import Variant
 
 __all__ = ["Scenes", "mean_iou"]
@@ -19,6 +21,10 @@ _AT_ONCE = 64
 _DATA = (1, 2)  # seeds of the scenes to train on, and of the others: the same for all seeds of a training
 
 
+def _shape(side: int, width: int, heads: int, depth: int) -> dict[str, int]:
+    return {"side": side, "patch": 4, "width": width, "heads": heads, "depth": depth, "decoder_depth": 2}
+
+
 class Scenes(Task):
     """The class of each pixel of a drawn scene.
 
@@ -26,42 +32,24 @@ class Scenes(Task):
     ----------
     size : {'tiny', 'small', 'full'}
     device : str
-    epochs, steps, batch, rate : optional
-        Other than those of the size.
+    **given
+        ``epochs``, ``steps``, ``batch`` or ``rate``, where they are to be others than those of the size.
     """
 
     name = "scenes"
     measure = "mean_iou"
     fidelity = 0.6
 
-    _PLANS = {  # noqa: RUF012 (read alone)
-        # scenes to train on, epochs, batch, learning rate, scenes that are looked at after each epoch and at the end
-        "tiny": (256, 4, 16, 2e-3, (32, 64)),
-        "small": (2048, 10, 32, 1e-3, (128, 512)),
-        "full": (8192, 10, 64, 1e-3, (256, 1024)),
-    }
-    _SHAPES = {  # noqa: RUF012
-        "tiny": {"side": 32, "patch": 4, "width": 32, "heads": 4, "depth": 4, "decoder_depth": 2},
-        "small": {"side": 48, "patch": 4, "width": 64, "heads": 4, "depth": 6, "decoder_depth": 2},
-        "full": {"side": 64, "patch": 4, "width": 192, "heads": 6, "depth": 8, "decoder_depth": 2},
+    sizes = {  # noqa: RUF012 (read alone)
+        "tiny": Size(256, 4, 16, 2e-3, (32, 64), _shape(32, 32, 4, 4)),
+        "small": Size(2048, 10, 32, 1e-3, (128, 512), _shape(48, 64, 4, 6)),
+        "full": Size(8192, 10, 64, 1e-3, (256, 1024), _shape(64, 192, 6, 8)),
     }
 
-    def __init__(
-        self,
-        *,
-        size: str = "small",
-        device: str = "cpu",
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch: int | None = None,
-        rate: float | None = None,
-    ) -> None:
-        count, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
-        batch = min(usual_batch if batch is None else batch, count)
-        plan = Plan.usual(count // batch, batch, length, usual_rate, epochs=epochs, steps=steps, rate=rate)
-        shape = {**self._SHAPES[size], "classes": len(CLASSES)}
-        super().__init__(size, plan, shape, device)
-        side = int(shape["side"])
+    def __init__(self, *, size: str = "small", device: str = "cpu", **given: Any) -> None:
+        count = self.sizes[size].count
+        super().__init__(size, device, {"classes": len(CLASSES)}, items=count, **given)
+        side = int(self.shape["side"])
         self.train, self.test = (
             tuple(self.tensor(part) for part in draw_scenes(number, side, seed))
             for number, seed in zip((count, self.looked_at[True]), _DATA, strict=True)

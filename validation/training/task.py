@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from nlflow.attention import LayerTrace, attach, probe
 from nlflow.errors import InputError
 from validation.training.variants import Variant
 
-__all__ = ["LAYERS", "SIZES", "Plan", "Task", "pixels", "random"]
+__all__ = ["LAYERS", "SIZES", "Plan", "Size", "Task", "pixels", "random"]
 
 SIZES = ("tiny", "small", "full")
 LAYERS = {"cosine": "mean_cosine", "t_sim": "token_similarity", "J": "energy"}
@@ -54,22 +54,30 @@ class Plan:
             if getattr(self, name) < 1:
                 raise InputError(f"--{name}: got {getattr(self, name)}, expected 1 or more")
 
-    @classmethod
-    def usual(
-        cls,
-        epoch: int,
-        batch: int,
-        length: int,
-        usual_rate: float,
-        *,
-        epochs: int | None,
-        steps: int | None,
-        rate: float | None,
-        **others: float,
-    ) -> Plan:
-        """Return the plan of a size, with so many epochs and this rate unless others are given."""
-        total = steps if steps is not None else epoch * (length if epochs is None else epochs)
-        return cls(total, epoch, batch, usual_rate if rate is None else rate, **others)
+
+@dataclass(frozen=True)
+class Size:
+    """What a size of a task means.
+
+    Attributes
+    ----------
+    count : int
+        Items to train on; for a task whose items are drawn anew, steps in an epoch.
+    epochs, batch : int
+    rate : float
+        Largest learning rate.
+    looked_at : tuple of int
+        Items that are looked at after each epoch, and at the end.
+    shape : dict
+        Of the model.
+    """
+
+    count: int
+    epochs: int
+    batch: int
+    rate: float
+    looked_at: tuple[int, int]
+    shape: dict[str, Any]
 
 
 def random(*key: int) -> np.random.Generator:
@@ -92,18 +100,42 @@ class Task(ABC):
         The figure that variants are compared by, one of what `evaluate` returns.
     fidelity : float
         λ̃ of the variants with the term.
+    sizes : dict of str to Size
     plan : Plan
     shape : dict
         Size of the model.
+    looked_at : tuple of int
+        Items that are looked at after each epoch, and at the end.
     device : torch.device
     """
 
     name: str
     measure: str
     fidelity: float
+    sizes: ClassVar[dict[str, Size]]
 
-    def __init__(self, size: str, plan: Plan, shape: dict[str, Any], device: str) -> None:
-        self.size, self.plan, self.shape = size, plan, shape
+    def __init__(
+        self,
+        size: str,
+        device: str,
+        shape: dict[str, Any],
+        *,
+        items: int | None = None,
+        decay: float = 0.05,
+        epochs: int | None = None,
+        steps: int | None = None,
+        batch: int | None = None,
+        rate: float | None = None,
+    ) -> None:
+        usual = self.sizes[size]
+        batch = usual.batch if batch is None else batch
+        epoch = usual.count
+        if items is not None:
+            batch = min(batch, items)
+            epoch = items // batch
+        total = epoch * (usual.epochs if epochs is None else epochs) if steps is None else steps
+        self.plan = Plan(total, epoch, batch, usual.rate if rate is None else rate, decay)
+        self.size, self.looked_at, self.shape = size, usual.looked_at, {**usual.shape, **shape}
         self.device = torch.device(device)
         self._order: tuple[tuple[int, int, int], Tensor] | None = None
 

@@ -12,7 +12,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from nlflow.errors import InputError
 from validation.training.data import Characters
-from validation.training.task import Plan, Task, random
+from validation.training.task import Size, Task, random
 from validation.training.variants import Variant
 
 __all__ = ["Text"]
@@ -29,8 +29,9 @@ class Text(Task):
     text : Characters
     size : {'tiny', 'small', 'full'}
     device : str
-    epochs, steps, batch, rate : optional
-        Other than those of the size. Windows begin at places of chance, and an epoch is so many steps.
+    **given
+        ``epochs``, ``steps``, ``batch`` or ``rate``, where they are to be others than those of the size. Windows begin
+        at random places, so an epoch is a number of steps.
     """
 
     name = "text"
@@ -38,40 +39,20 @@ class Text(Task):
     fidelity = 0.4
     file = "tinyshakespeare.txt"
 
-    _PLANS = {  # noqa: RUF012 (read alone)
-        # steps in an epoch, epochs, batch, learning rate, windows that are looked at after each epoch and at the end
-        "tiny": (24, 2, 8, 2e-3, (8, 32)),
-        "small": (250, 8, 16, 2e-3, (64, 870)),
-        "full": (125, 10, 128, 1.5e-3, (256, 870)),
-    }
-    _SHAPES = {  # noqa: RUF012
-        "tiny": {"n_embd": 32, "n_head": 4, "n_positions": 64},
-        "small": {"n_embd": 96, "n_head": 4, "n_positions": 128},
-        "full": {"n_embd": 256, "n_head": 8, "n_positions": 128},
+    sizes = {  # noqa: RUF012 (read alone)
+        "tiny": Size(24, 2, 8, 2e-3, (8, 32), {"n_embd": 32, "n_head": 4, "n_positions": 64}),
+        "small": Size(250, 8, 16, 2e-3, (64, 870), {"n_embd": 96, "n_head": 4, "n_positions": 128}),
+        "full": Size(125, 10, 128, 1.5e-3, (256, 870), {"n_embd": 256, "n_head": 8, "n_positions": 128}),
     }
 
-    def __init__(
-        self,
-        text: Characters,
-        *,
-        size: str = "small",
-        device: str = "cpu",
-        epochs: int | None = None,
-        steps: int | None = None,
-        batch: int | None = None,
-        rate: float | None = None,
-    ) -> None:
-        epoch, length, usual_batch, usual_rate, self.looked_at = self._PLANS[size]
-        batch = usual_batch if batch is None else batch
-        plan = Plan.usual(epoch, batch, length, usual_rate, epochs=epochs, steps=steps, rate=rate, decay=0.1)
+    def __init__(self, text: Characters, *, size: str = "small", device: str = "cpu", **given: Any) -> None:
         shape = {
-            **self._SHAPES[size],
             "n_layer": 6,
             "vocab_size": len(text.vocabulary),
             "attn_implementation": "sdpa" if device.startswith("cuda") else "eager",
         }
-        super().__init__(size, plan, shape, device)
-        self.context = int(shape["n_positions"])
+        super().__init__(size, device, shape, decay=0.1, **given)
+        self.context = int(self.shape["n_positions"])
         if min(len(text.train), len(text.test)) <= self.context:
             raise InputError(
                 f"--data: got a text of {len(text.train) + len(text.test)} characters, expected more than "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import platform
 import subprocess
 from functools import cache
@@ -12,7 +13,16 @@ from typing import Any
 
 from nlflow.backends.threads import counts
 
-__all__ = ["environment", "folder_digest", "git_state", "provenance", "source_digest", "version"]
+__all__ = [
+    "environment",
+    "folder_digest",
+    "git_state",
+    "machine_name",
+    "processor",
+    "provenance",
+    "source_digest",
+    "version",
+]
 
 
 def version() -> str:
@@ -49,6 +59,21 @@ def git_state() -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):  # no git, or a checkout that belongs to somebody else
         return None
     return {"commit": commit.strip(), "changed": bool(changes.strip())}
+
+
+def processor() -> str:
+    """Return the name of the processor."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:  # no Linux
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or "unknown processor")
+
+
+def machine_name() -> str:
+    """Return a few words that tell machines apart: system, processor and number of cores."""
+    return f"{platform.system()} {platform.machine()}, {processor()}, {os.cpu_count()} cores"
 
 
 def provenance(device: str = "cpu", seed: int | None = None) -> dict[str, Any]:

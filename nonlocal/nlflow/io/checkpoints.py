@@ -1,4 +1,4 @@
-"""A checkpoint at a path, and the one before it: a good one is there at any moment."""
+"""A checkpoint at a path, and the one before it: at any moment one of them is whole."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def previous(path: str | os.PathLike[str]) -> Path:
 class Checkpoints:
     """A checkpoint at a path, and the one before it.
 
-    Writing keeps what was there as ``<path>.previous`` as long as it is whole, so that there is a good one at any
-    moment, whatever becomes of the new one; reading takes the newest that is whole and of this problem.
+    Writing keeps the earlier checkpoint as ``<path>.previous`` if it is whole. So one whole checkpoint exists at any
+    moment, even if the new one fails. Reading takes the newest checkpoint that is whole and belongs to this problem.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ class Checkpoints:
         raise FileFormatError("; ".join(reasons))
 
     def check_replaceable(self, name: str, fits: Fits) -> None:
-        """Refuse to write where that would destroy something else than a state of this run.
+        """Refuse to replace a file that is not a state of this run.
 
         Parameters
         ----------

@@ -1,8 +1,8 @@
-"""What is kept on disk: archives of arrays, records in JSON, and who may write.
+"""Files that later runs continue from: archives of arrays, records in JSON, and locks.
 
-Everything that can be gone on from (flows, studies, claims, folders of images, trainings) is written here, and alike:
-a file appears complete or not at all, says of what kind and format it is and which versions wrote it, and has a
-checksum of all that it says. Nothing is ever unpickled.
+Flows, studies, claims, folders of images, trainings and campaigns all write these files. A file appears complete or not
+at all. It names its kind, its format and the versions that wrote it, and it has a checksum of its content. Nothing is
+ever unpickled.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ Meta = dict[str, Any]
 
 
 class DamagedFileError(FileFormatError):
-    """A file is not as it was written: it holds nothing that could be lost."""
+    """A file is not as it was written, so it holds nothing that could be lost."""
 
 
 # ---- archives
@@ -222,8 +222,8 @@ def _check_envelope(path: str | os.PathLike[str], meta: Any, kind: str, what: st
 def locked(path: str | os.PathLike[str], name: str) -> Iterator[None]:
     """Keep a file or folder for this process as long as the context lasts.
 
-    The lock is a file beside (in a folder: in ``.nlflow`` inside) that holds no data and stays; it is the operating
-    system that forgets the lock when a process ends, however it ends.
+    The lock is an empty file beside the file, or in ``.nlflow`` inside the folder. The file stays. The operating system
+    releases the lock when the process ends, however it ends.
 
     Parameters
     ----------

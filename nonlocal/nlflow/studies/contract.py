@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -15,7 +15,7 @@ from nlflow.studies.fits import Fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["JUDGED", "ROUNDING", "Case", "Kind", "Options", "Row", "grouped", "in_words", "judged"]
+__all__ = ["JUDGED", "ROUNDING", "Kind", "Options", "Row", "Setting", "columns", "grouped", "in_words", "judged"]
 
 Row: TypeAlias = dict[str, Any]
 Options: TypeAlias = dict[str, Any]
@@ -29,7 +29,7 @@ ROUNDING = _ROUNDINGS * float(np.finfo(np.float64).eps)
 
 
 @dataclass(frozen=True)
-class Case:
+class Setting:
     """One piece of work, done as a whole.
 
     Attributes
@@ -57,6 +57,8 @@ class Kind(ABC):
         The options that it has, with their defaults; None where the kind chooses by the other options.
     axes : tuple of str
         Those that may be lists, every combination being a case.
+    setting : tuple of str
+        The axes whose values are fitted apart from each other.
     columns : dict
         What a row of `measure` consists of, in this order, with the type of each; rows that come from a file
         are held against it.
@@ -66,6 +68,7 @@ class Kind(ABC):
     summary: ClassVar[str]
     defaults: ClassVar[Mapping[str, Any]]
     axes: ClassVar[tuple[str, ...]]
+    setting: ClassVar[tuple[str, ...]]
     columns: ClassVar[Mapping[str, Column]]
 
     def check(self, options: Options, given: Mapping[str, Any]) -> None:  # noqa: B027  # a hook
@@ -78,9 +81,14 @@ class Kind(ABC):
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
         """Return the measurements of one case, without its label."""
 
-    @abstractmethod
     def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return what all measurements together say."""
+        """Return what all measurements together say, setting by setting."""
+        settings = grouped(rows, self.setting)
+        return [fit for setting, members in settings for fit in self.fitted(in_words(setting), members, options)]
+
+    @abstractmethod
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield what the measurements of one setting say."""
 
     @abstractmethod
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
@@ -92,7 +100,7 @@ class Kind(ABC):
 
 
 def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64") -> Row:
-    """Return the columns that say whether an error can be fitted: not where it is rounding, or no number.
+    """Return the columns that say whether an error can be fitted: not if it is rounding, or no number.
 
     `floor` is what the reference itself may be wrong by, relative to `scale`; `dtype` is what was computed in.
     """
@@ -101,6 +109,11 @@ def judged(error: float, scale: float, floor: float = 0.0, dtype: str = "float64
     if error <= (_ROUNDINGS * float(np.finfo(dtype).eps) + floor) * scale:
         return {"used": False, "note": "rounding level"}
     return {"used": True, "note": ""}
+
+
+def columns(rows: Sequence[Row], *names: str) -> list[list[Any]]:
+    """Return columns of a table."""
+    return [[row[name] for row in rows] for name in names]
 
 
 def grouped(rows: Sequence[Row], columns: Sequence[str]) -> list[tuple[Row, list[Row]]]:

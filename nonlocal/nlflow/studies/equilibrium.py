@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,11 +14,10 @@ from nlflow.errors import InputError, NumericalError
 from nlflow.flows.integrators import Exponential
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import relaxation_rate
-from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
-from nlflow.studies.exact import exact_solution
+from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit, range_fit, regress
 from nlflow.studies.options import DEVICE, GRID, OWN, check_sizes
-from nlflow.studies.settings import build, build_flow, integrate
+from nlflow.studies.settings import build, build_flow, exact_solution, integrate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,7 +44,7 @@ class EquilibriumStudy(Kind):
         **OWN,
         **DEVICE,
     }
-    axes = _SETTING
+    axes = setting = _SETTING
     columns = {  # noqa: RUF012
         "fidelity": float, "diversity": float, "low": float, "high": float, "within": bool,
         "rate": float, "rate_predicted": float, "rate_ratio": float, "gap": float, **JUDGED,
@@ -88,28 +88,19 @@ class EquilibriumStudy(Kind):
             )  # fmt: skip
         return rows
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return, for every setting, whether bounds and rates hold, and the order in small fidelities."""
-        del options
-        fits = []
-        for setting, members in grouped(rows, _SETTING):
-            name = in_words(setting)
-            inside = sum(row["within"] for row in members) / len(members)
-            fits.append(
-                Fit(
-                    name, "part of the fidelities with diversity within its bounds", inside, inside, inside, 1.0,
-                    passed=inside == 1.0, points=len(members),
-                )
-            )  # fmt: skip
-            fits.append(_worst_ratio(name, members))
-            what = "order of diversity in small fidelities"
-            if sum(row["used"] for row in members) < FEWEST:
-                few = f"fewer than {FEWEST} fidelities below {_SMALL:g} times the spectral gap {members[0]['gap']:.3g}"
-                fits.append(no_fit(name, what, few, 1.0))
-                continue
-            columns = ([row[column] for row in members] for column in ("fidelity", "diversity", "used"))
-            fits.append(power_fit(name, what, *columns, expected=1.0, tolerance=0.1))
-        return fits
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield whether bounds and rates hold, and the order in small fidelities."""
+        inside = sum(row["within"] for row in rows) / len(rows)
+        what = "part of the fidelities with diversity within its bounds"
+        yield Fit(name, what, inside, inside, inside, 1.0, passed=inside == 1.0, points=len(rows))
+        yield _worst_ratio(name, rows)
+        what = "order of diversity in small fidelities"
+        if sum(row["used"] for row in rows) < FEWEST:
+            few = f"fewer than {FEWEST} fidelities below {_SMALL:g} times the spectral gap {rows[0]['gap']:.3g}"
+            yield no_fit(name, what, few, 1.0)
+        else:
+            small = columns(rows, "fidelity", "diversity", "used")
+            yield power_fit(name, what, *small, expected=1.0, tolerance=0.1)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw the diversity between its bounds over the fidelity."""
@@ -119,8 +110,7 @@ class EquilibriumStudy(Kind):
 
         panels = {}
         for setting, members in grouped(rows, _SETTING)[:MOST_PANELS]:
-            columns = [[row[name] for row in members] for name in ("fidelity", "diversity", "low", "high")]
-            x, y, low, high = (np.array(column) for column in columns)
+            x, y, low, high = map(np.array, columns(members, "fidelity", "diversity", "low", "high"))
             panels[told(setting, rows)] = (x, y, low, high)
         return bounds_figure(panels, xlabel="fidelity", ylabel="diversity |u* - mean| / |f - mean|", logy=True)
 

@@ -1,4 +1,4 @@
-"""What options are, in plain data: plain values as they are, arrays and objects by their type and a digest."""
+"""Options in plain data: plain values stay, arrays and objects become their type and a digest."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart
 
 
 def describe(value: Any) -> Any:
-    """Return what an option is, in plain data that is equal for equal options in every process.
+    """Return an option as plain data, which is equal for equal options in every process.
 
     Arrays: shape, dtype and SHA-256. Functions: name and SHA-256 of code, defaults and closure (not of the global names
     that they use). Other objects: type and fields, for classes of users with the SHA-256 of their methods.

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from nlflow._array import Array, namespace, scalar
-from nlflow.errors import InputError, check_memory
+from nlflow.errors import check_memory
 from nlflow.markov import MarkovChain
-from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, grouped, in_words
+from nlflow.studies.contract import JUDGED, ROUNDING, Kind, Options, Row, columns, grouped
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import DEVICE, GRID, OWN
 from nlflow.studies.settings import Floats, build
@@ -51,17 +52,11 @@ class Mixing(Kind):
         **OWN,
         **DEVICE,
     }
-    axes = _SETTING
+    axes = setting = _SETTING
     columns = {  # noqa: RUF012
         "k": int, "distance": float, "total_variation": float | None, **JUDGED,
         "mu_2": float, "rate": float, "complex": bool, "mixing_time": int, "lower": float | None, "upper": float | None,
     }  # fmt: skip
-
-    def check(self, options: Options, given: Any) -> None:
-        """Raise `InputError` for a distance that every law or none is within."""
-        del given
-        if options["eps"] >= 1:
-            raise InputError(f"eps: got {options['eps']:g}, expected a total-variation distance in (0, 1)")
 
     def measure(self, options: Options, seed: np.random.SeedSequence) -> list[Row]:
         """Return the distances after k steps."""
@@ -101,22 +96,18 @@ class Mixing(Kind):
             for k in kept
         ]
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the late rate and the mixing time of every chain."""
-        fits = []
-        for setting, members in grouped(rows, _SETTING):
-            name, first = in_words(setting), members[0]
-            expected = float(first["rate"]) if math.isfinite(first["rate"]) else None
-            fit = power_fit(
-                name, _RATE,
-                [row["k"] for row in members], [row["distance"] for row in members], [row["used"] for row in members],
-                expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
-                sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
-            )  # fmt: skip
-            reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
-            fits.append(replace(fit, reason="" if math.isfinite(fit.slope) else reason))
-            fits.append(_time(name, first, options["eps"]))
-        return fits
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield the late rate and the mixing time of a chain."""
+        first = rows[0]
+        expected = float(first["rate"]) if math.isfinite(first["rate"]) else None
+        fit = power_fit(
+            name, _RATE, *columns(rows, "k", "distance", "used"),
+            expected=expected, tolerance=0.02 * abs(expected or 0.0), exponential=True,
+            sampled=bool(first["complex"]),  # a complex mu_2 makes the distance swing about its exponential
+        )  # fmt: skip
+        reason = _TOO_SLOW if first["note"] == _TOO_SLOW else fit.reason
+        yield replace(fit, reason="" if math.isfinite(fit.slope) else reason)
+        yield _time(name, first, options["eps"])
 
     def condensed(self, rows: list[Row]) -> list[Row]:
         """Return one line for each chain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from nlflow.domains import Points
 from nlflow.errors import InputError
 from nlflow.kernels import Gaussian, Kernel
 from nlflow.studies.continuum import continuum_average
-from nlflow.studies.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
+from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, grouped, judged
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import check_continuum, check_sizes
 from nlflow.studies.settings import Floats, smooth, values_at
@@ -48,6 +49,7 @@ class MonteCarlo(Kind):
         "values": None,
     }
     axes = (*_SETTING, "nodes")
+    setting = _SETTING
     columns = {"draw": int, "error": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
@@ -82,17 +84,10 @@ class MonteCarlo(Kind):
                 row["used"], row["note"] = False, row["note"] or "another draw of this size misses a target"
         return rows
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the order in N of every setting, by regression over all draws."""
-        del options
-        return [
-            power_fit(
-                in_words(setting), "order in N",
-                [row["nodes"] for row in members], [row["error"] for row in members], [row["used"] for row in members],
-                expected=-0.5, tolerance=0.05, sampled=True,
-            )
-            for setting, members in grouped(rows, _SETTING)
-        ]  # fmt: skip
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield the order in N, by regression over all draws."""
+        drawn = columns(rows, "nodes", "error", "used")
+        yield power_fit(name, "order in N", *drawn, expected=-0.5, tolerance=0.05, sampled=True)
 
     def condensed(self, rows: list[Row]) -> list[Row]:
         """Return one line for each number of nodes: median and range of the error over the draws."""

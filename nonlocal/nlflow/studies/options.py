@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -121,13 +122,6 @@ def _dimension(name: str, value: Any) -> int:
     return number
 
 
-def _laziness(name: str, value: Any) -> float:
-    number = check_number(name, value, minimum=0)
-    if number >= 1:
-        raise InputError(f"{name}: got {number:g}, expected a number in [0, 1)")
-    return number
-
-
 def _origin(name: str, value: Any) -> Any:
     array = check_array(name, value, ndim=(0, 1, 2))
     return check_integer(name, value, minimum=0) if array.ndim == 0 else _array(name, array)
@@ -135,20 +129,20 @@ def _origin(name: str, value: Any) -> Any:
 
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "kernel": _kernel,
-    "nodes": lambda name, value: check_integer(name, value, minimum=2),
+    "nodes": partial(check_integer, minimum=2),
     "dimension": _dimension,
-    "boundary": lambda name, value: check_choice(name, value, _BOUNDARIES),
-    "channels": lambda name, value: check_integer(name, value, minimum=1),
-    "fidelity": lambda name, value: check_number(name, value, minimum=0),
-    "metric": lambda name, value: check_choice(name, value, METRICS),
+    "boundary": partial(check_choice, choices=_BOUNDARIES),
+    "channels": partial(check_integer, minimum=1),
+    "fidelity": partial(check_number, minimum=0),
+    "metric": partial(check_choice, choices=METRICS),
     "integrator": _integrator,
-    "dt": lambda name, value: check_number(name, value, minimum=0, strict=True),
-    "t": lambda name, value: check_number(name, value, minimum=0, strict=True),
-    "seeds": lambda name, value: check_integer(name, value, minimum=1),
-    "device": lambda name, value: check_choice(name, value, DEVICES),
-    "dtype": lambda name, value: check_choice(name, value, DTYPES),
-    "laziness": _laziness,
-    "eps": lambda name, value: check_number(name, value, minimum=0, strict=True),
+    "dt": partial(check_number, minimum=0, strict=True),
+    "t": partial(check_number, minimum=0, strict=True),
+    "seeds": partial(check_integer, minimum=1),
+    "device": partial(check_choice, choices=DEVICES),
+    "dtype": partial(check_choice, choices=DTYPES),
+    "laziness": partial(check_number, minimum=0, below=1),
+    "eps": partial(check_number, minimum=0, strict=True, below=1, hint="give a distance of total variation"),
     "domain": _domain,
     "start": _start,
     "origin": _origin,
@@ -183,19 +177,14 @@ def read_options(kind: Kind, given: Mapping[str, Any]) -> Options:
         For options that the kind does not have, for unusable values, and for options that exclude each other.
     """
     for name in given:
-        if name in ("device", "dtype") and name not in kind.defaults:
-            raise InputError(
-                f"{name}: the study {kind.name!r} has no such option: it runs on the CPU in float64; leave it out"
-            )
         if name not in kind.defaults:
-            raise InputError(f"{name}: the study {kind.name!r} has no such option; it has {', '.join(kind.defaults)}")
+            has = f"; it has {', '.join(kind.defaults)}"
+            if name in ("device", "dtype"):
+                has = ": it runs on the CPU in float64; leave it out"
+            raise InputError(f"{name}: the study {kind.name!r} has no such option{has}")
     given = {name: value for name, value in given.items() if value is not None}
-    options = {
-        name: _checked(name, given[name]) if name in given else default for name, default in kind.defaults.items()
-    }
-    for name, default in kind.defaults.items():
-        if name not in given and default is not None:
-            options[name] = _checked(name, default)
+    wanted = {**kind.defaults, **given}
+    options = {name: None if value is None else _checked(name, value) for name, value in wanted.items()}
     _combine(kind, options, given)
     kind.check(options, given)
     if "device" in options:

@@ -14,7 +14,6 @@ from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
 from nlflow.backends.machine import provenance
 from nlflow.backends.threads import blas_limited, one_loop_thread
-from nlflow.backends.workers import completed
 from nlflow.errors import (
     FileFormatError,
     InputError,
@@ -26,17 +25,29 @@ from nlflow.errors import (
 )
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import decode, digest, encode
+from nlflow.io.records import Records
 from nlflow.io.storage import locked
 from nlflow.markov.walks import generator_of
-from nlflow.studies.contract import Case, Row, in_words
+from nlflow.studies.cases import Case, Done, run_cases
+from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
+from nlflow.studies.equilibrium import EquilibriumStudy
 from nlflow.studies.identity import describe
+from nlflow.studies.mixing import Mixing
+from nlflow.studies.monte_carlo import MonteCarlo
 from nlflow.studies.options import read_options
-from nlflow.studies.registry import KINDS
 from nlflow.studies.result import StudyResult
-from nlflow.studies.settings import extent, make_cases
-from nlflow.studies.store import Folder
+from nlflow.studies.settings import extent, make_settings
+from nlflow.studies.space_order import SpaceOrder
+from nlflow.studies.stability import Stability
+from nlflow.studies.store import open_folder
+from nlflow.studies.time_order import TimeOrder
 
-__all__ = ["run_study"]
+__all__ = ["KINDS", "run_study"]
+
+KINDS: dict[str, Kind] = {
+    kind.name: kind for kind in (TimeOrder(), SpaceOrder(), MonteCarlo(), Mixing(), EquilibriumStudy(), Stability())
+}
+"""The kinds of study by name."""
 
 
 @underflowing
@@ -120,92 +131,77 @@ def run_study(
         workers = check_integer("jobs", jobs, minimum=1, hint="-1 takes all cores")
     chosen = read_options(study, options)
     described: dict[str, Any] = {**describe(chosen), "rng": seed}
-    if out is None:
-        return _run(study, chosen, described, seed, None, workers, scheduler, progress)
-    with locked(make_folder(out), "out"):
-        folder = Folder(out, study.name, described)
-        return _run(study, chosen, described, seed, folder, workers, scheduler, progress)
-
-
-def _run(
-    study: Any,
-    chosen: dict[str, Any],
-    described: dict[str, Any],
-    seed: int,
-    folder: Folder | None,
-    jobs: int | None,
-    scheduler: str | None,
-    progress: bool,
-) -> StudyResult:
-    """Measure the cases that the folder does not have yet, and return all."""
-    cases = make_cases(study, chosen)
-    # The options are part of the name: a case of another study is never taken for one of this.
-    whole = digest(encode([study.name, described]))
-    names = [digest(encode([whole, number, case.label]))[:12] for number, case in enumerate(cases)]
-    seeds = np.random.SeedSequence(seed).spawn(len(cases))
-    done: dict[int, list[Row]] = {}
-    if folder is not None:
-        for number, name in enumerate(names):
-            rows = folder.read(number, name, _labelled(cases[number], [{}])[0], study.columns)
-            if rows is not None:
-                done[number] = rows
-    read = len(done)
-    left = [number for number in range(len(cases)) if number not in done]
-    work = [(_execute, (study.name, cases[number], seeds[number])) for number in left]
-    bar = tqdm(
-        total=len(cases), initial=read, desc=study.name, unit="case", file=sys.stderr, disable=not progress, leave=False
-    )
-    with bar:
-        if left:
-            # Unordered, so that each case is on the disk as soon as it is done; closed, so that Ctrl-C ends the rest.
-            # One thread for linear algebra until all are done: cases that are threads of this process share its number.
-            with (
-                blas_limited(),
-                closing(completed(work, jobs=jobs, scheduler=scheduler)) as results,
-            ):
-                for place, measured in results:
-                    number = left[place]
-                    rows = _labelled(cases[number], measured)
-                    if folder is not None:
-                        folder.write(number, names[number], cases[number].label, rows)
-                    done[number] = rows
-                    bar.update()
-    table = [row for number in range(len(cases)) for row in done[number]]
+    cases, labels = _cases(study, chosen, described, seed)
+    with nullcontext() if out is None else locked(make_folder(out), "out"):
+        keeper = None if out is None else open_folder(out, study, described, labels)
+        done = _measured(cases, keeper, study.name, workers, scheduler, progress)
+    table = [row for case in cases for row in done[case.name].finding]
+    read = sum(one.read for one in done.values())
     known = provenance(getattr(chosen.get("device"), "name", "cpu"), seed)
     known = {**known, "cases": {"computed": len(cases) - read, "read": read}}
     try:
         fits = study.fits(table, chosen)
     except (ValueError, ArithmeticError) as error:
-        if not read or isinstance(error, NlflowError):
+        if keeper is None or not read or isinstance(error, NlflowError):
             raise
         # Of the right case, columns and types, with numbers that no measurement has: nothing that a study wrote.
-        assert folder is not None
         raise FileFormatError(
-            f"{folder.cases}: got cases with numbers that no study measures ({error}), expected files as a study "
+            f"{keeper.folder}: got cases with numbers that no study measures ({error}), expected files as a study "
             "wrote them; remove them"
         ) from error
     return StudyResult(study.name, table, fits, described, known, study)
+
+
+def _cases(study: Kind, chosen: Options, described: dict[str, Any], seed: int) -> tuple[list[Case], dict[str, Row]]:
+    """Return the cases of a study, and their labels in plain data by the names of their records."""
+    # The options are part of the name: a case of another study is never taken for one of this.
+    whole = digest(encode([study.name, described]))
+    settings = make_settings(study, chosen)
+    cases, labels = [], {}
+    for number, stream in enumerate(np.random.SeedSequence(seed).spawn(len(settings))):
+        setting = settings[number]
+        name = f"{number:04d}-{digest(encode([whole, number, setting.label]))[:12]}"
+        cases.append(Case(name, _execute, (study.name, setting, stream)))
+        labels[name] = decode(encode(setting.label))
+    return cases, labels
+
+
+def _measured(
+    cases: list[Case],
+    keeper: Records[list[Row]] | None,
+    title: str,
+    jobs: int | None,
+    scheduler: str | None,
+    progress: bool,
+) -> dict[str, Done]:
+    """Measure the cases that are not kept yet, and return all by name."""
+    bar = tqdm(total=len(cases), desc=title, unit="case", file=sys.stderr, disable=not progress, leave=False)
+    # One thread for linear algebra until all are done: cases that are threads of this process share its number.
+    with (
+        bar,
+        blas_limited(),
+        # Closed, so that Ctrl-C ends the rest.
+        closing(run_cases(cases, keeper, jobs=jobs, scheduler=scheduler, bar=bar)) as results,
+    ):
+        return {done.case.name: done for done in results}
 
 
 def _drawn(rng: np.random.Generator | None) -> int:
     return int(generator_of(rng).integers(2**63))
 
 
-def _execute(kind: str, case: Case, seed: np.random.SeedSequence) -> list[Row]:
-    """Measure one case, in this process or in another."""
+def _execute(kind: str, setting: Setting, seed: np.random.SeedSequence) -> list[Row]:
+    """Measure one case, in this process or in another; return its rows, in plain types, with its label."""
     # The bits of a matrix product depend on the number of its threads; and what takes time here is many small steps,
     # in which threads only wait for each other. Cases run side by side instead.
     try:
-        device = case.options.get("device", CPU)
-        alone = device.guarded(*extent(case.options)) if device.tensors else nullcontext()
+        device = setting.options.get("device", CPU)
+        alone = device.guarded(*extent(setting.options)) if device.tensors else nullcontext()
         with one_loop_thread(), blas_limited(), alone:
-            return KINDS[kind].measure(case.options, seed)
+            measured = KINDS[kind].measure(setting.options, seed)
     except (InputError, MemoryLimitError, NumericalError) as error:
         # One of many cases: the message would not tell which.
-        raise type(error)(f"{error} [in the case {in_words(case.label)}]") from error
-
-
-def _labelled(case: Case, measured: list[Row]) -> list[Row]:
-    """Return the rows with their label, as they come back from a file: plain types, floats to the last bit."""
-    rows: list[Row] = decode(encode([{**case.label, **row} for row in measured]))
+        raise type(error)(f"{error} [in the case {in_words(setting.label)}]") from error
+    # As they come back from a file: plain types, floats to the last bit.
+    rows: list[Row] = decode(encode([{**setting.label, **row} for row in measured]))
     return rows

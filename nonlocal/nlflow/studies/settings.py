@@ -8,39 +8,43 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy.linalg
 from numpy.typing import NDArray
 
-from nlflow._array import Array, to_numpy
+from nlflow._array import Array, constant_like, to_numpy
 from nlflow.affinities import Affinity, affinity
 from nlflow.backends.devices import CPU
 from nlflow.domains import Boundary, Domain, Grid, Points
-from nlflow.errors import InputError, NumericalError, check_array
-from nlflow.flows.integrators import Integrator
+from nlflow.errors import InputError, NumericalError, check_array, check_memory
+from nlflow.flows.integrators import Exponential, Integrator
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
+from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
 from nlflow.kernels import RadialKernel
-from nlflow.studies.contract import Case, Kind, Options, Row
+from nlflow.studies.contract import Kind, Options, Row, Setting
 from nlflow.studies.options import kernel_label
 
 __all__ = [
     "Problem",
     "build",
     "build_flow",
+    "exact_solution",
     "extent",
     "grid",
     "integrate",
-    "make_cases",
+    "make_settings",
     "sampled",
     "smooth",
+    "solve_to_end",
     "values_at",
 ]
 
 Floats = NDArray[np.float64]
 
 
-def make_cases(kind: Kind, options: Options) -> list[Case]:
+def make_settings(kind: Kind, options: Options) -> list[Setting]:
     """Return every combination of the lists that make the cases of a kind."""
     axes = [name for name in kind.axes if options[name] is not None]
     fixed = {name: value for name, value in options.items() if name not in axes}
@@ -54,7 +58,7 @@ def make_cases(kind: Kind, options: Options) -> list[Case]:
             chosen[name], label[name] = value, words
             if name == "kernel" and "nodes" not in axes and given is not None:
                 label["nodes"] = given.size if isinstance(given, Domain) else len(given)
-        cases.append(Case(label, {**fixed, **chosen}))
+        cases.append(Setting(label, {**fixed, **chosen}))
     return cases
 
 
@@ -191,19 +195,51 @@ def build_flow(weights: Affinity, observed: Array, metric: str, fidelity: float)
     return GradientFlow(functional, metric)
 
 
+def solve_to_end(*arguments: Any, **options: Any) -> Solution:
+    """Solve as `nlflow.solve`, but raise `KeyboardInterrupt` at Ctrl-C: a part of a run is no measurement."""
+    solution = solve(*arguments, **options)
+    if solution.status is Status.INTERRUPTED:
+        raise KeyboardInterrupt
+    return solution
+
+
 def integrate(flow: LinearFlow, start: Array, times: float | list[float], integrator: Integrator) -> Solution:
-    """Integrate a flow to the end; unlike `solve`, which returns what it has reached, Ctrl-C raises here.
+    """Integrate a flow to the end.
 
     Raises
     ------
     KeyboardInterrupt
     NumericalError
-        When the integration fails; a part of it is no measurement.
+        When the integration fails.
     """
     wanted = [0.0, times] if isinstance(times, float) else times
-    solution = solve(flow, start, t_eval=wanted, integrator=integrator, energies=False)
-    if solution.status is Status.INTERRUPTED:
-        raise KeyboardInterrupt
+    solution = solve_to_end(flow, start, t_eval=wanted, integrator=integrator, energies=False)
     if not solution.success:
         raise NumericalError(f"the integration by {integrator!r} failed: {solution.message}")
     return solution
+
+
+def exact_solution(flow: LinearFlow, start: Array, t: float) -> tuple[Array, float]:
+    """Return u(t) to about rounding, and a bound of its error relative to the signal.
+
+    By the exact exponential for symmetric flows, by `scipy.linalg.expm` of [[-A, phi f], [0, 0]] for others.
+
+    Raises
+    ------
+    MemoryLimitError
+        When the dense matrix would pass the limit.
+    """
+    if flow.symmetric:
+        solution = integrate(flow, start, t, Exponential(tol=1e-13))
+        return solution.final, 2 * float(solution.stats["error_bound"])
+    n = flow.affinity.domain.size
+    flat = to_numpy(start).reshape(n, -1)
+    size = n + flat.shape[1]
+    check_memory("the exponential of a dense matrix", 10 * 8 * size**2, "use fewer nodes")
+    matrix = np.zeros((size, size))
+    matrix[:n, :n] = -t * dense_operator(flow)
+    if flow.fidelity is not None and flow.observed is not None:
+        matrix[:n, n:] = t * to_numpy(flow.fidelity.times(flow.observed)).reshape(n, -1)
+    moved = scipy.linalg.expm(matrix)
+    result = moved[:n, :n] @ flat + moved[:n, n:]
+    return constant_like(result.reshape(tuple(start.shape)), start), 0.0

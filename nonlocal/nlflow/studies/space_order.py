@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ import numpy as np
 from nlflow.affinities import affinity
 from nlflow.kernels import Gaussian, Kernel, Laplace, RadialKernel
 from nlflow.studies.continuum import continuum_average
-from nlflow.studies.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
+from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
 from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit
 from nlflow.studies.options import check_continuum, check_sizes
 from nlflow.studies.settings import Floats, grid, sampled, smooth, values_at
@@ -25,6 +25,7 @@ __all__ = ["SpaceOrder"]
 
 _TARGETS = np.array([[0.06, 0.62], [0.37, 0.18], [0.52, 0.45], [0.83, 0.91]])
 _SETTING = ("kernel", "dimension", "boundary", "channels")
+_SPECTRAL = "exponential rate per node (spectral)"
 _STEEP = 6.0
 """A local order that no usual quadrature has: beyond it the convergence counts as spectral."""
 
@@ -42,7 +43,7 @@ class SpaceOrder(Kind):
         "channels": [1],
         "start": None,
     }
-    axes = _SETTING
+    axes = setting = _SETTING
     columns = {"nodes": int, "spacing": float, "error": float, "law": str, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
@@ -60,26 +61,21 @@ class SpaceOrder(Kind):
         sizes = options["nodes"] or _sizes(kernel, dimension, law)
         return [_error(kernel, boundary, dimension, signal, n, law) for n in sorted(sizes)]
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the order, or for spectral convergence its exponential rate and the order at the finest sizes."""
-        del options
-        fits = []
-        for setting, members in grouped(rows, _SETTING):
-            name, law = in_words(setting), members[0]["law"]
-            if law != "spectral":
-                fits.append(_algebraic(name, law, members))
-                continue
-            n, error, used = ([row[column] for row in members] for column in ("nodes", "error", "used"))
-            fits.append(power_fit(name, "exponential rate per node (spectral)", n, error, used, exponential=True))
-            fits.append(_steepness(name, members))
-        return fits
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield the order, or for spectral convergence its exponential rate and the order at the finest sizes."""
+        law = rows[0]["law"]
+        if law != "spectral":
+            yield _algebraic(name, law, rows)
+            return
+        yield power_fit(name, _SPECTRAL, *columns(rows, "nodes", "error", "used"), exponential=True)
+        yield _steepness(name, rows)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw the errors over the nodes along an axis; half logarithmic where all convergence is spectral."""
         from nlflow.studies.drawing import rate_panel
 
         spectral = all(row["law"] == "spectral" for row in rows)
-        what = "exponential rate per node (spectral)" if spectral else "order in 1/N"
+        what = _SPECTRAL if spectral else "order in 1/N"
         shown = [fit for fit in fits if fit.what == what]
         across, label = ("nodes", "nodes N along an axis") if spectral else ("spacing", "spacing 1/N")
         return rate_panel(
@@ -135,8 +131,7 @@ def _algebraic(name: str, law: str, rows: list[Row]) -> Fit:
     """Return the order in 1/N, beside what is known of it."""
     relation = ">=" if law.startswith(">=") else "="
     expected = None if law == "unknown" else float(law.removeprefix(">="))
-    spacing, error, used = ([row[column] for row in rows] for column in ("spacing", "error", "used"))
-    fit = power_fit(name, "order in 1/N", spacing, error, used, expected=expected, tolerance=0.15)
+    fit = power_fit(name, "order in 1/N", *columns(rows, "spacing", "error", "used"), expected=expected, tolerance=0.15)
     if relation == "=" or math.isnan(fit.slope):
         return replace(fit, relation=relation)
     return replace(fit, relation=relation, passed=fit.slope >= (expected or 0.0) - 0.15)
@@ -147,7 +142,7 @@ def _steepness(name: str, rows: list[Row]) -> Fit:
     what = "order in 1/N at the finest sizes above rounding"
     fine = [row for row in rows if row["used"]][-FEWEST:]
     if len(fine) == FEWEST:
-        fit = power_fit(name, what, [row["spacing"] for row in fine], [row["error"] for row in fine], [True] * FEWEST)
+        fit = power_fit(name, what, *columns(fine, "spacing", "error", "used"))
         return replace(fit, expected=_STEEP, relation=">=", passed=fit.slope >= _STEEP)
     flat = [row["nodes"] for row in rows if row["note"] == "rounding level"]
     if not flat:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from nlflow.flows.integrators import NeutrenoStep
 from nlflow.flows.linear import AttentionFlow, LinearFlow
 from nlflow.flows.spectrum import dense_operator
 from nlflow.kernels import Gaussian, Laplace, TopHat
-from nlflow.studies.contract import JUDGED, Kind, Options, Row, grouped, in_words
+from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns
 from nlflow.studies.fits import FEWEST, Fit, no_fit, range_fit, regress
 from nlflow.studies.options import DEVICE, GRID, check_sizes
 from nlflow.studies.settings import build
@@ -53,7 +54,7 @@ class Stability(Kind):
         **DEVICE,
         "dtype": "float64",
     }
-    axes = _SETTING
+    axes = setting = _SETTING
     columns = {  # noqa: RUF012
         "fidelity": float, "growth": float, "growth_predicted": float | None, "stable": bool,
         "stable_predicted": bool, "limit": float, **JUDGED,
@@ -90,25 +91,20 @@ class Stability(Kind):
             )  # fmt: skip
         return rows
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the limit of every setting, and how far growth is from what is predicted."""
-        del options
-        fits = []
-        for setting, members in grouped(rows, _SETTING):
-            name = in_words(setting)
-            fits.append(_limit(name, members))
-            errors = [row["growth"] - row["growth_predicted"] for row in members if row["growth_predicted"] is not None]
-            if errors:
-                what = "growth measured - predicted, the farthest from 0 [range over fidelities]"
-                fits.append(range_fit(name, what, errors, max(errors, key=abs), expected=0.0, tolerance=0.005))
-        return fits
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield the limit, and how far growth is from what is predicted."""
+        yield _limit(name, rows)
+        errors = [row["growth"] - row["growth_predicted"] for row in rows if row["growth_predicted"] is not None]
+        if errors:
+            what = "growth measured - predicted, the farthest from 0 [range over fidelities]"
+            yield range_fit(name, what, errors, max(errors, key=abs), expected=0.0, tolerance=0.005)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw growth over the smallest eigenvalue and the fidelity, with the limit between stable and not."""
         del fits
         from nlflow.plotting import phase_figure
 
-        limit, fidelity, growth = (np.array([row[name] for row in rows]) for name in ("limit", "fidelity", "growth"))
+        limit, fidelity, growth = map(np.array, columns(rows, "limit", "fidelity", "growth"))
         return phase_figure(limit - 1, fidelity, growth, limit=limit)
 
 
@@ -166,18 +162,15 @@ def _limit(name: str, rows: list[Row]) -> Fit:
     near = [row for row in rising if abs(row["growth"] - 1) <= _NEAR]
     if len(near) >= FEWEST:
         line = regress([row["growth"] - 1 for row in near], [row["fidelity"] for row in near])
-        value, half, reason = line.intercept, line.intercept_half, ""
-        low, high = value - half, value + half
+        value, reason = line.intercept, ""
+        low, high = value - line.intercept_half, value + line.intercept_half
         passed = abs(value - expected) <= tolerance
     else:
         left, right = below[-1], above[0]
         share = (1 - left["growth"]) / (right["growth"] - left["growth"])
         value = left["fidelity"] + share * (right["fidelity"] - left["fidelity"])
-        low, high, reason = (
-            left["fidelity"],
-            right["fidelity"],
-            "interpolated between neighbours, which are the interval",
-        )
+        low, high = left["fidelity"], right["fidelity"]
+        reason = "interpolated between neighbours, which are the interval"
         # No more than that the limit lies between them was measured.
         passed = low <= expected <= high
     return Fit(

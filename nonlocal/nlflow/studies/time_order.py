@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,11 +12,10 @@ from nlflow._array import to_numpy
 from nlflow.errors import InputError
 from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta, SemiImplicit
 from nlflow.flows.linear import LinearFlow
-from nlflow.studies.contract import JUDGED, Kind, Options, Row, grouped, in_words, judged
-from nlflow.studies.exact import exact_solution
+from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
 from nlflow.studies.fits import Fit, power_fit
 from nlflow.studies.options import DEVICE, GRID, INTEGRATORS, OWN, check_sizes
-from nlflow.studies.settings import build, build_flow, integrate
+from nlflow.studies.settings import build, build_flow, exact_solution, integrate
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -48,7 +48,7 @@ class TimeOrder(Kind):
         **DEVICE,
         "dtype": "float64",
     }
-    axes = _SETTING
+    axes = setting = _SETTING
     columns = {"t": float, "dt": float, "error": float, "order": float, **JUDGED}  # noqa: RUF012
 
     def check(self, options: Options, given: Any) -> None:
@@ -81,19 +81,12 @@ class TimeOrder(Kind):
             )
         return rows
 
-    def fits(self, rows: list[Row], options: Options) -> list[Fit]:
-        """Return the order of every integrator in every setting."""
-        del options
-        fits = []
-        for setting, members in grouped(rows, _SETTING):
-            order = members[0]["order"]
-            fit = power_fit(
-                in_words(setting), "order in dt",
-                [row["dt"] for row in members], [row["error"] for row in members], [row["used"] for row in members],
-                expected=order if math.isfinite(order) else None, tolerance=0.05 * order,
-            )  # fmt: skip
-            fits.append(fit)
-        return fits
+    def fitted(self, name: str, rows: list[Row], options: Options) -> Iterator[Fit]:
+        """Yield the order of an integrator."""
+        order = rows[0]["order"]
+        expected = order if math.isfinite(order) else None
+        fitted = columns(rows, "dt", "error", "used")
+        yield power_fit(name, "order in dt", *fitted, expected=expected, tolerance=0.05 * order)
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
         """Draw the errors over the step, in double logarithm."""

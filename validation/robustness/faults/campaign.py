@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from validation.robustness.contract import Row, Trial
+from nlflow.studies.cases import Case
 from validation.robustness.faults.disks import full_disk, mountable, read_only, sizes_for
 from validation.robustness.faults.kills import killed
 from validation.robustness.faults.others import clock_back, dead_workers, second_writer
-from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training, Victim
+from validation.robustness.faults.victims import FLOWS, Claims, FolderRun, Study, Training
 
 __all__ = ["trials"]
 
 
-def trials(kills: int, seed: int, folder: Path) -> Iterator[Trial]:
+def trials(kills: int, seed: int, folder: Path) -> Iterator[Case]:
     """Yield all faults.
 
     Parameters
@@ -40,25 +39,15 @@ def trials(kills: int, seed: int, folder: Path) -> Iterator[Trial]:
         struck += [(number, victim, max(1, kills // 4)) for victim in representative]
         struck += [(number, victim, few) for victim in (training, claims)]
     for number, victim, times in struck:
-        yield Trial(
-            f"{number.name}, {victim.name}, {times} times, seed {seed}",
-            partial(killed, victim, number, times, folder / "kill", seed),
-        )
+        what = f"{number.name}, {victim.name}, {times} times, seed {seed}"
+        yield Case(what, killed, (victim, number, times, folder / "kill", seed))
     for victim in representative:
         if mountable(folder):
-            yield Trial(f"full disk, {victim.name}", partial(_full_disk, victim, folder / "full"))
-        yield Trial(f"read-only folder, {victim.name}", partial(read_only, victim, folder / "read-only"))
+            yield Case(f"full disk, {victim.name}", full_disk, (victim, sizes_for(victim), folder / "full"))
+        yield Case(f"read-only folder, {victim.name}", read_only, (victim, folder / "read-only"))
         times = min(3, few)
-        yield Trial(
-            f"second writer, {victim.name}, {times} times", partial(second_writer, victim, times, folder / "second")
-        )
-        yield Trial(f"clock, {victim.name}", partial(clock_back, victim, folder / "clock"))
+        yield Case(f"second writer, {victim.name}, {times} times", second_writer, (victim, times, folder / "second"))
+        yield Case(f"clock, {victim.name}", clock_back, (victim, folder / "clock"))
     for cluster in (False, True):
-        yield Trial(
-            f"workers of {'Dask' if cluster else 'joblib'}, {some} times, seed {seed}",
-            partial(dead_workers, cluster, some, folder / "workers", seed),
-        )
-
-
-def _full_disk(victim: Victim, folder: Path) -> Row:
-    return full_disk(victim, sizes_for(victim), folder)
+        what = f"workers of {'Dask' if cluster else 'joblib'}, {some} times, seed {seed}"
+        yield Case(what, dead_workers, (cluster, some, folder / "workers", seed))

@@ -6,14 +6,12 @@ import os
 import shutil
 import stat
 import subprocess
-import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from validation.robustness.contract import Row
-from validation.robustness.faults.processes import differs, prepared, problem_left, run, tell_tale, undisturbed
+from validation.robustness.faults.processes import Tally, differs, prepared, problem_left, run, tell_tale, undisturbed
 from validation.robustness.faults.victims import Flow, Victim
 
 __all__ = ["full_disk", "mountable", "read_only", "sizes_for"]
@@ -59,10 +57,8 @@ def full_disk(victim: Victim, sizes: list[int], folder: Path) -> Row:
         In bytes; each is tried.
     folder : Path
     """
-    began = time.monotonic()
+    tally = Tally(f"full disk (tmpfs): {victim.name}", folder)
     expected = undisturbed(victim, folder / "undisturbed")
-    outcomes: Counter[str] = Counter()
-    wrong, lost = [], []
     for size in sizes:
         inputs = prepared(victim, folder / f"{size}-inputs")
         with _small_disk(folder / f"{size}", size) as place:
@@ -81,16 +77,10 @@ def full_disk(victim: Victim, sizes: list[int], folder: Path) -> Row:
             trouble = trouble or tell_tale(more, (0,))
             trouble = trouble or differs(victim, place, expected)
             gone = problem_left(victim, place, done) if trouble is None else None
-        if trouble is not None:
-            wrong.append(f"{size} bytes: {trouble}")
-        if gone is not None:
-            lost.append(f"{size} bytes: {gone}")
+        tally.note(trouble, gone, f"{size} bytes")
         said = "ended with the reason" if ended.code == 1 else "had room enough"
-        outcomes[f"{said}, went on to the same bits" if trouble is None else "not gone on"] += 1
-    shutil.rmtree(folder)
-    details = {"sizes": sizes, "wrong": wrong, "lost": lost}
-    name = f"full disk (tmpfs): {victim.name}"
-    return Row(name, len(sizes), dict(outcomes), len(lost), len(wrong), time.monotonic() - began, details)
+        tally.outcomes[f"{said}, went on to the same bits" if trouble is None else "not gone on"] += 1
+    return tally.row(len(sizes), sizes=sizes)
 
 
 def read_only(victim: Victim, folder: Path) -> Row:
@@ -98,28 +88,20 @@ def read_only(victim: Victim, folder: Path) -> Row:
 
     It is to end with the reason, and nothing is to change.
     """
-    began = time.monotonic()
+    tally = Tally(f"folder that cannot be written: {victim.name}", folder)
     expected = undisturbed(victim, folder / "undisturbed")
-    wrong, tried = [], 0
     for kind in ("empty", "done"):
         place = prepared(victim, folder / kind)
         if kind == "done":
             run(victim, place)
         with _not_writable(place):
             ended = run(victim, place)
-        tried += 1
         trouble = tell_tale(ended, (0, 1) if kind == "done" else (1,))
         if trouble is None and kind == "done":
             trouble = differs(victim, place, expected)
-        if trouble is not None:
-            wrong.append(f"{kind}: {trouble}")
-    shutil.rmtree(folder)
-    outcomes = {
-        "refused with the reason, nothing changed": tried - len(wrong),
-        **({"wrong": len(wrong)} if wrong else {}),
-    }
-    return Row(f"folder that cannot be written: {victim.name}", tried, outcomes, 0, len(wrong),
-               time.monotonic() - began, {"wrong": wrong})  # fmt: skip
+        good = tally.note(trouble, where=kind)
+        tally.outcomes["refused with the reason, nothing changed" if good else "wrong"] += 1
+    return tally.row(tally.outcomes.total())
 
 
 @contextmanager

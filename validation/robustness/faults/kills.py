@@ -5,13 +5,21 @@ from __future__ import annotations
 import shutil
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from validation.robustness.contract import Row
-from validation.robustness.faults.processes import Ended, Running, differs, prepared, problem_left, run, tell_tale
+from validation.robustness.faults.processes import (
+    Ended,
+    Running,
+    Tally,
+    differs,
+    prepared,
+    problem_left,
+    run,
+    tell_tale,
+)
 from validation.robustness.faults.victims import Victim
 
 __all__ = ["killed"]
@@ -46,7 +54,7 @@ def killed(
         Every chain of calls ends with the result of an undisturbed run, bit by bit, and after each signal all that was
         done before is there, whole and not done again.
     """
-    began = time.monotonic()
+    tally = Tally(f"{number.name} at random times: {victim.name}", folder)
     rng = np.random.default_rng((seed, number, *victim.name.encode()))
     quiet = prepared(victim, folder / "undisturbed")
     running = Running(victim.command(quiet))
@@ -58,8 +66,7 @@ def killed(
     if trouble is not None:
         raise RuntimeError(f"{victim.name}: the undisturbed run failed: {trouble}")
     expected = victim.result(quiet)
-    outcomes: Counter[str] = Counter()
-    wrong, lost, struck, chain = [], [], 0, 0
+    struck, chain = 0, 0
     while struck < times:
         place = prepared(victim, folder / f"{chain}")
         chain += 1
@@ -81,26 +88,19 @@ def killed(
             # SIGINT, whatever status the program asked for (CPython 3.11).
             allowed = {signal.SIGKILL: (-9,), signal.SIGINT: (130, -2), signal.SIGTERM: (143, -15, -2)}[number]
             trouble = tell_tale(ended, (*allowed, 0) if hit else (0,))
-            if trouble is not None:
-                wrong.append(trouble)
+            if not tally.note(trouble):
                 bad = True
                 hits += hit
                 break
-            gone = problem_left(victim, place, before)
-            if gone is not None:
-                lost.append(gone)
+            tally.note(None, problem_left(victim, place, before))
             if not hit or ended.code == 0:
                 break
             hits += 1
         ended = run(victim, place)
         trouble = tell_tale(ended, (0,))
         trouble = trouble or differs(victim, place, expected)
-        if trouble is not None and not bad:
-            wrong.append(trouble)
-        outcomes[SAME if trouble is None and not bad else "not resumed"] += hits
+        good = not bad and tally.note(trouble)
+        tally.outcomes[SAME if good else "not resumed"] += hits
         struck += hits
         shutil.rmtree(place)
-    shutil.rmtree(folder)
-    details = {"undisturbed, seconds at work": round(length, 3), "chains of calls": chain, "wrong": wrong, "lost": lost}
-    name = f"{number.name} at random times: {victim.name}"
-    return Row(name, struck, dict(outcomes), len(lost), len(wrong), time.monotonic() - began, details)
+    return tally.row(struck, **{"undisturbed, seconds at work": round(length, 3), "chains of calls": chain})

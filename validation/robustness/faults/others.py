@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -19,6 +18,7 @@ from validation.robustness.contract import Row
 from validation.robustness.faults.processes import (
     LIMIT,
     Running,
+    Tally,
     differs,
     prepared,
     problem_left,
@@ -47,10 +47,8 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
 
     The second is to be refused with the reason, and the first to end with the result of an undisturbed run.
     """
-    began = time.monotonic()
+    tally = Tally(f"two processes, one folder: {victim.name}", folder)
     expected = undisturbed(victim, folder / "undisturbed")
-    wrong: list[str] = []
-    refused = 0
     tried = calls = 0
     while tried < times:
         place = prepared(victim, folder / f"{calls}")
@@ -69,14 +67,8 @@ def second_writer(victim: Victim, times: int, folder: Path) -> Row:
         if trouble is None and "another process is writing" not in second.text:
             trouble = f"the second does not say why it ends: {second.text[-300:]}"
         trouble = trouble or differs(victim, place, expected)
-        if trouble is None:
-            refused += 1
-        else:
-            wrong.append(trouble)
-    shutil.rmtree(folder)
-    outcomes = {"the second is refused, the first ends well": refused}
-    name = f"two processes, one folder: {victim.name}"
-    return Row(name, times, outcomes, 0, len(wrong), time.monotonic() - began, {"wrong": wrong})
+        tally.outcomes["the second is refused, the first ends well"] += tally.note(trouble)
+    return tally.row(times)
 
 
 def _stopped_at_work(running: Running, begun: Callable[[], bool], place: Path) -> bool:
@@ -111,10 +103,9 @@ def _kept(place: Path) -> bool:
 
 def clock_back(victim: Victim, folder: Path) -> Row:
     """Kill a victim, date its files into the future or the past, and let it go on by a clock that runs backwards."""
-    began = time.monotonic()
-    expected = undisturbed(victim, folder / "undisturbed")
-    wrong, lost, good = [], [], 0
     years = (1980, 2100)
+    tally = Tally(f"files of {years[0]} and {years[1]}, clock backwards: {victim.name}", folder)
+    expected = undisturbed(victim, folder / "undisturbed")
     for year in years:
         place = prepared(victim, folder / f"{year}")
         command = victim.command(place)
@@ -132,15 +123,8 @@ def clock_back(victim: Victim, folder: Path) -> Row:
         trouble = tell_tale(ended, (0,))
         trouble = trouble or differs(victim, place, expected)
         gone = problem_left(victim, place, before) if trouble is None else None
-        if trouble is not None:
-            wrong.append(f"{year}: {trouble}")
-        if gone is not None:
-            lost.append(f"{year}: {gone}")
-        good += trouble is None and gone is None
-    shutil.rmtree(folder)
-    return Row(f"files of {years[0]} and {years[1]}, clock backwards: {victim.name}", len(years),
-               {"resumed to the same bits": good}, len(lost), len(wrong), time.monotonic() - began,
-               {"wrong": wrong, "lost": lost})  # fmt: skip
+        tally.outcomes["resumed to the same bits"] += tally.note(trouble, gone, f"{year}")
+    return tally.row(len(years))
 
 
 def dead_workers(cluster: bool, times: int, folder: Path, seed: int) -> Row:
@@ -149,13 +133,13 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int) -> Row:
     The study is to end with the result of an undisturbed run all the same; or, when workers keep dying, with the reason
     and all cases that were done, from which it then goes on.
     """
-    began = time.monotonic()
+    pool = "Dask cluster" if cluster else "joblib pool"
+    tally = Tally(f"SIGKILL of a worker at random times, {pool}: study", folder)
     more = ("--jobs", "2", *(("--scheduler", "local") if cluster else ()))
     victim = Study(*more)
     expected = undisturbed(Study(), folder / "undisturbed")
     rng = np.random.default_rng((seed, cluster))
-    wrong, lost, killed, number = [], [], 0, 0
-    outcomes = {"ended with the same bits": 0, "ended with the reason, resumed to the same bits": 0}
+    killed, number = 0, 0
     while killed < times:
         place = prepared(victim, folder / f"{number}")
         number += 1
@@ -182,17 +166,12 @@ def dead_workers(cluster: bool, times: int, folder: Path, seed: int) -> Row:
             trouble = tell_tale(run(Study(), place), (0,))
         trouble = trouble or differs(victim, place, expected)
         gone = problem_left(victim, place, before) if trouble is None else None
-        if trouble is not None:
-            wrong.append(trouble)
-        if gone is not None:
-            lost.append(gone)
+        tally.note(trouble, gone)
         if trouble is None:
-            outcomes[list(outcomes)[ended.code]] += hits
+            resumed = "ended with the reason, resumed to the same bits"
+            tally.outcomes[resumed if ended.code else "ended with the same bits"] += hits
         killed += hits
-    shutil.rmtree(folder)
-    name = f"SIGKILL of a worker at random times, {'Dask cluster' if cluster else 'joblib pool'}: study"
-    return Row(name, killed, outcomes, len(lost), len(wrong), time.monotonic() - began,
-               {"studies": number, "wrong": wrong, "lost": lost})  # fmt: skip
+    return tally.row(killed, studies=number)
 
 
 def _workers(pid: int) -> list[int]:

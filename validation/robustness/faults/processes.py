@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nlflow.errors import NlflowError
+from validation.robustness import ROOT
+from validation.robustness.contract import Row
 from validation.robustness.faults.victims import Victim
 
 __all__ = [
     "LIMIT",
-    "ROOT",
     "Ended",
     "Running",
+    "Tally",
     "differs",
     "prepared",
     "problem_left",
@@ -28,8 +32,41 @@ __all__ = [
     "undisturbed",
 ]
 
-ROOT = Path(__file__).resolve().parents[3]
 LIMIT = 600.0  # seconds after which a process hangs
+
+
+class Tally:
+    """What comes of one fault while it is tried: how calls ended, what was lost, and what was wrong.
+
+    Parameters
+    ----------
+    fault : str
+        What is done.
+    folder : Path
+        For the files of the calls; removed at the end.
+    """
+
+    def __init__(self, fault: str, folder: Path) -> None:
+        self.fault, self.folder, self._began = fault, folder, time.monotonic()
+        self.outcomes: Counter[str] = Counter()
+        self.lost: list[str] = []
+        self.wrong: list[str] = []
+
+    def note(self, trouble: str | None, gone: str | None = None, where: str = "") -> bool:
+        """Keep what was wrong and what was lost in a call; return whether nothing was."""
+        before = f"{where}: " if where else ""
+        if trouble is not None:
+            self.wrong.append(before + trouble)
+        if gone is not None:
+            self.lost.append(before + gone)
+        return trouble is None and gone is None
+
+    def row(self, tried: int, **details: Any) -> Row:
+        """Return the row of so many calls."""
+        shutil.rmtree(self.folder)
+        found = {**details, "wrong": self.wrong, "lost": self.lost}
+        spent = time.monotonic() - self._began
+        return Row(self.fault, tried, dict(self.outcomes), len(self.lost), len(self.wrong), spent, found)
 
 
 @dataclass(frozen=True)

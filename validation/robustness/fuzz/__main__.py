@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
-from validation.robustness.contract import rows_of
+from nlflow.io.atomic import make_folder
+from nlflow.io.storage import locked
+from validation.robustness.contract import campaign_table, run_trials
 from validation.robustness.fuzz.campaign import trials
 from validation.robustness.fuzz.engine import WITHOUT
 from validation.robustness.fuzz.targets import TARGETS
-from validation.robustness.report import line
 
 
 def main() -> int:
@@ -36,13 +35,11 @@ def main() -> int:
         return 0
     if importlib.util.find_spec("atheris") is None:
         print(WITHOUT, file=sys.stderr)
-    names = given.target or ()
-    rows = []
-    for _, row in rows_of(trials(given.minutes, given.out, names=names, seed=given.seed), given.jobs):
-        print(line(row), flush=True)
-        rows.append(row)
-    given.out.mkdir(parents=True, exist_ok=True)
-    (given.out / "rows.json").write_text(json.dumps([asdict(row) for row in rows], indent=1))
+    table = campaign_table(given.out, "fuzz", "Hostile files", "python -m validation.robustness.fuzz")
+    found = trials(given.minutes, given.out, names=given.target or (), seed=given.seed)
+    with locked(make_folder(given.out), "--out"):
+        run_trials(found, table, jobs=given.jobs, threads=True)
+    rows = [entry.row for entry in table.entries]
     for row in rows:
         for name, words in row.details["findings"].items():
             print(f"{row.details['reader']}: {name}: {words}")

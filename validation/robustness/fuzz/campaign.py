@@ -9,21 +9,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
-from validation.robustness.contract import Row, Trial
+from nlflow.studies.cases import Case
+from validation.robustness import ROOT
+from validation.robustness.contract import Row
 from validation.robustness.fuzz.engine import PATIENCE, WITHOUT, Counts
 from validation.robustness.fuzz.targets import TARGETS
 from validation.robustness.fuzz.watch import READ, REFUSED
 
 __all__ = ["run_target", "trials"]
 
-_ROOT = Path(__file__).resolve().parents[3]
 _FEWEST = 3.0  # seconds that are worth a start
 
 
-def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 0) -> list[Trial]:
+def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 0) -> list[Case]:
     """Return the readers of the package, each to be fuzzed for so long.
 
     Parameters
@@ -39,12 +39,12 @@ def trials(minutes: float, out: Path, *, names: Sequence[str] = (), seed: int = 
 
     Returns
     -------
-    list of Trial
+    list of Case
         Their rows: ``tried`` inputs, how many were read and how many were refused by name, and ``wrong``: other
         exceptions, what a reader may not do, crashes, timeouts, memory.
     """
     return [
-        Trial(f"fuzz, {name}, {minutes:g} minutes, seed {seed}", partial(run_target, name, minutes, out / name, seed))
+        Case(f"fuzz, {name}, {minutes:g} minutes, seed {seed}", run_target, (name, minutes, out / name, seed))
         for name in names or TARGETS
     ]
 
@@ -130,19 +130,10 @@ def _one_process(name: str, seconds: float, out: Path, seed: int, guided: bool) 
         tempfile.TemporaryDirectory(prefix="nlflow-fuzz-", dir=place) as work,
         (out / f"log-{seed}.txt").open("wb") as log,
     ):
-        command = [
-            sys.executable,
-            "-m",
-            "validation.robustness.fuzz.engine",
-            name,
-            str(seconds),
-            str(out),
-            work,
-            str(seed),
-        ]
+        words = [name, str(seconds), str(out), work, str(seed), *([] if guided else ["--unguided"])]
         process = subprocess.Popen(
-            [*command, *([] if guided else ["--unguided"])],
-            cwd=_ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            [sys.executable, "-m", "validation.robustness.fuzz.engine", *words],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
         )  # fmt: skip
         try:
             return process.wait(seconds + 4 * PATIENCE + 60)

@@ -39,7 +39,8 @@ def record(folder: Path) -> Callable[[bytes], object]:
     from nlflow.errors import FileFormatError, NlflowWarning
     from nlflow.io.storage import load_record
     from validation.claims import all_claims
-    from validation.runner import _before, _write
+    from validation.finding import Finding, findings_in
+    from validation.runner import _write
     from validation.training.record import read_record
     from validation.training.report import summarise, table
 
@@ -48,7 +49,8 @@ def record(folder: Path) -> Callable[[bytes], object]:
     ledger.finish(job)
     known = load_record(ledger._path(job), "output of a folder")
     claim = all_claims()[0]
-    (folder / "claims").mkdir()
+    claims = findings_in(folder, [claim], True)
+    claims.folder.mkdir()
     known_training = _training(folder, {**_SETTINGS, "variant": "softmax"}, diverged=False)
     blocks = folder / "blocks"
     blocks.mkdir()
@@ -66,15 +68,16 @@ def record(folder: Path) -> Callable[[bytes], object]:
         require(all(isinstance(known, str) for known in done.values()), "a digest that is no text")
 
     def finding(data: bytes) -> None:
-        (folder / "claims" / f"{claim.name}.json").write_bytes(data)
+        claims.path(claim.name).write_bytes(data)
         with warnings.catch_warnings():
             warnings.simplefilter("error", NlflowWarning)
             try:
-                found = _before(folder, claim, True)
+                known_finding = claims.read(claim.name)
             except NlflowWarning as warning:
                 raise FileFormatError(str(warning)) from None
-        if found is None:
+        if known_finding is None:
             return
+        found = Finding.from_plain(claim, known_finding)
         require(found.outcome is not None and found.outcome.passed == (found.status == "pass"), "a wrong status")
         _write(folder, [found], 1, True)
         require(isinstance(found.line, str), "a line that is no text")
@@ -105,8 +108,8 @@ def records() -> list[bytes]:
     from nlflow.denoising.large.store import _KIND
     from nlflow.io.storage import save_record
     from validation.claims import all_claims
+    from validation.finding import Finding, findings_in
     from validation.harness import Check, Outcome
-    from validation.runner import Finding, _keep
 
     found = []
     with tempfile.TemporaryDirectory() as base:
@@ -120,10 +123,11 @@ def records() -> list[bytes]:
         save_record(path, _KIND, {"problem": _BLOCKS, "done": {"0/0": "1" * 64, "1/1": "2" * 64}})
         found.append(path.read_bytes())
         claim = all_claims()[0]
+        claims = findings_in(folder, [claim], True)
         checks = [Check("a figure", 1e-16, 1e-13), Check("an order", 2.01, 0.05, expected=2.0)]
         for status, outcome in (("pass", Outcome(checks, {}, {"orders": [1.9, None]})), ("error", None)):
-            _keep(folder, Finding(claim, status, outcome, "", 1.5, {"a picture": b"\x89PNG"}), True)
-            found.append((folder / "claims" / f"{claim.name}.json").read_bytes())
+            claims.write(claim.name, Finding(claim, status, outcome, "", 1.5, {"a picture": b"\x89PNG"}).as_plain())
+            found.append(claims.path(claim.name).read_bytes())
         for diverged in (False, True):
             _training(folder, _SETTINGS, diverged=diverged)
             found.append(path.read_bytes())

@@ -262,7 +262,7 @@ def checkpoints() -> list[bytes]:
 
 def studies() -> list[bytes]:
     """Return the folder of a finished small study, whole, without a case, and with foreign files."""
-    from validation.robustness.fuzz.readers import run_small_study
+    from validation.robustness.fuzz.folders import run_small_study
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from validation.robustness.fuzz import readers, records, seeds
+from validation.robustness.fuzz import folders, readers, records, seeds, words
 
 __all__ = ["TARGETS", "Target"]
 
@@ -89,20 +89,21 @@ TARGETS: dict[str, Target] = {
                       "npz",
                       (*_NUMPY, "nlflow.io.storage", "nlflow.io.encoding", "nlflow.flows.solver", "zipfile"),
                       (), 16384),
-    "study": Target("folders of studies", readers.study, seeds.studies, "study",
-                    ("nlflow.io.storage", "nlflow.io.encoding", "nlflow.studies.store", "nlflow.studies.contract",
-                     "nlflow.studies.runner", "nlflow.studies.mixing", "nlflow.studies.fits", "nlflow.studies.result"),
+    "study": Target("folders of studies", folders.study, seeds.studies, "study",
+                    ("nlflow.io.storage", "nlflow.io.records", "nlflow.io.encoding", "nlflow.studies.store",
+                     "nlflow.studies.contract", "nlflow.studies.runner", "nlflow.studies.mixing",
+                     "nlflow.studies.fits", "nlflow.studies.result"),
                     (), 65536),
-    "kernel": Target("kernels and options by name", readers.kernel, seeds.kernels, "bytes",
+    "kernel": Target("kernels and options by name", words.kernel, seeds.kernels, "bytes",
                      ("nlflow.studies.options", "nlflow.studies.settings", "nlflow.kernels", "nlflow.errors"),
                      _KERNELS + _OPTIONS, 512),
-    "command": Target("command lines", readers.command, seeds.commands, "bytes",
+    "command": Target("command lines", words.command, seeds.commands, "bytes",
                       ("nlflow.commands.main", "nlflow.commands.denoise", "nlflow.commands.denoise_folder",
                        "nlflow.commands.study",
                        "nlflow.commands.attention", "nlflow.commands.jobs",
                        "nlflow.commands.denoise_file", "nlflow.denoising.inputs", "nlflow.denoising.api",
                        "nlflow.studies.options", "nlflow.errors"), _COMMANDS, 1024),
-    "model": Target("folders of transformers", readers.model, seeds.models, "model",
+    "model": Target("folders of transformers", folders.model, seeds.models, "model",
                     ("nlflow.attention.loading.models", "nlflow.attention.loading.inputs",
                      "nlflow.attention.injection.attach", "nlflow.attention.injection.adapters"), (), 65536),
     "layers": Target("layers of transformers, for the explorer", readers.layers, seeds.layers, "bytes",
@@ -113,7 +114,7 @@ TARGETS: dict[str, Target] = {
     "state": Target("states of trainings", readers.state, seeds.states, "state",
                     ("validation.training.state",), (), 16384),
     "record": Target("records that later runs go by", records.record, records.records, "record",
-                     ("nlflow.io.storage", "nlflow.io.encoding", "nlflow.commands.denoise_folder",
-                       "nlflow.denoising.large.store",
-                      "validation.runner", "validation.training.record", "validation.training.report"), (), 16384),
+                     ("nlflow.io.storage", "nlflow.io.records", "nlflow.io.encoding", "nlflow.commands.denoise_folder",
+                      "nlflow.denoising.large.store", "validation.finding", "validation.training.record",
+                      "validation.training.report"), (), 16384),
 }  # fmt: skip

@@ -6,12 +6,24 @@ import os
 import resource
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["READ", "REFUSED", "BrokenPropertyError", "Guard", "broken", "judge", "place_of", "require"]
+__all__ = [
+    "READ",
+    "REFUSED",
+    "BrokenPropertyError",
+    "Guard",
+    "Reader",
+    "broken",
+    "judge",
+    "place_of",
+    "quiet",
+    "require",
+]
 
 READ, REFUSED = "read", "refused by name"
 _SPARE = 512 * 2**20  # bytes by which the peak of memory may grow in one input, with a limit of 128 MiB for an array
@@ -27,6 +39,17 @@ _FILES = ("os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.link", "os.symli
           "shutil.rmtree", "shutil.move", "shutil.copyfile")  # fmt: skip
 _CACHE = "numba/core/caching.py"
 _TRUSTED = (_CACHE, "importlib/_bootstrap", "frozen importlib", "ctypes/__init__.py")
+
+
+Reader = Callable[[bytes], object]
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let warnings pass: they are meant for people."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
 
 
 class BrokenPropertyError(AssertionError):

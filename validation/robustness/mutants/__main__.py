@@ -12,18 +12,21 @@ import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
 
 from tqdm import tqdm
 
+from nlflow.io.atomic import make_folder
+from nlflow.io.storage import locked
+from nlflow.studies.cases import Case, run_cases
+from validation.robustness import ROOT
 from validation.robustness.mutants.operators import Mutant, draw, mutants_under
-from validation.robustness.mutants.results import Result, judged, read, write
+from validation.robustness.mutants.results import Result, judged, mark, results_table, survived
 from validation.robustness.mutants.selection import Batch, Map, make_map
-from validation.robustness.mutants.workshop import ROOT, Ran, Workshop, copy
-from validation.robustness.report import here
+from validation.robustness.mutants.workshop import Ran, Workshop, copy
 
 _FAILED = ("failed", "timeout", "died")
 
@@ -39,14 +42,23 @@ class Campaign:
         Seconds that the tests of one mutant may take, in the map's measure.
     sound : iterable of str
         Tests that are known to pass without a change.
+    unsound : set of str, optional
+        Gets the tests that fail without a change.
     """
 
-    def __init__(self, workshops: Sequence[Workshop], tests: Map, most: float, sound: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        workshops: Sequence[Workshop],
+        tests: Map,
+        most: float,
+        sound: Sequence[str] = (),
+        unsound: set[str] | None = None,
+    ) -> None:
         self.free: SimpleQueue[Workshop] = SimpleQueue()
         for workshop in workshops:
             self.free.put(workshop)
         self.tests, self.most = tests, most
-        self.sound, self.unsound, self.here = set(sound), set[str](), here()
+        self.sound, self.unsound = set(sound), set[str]() if unsound is None else unsound
 
     def tried(self, mutant: Mutant) -> Result:
         """Return what came of a mutant."""
@@ -66,8 +78,8 @@ class Campaign:
             if how in ("", "import") or self._is_sound(ran.test, batches, workshop):
                 break
         outcome = "timeout" if ran.outcome == "timeout" and how == "test" else "killed" if how else "survived"
-        return Result(mutant.name, mutant.file, mutant.function, mutant.line, mutant.change(source), outcome, how,
-                      ran.test if how else "", ran.tried, ran.selected, spent, *self.here)  # fmt: skip
+        return Result(mutant.file, mutant.function, mutant.line, mutant.change(source), outcome, how,
+                      ran.test if how else "", ran.tried, ran.selected, spent)  # fmt: skip
 
     def _once(self, mutant: Mutant, batches: Sequence[Batch], workshop: Workshop) -> tuple[str, Ran]:
         """Run tests of a mutant until one fails; return what has failed, '' if nothing has, and how it went."""
@@ -99,12 +111,6 @@ class Campaign:
         return test not in self.unsound
 
 
-def line(result: Result) -> str:
-    """Return a result as text."""
-    told = f" by {result.how} {result.test}".rstrip() if result.how else f" {result.tried} of {result.selected} tests"
-    return f"{result.outcome:<9}{result.seconds:4.0f} s  {result.file}:{result.line}{told}\n    {result.change}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 1 if a mutant survived that is not known to be equivalent."""
     parser = argparse.ArgumentParser(
@@ -126,7 +132,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for name, change in _drawn(args, ROOT)[1].items():
             print(f"{name}\n    {change}")
         return 0
-    with tempfile.TemporaryDirectory(prefix="nlflow-mutants-", ignore_cleanup_errors=True) as name:
+    folder = tempfile.TemporaryDirectory(prefix="nlflow-mutants-", ignore_cleanup_errors=True)
+    with locked(make_folder(args.out), "--out"), folder as name:
         return _campaign(args, Path(name))
 
 
@@ -143,25 +150,27 @@ def _campaign(args: argparse.Namespace, folder: Path) -> int:
     copy(ROOT, root)
     drawn, changes = _drawn(args, root)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # loops that never end are ended in any case
-    results = [result for result in read(args.out) if changes.get(result.name) == result.change] if args.resume else []
-    left = [mutant for mutant in drawn if mutant.name not in {result.name for result in results}]
+    unsound: set[str] = set()
     title = f"Written by `make mutants`: {args.number} drawn with seed {args.seed}."
+    results = results_table(args.out, title, unsound)
+    if args.resume:
+        results.load(lambda entry: changes.get(entry.key) == entry.row.change)
+    left = [mutant for mutant in drawn if results.read(mutant.name) is None]
     tests = Map(None if args.mirror else args.map or make_map(args.out, args.jobs, root), root)
     workshops = [Workshop(folder / str(job), root) for job in range(min(args.jobs, len(left)))]
-    campaign = Campaign(workshops, tests, args.most, [result.test for result in results if result.test])
-    pool = ThreadPoolExecutor(max(args.jobs, 1))
-    try:
-        for call in as_completed([pool.submit(campaign.tried, mutant) for mutant in left]):
-            results.append(call.result())
-            tqdm.write(line(results[-1]))
-            write(args.out, results, title, sorted(campaign.unsound))  # what is known so far
-    finally:
-        for workshop in workshops:
-            workshop.close()
-        pool.shutdown(cancel_futures=True)
+    known = [entry.row.test for entry in results.entries if entry.row.test]
+    campaign = Campaign(workshops, tests, args.most, known, unsound)
+    cases = [Case(mutant.name, campaign.tried, (mutant,)) for mutant in left]
+    with closing(run_cases(cases, results, jobs=args.jobs, threads=True)) as run:
+        try:
+            for done in run:
+                tqdm.write(done.finding.told)
+        finally:
+            for workshop in workshops:  # loops that never end are ended before threads are waited for
+                workshop.close()
     reasons = judged()
-    open_ = [r for r in results if r.outcome == "survived" and (r.name, r.change) not in reasons]
-    print(f"table: {args.out / 'mutants.md'}; {len(open_)} of {len(results)} survived")
+    open_ = [entry for entry in results.entries if survived(entry) and mark(entry) not in reasons]
+    print(f"table: {results.path.with_suffix('.md')}; {len(open_)} of {len(results.entries)} survived")
     return 1 if open_ else 0
 
 

@@ -22,8 +22,8 @@ from pathlib import Path
 __all__ = ["SCOPE", "Mutant", "draw", "mutants_of", "mutants_under", "part_of"]
 
 SOURCE = "nonlocal/nlflow"
-SCOPE = ("functionals", "flows/flow", "flows/integrators", "flows/chebyshev", "flows/spectrum", "flows/p_flow",
-         "affinities", "markov", "equilibria", "denoising", "backends/numba")  # fmt: skip
+SCOPE = ("functionals", "flows/flow", "flows/linear", "flows/integrators", "flows/chebyshev", "flows/spectrum",
+         "flows/p_flow", "affinities", "markov", "equilibria", "denoising", "backends/numba")  # fmt: skip
 """Modules and folders of the package that are mutated."""
 
 _OUTSIDE = ("backends/numba/loading.py",)  # compiles loops and takes the time of it
@@ -98,8 +98,9 @@ class Mutant:
 
 
 def part_of(file: str) -> str:
-    """Return the entry of `SCOPE` that a file belongs to."""
-    return file.removeprefix(SOURCE + "/").partition("/")[0].removesuffix(".py")
+    """Return the entry of `SCOPE` that a file belongs to; '' for a file outside."""
+    path = file.removeprefix(SOURCE + "/").removesuffix(".py")
+    return next((part for part in SCOPE if f"{path}/".startswith(f"{part}/")), "")
 
 
 def mutants_under(root: Path) -> list[Mutant]:
@@ -107,7 +108,7 @@ def mutants_under(root: Path) -> list[Mutant]:
     found = []
     for path in sorted((root / SOURCE).rglob("*.py")):
         file = path.relative_to(root).as_posix()
-        if part_of(file) in SCOPE and not file.endswith(_OUTSIDE):
+        if part_of(file) and not file.endswith(_OUTSIDE):
             found += mutants_of(path.read_bytes(), file)
     return found
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from nlflow.backends.machine import environment
-from nlflow.io.atomic import make_folder, write_atomic
-from nlflow.io.storage import load_record, save_record
+from nlflow.io.records import Entry, Table, markdown
+from validation.robustness import ROOT
+from validation.robustness.contract import when_and_where
 from validation.robustness.mutants.operators import SCOPE, part_of
 
-__all__ = ["EQUIVALENT", "Result", "judged", "read", "table", "write"]
+__all__ = ["EQUIVALENT", "Result", "judged", "mark", "render", "results_table", "survived"]
 
-EQUIVALENT = Path(__file__).resolve().parents[1] / "results" / "equivalent.toml"
-_KIND = "table of mutants"
+EQUIVALENT = ROOT / "validation" / "robustness" / "results" / "equivalent.toml"
 
 
 @dataclass(frozen=True)
@@ -25,8 +24,8 @@ class Result:
 
     Attributes
     ----------
-    name, file, function, change : str
-        Of the mutant.
+    file, function, change : str
+        Of the mutant; the key of the table's entry is its name.
     line : int
     outcome : str
         ``killed``, ``timeout`` or ``survived``.
@@ -37,10 +36,8 @@ class Result:
     tried, selected : int
         Tests that were run, and those that can see the mutant.
     seconds : float
-    date, source, machine : str
     """
 
-    name: str
     file: str
     function: str
     line: int
@@ -51,9 +48,12 @@ class Result:
     tried: int
     selected: int
     seconds: float
-    date: str
-    source: str
-    machine: str
+
+    @property
+    def told(self) -> str:
+        """The result as text."""
+        by = f" by {self.how} {self.test}".rstrip() if self.how else f" {self.tried} of {self.selected} tests"
+        return f"{self.outcome:<9}{self.seconds:4.0f} s  {self.file}:{self.line}{by}\n    {self.change}"
 
 
 def judged(path: Path = EQUIVALENT) -> dict[tuple[str, str], str]:
@@ -62,62 +62,60 @@ def judged(path: Path = EQUIVALENT) -> dict[tuple[str, str], str]:
     return {(entry["name"], entry["change"]): entry["reason"] for entry in entries}
 
 
-def read(folder: Path) -> list[Result]:
-    """Return the results that were written before; none if there are none."""
-    path = folder / "mutants.json"
-    return [Result(**entry) for entry in load_record(path, _KIND)["results"]] if path.exists() else []
+def mark(entry: Entry[Result]) -> tuple[str, str]:
+    """Return what `judged` knows a mutant by."""
+    return entry.key, entry.row.change
 
 
-def write(folder: Path, results: Sequence[Result], title: str, unsound: Sequence[str] = ()) -> None:
-    """Write ``mutants.json`` and ``mutants.md``."""
-    make_folder(folder)
-    results = sorted(results, key=lambda result: (SCOPE.index(part_of(result.file)), result.file, result.line))
-    save_record(folder / "mutants.json", _KIND,
-                {"environment": environment(), "results": [asdict(result) for result in results]})  # fmt: skip
-    page = table(results, title, judged(), unsound)
-    write_atomic(folder / "mutants.md", lambda file: file.write(page.encode()))
+def survived(entry: Entry[Result]) -> bool:
+    """Tell whether no test noticed a mutant."""
+    return entry.row.outcome == "survived"
 
 
-def table(
-    results: Sequence[Result], title: str, reasons: dict[tuple[str, str], str], unsound: Sequence[str] = ()
+def results_table(folder: Path, title: str, unsound: Collection[str] = ()) -> Table[Result]:
+    """Return the table ``mutants.json`` and ``mutants.md`` of a folder."""
+
+    def order(entry: Entry[Result]) -> tuple[int, str, int]:
+        return SCOPE.index(part_of(entry.row.file)), entry.row.file, entry.row.line
+
+    def page(entries: Sequence[Entry[Result]]) -> str:
+        return render(entries, title, judged(), sorted(unsound))
+
+    return Table(folder, "mutants", "table of mutants", Result, page, order)
+
+
+def render(
+    entries: Sequence[Entry[Result]], title: str, reasons: dict[tuple[str, str], str], unsound: Sequence[str] = ()
 ) -> str:
     """Return the counts and the survivors in Markdown."""
     counts: Counter[tuple[str, str]] = Counter()
-    for result in results:
-        verdict = "equivalent" if _open(result) and (result.name, result.change) in reasons else result.outcome
-        for part in (part_of(result.file), "all"):
+    for entry in entries:
+        verdict = "equivalent" if survived(entry) and mark(entry) in reasons else entry.row.outcome
+        for part in (part_of(entry.row.file), "all"):
             counts[part, "drawn"] += 1
             counts[part, verdict] += 1
     heads = ("drawn", "killed", "timeout", "equivalent", "survived")
-    dates = sorted({result.date for result in results})
-    lines = ["# Mutants", "", f"{title} {' to '.join(dict.fromkeys((dates[0], dates[-1])))}; "
-             f"{'; '.join(sorted({result.machine for result in results}))}; "
-             f"source {', '.join(sorted({result.source for result in results}))}.", "",
-             f"| part | {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]  # fmt: skip
-    for part in (*SCOPE, "all"):
-        if counts[part, "drawn"]:
-            lines.append(f"| {part} | {' | '.join(str(counts[part, head]) for head in heads)} |")
-    killed = Counter(result.how for result in results if result.outcome == "killed")
-    hours = sum(result.seconds for result in results) / 3600
-    lines += ["", f"Of those killed {killed['import']} could not be imported and {killed['process']} ended it. "
-              f"All took {hours:.1f} hours of one process."]  # fmt: skip
+    lines = [(part, *(counts[part, head] for head in heads)) for part in (*SCOPE, "all") if counts[part, "drawn"]]
+    sources = ", ".join(sorted({entry.source for entry in entries}))
+    killed = Counter(entry.row.how for entry in entries if entry.row.outcome == "killed")
+    hours = sum(entry.row.seconds for entry in entries) / 3600
+    parts = [
+        "# Mutants",
+        f"{title} {when_and_where(entries)}; source {sources}.",
+        markdown(("part", *heads), lines, numbers=heads),
+        f"Of those killed {killed['import']} could not be imported and {killed['process']} ended it. "
+        f"All took {hours:.1f} hours of one process.",
+    ]
     if unsound:
-        lines += ["", f"Left out, since they fail without a change: {', '.join(unsound)}."]
-    survivors = [result for result in results if _open(result)]
+        parts.append(f"Left out, since they fail without a change: {', '.join(unsound)}.")
     for heading, wanted in (("Survivors", False), ("Equivalent", True)):
-        chosen = [result for result in survivors if ((result.name, result.change) in reasons) is wanted]
-        if chosen:
-            lines += ["", f"## {heading}", "", "| where | what was changed | tests | seconds |", "|---|---|---:|---:|"]
-        for result in chosen:
-            change = _code(result.change) + (f": {reasons[result.name, result.change]}" if wanted else "")
-            lines.append(f"| {result.file}:{result.line} {result.function} | {change} | "
-                         f"{result.tried} of {result.selected} | {result.seconds:.0f} |")  # fmt: skip
-    return "\n".join([*lines, ""])
+        if chosen := [entry for entry in entries if survived(entry) and (mark(entry) in reasons) is wanted]:
+            heads = ("where", "what was changed", "tests", "seconds")
+            lines = [_survivor(entry.row, reasons.get(mark(entry), "")) for entry in chosen]
+            parts += [f"## {heading}", markdown(heads, lines, numbers=heads[2:])]
+    return "\n\n".join(parts) + "\n"
 
 
-def _open(result: Result) -> bool:
-    return result.outcome == "survived"
-
-
-def _code(text: str) -> str:
-    return "`" + text.replace("|", "\\|") + "`"
+def _survivor(row: Result, reason: str) -> tuple[str, ...]:
+    change = "`" + row.change.replace("|", "\\|") + "`" + (f": {reason}" if reason else "")
+    return f"{row.file}:{row.line} {row.function}", change, f"{row.tried} of {row.selected}", f"{row.seconds:.0f}"

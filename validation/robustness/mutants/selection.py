@@ -16,8 +16,9 @@ from xml.etree import ElementTree
 
 from coverage import CoverageData
 
+from validation.robustness import ROOT
 from validation.robustness.mutants.operators import SOURCE, Mutant
-from validation.robustness.mutants.workshop import ROOT, copy
+from validation.robustness.mutants.workshop import copy
 
 __all__ = ["Batch", "Map", "make_map", "mirrors"]
 

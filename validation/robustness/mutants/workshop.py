@@ -18,11 +18,11 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any
 
+from validation.robustness import ROOT
 from validation.robustness.mutants.operators import SOURCE, Mutant
 
-__all__ = ["ROOT", "Ran", "Workshop", "copy"]
+__all__ = ["Ran", "Workshop", "copy"]
 
-ROOT = Path(__file__).resolve().parents[3]
 LARGE = ("numpy", "scipy.sparse.linalg", "scipy.special", "scipy.optimize", "scipy.fft", "numba.extending",
          "matplotlib.figure", "skimage", "torch")  # fmt: skip
 _START = 180.0  # seconds until the first test starts, and those that any test may take: loops may have to be compiled

@@ -11,17 +11,18 @@ import time
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from validation.robustness.contract import Row, Trial, rows_of
+from nlflow.io.atomic import make_folder
+from nlflow.io.storage import locked
+from nlflow.studies.cases import Case
+from validation.robustness import ROOT
+from validation.robustness.contract import Row, campaign_table, run_trials
 from validation.robustness.processors.settings import SETTINGS, SHORT, Setting, lacking
-from validation.robustness.report import Entry, line, write
 
-ROOT = Path(__file__).resolve().parents[3]
 # What once depended on the processor, and what everything else is made of; the whole is `make portable`.
 SENSITIVE = (
     "tests/test_denoise_presets.py::test_a_pure_tone_far_above_the_noise_stays_whole",
@@ -53,29 +54,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings = [s for s in (SHORT if args.short else SETTINGS) if args.only.lower() in s.name.lower()]
     if not settings:
         parser.error(f"--only: no setting has {args.only!r} in its name")
-    trials, figures = [], {}
+    trials: list[Case] = []
+    figures: dict[str, Any] = {}
     for setting in settings:
         if lack := lacking(setting):
             tqdm.write(f"not run: {setting.name}: this machine has no {', '.join(lack)}")
             continue
         if not args.figures:
-            trials.append(Trial(setting.name, partial(tested, setting, args.short)))
+            trials.append(Case(setting.name, tested, (setting, args.short)))
         if args.draws or args.data:
-            trials.append(Trial(f"figures, {setting.name}", partial(measured, setting, args.draws, args.data, figures)))
+            trials.append(Case(f"figures, {setting.name}", measured, (setting, args.draws, args.data, figures)))
     if not trials:
         print("nothing was run: this machine can play none of these processors")
         return 1
-    entries = []
-    for trial, row in rows_of(trials, args.jobs):
-        entries.append((trials.index(trial), Entry.of(trial.key, row)))
-        tqdm.write("\n".join([line(row), *(f"     {failure}" for failure in row.details.get("failed", []))]))
-    found = [entry for _, entry in sorted(entries, key=lambda pair: pair[0])]
-    for key, row in compared(figures).items():
-        found.append(Entry.of(key, row))
-        tqdm.write(line(row))
-    write(args.out, found, "processors", "Other processors, played on this machine", "make portable")
-    print(f"table: {args.out / 'processors.md'}")
-    return 0 if all(entry.row.good for entry in found) else 1
+    names = [trial.name for trial in trials]
+    table = campaign_table(args.out, "processors", "Other processors, played on this machine", "make portable",
+                           order=lambda entry: [*names, entry.key].index(entry.key))  # fmt: skip
+    with locked(make_folder(args.out), "--out"):
+        run_trials(trials, table, jobs=args.jobs, threads=True)
+        run_trials([Case(name, dict.get, (rows, name)) for rows in [compared(figures)] for name in rows], table)
+    print(f"table: {table.path.with_suffix('.md')}")
+    return 0 if all(entry.row.good for entry in table.entries) else 1
 
 
 def tested(setting: Setting, short: bool) -> Row:
@@ -85,19 +84,8 @@ def tested(setting: Setting, short: bool) -> Row:
     which = ["-m", "not slow", *SENSITIVE] if short else ["-m", "numerical and not slow"]
     with tempfile.TemporaryDirectory(prefix="nlflow-processors-") as folder:
         report = Path(folder) / "tests.xml"
-        command = [
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "0",
-            "--no-cov",
-            "-p",
-            "no:cacheprovider",
-            f"--junitxml={report}",
-            *which,
-        ]
-        ended = _run(setting, command, allowed=(0, 1))
+        words = ["-m", "pytest", "-q", "-n", "0", "--no-cov", "-p", "no:cacheprovider", f"--junitxml={report}"]
+        ended = _run(setting, [*words, *which], allowed=(0, 1))
         outcomes, failed = _read(report)
     failed += setting.missed(effect)
     if ended.returncode == 1 and not failed:
@@ -107,7 +95,7 @@ def tested(setting: Setting, short: bool) -> Row:
                {"in effect": effect, "failed": failed})  # fmt: skip
 
 
-def _read(report: Path) -> tuple[Counter[str], list[str]]:
+def _read(report: Path) -> tuple[dict[str, int], list[str]]:
     """Return how tests ended, and which failed, from pytest's report."""
     outcomes: Counter[str] = Counter()
     failed = []
@@ -116,7 +104,7 @@ def _read(report: Path) -> tuple[Counter[str], list[str]]:
         outcomes["failed" if kind in ("failure", "error") else kind] += 1
         if kind in ("failure", "error"):
             failed.append(f"{case.get('classname')}::{case.get('name')}")
-    return outcomes, failed
+    return dict(outcomes), failed  # to dataclasses.asdict a Counter is no mapping
 
 
 def measured(setting: Setting, draws: int, data: Path | None, figures: dict[str, Any]) -> Row:

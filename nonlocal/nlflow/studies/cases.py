@@ -1,0 +1,122 @@
+"""Running cases: side by side, each kept as soon as it is done, and after an interruption only those that are left.
+
+Studies, claims, trainings, campaigns of faults and benchmarks all run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from nlflow.backends.workers import Call, completed
+
+__all__ = ["Case", "Done", "Keeper", "run_cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One piece of work, done as a whole.
+
+    Attributes
+    ----------
+    name : str
+        Tells it from all other cases of the run, and names its record.
+    call : callable
+        Returns the finding, which must not depend on the process that it is called in.
+    arguments : tuple
+    """
+
+    name: str
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Done:
+    """A case with its finding, and whether that was read instead of computed."""
+
+    case: Case
+    finding: Any
+    read: bool
+
+
+class Keeper(Protocol):
+    """What findings are kept in, such as `nlflow.io.records.Records` and `Table`."""
+
+    def read(self, name: str) -> Any | None:
+        """Return the finding of a case; None if it has to be computed."""
+
+    def write(self, name: str, finding: Any) -> None:
+        """Keep the finding of a case."""
+
+
+def run_cases(
+    cases: Iterable[Case],
+    keeper: Keeper | None = None,
+    *,
+    resume: bool = True,
+    jobs: int | None = 1,
+    scheduler: str | None = None,
+    threads: bool = False,
+    bar: Any = None,
+) -> Generator[Done]:
+    """Yield every case with its finding: first what is known already, then each as soon as it is done and kept.
+
+    Close the iterator to end the cases that still run.
+
+    Parameters
+    ----------
+    cases : iterable of Case
+    keeper : Keeper, optional
+        Asked for what is known, and given each finding before it is yielded.
+    resume : bool
+        Whether the keeper is asked.
+    jobs : int, optional
+        Cases at a time, as for `nlflow.backends.workers.completed`.
+    scheduler : str, optional
+        Of Dask, as there.
+    threads : bool
+        Run cases in threads of this process: for cases that only wait for processes which they start.
+    bar : tqdm, optional
+        Counts the cases.
+
+    Raises
+    ------
+    WorkerError
+        When worker processes keep dying; what is done is kept.
+    """
+    known, left = [], []
+    for case in cases:
+        finding = keeper.read(case.name) if resume and keeper is not None else None
+        if finding is None:
+            left.append(case)
+        else:
+            known.append(Done(case, finding, True))
+    if bar is not None:
+        bar.initial = bar.n = len(known)
+    yield from known
+    if not left:
+        return
+    calls = [(case.call, case.arguments) for case in left]
+    side_by_side = _in_threads(calls, jobs or 1) if threads else completed(calls, jobs=jobs, scheduler=scheduler)
+    with closing(side_by_side) as results:
+        for number, finding in results:
+            if keeper is not None:
+                keeper.write(left[number].name, finding)
+            if bar is not None:
+                bar.update()
+            yield Done(left[number], finding, False)
+
+
+def _in_threads(calls: Sequence[Call], jobs: int) -> Generator[tuple[int, Any]]:
+    """Make calls in threads, and yield the number and result of each as soon as it is there."""
+    pool = ThreadPoolExecutor(jobs)
+    numbers = {pool.submit(function, *arguments): number for number, (function, arguments) in enumerate(calls)}
+    try:
+        for call in as_completed(numbers):
+            yield numbers[call], call.result()
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)  # callers may have to end what the threads wait for
