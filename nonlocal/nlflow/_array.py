@@ -15,25 +15,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError
 
-__all__ = [
-    "Array",
-    "Floats",
-    "check_untracked",
-    "constant_like",
-    "is_numpy",
-    "kept_bytes",
-    "mean_over_nodes",
-    "middle_of_range",
-    "namespace",
-    "over_channels",
-    "power_of_two",
-    "root_mean_square",
-    "same_kind",
-    "scalar",
-    "to_numpy",
-    "underflowing",
-]
-
 Item = TypeVar("Item")
 
 Array: TypeAlias = Any

@@ -26,8 +26,6 @@ from nlflow.affinities.graph import Sparse, functional_graph
 from nlflow.affinities.structure import Structure
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 
-__all__ = ["MASS", "Affinity", "check_affinity"]
-
 MASS = 1e-6
 """How far the mass of a law may be from what it was, relatively, after one move."""
 

@@ -12,8 +12,6 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 
-__all__ = ["BatchAffinity"]
-
 
 class BatchAffinity(Affinity):
     """The block-diagonal affinity of a batch: the cost of an average is that of its items, one after another.

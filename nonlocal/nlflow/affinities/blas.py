@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from nlflow.backends.threads import one_blas_thread
 
-__all__ = ["TILE", "over_tiles"]
-
 T = TypeVar("T")
 
 TILE = 2048

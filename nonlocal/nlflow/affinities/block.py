@@ -12,8 +12,6 @@ from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer
 
-__all__ = ["BlockAffinity", "Blocks"]
-
 
 class Blocks(Domain):
     """Groups of nodes without places: node (g, i) is member i of group g; its position is that pair of numbers.

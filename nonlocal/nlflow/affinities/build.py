@@ -23,8 +23,6 @@ from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
 
-__all__ = ["METHODS", "affinity", "from_matrix"]
-
 METHODS = (*PAIR_METHODS, "stencil", "convolution")
 _GRID_METHODS = ("auto", "dense", "stencil", "convolution")
 

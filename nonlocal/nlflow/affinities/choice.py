@@ -24,8 +24,6 @@ from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
-__all__ = ["APPROXIMATE", "METHODS", "Asked", "Pairs", "at_once", "from_pairs"]
-
 APPROXIMATE = ("sparse", "nufft", "lowrank")
 METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
 _DEFAULT_RTOL = 1e-6

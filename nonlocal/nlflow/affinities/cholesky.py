@@ -20,8 +20,6 @@ from nlflow.affinities.blas import over_tiles
 from nlflow.backends.threads import one_blas_thread
 from nlflow.errors import NumericalError
 
-__all__ = ["BLOCK", "Bound", "Factor", "Sum", "degrees", "factorise", "gram_product"]
-
 LogMatrix = Callable[[Floats, Floats], Floats]
 Columns = list[NDArray[Any]]
 

@@ -17,8 +17,6 @@ from nlflow.domains import Grid
 from nlflow.errors import check_memory
 from nlflow.kernels import RadialKernel
 
-__all__ = ["ConvolutionAffinity"]
-
 
 class ConvolutionAffinity(Affinity):
     """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory.

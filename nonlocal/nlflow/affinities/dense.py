@@ -19,8 +19,6 @@ from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_array, check_memory
 from nlflow.kernels import Kernel, Patch, RadialKernel
 
-__all__ = ["DenseAffinity"]
-
 LogBlock = Callable[[int, int], Array]
 """Rows [start, stop) of log k, shape (stop - start, N)."""
 

@@ -13,8 +13,6 @@ from nlflow.errors import NumericalError
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
 
-__all__ = ["Sparse", "functional_graph"]
-
 Sparse: TypeAlias = "csr_array[Any, tuple[int, int]]"
 """A sparse matrix by rows; SciPy's module is loaded when the first is made."""
 

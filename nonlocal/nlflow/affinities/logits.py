@@ -9,8 +9,6 @@ from nlflow.domains.mask import Mask
 from nlflow.errors import InputError
 from nlflow.kernels import Kernel
 
-__all__ = ["check_rows", "log_transitions", "properties"]
-
 
 def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = None) -> dict[str, bool]:
     """Return whether k_ij is symmetric and positive semidefinite; it may be where queries and keys are one array."""

@@ -16,8 +16,6 @@ from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace
 
-__all__ = ["LowRankAffinity"]
-
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
 _STORED = {"float64": 0.0, "float32": 2.0**-24}
 _EPS = float(np.finfo(np.float64).eps)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from nlflow._array import Array, namespace, over_channels
 from nlflow.affinities.base import Affinity
 
-__all__ = ["MixedAffinity"]
-
 
 class MixedAffinity(Affinity):
     """The affinity of k + k^T: averages by k and by k^T, weighted with their degrees.

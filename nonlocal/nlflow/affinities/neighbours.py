@@ -16,8 +16,6 @@ from nlflow.domains import Domain
 from nlflow.errors import InputError, check_memory
 from nlflow.kernels import Kernel, RadialKernel, TopHat
 
-__all__ = ["NeighbourAffinity", "count_neighbours"]
-
 _PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
 _LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
 _CHUNK = 2**22  # pairs whose weights are computed at a time

@@ -15,8 +15,6 @@ from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.kernels import Gaussian, Kernel
 
-__all__ = ["NonuniformAffinity", "count_modes"]
-
 _MOST_DIMENSIONS = 3  # of the transforms
 _FINEST = 1e-14  # relative accuracy that a transform in float64 reaches
 _SHARES = 4  # of the error: modes left out, periods that overlap, two transforms

@@ -15,8 +15,6 @@ from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
-__all__ = ["BLOCK", "WIDEST", "PairSums", "along_tree", "places_in", "relative_weights", "warn_isolated"]
-
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
 _LOG2E = 1 / math.log(2)

@@ -15,8 +15,6 @@ from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domains import Domain
 from nlflow.kernels import DotProduct, Kernel
 
-__all__ = ["PairwiseAffinity"]
-
 
 class PairwiseAffinity(Affinity):
     """The weights between all pairs of nodes, computed anew at each average: O(N d) memory, O(N^2 (d + D)) time.

@@ -36,14 +36,12 @@ from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import properties
 from nlflow.affinities.mixed import MixedAffinity
-from nlflow.affinities.shares import gather, local, own_rows, points, rows
+from nlflow.affinities.shares import own_rows
 from nlflow.backends.torch.ring import GatheredSums, RingSums
-from nlflow.backends.torch.shards import ProcessError, Processes, Shard
+from nlflow.backends.torch.shards import Processes, Shard
 from nlflow.domains import Domain, Points
 from nlflow.errors import FileFormatError, InputError, NumericalError, check_choice, check_memory
 from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
-
-__all__ = ["MODES", "ProcessError", "ShardedAffinity", "affinity", "gather", "local", "points", "rows"]
 
 MODES = ("ring", "gather")
 

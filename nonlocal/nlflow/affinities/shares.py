@@ -12,8 +12,6 @@ from nlflow.backends.torch.shards import Processes, Shard
 from nlflow.domains import Points
 from nlflow.errors import InputError, check_integer, check_number
 
-__all__ = ["gather", "local", "own_rows", "points", "rows"]
-
 
 def rows(count: int, group: Any = None) -> slice:
     """Return which of `count` nodes are this process's: consecutive ones, one more or less than those of others.

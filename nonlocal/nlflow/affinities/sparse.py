@@ -13,8 +13,6 @@ from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
 from nlflow.kernels import Kernel
 
-__all__ = ["SparseAffinity"]
-
 
 class SparseAffinity(Affinity):
     """The affinity of a symmetric graph; O(edges) memory and O(edges D) time an average.

@@ -20,8 +20,6 @@ from nlflow.domains import Grid
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch, RadialKernel
 
-__all__ = ["PatchStencil", "TableStencil"]
-
 
 def _loop(name: str, dtype: Any) -> Any:
     # Imported here so that what does not need a compiled loop does not pay for loading numba.

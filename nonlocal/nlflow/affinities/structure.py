@@ -18,8 +18,6 @@ from nlflow.kernels import Kernel
 if TYPE_CHECKING:
     from nlflow.affinities.pair_sums import PairSums
 
-__all__ = ["Structure"]
-
 
 @underflowing
 class Structure(ABC):

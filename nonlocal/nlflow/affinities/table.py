@@ -14,8 +14,6 @@ from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
 from nlflow.kernels import RadialKernel
 
-__all__ = ["CUT", "kernel_table", "table_radius", "table_symbol", "warn_shrunk", "wrap"]
-
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
 CUT = 1e-25

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from nlflow.backends.torch.masks import MaskedSums
     from nlflow.backends.torch.sums import TorchSums
 
-__all__ = ["TiledAffinity"]
-
 _PRECISIONS = ("float64", "float32", "bfloat16", "float16")
 
 

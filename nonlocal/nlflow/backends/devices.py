@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 from nlflow.backends.threads import one_torch_thread
 from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, memory_limit
 
-__all__ = ["CPU", "DEVICES", "DTYPES", "Device", "choose_device", "found_devices"]
-
 DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
 """``cpu`` is NumPy and compiled loops, ``cpu-tensors`` is torch on the CPU, to compare a device with."""
 

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["delivered", "handling", "stopping", "terminable"]
-
 _LATER = 0.01  # seconds
 
 

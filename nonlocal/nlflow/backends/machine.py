@@ -13,17 +13,6 @@ from typing import Any
 
 from nlflow.backends.threads import counts
 
-__all__ = [
-    "environment",
-    "folder_digest",
-    "git_state",
-    "machine_name",
-    "processor",
-    "provenance",
-    "source_digest",
-    "version",
-]
-
 
 def version() -> str:
     """Return the version of nlflow."""

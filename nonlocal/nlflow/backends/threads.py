@@ -16,8 +16,6 @@ from importlib import import_module
 from threading import Lock, RLock
 from typing import Any
 
-__all__ = ["blas_limited", "cores", "counts", "described", "one_blas_thread", "one_loop_thread", "one_torch_thread"]
-
 _LOOPS = RLock()
 _BLAS = Lock()
 _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}

@@ -17,8 +17,6 @@ import joblib
 
 from nlflow.errors import InputError, NlflowWarning, WorkerError, shortened
 
-__all__ = ["LOCAL", "cluster", "completed"]
-
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
 

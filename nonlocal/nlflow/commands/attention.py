@@ -20,8 +20,6 @@ from nlflow.io.terminal import (
     warnings_kept,
 )
 
-__all__ = ["HELP", "attention"]
-
 HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on

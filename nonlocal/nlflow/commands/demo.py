@@ -9,8 +9,6 @@ import typer
 
 from nlflow.io.terminal import check_out, echo, shows_progress
 
-__all__ = ["HELP", "demo"]
-
 HELP = """Denoise known examples and compare.
 
 Noise is added to a known image and a known signal and removed again. Prints a table and writes figures.

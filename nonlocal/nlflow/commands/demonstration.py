@@ -28,8 +28,6 @@ from nlflow.io.terminal import progress_bar
 from nlflow.kernels import Patch
 from nlflow.plotting import new_figure, psnr, render
 
-__all__ = ["run_demo"]
-
 Array: TypeAlias = NDArray[Any]
 _FIDELITY = 0.3
 _TIMES = np.concatenate([[0.0], np.logspace(-1, 4, 26)])

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from nlflow.commands.denoise_file import Options
     from nlflow.commands.jobs import Job
 
-__all__ = ["HELP", "denoise"]
-
 HELP = """Remove noise from images and signals.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples

@@ -18,8 +18,6 @@ from nlflow.io.atomic import write_content
 from nlflow.io.files import Array, FirstColumn, Kind, Media
 from nlflow.io.terminal import warnings_kept
 
-__all__ = ["Options", "denoise_file"]
-
 FIGURES = ("png", "pdf", "svg")
 
 

@@ -27,8 +27,6 @@ from nlflow.io.encoding import digest
 from nlflow.io.storage import load_record, locked, save_record
 from nlflow.io.terminal import echo, mendable, plain, print_json, progress_bar
 
-__all__ = ["Ledger", "denoise_folder"]
-
 _KIND = "output of a folder"
 
 

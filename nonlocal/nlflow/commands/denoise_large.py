@@ -12,8 +12,6 @@ from nlflow.backends.machine import version
 from nlflow.denoising.large import denoise_store
 from nlflow.io.terminal import print_json, print_table, progress_bar
 
-__all__ = ["denoise_large"]
-
 
 def denoise_large(
     sources: list[Path], target: str, sigma: Any, words: dict[str, Any], refused: dict[str, Any], *, as_json: bool,

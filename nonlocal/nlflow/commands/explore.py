@@ -9,8 +9,6 @@ import typer
 
 from nlflow.io.terminal import check_installed, echo
 
-__all__ = ["HELP", "explore"]
-
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
 The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a

@@ -12,8 +12,6 @@ import typer
 
 from nlflow.io.terminal import print_json, print_table
 
-__all__ = ["HELP", "info"]
-
 HELP = """Show versions, threads, memory and devices.
 
 \b

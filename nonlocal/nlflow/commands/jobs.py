@@ -14,8 +14,6 @@ from pathlib import Path
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.files import EXTENSIONS, check_distinct
 
-__all__ = ["Job", "Plan", "find_companion", "plan"]
-
 _SHOWN = 3  # names in a message
 
 

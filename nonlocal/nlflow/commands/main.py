@@ -16,8 +16,6 @@ from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, study, validate
 from nlflow.io.terminal import echo, mendable
 
-__all__ = ["app", "main"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

@@ -7,8 +7,6 @@ from typing import Any
 
 from nlflow.errors import format_bytes
 
-__all__ = ["line", "summary"]
-
 _SHOWN = 8  # columns of a table in a summary; --json has all
 
 

@@ -10,8 +10,6 @@ import typer
 
 from nlflow.io.terminal import echo, print_json, read_tokens, shows_progress, warnings_kept
 
-__all__ = ["HELP", "study"]
-
 T = TypeVar("T")
 
 HELP = """Measure a rate of convergence, or a limit, and compare it with what the theory says.

@@ -11,8 +11,6 @@ import typer
 
 from nlflow.io.terminal import echo, shows_progress
 
-__all__ = ["HELP", "validate"]
-
 HELP = """Run the statements of the theory as programs.
 
 Each claim is an experiment with measured figures and tolerances. Prints one line a claim (result, claim, source,

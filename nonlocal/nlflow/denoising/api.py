@@ -18,7 +18,6 @@ from nlflow.denoising.following import Trail, telling, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
-    QUALITIES,
     Observation,
     check_axis,
     check_options,
@@ -35,8 +34,6 @@ from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.domains.samples import finish
 from nlflow.errors import InputError, check_choice, check_integer, check_number
-
-__all__ = ["QUALITIES", "denoise", "problem"]
 
 Array = NDArray[Any]
 

@@ -16,8 +16,6 @@ from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import check_axis, shape_of, spatial_shape
 from nlflow.errors import InputError
 
-__all__ = ["each_by_itself"]
-
 Array = NDArray[Any]
 _LOST = "returned unchanged: every sample is missing"
 

@@ -21,8 +21,6 @@ from nlflow.functionals.energies import J
 from nlflow.io.encoding import digest
 from nlflow.kernels import Kernel
 
-__all__ = ["Follower", "RememberingFlow", "Tell", "Trail", "telling", "within"]
-
 Array = NDArray[Any]
 Tell = Callable[[float], Any]
 """Gets the share of the work that is done, in [0, 1]."""

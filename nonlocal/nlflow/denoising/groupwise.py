@@ -17,18 +17,6 @@ from nlflow.denoising.presets import PRESETS, GroupPreset, noisiness
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.tiles import in_tiles
 
-__all__ = [
-    "FUNCTIONAL",
-    "METHOD",
-    "SINGLE",
-    "back_from",
-    "channels_of",
-    "denoised",
-    "parameters",
-    "problem",
-    "whole_problem",
-]
-
 Array = NDArray[Any]
 #: Groups are filtered in single precision where the range is below so many times the noise; covariances hold squares.
 SINGLE = 90.0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-__all__ = ["DenoiseInfo"]
-
 
 @dataclass(frozen=True)
 class DenoiseInfo:

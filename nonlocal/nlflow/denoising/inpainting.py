@@ -13,8 +13,6 @@ from nlflow.domains import Grid
 from nlflow.functionals.energies import E
 from nlflow.kernels import Gaussian
 
-__all__ = ["FILLING_STEPS", "filled", "filling_levels"]
-
 FILLING_STEPS = 3  # of a flow that only fills in
 _STRONGEST = 0.6  # noise assumed first, of the signal
 _FALL = 0.7  # of the assumed noise from one flow to the next

@@ -16,23 +16,6 @@ from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
-__all__ = [
-    "OF_FAST",
-    "QUALITIES",
-    "Observation",
-    "channels_for",
-    "check_axis",
-    "check_options",
-    "decorrelated",
-    "idle_for",
-    "in_units",
-    "noise_model",
-    "observe",
-    "place",
-    "scale_for",
-    "shape_of",
-]
-
 Array = NDArray[Any]
 QUALITIES = ("fast", *PRESETS)
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]

@@ -24,23 +24,6 @@ from nlflow.flows.trackers import Discrepancy
 from nlflow.functionals.energies import E
 from nlflow.kernels import Patch
 
-__all__ = [
-    "FUNCTIONAL",
-    "MOST_STEPS",
-    "SINGLE",
-    "SMOOTHING",
-    "Outcome",
-    "denoised",
-    "enough",
-    "kernel_for",
-    "parameters",
-    "problem",
-    "reach",
-    "single",
-    "solved",
-    "solved_by_level",
-]
-
 Array = NDArray[Any]
 
 # Chosen on BSD68 and Kodak photographs (images) and on synthetic test signals (1-D) with `benchmarks/tune_denoise.py`.

@@ -23,8 +23,6 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.patches import Grouping
 
-__all__ = ["PRESETS", "GroupPreset", "noisiness", "ratio_of"]
-
 
 @dataclass(frozen=True)
 class GroupPreset:

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError
 
-__all__ = ["psnr", "snr", "ssim"]
-
 Array: TypeAlias = NDArray[Any]
 
 _SSIM_WINDOW = 7  # nodes, that of scikit-image

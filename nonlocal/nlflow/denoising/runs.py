@@ -16,8 +16,6 @@ from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback, Tracker
 
-__all__ = ["Problem", "Run", "Watch", "run"]
-
 Array = NDArray[Any]
 
 

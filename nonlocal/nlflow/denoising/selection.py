@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 
-__all__ = ["STOPPING", "select"]
-
 Array = NDArray[Any]
 STOPPING = ("discrepancy", "sure")
 _EPSILON = 0.1  # of the noise

@@ -16,8 +16,6 @@ from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import Problem, Watch, run
 from nlflow.errors import MemoryLimitError, format_bytes, memory_limit
 
-__all__ = ["bytes_needed", "in_tiles", "margin"]
-
 Array = NDArray[Any]
 
 

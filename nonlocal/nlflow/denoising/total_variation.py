@@ -19,8 +19,6 @@ from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimi
 from nlflow.functionals.variational.jp import Jp
 from nlflow.kernels import Patch
 
-__all__ = ["nonlocal_tv"]
-
 _NOISELESS = 1e12  # beyond this ratio of range to noise squares leave the range of float32
 # Chosen on photographs of BSD68 at sigma = 25.
 _SMOOTHING = 1.0  # pixels; patches are compared after a Gaussian of this width, which takes more noise than signal

@@ -12,8 +12,6 @@ from typing import Any
 from nlflow._array import Floats
 from nlflow.errors import InputError, check_array
 
-__all__ = ["Domain"]
-
 
 class Domain:
     """What `Grid`, `Points` and `Batch` share: a node shape, nodes and quadrature weights."""

@@ -13,8 +13,6 @@ from nlflow.domains.grid import Grid
 from nlflow.domains.points import Points
 from nlflow.errors import InputError, check_integer
 
-__all__ = ["Batch"]
-
 
 @dataclass(frozen=True, eq=False)
 class Batch(Domain):

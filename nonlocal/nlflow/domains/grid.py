@@ -13,8 +13,6 @@ from nlflow._array import Floats
 from nlflow.domains.base import Domain
 from nlflow.errors import InputError, check_choice, check_integer, check_number
 
-__all__ = ["Boundary", "Grid"]
-
 Boundary = Literal["periodic", "reflect", "isolated"]
 _PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "isolated": "constant"}
 

@@ -15,8 +15,6 @@ import numpy as np
 from nlflow._array import Array, namespace
 from nlflow.errors import InputError, NlflowWarning, check_integer
 
-__all__ = ["Mask", "Sight", "check_present"]
-
 _BLOCK = 2**22  # pairs of which a rule is asked at a time
 
 

@@ -11,8 +11,6 @@ from nlflow._array import Floats, underflowing
 from nlflow.domains.base import Domain
 from nlflow.errors import InputError, check_array, check_number
 
-__all__ = ["Points"]
-
 
 @underflowing
 @dataclass(frozen=True, eq=False)

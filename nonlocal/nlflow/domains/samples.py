@@ -11,8 +11,6 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.errors import InputError, check_array, check_integer
 
-__all__ = ["as_signal", "exact_means", "exact_sums", "finish", "mean_of_sums", "range_of", "rounded"]
-
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 

@@ -24,8 +24,6 @@ from nlflow.flows.linear import AttentionFlow, LinearFlow
 from nlflow.flows.spectrum import apply_operator, dense_operator, extreme, largest_eigenvalue, relaxation_rate
 from nlflow.markov import MarkovChain
 
-__all__ = ["diversity", "diversity_bounds", "fidelity_for", "neutreno_limit"]
-
 # Up to this many nodes eigenvalues and singular values come from the whole matrix.
 _DENSE_NODES = 1000
 _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far above rounding

@@ -18,8 +18,6 @@ from nlflow.functionals.minimizer import Minimizer
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 
-__all__ = ["Equilibrium", "check_frozen", "equilibrium"]
-
 _METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
 

@@ -21,8 +21,6 @@ from nlflow.explorer.uploads import received_reference, received_source
 from nlflow.explorer.widgets import Download, Knob, Lines, Pictures, beside, button, choice, columns, heading, markup
 from nlflow.io.formats.media import EXTENSIONS
 
-__all__ = ["DenoiseTab"]
-
 _QUALITIES = {
     "fast": "fast: pixels, answers at once",
     "balanced": "balanced: groups of patches",

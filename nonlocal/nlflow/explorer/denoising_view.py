@@ -20,9 +20,6 @@ from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
 from nlflow.io.formats.media import Array, Media
 
-__all__ = ["DenoiseResult", "DenoiseSettings", "as_command", "as_python", "command_note", "compute"]
-
-
 _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
 

@@ -15,8 +15,6 @@ from nlflow.explorer.widgets import Code, Status, Upload, heading, markup
 from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 
-__all__ = ["Desk", "Tab"]
-
 T = TypeVar("T")
 
 _PAUSE = 0.1  # seconds between two reports of progress

@@ -15,8 +15,6 @@ from nlflow.explorer.texts import digits, table
 from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, columns
 from nlflow.plotting.base import PALETTE
 
-__all__ = ["FlowTab"]
-
 _CHOICES = {
     "signal": {
         "steps": "steps, on a line",

@@ -17,8 +17,6 @@ from nlflow.flows.solver import solve
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.energies import METRICS
 
-__all__ = ["COMMAND_NOTE", "MOMENTS", "FlowSettings", "as_command", "as_python", "compute", "predicted"]
-
 Floats = NDArray[np.float64]
 
 _KERNELS = ("Gaussian", "Laplace", "TopHat")

@@ -18,8 +18,6 @@ from tornado.httputil import HTTPServerRequest
 from tornado.routing import Matcher, Rule
 from tornado.web import Application, RequestHandler
 
-__all__ = ["bracketed", "close_to_others", "hosts_of"]
-
 _SERVED = re.compile(r"/|/ws|/favicon\.ico|/static/.+")
 _ODD = re.compile(r"[\x00-\x1f\x7f\\]|(^|/)\.\.(/|$)")
 _SHOWN = 100  # characters of a header in a message

@@ -12,8 +12,6 @@ from nlflow.explorer.texts import digits, note, table
 from nlflow.explorer.uploads import received_layers
 from nlflow.explorer.widgets import Download, Heatmap, Lines, choice, columns, heading, markup, offer
 
-__all__ = ["LayersTab"]
-
 _OVERVIEW = ("cosine", "J", "gap", "stable")
 _RUNS: dict[str, dict[str, str]] = {"as it is": {}, "with NeuTRENO's term": {}}
 _EMPTY = "Open the file result.json that `nonlocal attention MODEL --out DIR` has written."

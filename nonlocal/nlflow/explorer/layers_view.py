@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import FileFormatError, InputError, format_bytes, shortened
 
-__all__ = ["HEAD_QUANTITIES", "QUANTITIES", "LayersFile", "Run", "as_command", "as_python", "read_layers"]
-
 Floats = NDArray[np.float64]
 
 #: The quantities of a state, with their names on the page.

@@ -17,8 +17,6 @@ from nlflow.explorer.uploads import Limits
 from nlflow.explorer.widgets import TabBar, markup
 from nlflow.explorer.worker import Worker
 
-__all__ = ["Contents", "build"]
-
 #: An addition to the page's head: without it telephones show the page for wide screens.
 _HEAD = """{% block postamble %}
 <meta name="viewport" content="width=device-width, initial-scale=1">

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from nlflow.io.formats.media import Array, upright
 
-__all__ = ["Scale", "data_url", "envelope", "grey_scale", "picture", "residual_scale"]
-
 #: Pixels along the longer side beyond which a picture is shown reduced.
 MOST_PIXELS = 1024
 _POINTS = 1600  # of a line: pairs of least and largest value

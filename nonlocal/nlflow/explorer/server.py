@@ -14,8 +14,6 @@ from nlflow.explorer.gate import bracketed, close_to_others, hosts_of
 from nlflow.explorer.page import Contents, build
 from nlflow.explorer.worker import Worker
 
-__all__ = ["Running", "is_loopback", "start"]
-
 #: Bytes by which a message may be longer than the upload in it.
 _ROOM = 2**20
 

@@ -13,8 +13,6 @@ from nlflow.io import files
 from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
 
-__all__ = ["EXAMPLE", "Crop", "Source", "example", "open_source", "preview", "saved", "slices"]
-
 Crop = tuple[tuple[int, int], ...]
 """First and last (excluded) sample along each axis but that of the channels."""
 

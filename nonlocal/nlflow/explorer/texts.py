@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-__all__ = ["call", "decibels", "digits", "note", "ran", "shell", "table"]
-
 _WIDTH = 100  # of a line of the texts that users copy
 
 

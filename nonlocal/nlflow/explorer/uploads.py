@@ -17,8 +17,6 @@ from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import EXTENSIONS
 
-__all__ = ["Limits", "received_layers", "received_reference", "received_source", "shown_name", "unpacked"]
-
 T = TypeVar("T")
 
 _NAME = 80  # characters of a name that are shown

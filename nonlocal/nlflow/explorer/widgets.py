@@ -21,10 +21,6 @@ from panel.io import state
 
 from nlflow.plotting.base import PALETTE
 
-__all__ = ["Code", "Download", "Heatmap", "Knob", "Lines", "Part", "Pictures", "Status", "TabBar", "Upload", "beside",
-           "button",
-           "choice", "columns", "heading", "markup", "offer"]  # fmt: skip
-
 _FOLDER = Path(__file__).parent / "components"
 _STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _SHADES = 64

@@ -12,8 +12,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Cancelled", "Job", "Worker"]
-
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
     """Raised inside a cancelled job at its next report of progress."""

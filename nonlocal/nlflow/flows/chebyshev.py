@@ -12,8 +12,6 @@ from scipy import fft
 from nlflow._array import Array, Floats
 from nlflow.errors import NumericalError
 
-__all__ = ["chebyshev_coefficients", "chebyshev_sums"]
-
 _MOST = 2**20
 
 

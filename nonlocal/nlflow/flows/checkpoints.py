@@ -23,8 +23,6 @@ from nlflow.flows.trackers import Checkpoint, Tracker
 from nlflow.io.checkpoints import Checkpoints
 from nlflow.io.storage import Arrays, Meta
 
-__all__ = ["Checkpointed", "State", "provenance_of"]
-
 _ANOTHER = (
     "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
     "arguments that it was written with, or start afresh"

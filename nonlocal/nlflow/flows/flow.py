@@ -18,8 +18,6 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.functionals.energies import METRICS
 
-__all__ = ["Flow"]
-
 
 @underflowing
 class Flow:

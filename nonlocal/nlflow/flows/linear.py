@@ -23,8 +23,6 @@ from nlflow.flows.flow import Flow
 from nlflow.functionals.energies import METRICS, E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
-__all__ = ["AttentionFlow", "GradientFlow", "LinearFlow", "as_linear"]
-
 
 @underflowing
 class LinearFlow(Flow):

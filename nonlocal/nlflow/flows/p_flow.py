@@ -15,8 +15,6 @@ from nlflow.flows.integrators.base import StepFailureError
 from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.lagged import quadratic_step
 
-__all__ = ["LaggedDiffusivity", "PFlow"]
-
 _REST = 1e-12  # of the signal's size: all of it is rounding
 _ENOUGH = 1e-6  # residual of the linear problems, where rounding keeps them from their tolerance
 

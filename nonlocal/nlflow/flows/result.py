@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 from nlflow._array import Array, to_numpy
 from nlflow.io.storage import load_archive, save_archive
 
-__all__ = ["Solution", "Status"]
-
 
 class Status(StrEnum):
     """Why an integration ended."""

@@ -26,8 +26,6 @@ from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFa
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
 
-__all__ = ["solve"]
-
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
 

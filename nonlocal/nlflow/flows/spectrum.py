@@ -15,8 +15,6 @@ from nlflow.errors import NumericalError
 if TYPE_CHECKING:
     from nlflow.flows.linear import LinearFlow
 
-__all__ = ["apply_operator", "dense_operator", "euler_limit", "extreme", "largest_eigenvalue", "relaxation_rate"]
-
 # Up to this many nodes the whole operator is formed by applying it to the identity.
 _DENSE_NODES = 400
 # The smallest eigenvalue takes an iteration longer, so there the whole operator pays for longer.

@@ -32,17 +32,6 @@ from nlflow.flows.flow import Flow
 from nlflow.io.checkpoints import Checkpoints, Fits
 from nlflow.io.storage import locked
 
-__all__ = [
-    "Callback",
-    "Checkpoint",
-    "Discrepancy",
-    "DistanceToConstant",
-    "Energy",
-    "Progress",
-    "Stationary",
-    "Tracker",
-]
-
 
 class Tracker(ABC):
     """Base of trackers and stopping rules.

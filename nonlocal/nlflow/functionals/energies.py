@@ -26,8 +26,6 @@ from nlflow.functionals.krylov import default_rtol
 from nlflow.functionals.minimizer import Minimizer, check_shape, minimise
 from nlflow.functionals.preconditioners import PRECONDITIONERS
 
-__all__ = ["METRICS", "E", "J"]
-
 METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
 _OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"

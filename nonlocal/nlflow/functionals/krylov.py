@@ -15,8 +15,6 @@ import numpy as np
 
 from nlflow._array import Array, constant_like, namespace, to_numpy
 
-__all__ = ["Solved", "conjugate_gradients", "default_rtol", "gmres", "verdict"]
-
 _ROUND = 50  # iterations between two looks at the true residual
 _PATIENCE = 1000  # iterations without a smaller residual after which there is no hope of one
 _LOOK = 16  # iterations between two questions whether another preconditioner would be better

@@ -15,8 +15,6 @@ from nlflow.functionals.fidelity import Fidelity
 from nlflow.functionals.krylov import conjugate_gradients, verdict
 from nlflow.functionals.preconditioners import Choice
 
-__all__ = ["Minimizer", "check_shape", "minimise"]
-
 
 @dataclass(frozen=True)
 class Minimizer:

@@ -13,8 +13,6 @@ from typing import BinaryIO
 
 from nlflow.errors import FileFormatError
 
-__all__ = ["make_folder", "sweep", "sync_folder", "temporary_name", "write_atomic", "write_content"]
-
 
 def make_folder(path: str | os.PathLike[str]) -> Path:
     """Return `path` as an existing folder, or raise `FileFormatError`."""

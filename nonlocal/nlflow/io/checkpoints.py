@@ -14,8 +14,6 @@ from nlflow.errors import FileFormatError, InputError, NlflowWarning, shortened
 from nlflow.io.atomic import sync_folder, temporary_name, write_atomic
 from nlflow.io.storage import Arrays, DamagedFileError, Meta, load_archive, save_archive
 
-__all__ = ["Checkpoints", "Fits", "previous"]
-
 Fits = Callable[[Arrays, Meta], str | None]
 
 

@@ -16,8 +16,6 @@ import numpy as np
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.files import Array, Media, as_stored, load, upright
 
-__all__ = ["read_map", "read_mask", "read_reference"]
-
 
 def _matched(media: Media, found: Media, data: Array) -> Array:
     """Return the samples of a picture that belongs to `media`, turned as that one is stored."""

@@ -13,8 +13,6 @@ import numpy as np
 
 from nlflow.errors import shortened
 
-__all__ = ["Column", "decode", "digest", "encode", "misfit", "tagged"]
-
 Column: TypeAlias = type | UnionType
 
 _LARGEST = 2**63  # no whole number that is counted is beyond

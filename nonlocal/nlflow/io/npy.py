@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import check_memory, shortened
 
-__all__ = ["read_array"]
-
 _HEADERS: dict[tuple[int, int], Callable[[BinaryIO], tuple[Any, ...]]] = {
     (1, 0): npy.read_array_header_1_0,
     (2, 0): npy.read_array_header_2_0,

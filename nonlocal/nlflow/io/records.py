@@ -16,8 +16,6 @@ from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.storage import load_record, save_record
 from nlflow.io.terminal import plain
 
-__all__ = ["Entry", "Records", "Table", "markdown", "program", "save_page"]
-
 T = TypeVar("T")
 
 

@@ -26,16 +26,6 @@ from nlflow.io.atomic import sweep, write_atomic
 from nlflow.io.encoding import decode, digest, encode
 from nlflow.io.npy import read_array
 
-__all__ = [
-    "FORMAT",
-    "DamagedFileError",
-    "load_archive",
-    "load_record",
-    "locked",
-    "save_archive",
-    "save_record",
-]
-
 FORMAT = 2
 _META = "__meta__"
 _KINDS = "biufcSU"  # booleans, numbers and text; no objects

@@ -14,20 +14,6 @@ from typing import Any
 
 import typer
 
-__all__ = [
-    "check_installed",
-    "check_out",
-    "echo",
-    "mendable",
-    "plain",
-    "print_json",
-    "print_table",
-    "progress_bar",
-    "read_tokens",
-    "shows_progress",
-    "warnings_kept",
-]
-
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""

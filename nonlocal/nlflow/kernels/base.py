@@ -16,8 +16,6 @@ from scipy.spatial.distance import cdist
 from nlflow._array import Array, is_numpy, underflowing
 from nlflow.errors import check_number
 
-__all__ = ["Kernel", "RadialKernel"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Kernel(ABC):

@@ -10,8 +10,6 @@ from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, check_array, check_number
 from nlflow.kernels.base import Kernel
 
-__all__ = ["DotProduct"]
-
 
 @underflowing
 @dataclass(frozen=True, eq=False)

@@ -13,8 +13,6 @@ from typing import ClassVar
 from nlflow._array import Array, underflowing
 from nlflow.kernels.base import RadialKernel
 
-__all__ = ["Gaussian"]
-
 
 @underflowing
 @dataclass(frozen=True)

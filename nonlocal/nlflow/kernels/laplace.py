@@ -9,8 +9,6 @@ from typing import ClassVar
 from nlflow._array import Array, is_numpy, namespace, underflowing
 from nlflow.kernels.base import RadialKernel
 
-__all__ = ["Laplace"]
-
 
 @underflowing
 @dataclass(frozen=True)

@@ -12,8 +12,6 @@ from nlflow._array import Array, underflowing
 from nlflow.errors import check_choice, check_integer, check_number
 from nlflow.kernels.base import Kernel
 
-__all__ = ["Patch"]
-
 
 @underflowing
 @dataclass(frozen=True)

@@ -9,8 +9,6 @@ from typing import ClassVar
 from nlflow._array import Array, namespace, underflowing
 from nlflow.kernels.base import RadialKernel
 
-__all__ = ["TopHat"]
-
 
 @underflowing
 @dataclass(frozen=True)

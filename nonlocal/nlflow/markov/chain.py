@@ -16,8 +16,6 @@ from nlflow.markov.spectral import DENSE_STATES, Equilibrated
 from nlflow.markov.stationary import states_without_end
 from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of, starting_states
 
-__all__ = ["MarkovChain"]
-
 _PATIENCE = 10**6
 _SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
 

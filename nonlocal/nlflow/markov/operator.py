@@ -18,8 +18,6 @@ from nlflow.flows.linear import AttentionFlow
 from nlflow.markov.stationary import communicating_classes, period_of
 from nlflow.markov.walks import check_law
 
-__all__ = ["Transitions"]
-
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
 _GRAPH_STATES = 4096
 # What transforms leave where nothing is.

@@ -24,8 +24,6 @@ from nlflow.markov.stationary import (
     state_reduction,
 )
 
-__all__ = ["DENSE_STATES", "Equilibrated"]
-
 # Up to this many states spectra come from the whole matrix, which takes a second or so.
 DENSE_STATES = 1000
 _LEAST = 1e-280  # of a law: below, its digits are not all there

@@ -11,18 +11,6 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.errors import NumericalError
 
-__all__ = [
-    "RESTARTS",
-    "balanced",
-    "communicating_classes",
-    "left_eigenvector",
-    "log_state_reduction",
-    "period_of",
-    "reduce_states",
-    "state_reduction",
-    "states_without_end",
-]
-
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
 _SMALLEST = float(np.finfo(np.float64).tiny)
 RESTARTS = 500

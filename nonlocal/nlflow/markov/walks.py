@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
 
-__all__ = ["AliasTables", "check_law", "check_stop", "generator_of", "starting_states"]
-
 Positions = NDArray[np.int64]
 _CALL = 2**24  # walkers a key: their numbers must not meet
 _MOST_MOVES = 2**39

@@ -17,25 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = [
-    "COLUMNS",
-    "MARKERS",
-    "PALETTE",
-    "REACH",
-    "ROUNDING",
-    "Array",
-    "check_filled",
-    "check_shape",
-    "finish",
-    "legend_below",
-    "look",
-    "middle_of",
-    "new_figure",
-    "panel_grid",
-    "render",
-    "show_decades",
-]
-
 Array: TypeAlias = NDArray[Any]
 
 # Colour-blind people can tell these colours apart.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["chain_figure", "phase_figure"]
-
 _STABLE, _UNSTABLE, _ACCENT = "#0b5394", "#b03a2e", "#d1711c"
 _LOWEST = r"$\mu_\mathrm{min}$"
 _SHOWN = 28  # markers of one series

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["comparison_figure", "psnr"]
-
 _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
 _MISSING, _KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Course", "decay_figure", "spacetime_figure"]
-
 # J has warm colours, E cold ones. Colour-blind people can tell the two families apart too.
 _FAMILIES = {
     "J": ("#b03a2e", "#e69f00", "#cc79a7"),

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["layers_figure"]
-
 Rows = Sequence[Mapping[str, Any]]
 
 # Column, title, label of the axis, and the columns with the ends of the range of the heads.

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Series", "bounds_figure", "rate_figure"]
-
 _OUTSIDE = "#b03a2e"
 _NARROW, _TICKS = 40.0, 7
 _ROUNDING = 1e-9  # relative: a measured value may be equal to its bound

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 
 from nlflow.backends.workers import Call, completed
 
-__all__ = ["Case", "Done", "Keeper", "run_cases"]
-
 
 @dataclass(frozen=True)
 class Case:

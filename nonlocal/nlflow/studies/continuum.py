@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from nlflow.errors import InputError, NumericalError
 from nlflow.kernels import RadialKernel
 
-__all__ = ["continuum_average"]
-
 Floats = NDArray[np.float64]
 Signal = Callable[[Floats], Floats]
 

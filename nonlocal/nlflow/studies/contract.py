@@ -15,8 +15,6 @@ from nlflow.studies.fits import Fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["JUDGED", "ROUNDING", "Kind", "Options", "Row", "Setting", "columns", "grouped", "in_words", "judged"]
-
 Row: TypeAlias = dict[str, Any]
 Options: TypeAlias = dict[str, Any]
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 Floats: TypeAlias = NDArray[np.float64]
 
-__all__ = ["MOST_PANELS", "rate_panel", "told"]
-
 MOST_PANELS = 12
 """Panels of one figure; what is beyond is in the table."""
 

@@ -22,8 +22,6 @@ from nlflow.studies.settings import build, build_flow, exact_solution, integrate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["EquilibriumStudy"]
-
 _SETTING = (*GRID, "metric")
 _SMALL = 0.15  # of the spectral gap: below, diversity is proportional to the fidelity
 _FOLDS = np.linspace(2, 16, 15)  # e-foldings of the slowest mode over which the rate is measured

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-__all__ = ["FEWEST", "Fit", "Line", "no_fit", "power_fit", "range_fit", "regress"]
-
 FEWEST = 3
 """Points that a line with a confidence interval needs."""
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from nlflow.io.encoding import digest, tagged
 
-__all__ = ["describe"]
-
 _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart by their versions, not their code
 
 

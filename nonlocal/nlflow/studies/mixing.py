@@ -20,8 +20,6 @@ from nlflow.studies.settings import Floats, build
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Mixing"]
-
 _SETTING = tuple(GRID)
 _MOST_STEPS = 5000
 _FALLEN = math.log(1e-3)  # what the slowest mode has to fall by before it can be taken to rule

@@ -21,8 +21,6 @@ from nlflow.studies.settings import Floats, smooth, values_at
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["MonteCarlo"]
-
 _TARGETS = np.array([[0.21, 0.62], [0.37, 0.28], [0.52, 0.45], [0.74, 0.81]])
 _MOST_QUERIES = 8
 _SETTING = ("kernel", "dimension", "channels")

@@ -18,18 +18,6 @@ from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, 
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST
 
-__all__ = [
-    "DEVICE",
-    "GRID",
-    "INTEGRATORS",
-    "OWN",
-    "check_continuum",
-    "check_sizes",
-    "kernel_label",
-    "parse_kernel",
-    "read_options",
-]
-
 INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
 _BOUNDARIES = ("periodic", "reflect", "isolated")
 _KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "laplace": Laplace, "tophat": TopHat, "dot": DotProduct}

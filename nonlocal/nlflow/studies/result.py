@@ -19,8 +19,6 @@ from nlflow.studies.fits import Fit
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["StudyResult"]
-
 
 @dataclass(frozen=True)
 class StudyResult:

@@ -42,8 +42,6 @@ from nlflow.studies.stability import Stability
 from nlflow.studies.store import open_folder
 from nlflow.studies.time_order import TimeOrder
 
-__all__ = ["KINDS", "run_study"]
-
 KINDS: dict[str, Kind] = {
     kind.name: kind for kind in (TimeOrder(), SpaceOrder(), MonteCarlo(), Mixing(), EquilibriumStudy(), Stability())
 }

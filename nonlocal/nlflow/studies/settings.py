@@ -26,21 +26,6 @@ from nlflow.kernels import RadialKernel
 from nlflow.studies.contract import Kind, Options, Row, Setting
 from nlflow.studies.options import kernel_label
 
-__all__ = [
-    "Problem",
-    "build",
-    "build_flow",
-    "exact_solution",
-    "extent",
-    "grid",
-    "integrate",
-    "make_settings",
-    "sampled",
-    "smooth",
-    "solve_to_end",
-    "values_at",
-]
-
 Floats = NDArray[np.float64]
 
 

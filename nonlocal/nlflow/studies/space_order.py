@@ -21,8 +21,6 @@ from nlflow.studies.settings import Floats, grid, sampled, smooth, values_at
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["SpaceOrder"]
-
 _TARGETS = np.array([[0.06, 0.62], [0.37, 0.18], [0.52, 0.45], [0.83, 0.91]])
 _SETTING = ("kernel", "dimension", "boundary", "channels")
 _SPECTRAL = "exponential rate per node (spectral)"

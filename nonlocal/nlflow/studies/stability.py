@@ -24,8 +24,6 @@ from nlflow.studies.settings import build
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["Stability"]
-
 _SETTING = tuple(GRID)
 # Of the predicted limit: close about it, and wide.
 _FIDELITIES = (0.1, 0.3, 0.5, 0.7, 0.85, 0.95, 0.97, 0.98, 0.99, 1.01, 1.02, 1.03, 1.05, 1.2, 1.5, 2.0)

@@ -15,8 +15,6 @@ from nlflow.io.records import Records, program
 from nlflow.io.storage import load_record, save_record
 from nlflow.studies.contract import Kind, Row
 
-__all__ = ["open_folder"]
-
 _STUDY, _CASE = "study", "case of a study"
 _ADVICE = "ask for the same study, or choose another folder"
 

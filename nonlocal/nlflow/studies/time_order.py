@@ -20,8 +20,6 @@ from nlflow.studies.settings import build, build_flow, exact_solution, integrate
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["TimeOrder"]
-
 # The first step times the bound of the spectrum, and the ratio of steps: small enough for the leading term of the error
 # to rule; high orders fall fast, so closer steps keep them above rounding.
 _FIRST, _RATIO = 1 / 16, 2.0

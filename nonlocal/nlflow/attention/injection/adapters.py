@@ -15,8 +15,6 @@ from torch import nn
 
 from nlflow.errors import InputError
 
-__all__ = ["ADAPTERS", "Adapter", "Block", "blocks", "transformers_library"]
-
 _NEEDED = 5  # the release of transformers since which BERT too calls its attention through the interface
 
 

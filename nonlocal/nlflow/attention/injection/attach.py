@@ -28,8 +28,6 @@ from nlflow.attention.terms.averages import AFFINITIES, FUSED
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.errors import InputError, NlflowWarning, check_number
 
-__all__ = ["REGISTERED", "attach", "detach", "register"]
-
 Model = TypeVar("Model", bound=nn.Module)
 
 _BASES = ("eager", "sdpa")

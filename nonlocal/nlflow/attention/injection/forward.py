@@ -23,17 +23,6 @@ from nlflow.attention.terms.averages import FUSED, average, repeated, with_squar
 from nlflow.attention.terms.neutreno import removed_similarity
 from nlflow.errors import InputError
 
-__all__ = [
-    "STACK",
-    "STOCK",
-    "TERMS",
-    "SimilarityRemoval",
-    "Stack",
-    "attention",
-    "mask_position",
-    "stock_function",
-]
-
 TERMS = "neutreno"  # the submodule of an attention module that holds its terms
 STOCK = "_neutreno_stock"  # what an attention module calls without a term; modules without terms call just that
 STACK = "_neutreno_stack"

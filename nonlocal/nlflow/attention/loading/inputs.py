@@ -16,8 +16,6 @@ from torch import Tensor, nn
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, shortened
 
-__all__ = ["image_inputs", "text_inputs", "token_inputs"]
-
 
 def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> dict[str, Tensor]:
     """Return the tokens of a text as a model's inputs, one sequence without padding.

@@ -18,8 +18,6 @@ from nlflow.attention.injection.forward import TERMS
 from nlflow.attention.loading.stored import check_declared, check_whole
 from nlflow.errors import FileFormatError, InputError, shortened
 
-__all__ = ["attach_as_trained", "load_model", "no_bars"]
-
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
 _SETTINGS, _TERMS = "attention.json", "terms.safetensors"

@@ -11,8 +11,6 @@ import torch
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.errors import FileFormatError, check_memory, format_bytes, shortened
 
-__all__ = ["check_declared", "check_whole"]
-
 _LONGEST = 10**8  # bytes of a header of safetensors, as that library has it
 _MOST_LABELS = 10**6
 _FLOOR = 2**24

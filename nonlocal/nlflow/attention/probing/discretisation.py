@@ -26,8 +26,6 @@ from nlflow.flows.linear import AttentionFlow
 from nlflow.flows.solver import solve
 from nlflow.studies.fits import FEWEST, regress
 
-__all__ = ["Discretisation", "Extrapolation", "discretise", "extrapolate"]
-
 Floats = NDArray[np.float64]
 _EXACT = 1e-12  # relative tolerance of the flow that steps are compared with
 _ROUNDING = 1e-9  # smaller distances say nothing about an order

@@ -21,8 +21,6 @@ from nlflow.errors import InputError, check_number
 from nlflow.kernels import DotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
 
-__all__ = ["Head", "rule_or_bias"]
-
 Floats = NDArray[np.float64]
 
 _MATRIX_TOKENS = 2048  # a masked head with more tokens keeps no matrix; its rows are computed when needed

@@ -13,16 +13,6 @@ import numpy as np
 from nlflow._array import Array, is_numpy, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, check_array
 
-__all__ = [
-    "energy_per_token",
-    "gradient_cosine",
-    "head_redundancy",
-    "hfc_lfc",
-    "mean_cosine",
-    "participation_rank",
-    "token_similarity",
-]
-
 _ROUNDINGS = 16  # units of rounding: a direction that is shorter, relative to its token, is rounding
 
 

@@ -27,8 +27,6 @@ from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
 from nlflow.errors import InputError, check_memory
 
-__all__ = ["probe"]
-
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
 _CHUNK_ELSEWHERE = 2**28

@@ -17,8 +17,6 @@ from nlflow.attention.injection.attach import REGISTERED
 from nlflow.attention.terms.averages import causal_mask
 from nlflow.errors import InputError
 
-__all__ = ["Seen", "Take", "Taken", "recording", "taking", "watching_states"]
-
 
 @dataclass(frozen=True, eq=False)
 class Taken:

@@ -21,8 +21,6 @@ from nlflow.attention.probing.heads import Head, rule_or_bias
 from nlflow.attention.probing.metrics import head_redundancy
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
-__all__ = ["Layer", "LayerTrace"]
-
 Floats = NDArray[np.float64]
 _SPECTRAL: dict[str, Any] = {
     "gap": attrgetter("spectral_gap"),

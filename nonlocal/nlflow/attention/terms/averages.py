@@ -26,11 +26,6 @@ from torch.nn import functional
 
 from nlflow.errors import InputError
 
-__all__ = [
-    "AFFINITIES", "FUSED", "average", "causal_mask", "log_affinity", "repeated", "seen", "uniform_average",
-    "with_squares",
-]  # fmt: skip
-
 AFFINITIES = ("softmax", "symmetric", "gaussian", "sigmoid", "softplus", "linear")
 
 FUSED = ("softmax", "symmetric", "gaussian")

@@ -11,8 +11,6 @@ from nlflow.attention.terms.averages import FUSED, average, causal_mask
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity, wide
 from nlflow.errors import InputError, check_choice, check_integer, check_number
 
-__all__ = ["NeutrenoAttention", "SignedProjection"]
-
 
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.

@@ -15,18 +15,6 @@ from torch import Tensor, nn
 from nlflow.attention.terms.averages import AFFINITIES, repeated, uniform_average
 from nlflow.errors import InputError, check_choice, check_integer, check_memory, check_number
 
-__all__ = [
-    "FeatScale",
-    "LayerTerms",
-    "TermOptions",
-    "covariance",
-    "matrix_step",
-    "neutreno",
-    "removed_similarity",
-    "scaled_attention",
-    "wide",
-]
-
 
 def neutreno(
     average: Tensor,

@@ -14,8 +14,6 @@ from numba import njit, prange, types
 
 from nlflow.backends.numba.loading import loader
 
-__all__ = ["loop"]
-
 # The flags allow reordering and fused multiply-add. Inputs are finite (checked above), and no loop forms an infinity.
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 

@@ -6,8 +6,6 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-__all__ = ["FLAGS", "float32_of", "float64_of"]
-
 FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 """Terms may be reordered and multiply-adds fused. Inputs are finite (checked above); no loop forms an infinity."""
 

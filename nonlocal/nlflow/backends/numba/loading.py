@@ -7,8 +7,6 @@ from typing import Any
 
 from nlflow.backends.interrupts import delivered
 
-__all__ = ["compiled", "loader", "seconds"]
-
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
 

@@ -22,8 +22,6 @@ from numba.extending import intrinsic
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
-__all__ = ["CODES", "SOURCES", "group", "loop"]
-
 CODES = {"Gaussian": 0, "Laplace": 1, "TopHat": 2, "DotProduct": 3}
 """Kernels are numbers: one that is passed as a function would be compiled anew in each process."""
 _LINE = 128

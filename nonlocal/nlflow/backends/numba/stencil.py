@@ -19,8 +19,6 @@ from numba.extending import overload
 from nlflow.backends.numba.exponential import FLAGS, float32_of, float64_of
 from nlflow.backends.numba.loading import loader
 
-__all__ = ["loop"]
-
 _TILE_ROWS = 32
 _TILE_COLUMNS = 512
 

@@ -13,8 +13,6 @@ from llvmlite import ir
 from numba.core import cgutils
 from numba.core.registry import cpu_target
 
-__all__ = ["AVX512", "BYTES", "Vectors", "index"]
-
 _FEATURES = frozenset(cpu_target.target_context.codegen().magic_tuple()[2].split(","))
 AVX512 = {"+avx512f", "+avx512dq"} <= _FEATURES
 BYTES = 64 if AVX512 else 32 if "+avx" in _FEATURES else 16

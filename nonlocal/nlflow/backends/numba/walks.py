@@ -11,8 +11,6 @@ from numba import njit, prange, types
 
 from nlflow.backends.numba.loading import loader
 
-__all__ = ["BLOCK", "loop"]
-
 BLOCK = 256
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)

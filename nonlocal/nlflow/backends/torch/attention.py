@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["WIDEST", "Form", "attend", "fused", "log_sum_exp", "offered", "spread", "widened", "width_for"]
-
 WIDEST = 128
 """Columns of values that are taken at a time: kernels slow down, or end, beyond 256."""
 _ALIGNED = 8  # columns; kernels on GPUs want a multiple

@@ -10,8 +10,6 @@ from nlflow.backends.torch.sums import TorchSums
 from nlflow.domains.mask import Sight
 from nlflow.kernels import Kernel, RadialKernel
 
-__all__ = ["MaskedSums"]
-
 _LEAST_BLOCK = 64  # queries; below, the products are too small to pay
 _ALIGNED = 8  # keys; what fused kernels on GPUs want of a table of biases
 

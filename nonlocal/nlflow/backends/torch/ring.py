@@ -17,8 +17,6 @@ from nlflow.backends.torch.shards import Processes
 from nlflow.backends.torch.sums import TorchSums
 from nlflow.kernels import Kernel
 
-__all__ = ["GatheredSums", "RingSums"]
-
 
 class _BlockSums(TorchSums):
     """Sums over one block of keys: averages and the logarithms of their sums of weights in one pass."""

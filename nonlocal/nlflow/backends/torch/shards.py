@@ -12,8 +12,6 @@ from torch import Tensor
 
 from nlflow.errors import InputError, NlflowError
 
-__all__ = ["ProcessError", "Processes", "Shard"]
-
 
 class ProcessError(NlflowError, RuntimeError):
     """Another process of a distributed computation was lost, or did not answer in time."""

@@ -14,8 +14,6 @@ from torch.utils.checkpoint import checkpoint
 from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
 from nlflow.kernels import DotProduct, Gaussian, Kernel, RadialKernel
 
-__all__ = ["TorchSums"]
-
 _TILE_BYTES = 2**26
 _STEEPEST = 1e4
 """Up to which scale of a dot product, and down to its inverse, half precision has a logit that is far below others."""

@@ -28,8 +28,6 @@ from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
 from nlflow.io.encoding import digest
 
-__all__ = ["denoise_array", "denoised", "need_dask"]
-
 Array = NDArray[Any]
 
 

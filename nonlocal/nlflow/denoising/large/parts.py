@@ -25,8 +25,6 @@ from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch
 
-__all__ = ["Frame", "bytes_for", "denoise_part", "residual_squares"]
-
 Array = NDArray[Any]
 # Bytes a sample and channel of a part in the flow of pixels, in double precision; half of them in single precision.
 _PIXEL_BYTES = 100

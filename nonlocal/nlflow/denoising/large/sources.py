@@ -13,8 +13,6 @@ from nlflow.denoising.large.arrays import need_dask
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.io.formats.tiff import check_compression
 
-__all__ = ["block_sides", "is_zarr", "open_array", "open_image"]
-
 Array = NDArray[Any]
 # Codecs that turn bytes into numbers and nothing else. (One of numcodecs unpickles, which runs what is in the file.)
 _CODECS = {

@@ -24,8 +24,6 @@ from nlflow.io.atomic import sync_folder
 from nlflow.io.encoding import digest, encode, misfit
 from nlflow.io.storage import load_record, locked, save_record
 
-__all__ = ["denoise_store", "partial_name"]
-
 Array = NDArray[Any]
 _KIND = "blocks of an image"
 _RECORD = ".nlflow-blocks.json"

@@ -19,8 +19,6 @@ from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums
 from nlflow.errors import InputError
 from nlflow.io.encoding import digest, encode
 
-__all__ = ["Blocks", "Layout", "Statistics", "estimated", "settled", "statistics"]
-
 Array = NDArray[Any]
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
 _BATCH = 64

@@ -13,16 +13,6 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.domains.samples import as_signal, range_of
 
-__all__ = [
-    "PART_HALO",
-    "PartWindows",
-    "estimate_sigma",
-    "estimate_sigmas",
-    "sigma_of_parts",
-    "window_sides",
-    "windows_of_part",
-]
-
 # Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
 _SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
 _HIGH: Final = {1: 9 / 15, 2: 11 / 14}  # of the highest frequency: noise is measured from here on, structure below

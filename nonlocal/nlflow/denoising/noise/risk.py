@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import InputError, check_array, check_number
 
-__all__ = ["discrepancy", "perturbation", "sure"]
-
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
     """Return independent random signs, +1 or -1: the probe of `sure`.

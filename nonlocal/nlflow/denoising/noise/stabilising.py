@@ -16,8 +16,6 @@ from nlflow.errors import InputError, check_array, check_number
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
 
-__all__ = ["Poisson"]
-
 _TABLE_END: Final = 300.0  # counts; the series after it is exact to 1e-7 of them
 _TABLE_STEP: Final = 0.03  # in the stabilised value, which has noise of strength 1
 _TAIL: Final = 12.0  # standard deviations within which a law is summed

@@ -17,8 +17,6 @@ from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.errors import InputError
 
-__all__ = ["CompiledFilter", "GroupFilter", "Grouping", "Groups", "Images", "Lattice", "Stage", "found"]
-
 Array = NDArray[Any]
 _JOBS = 64  # runs whose windows are held at a time; enough to keep threads busy
 

@@ -27,8 +27,6 @@ from nlflow.errors import InputError, check_array, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 
-__all__ = ["GroupAffinity", "GroupFlow", "RelaxedSemiImplicit", "as_planes", "as_signal"]
-
 
 def as_planes(u: NDArray[Any]) -> NDArray[Any]:
     """Return a signal (N, C) or (H, W, C) as planes (C, H, W); a signal is an image of one row."""

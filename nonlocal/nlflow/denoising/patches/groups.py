@@ -16,8 +16,6 @@ from nlflow.denoising.patches.search import fewest_candidates, nearest_patches, 
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory, check_number
 
-__all__ = ["PatchGroups"]
-
 _BLOCK = 2**22  # samples of tokens that are put back at once
 
 

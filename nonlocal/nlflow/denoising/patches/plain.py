@@ -15,8 +15,6 @@ from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
 from nlflow.functionals.energies import E
 
-__all__ = ["PlainFilter"]
-
 Array = NDArray[Any]
 _BLOCK = 2**21  # samples of tokens at a time
 _LEAST = 1e-3  # of the noise counts as left in the state, at least

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["fewest_candidates", "nearest_offsets", "nearest_patches", "reference_positions"]
-
 Integers = NDArray[np.intp]
 
 _BLOCK_BYTES = 2**27

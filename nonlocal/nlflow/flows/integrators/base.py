@@ -15,8 +15,6 @@ from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import as_linear
 
-__all__ = ["SLACK", "Integrator", "StepFailureError", "check_made_of"]
-
 # A limit that comes from an eigenvalue is known up to rounding; a step this close to it is let through.
 SLACK = 1 + 1e-9
 

@@ -14,8 +14,6 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of
 from nlflow.flows.linear import as_linear
 
-__all__ = ["Exponential"]
-
 
 @underflowing
 class Exponential(Integrator):

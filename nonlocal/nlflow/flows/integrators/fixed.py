@@ -13,8 +13,6 @@ from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit, largest_eigenvalue
 
-__all__ = ["AttentionStep", "ExplicitEuler", "FixedStep", "NeutrenoStep", "SemiImplicit"]
-
 
 class FixedStep(Integrator):
     """Integrator with steps of one length, the last before a target shortened to meet it.

@@ -13,8 +13,6 @@ from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit
 
-__all__ = ["RungeKutta"]
-
 
 @underflowing
 class RungeKutta(Integrator):

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from nlflow._array import Array, namespace, over_channels, scalar
 from nlflow.errors import NumericalError
 
-__all__ = ["Fidelity", "NodeFidelity", "check_exponent"]
-
 
 class Fidelity(ABC):
     """Contract of a fidelity operator Lambda: at each node symmetric and positive semidefinite.

@@ -12,8 +12,6 @@ from nlflow.errors import InputError, check_array, check_number
 from nlflow.functionals.fidelity.base import Fidelity, NodeFidelity
 from nlflow.functionals.fidelity.matrix import MatrixFidelity
 
-__all__ = ["as_fidelity"]
-
 
 def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
     """Return a fidelity operator for an observed signal, or raise `InputError`.

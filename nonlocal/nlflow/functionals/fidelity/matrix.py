@@ -13,8 +13,6 @@ from nlflow._array import Array, constant_like, namespace, scalar
 from nlflow.errors import InputError, check_array, check_memory
 from nlflow.functionals.fidelity.base import Fidelity, check_exponent
 
-__all__ = ["MatrixFidelity"]
-
 
 class MatrixFidelity(Fidelity):
     """A fidelity operator that multiplies each node's vector by a symmetric positive semidefinite matrix.

@@ -16,8 +16,6 @@ from nlflow.functionals.preconditioners.coarsening import PAIRS
 from nlflow.functionals.preconditioners.multigrid import Multigrid
 from nlflow.functionals.preconditioners.transform import Transform
 
-__all__ = ["PAYS", "PAYS_EDGE", "PRECONDITIONERS", "Choice"]
-
 Operator: TypeAlias = Callable[[Array], Array]
 
 PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid")

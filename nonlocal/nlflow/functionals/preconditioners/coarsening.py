@@ -13,8 +13,6 @@ from nlflow._array import Floats
 from nlflow.affinities import Affinity
 from nlflow.affinities.graph import Sparse
 
-__all__ = ["DAMPING", "PAIRS", "galerkin", "graph_of", "interpolation", "inverse", "jacobi", "split"]
-
 DAMPING = 2 / 3  # of Jacobi's method; below 2 / (largest eigenvalue of D^-1 A), which is at most 2
 PAIRS = 2**10  # most edges a node
 _STRONG = 0.25  # an edge is strong from this part of the strongest of its node

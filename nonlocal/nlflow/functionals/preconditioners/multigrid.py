@@ -23,8 +23,6 @@ from nlflow.functionals.preconditioners.coarsening import (
     split,
 )
 
-__all__ = ["Multigrid"]
-
 Operator: TypeAlias = Callable[[Array], Array]
 
 _COARSEST = 100  # nodes

@@ -12,8 +12,6 @@ from nlflow.affinities import Affinity
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 
-__all__ = ["Transform"]
-
 
 class Transform:
     """The inverse of (I - P) + phi_0 for a translation-invariant P, by the transform that diagonalises it.

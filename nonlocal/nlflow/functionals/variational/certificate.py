@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.functionals.minimizer import Minimizer
 
-__all__ = ["NO_EDGES", "CertifiedMinimizer", "bounding_box", "fidelity_slack"]
-
 NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimiser"
 """Message of a minimisation that has nothing to do."""
 

@@ -18,8 +18,6 @@ from nlflow.functionals.variational import lagged, primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
 
-__all__ = ["Ep"]
-
 
 @underflowing
 class Ep(Jp):

@@ -12,8 +12,6 @@ from nlflow._array import Floats
 from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.domains import Domain
 
-__all__ = ["Graph", "edge_loop"]
-
 
 def edge_loop(name: str, dtype: Any = np.float64) -> Any:
     """Return a compiled loop over edges; imported here so that numba is loaded only where a loop is needed."""

@@ -22,8 +22,6 @@ from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.functionals.variational.graph import Graph
 
-__all__ = ["Jp"]
-
 
 @underflowing
 class Jp:

@@ -19,8 +19,6 @@ from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
 from nlflow.functionals.variational.jp import Jp
 
-__all__ = ["Iterate", "iterates", "quadratic_step"]
-
 _FIRST, _SHRINK, _LAST = 0.3, 0.5, 1e-9  # the smoothing, of the size of f
 _START = 1e-2
 

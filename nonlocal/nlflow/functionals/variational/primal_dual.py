@@ -29,8 +29,6 @@ from nlflow.functionals.variational.certificate import bounding_box, fidelity_sl
 from nlflow.functionals.variational.graph import edge_loop
 from nlflow.functionals.variational.jp import Jp
 
-__all__ = ["Saddle", "minimise"]
-
 _EVERY = 10
 
 

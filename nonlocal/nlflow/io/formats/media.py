@@ -11,18 +11,6 @@ from numpy.typing import NDArray
 
 from nlflow.errors import FileFormatError, check_memory, format_bytes
 
-__all__ = [
-    "EXTENSIONS",
-    "Array",
-    "FirstColumn",
-    "Kind",
-    "Media",
-    "as_stored",
-    "check_declared",
-    "file_error",
-    "upright",
-]
-
 Array: TypeAlias = NDArray[Any]
 Kind: TypeAlias = Literal["image", "signal"]
 FirstColumn: TypeAlias = Literal["keep", "denoise"]

@@ -11,8 +11,6 @@ import numpy as np
 
 from nlflow.io.formats.media import EXTENSIONS, Array, Media, check_declared, file_error
 
-__all__ = ["JPEG_EXIF_LIMIT", "decode", "encode_jpeg", "encode_png", "from_pillow", "with_alpha"]
-
 #: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
 JPEG_EXIF_LIMIT = 65533
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF

@@ -12,8 +12,6 @@ import numpy as np
 
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 
-__all__ = ["decode", "encode"]
-
 # Chunks that hold the samples and how they are stored, fill space, or repeat what the samples say.
 _OWN = (b"fmt ", b"data", b"fact", b"PEAK", b"JUNK", b"junk", b"PAD ", b"FLLR")
 

@@ -14,8 +14,6 @@ from nlflow.errors import check_memory
 from nlflow.io.formats.media import Array, FirstColumn, Media, file_error
 from nlflow.io.npy import read_array
 
-__all__ = ["decode_csv", "decode_npy", "encode_csv", "encode_npy"]
-
 # Names of a first CSV column that numbers the samples, with or without a unit: "t", "# time", "Time (s)"; an empty one
 # is that of a written-out row index.
 _TIME = re.compile(

@@ -19,8 +19,6 @@ import numpy as np
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
 
-__all__ = ["check_compression", "decode", "encode"]
-
 # Tags that stay true of a result: texts (with the camera's name, date, author and rights), what GDAL and GeoTIFF say of
 # the place on Earth and of bands. What describes the layout of the samples is written anew.
 _KEPT_TAGS = (269, 270, 271, 272, 285, 306, 315, 316, 33432, 33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113)
