@@ -1,7 +1,7 @@
-"""Minimisers of E on 256 x 256, against SciPy's sparse direct solver of the same system: time and memory.
+"""Minimizers of E on 256 x 256, against SciPy's sparse direct solver of the same system: time and memory.
 
 Each side runs in a process of its own, alone, from the affinity to the solution: the list of edges and the
-factorisation on the one, the minimiser with whatever preconditioner it takes on the other. Memory is the growth of the
+factorization on the one, the minimizer with whatever preconditioner it takes on the other. Memory is the growth of the
 process's peak, which sees what SuperLU allocates, too.
 
 `python -m benchmarks.equilibrium crossover` prints what a set-up of multigrid and its iterations cost in iterations
@@ -70,7 +70,7 @@ def direct(k: Any, f: Any, phi: Any) -> Any:
     from scipy.sparse.linalg import spsolve
 
     graph = k.edges()
-    measure = (k.domain.weights * k.symmetrised().degree).ravel()
+    measure = (k.domain.weights * k.symmetrized().degree).ravel()
     mass = measure * np.broadcast_to(phi, f.shape).ravel()
     matrix = (sparse.diags_array(np.asarray(graph.sum(axis=1)).ravel() + mass) - graph).tocsc()
     return spsolve(matrix, mass * f.ravel()).reshape(f.shape)

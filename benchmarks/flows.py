@@ -68,7 +68,7 @@ def against_pygsp() -> list[Row]:
     u0 = rng.standard_normal(GRAPH_NODES)
     scale = 20.0
     heat = filters.Heat(graph, scale=scale, normalize=False)  # exp(-scale lambda / lambda_max)
-    # J symmetrises to K = 2 k, so half the edges give the graph's own Laplacian.
+    # J symmetrizes to K = 2 k, so half the edges give the graph's own Laplacian.
     flow = GradientFlow(J(SparseAffinity(points, edges * 0.5)))
     t = scale / float(graph.lmax)
 

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.harness import keep, machine
-from nlflow import DotProduct, E, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
+from nlflow import E, ExpDotProduct, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
 
 REPEATS, LONG = 5, 10.0
 """Timed runs after one that warms up; one that takes longer than this many seconds is its own measurement."""
@@ -142,11 +142,11 @@ def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
     n, d = keys.shape
     if peer == "nlflow":
         if keys.dtype == torch.float32:
-            p = affinity(DotProduct(), domain(n), keys, method="tiled")
+            p = affinity(ExpDotProduct(), domain(n), keys, method="tiled")
             return lambda: p.average(values)
         # Signals stay in float32; averages round them, which is part of a step.
         half, signal = str(keys.dtype).removeprefix("torch."), values.float()
-        rounding = affinity(DotProduct(), domain(n), keys.float(), method="tiled", precision=half)
+        rounding = affinity(ExpDotProduct(), domain(n), keys.float(), method="tiled", precision=half)
         return lambda: rounding.average(signal)
     if peer == "sdpa":
         q, v = keys[None, None], values[None, None]
@@ -230,8 +230,8 @@ def loops(log: Log, sizes: list[int]) -> None:
 
                 def work(n: int = n, d: int = d) -> dict[str, Any]:
                     keys, values = (a.numpy() for a in problem(n, d, torch.float32, "cpu"))
-                    affinity(DotProduct(), domain(64), keys[:64], method="pairwise").average(values[:64])  # compiles
-                    p = affinity(DotProduct(), domain(n), keys, method="pairwise")
+                    affinity(ExpDotProduct(), domain(64), keys[:64], method="pairwise").average(values[:64])  # compiles
+                    p = affinity(ExpDotProduct(), domain(n), keys, method="pairwise")
                     found = measure(lambda: p.average(values), "cpu")
                     wanted = {"what": "step", "n": n, "d": d, "dtype": "float32", "peer": "nlflow"}
                     same = [r for r in log.rows if wanted.items() <= r.items() and "seconds" in r]
@@ -248,7 +248,7 @@ def loops(log: Log, sizes: list[int]) -> None:
 
 def flow_problem(n: int, device: str) -> tuple[Any, Any]:
     keys, values = problem(n, 8, torch.float32, device)
-    return affinity(DotProduct(), domain(n), keys, method="tiled"), values[:, :4].contiguous()
+    return affinity(ExpDotProduct(), domain(n), keys, method="tiled"), values[:, :4].contiguous()
 
 
 def j_flow(n: int, device: str) -> dict[str, Any]:
@@ -308,7 +308,7 @@ def energy_by_sums(kernel: Any, x: Any, u: Any) -> float:
     """Return 1/2 sum_ij w w k_ij |u_i - u_j|^2 in float64, from differences, some rows at a time."""
     x, u, total = x.double(), u.double(), 0.0
     for rows in torch.arange(len(x), device=x.device).split(256):
-        if isinstance(kernel, DotProduct):
+        if isinstance(kernel, ExpDotProduct):
             logits = x[rows] @ x.T / math.sqrt(x.shape[1])
         else:
             logits = kernel.log_profile(((x[rows, None] - x) ** 2).sum(-1))
@@ -317,7 +317,7 @@ def energy_by_sums(kernel: Any, x: Any, u: Any) -> float:
 
 
 def rounding(log: Log, device: str, n: int) -> None:
-    for kernel in (DotProduct(), Gaussian(2.0), Laplace(2.0)):
+    for kernel in (ExpDotProduct(), Gaussian(2.0), Laplace(2.0)):
 
         def work(kernel: Any = kernel) -> dict[str, Any]:
             keys, values = problem(n, 8, torch.float32, device)

@@ -18,7 +18,7 @@ from numba import njit, prange
 
 from benchmarks import limits
 from benchmarks.harness import Row, interleaved
-from nlflow import DotProduct, Gaussian, Points, affinity
+from nlflow import ExpDotProduct, Gaussian, Points, affinity
 
 NODES, FEWER, DENSE = 65_536, 16_384, 8_192
 WIDTH = 0.5
@@ -133,7 +133,7 @@ def gaussian(d: int) -> list[Row]:
 def attention(d: int) -> list[Row]:
     rng = np.random.default_rng(0)
     q, k, v = (rng.normal(size=(FEWER, d)).astype(np.float32) for _ in range(3))
-    ours = affinity(DotProduct(), Points(np.zeros(FEWER)), k, queries=q, method="pairwise")
+    ours = affinity(ExpDotProduct(), Points(np.zeros(FEWER)), k, queries=q, method="pairwise")
     heads = [torch.from_numpy(a)[None, None] for a in (q, k, v)]
 
     def peer() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import Row, interleaved
-from nlflow import DotProduct, MarkovChain, Points, affinity
+from nlflow import ExpDotProduct, MarkovChain, Points, affinity
 
 STATES, WALKERS, MOVES, PEER_MOVES = 1000, 10**6, 100, 2
 
@@ -16,7 +16,7 @@ STATES, WALKERS, MOVES, PEER_MOVES = 1000, 10**6, 100, 2
 def run() -> list[Row]:
     rng = np.random.default_rng(0)
     q, k = rng.standard_normal((2, STATES, 16))
-    chain = MarkovChain(affinity(DotProduct(), Points(np.zeros(STATES)), k, queries=q))
+    chain = MarkovChain(affinity(ExpDotProduct(), Points(np.zeros(STATES)), k, queries=q))
     chain.walk(0, 1, 1000, rng=0)  # compiles, or loads from the cache
     fresh = MarkovChain(chain.affinity)
     start = time.perf_counter()

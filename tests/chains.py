@@ -73,13 +73,13 @@ CASES: dict[str, tuple[Callable[[Any], Affinity], Callable[[], Any]]] = {
     ),
     "queries": (
         lambda dtype: nl.affinity(
-            nl.DotProduct(), POINTS, normal((12, 3), 1, dtype), queries=normal((12, 3), 2, dtype)
+            nl.ExpDotProduct(), POINTS, normal((12, 3), 1, dtype), queries=normal((12, 3), 2, dtype)
         ),
-        lambda: feature_matrix(nl.DotProduct(), normal((12, 3), 2), normal((12, 3))),
+        lambda: feature_matrix(nl.ExpDotProduct(), normal((12, 3), 2), normal((12, 3))),
     ),
     "keys": (
-        lambda dtype: nl.affinity(nl.DotProduct(), POINTS, normal((12, 3), 1, dtype)),
-        lambda: feature_matrix(nl.DotProduct(), normal((12, 3)), normal((12, 3))),
+        lambda dtype: nl.affinity(nl.ExpDotProduct(), POINTS, normal((12, 3), 1, dtype)),
+        lambda: feature_matrix(nl.ExpDotProduct(), normal((12, 3)), normal((12, 3))),
     ),
     "directed": (
         lambda dtype: given(directed_ring(12, 0.3) + 0.05 * np.eye(12, k=-2), dtype, POINTS),

@@ -35,7 +35,7 @@ def distance(x: Any, y: Any) -> Any:
 
 def logit(kernel: Any, x: list[Any], y: list[Any]) -> Any:
     """Return log k(x, y) without the amplitude, to 50 digits; None where k is 0."""
-    if isinstance(kernel, nl.DotProduct):
+    if isinstance(kernel, nl.ExpDotProduct):
         scale = 1 / mpmath.sqrt(len(x)) if kernel.scale is None else mpmath.mpf(kernel.scale)
         return scale * mpmath.fdot(x, y)
     r = distance(x, y)
@@ -129,12 +129,12 @@ class Case:
         return floats(self.transitions() * columns(u)).reshape(np.shape(u))
 
     @property
-    def symmetrised(self) -> Any:
+    def symmetrized(self) -> Any:
         return self.k + self.k.T
 
     def dirichlet(self, u: Any) -> Any:
         """J(u) = 1/4 sum w_i w_j K_ij |u_i - u_j|^2, a number of mpmath."""
-        w, both, v = exact(self.w), self.symmetrised, columns(u)
+        w, both, v = exact(self.w), self.symmetrized, columns(u)
         terms = (
             w[i] * w[j] * both[i, j] * sum((v[i, c] - v[j, c]) ** 2 for c in range(v.cols))
             for i in range(self.n)
@@ -151,7 +151,7 @@ class Case:
         A dot product of d terms is off by (d + 2) roundings of its largest possible size. A radial logit l is off by a
         few of its own, |l| eps, and its weight exp(l) is at most that of the node itself, exp(0): |l| exp(l) < 1.
         """
-        if not isinstance(self.kernel, nl.DotProduct):
+        if not isinstance(self.kernel, nl.ExpDotProduct):
             return float(self.n * GUARD)
         keys = self.table().astype(float)
         queries = keys if self.queries is None else self.table("queries").astype(float)
@@ -192,9 +192,9 @@ def _scaled(points: Any, factor: float) -> Any:
 
 
 CASES = (
-    Case("logits", nl.DotProduct(scale=1.0), _PLANE, tags=frozenset({"wide range"})),
-    Case("queries", nl.DotProduct(scale=1.0), _PLANE, _OTHER, tags=frozenset({"wide range"})),
-    Case("negative", nl.DotProduct(scale=-1.0), _PLANE, tags=frozenset({"wide range"})),
+    Case("logits", nl.ExpDotProduct(scale=1.0), _PLANE, tags=frozenset({"wide range"})),
+    Case("queries", nl.ExpDotProduct(scale=1.0), _PLANE, _OTHER, tags=frozenset({"wide range"})),
+    Case("negative", nl.ExpDotProduct(scale=-1.0), _PLANE, tags=frozenset({"wide range"})),
     Case("narrow", nl.Gaussian(width=1e-12), _LINE, tags=frozenset({"isolated"})),
     Case("wide", nl.Gaussian(width=1e12), _LINE),
     Case("tiny units", nl.Gaussian(width=1e-12), _scaled(_LINE, 1e-12)),
@@ -210,9 +210,9 @@ CASES = (
     Case("tiny amplitude", nl.Gaussian(width=1.0, amplitude=1e-300), _LINE),
     Case("huge amplitude", nl.Gaussian(width=1.0, amplitude=1e300), _LINE),
     Case("one node", nl.Gaussian(width=1.0), [[3.0]], tags=frozenset({"isolated"})),
-    Case("one token", nl.DotProduct(scale=1.0), [[100.0, 0.0]], tags=frozenset({"isolated"})),
+    Case("one token", nl.ExpDotProduct(scale=1.0), [[100.0, 0.0]], tags=frozenset({"isolated"})),
     Case("two nodes", nl.Gaussian(width=1.0), [[0.0], [1.0]]),
-    Case("two tokens", nl.DotProduct(scale=1.0), [[100.0, 0.0], [0.0, -100.0]], tags=frozenset({"wide range"})),
+    Case("two tokens", nl.ExpDotProduct(scale=1.0), [[100.0, 0.0], [0.0, -100.0]], tags=frozenset({"wide range"})),
     Case("duplicates", nl.Gaussian(width=1e-12), [[1.0], [1.0], [2.0], [2.0], [2.0]], tags=frozenset({"apart"})),
     Case("all alike", nl.Laplace(width=1e-12), [[7.0]] * 4),
     Case("two clusters", nl.Gaussian(width=1.0), [[0.0], [0.5], [1e4], [10000.5]], tags=frozenset({"apart"})),

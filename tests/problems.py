@@ -75,9 +75,9 @@ def gaussian_matrix(x: Floats, width: float) -> Floats:
 
 def operator(k: Floats, weights: Floats, metric: str) -> tuple[Floats, Floats]:
     """Return (r (I - P), d) for K = k + k^T by the formulas of the setting."""
-    symmetrised = k + k.T
-    degree = symmetrised @ weights
-    average = symmetrised * weights / degree[:, None]
+    symmetrized = k + k.T
+    degree = symmetrized @ weights
+    average = symmetrized * weights / degree[:, None]
     rate = degree if metric == "l2" else np.ones_like(degree)
     return rate[:, None] * (np.eye(len(k)) - average), degree
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow import DotProduct, Gaussian, Grid, Laplace, Patch, TopHat
+from nlflow import ExpDotProduct, Gaussian, Grid, Laplace, Patch, TopHat
 from nlflow.affinities import Affinity
 
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
@@ -112,7 +112,7 @@ def feature_matrix(kernel: Any, queries: Any, keys: Any) -> Matrix:
     matrix = np.empty((len(queries), len(keys)))
     for i, x in enumerate(queries):
         for j, y in enumerate(keys):
-            if isinstance(kernel, DotProduct):
+            if isinstance(kernel, ExpDotProduct):
                 scale = 1 / math.sqrt(len(x)) if kernel.scale is None else kernel.scale
                 matrix[i, j] = kernel.amplitude * math.exp(scale * math.fsum(x * y))
             else:

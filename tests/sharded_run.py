@@ -38,8 +38,8 @@ CASES: dict[str, tuple[Any, bool, bool]] = {
     "narrow gaussian": (nl.Gaussian(0.05), False, False),
     "top hat": (nl.TopHat(1.0), False, True),
     "laplace": (nl.Laplace(1.0), False, False),
-    "dot product": (nl.DotProduct(), False, False),
-    "queries": (nl.DotProduct(scale=0.7), True, True),
+    "dot product": (nl.ExpDotProduct(), False, False),
+    "queries": (nl.ExpDotProduct(scale=0.7), True, True),
 }
 """Kernel, whether queries are not keys, whether weights are uneven. Fused, in tiles, with blocks that see nothing."""
 EVERYTHING, BASICS = tuple(CASES), ("gaussian", "queries")
@@ -89,7 +89,7 @@ def built(problem: One, name: str) -> nl.Affinity:
 
 
 def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return what affinities, functionals, minimisers and some flows give, each as a whole."""
+    """Return what affinities, functionals, minimizers and some flows give, each as a whole."""
     found: dict[str, Any] = {}
     u = SIGNAL[problem.own]
     for name in names:
@@ -98,7 +98,7 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
         found[f"{name}: log degree"] = problem.whole(p, p.log_degree)
         found[f"{name}: log total"] = p.log_total()
         found[f"{name}: mean"] = np.asarray(p.mean(u, "l2")[0])
-        both = p.symmetrised()
+        both = p.symmetrized()
         found[f"{name}: push"] = problem.whole(both, both.push(u))
         functional = nl.E(p, u, problem.shard(p, STRENGTH))
         found[f"{name}: J"] = nl.J(p).value(2 * u)
@@ -115,8 +115,13 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
             "exponential": (nl.GradientFlow(e, "degree"), 2.0, nl.Exponential(), [nl.Energy()]),
             "runge-kutta": (nl.GradientFlow(e, "degree"), 2.0, nl.RungeKutta(), []),
             "euler": (l2, 9 * l2.safe_step, nl.ExplicitEuler(0.9 * l2.safe_step), [nl.DistanceToConstant()]),
-            "stopped at rest": (nl.GradientFlow(e, "degree"), 99.0, nl.SemiImplicit(1.0), [nl.Stationary(1e-3)]),
-            "stopped at noise": (nl.GradientFlow(e, "degree"), 9.0, nl.SemiImplicit(0.1), [nl.Discrepancy(u, 0.4)]),
+            "stopped at rest": (nl.GradientFlow(e, "degree"), 99.0, nl.SemiImplicit(1.0), [nl.SteadyState(1e-3)]),
+            "stopped at noise": (
+                nl.GradientFlow(e, "degree"),
+                9.0,
+                nl.SemiImplicit(0.1),
+                [nl.DiscrepancyPrinciple(u, 0.4)],
+            ),
             "attention": (nl.AttentionFlow(p, u, 0.5), 3.0, nl.SemiImplicit(1.0), []),
             # Its limit is an eigenvalue, which is known without looking for it where k is positive definite.
             **({"neutreno": (nl.AttentionFlow(p, u, 0.5), 3.0, nl.NeutrenoStep(), [])} if p.symmetric else {}),
@@ -133,9 +138,9 @@ def numbers(problem: One, names: tuple[str, ...], flows: tuple[str, ...] = ()) -
                 if "value" in record:
                     found[f"{name}, {how}: record"] = record["value"]
     for name, queries in (("keys", None), ("queries", SINGLE_QUERIES)):
-        p = problem.affinity(nl.DotProduct(scale=1.0), WEIGHTS, SINGLE, queries).symmetrised()
+        p = problem.affinity(nl.ExpDotProduct(scale=1.0), WEIGHTS, SINGLE, queries).symmetrized()
         found[f"float32, {name}: push"] = problem.whole(p, p.push(u.float())).astype(np.float64)
-    p = problem.affinity(nl.DotProduct(), WEIGHTS, SIGNAL)
+    p = problem.affinity(nl.ExpDotProduct(), WEIGHTS, SIGNAL)
     flow = nl.GradientFlow(nl.J(p), "degree", evolving=True, every=2)
     solution = nl.solve(flow, u, t=3.0, integrator=nl.SemiImplicit(0.5))
     found["evolving: u"], found["evolving: energy"] = problem.whole(p, solution.final), solution.energy
@@ -171,13 +176,13 @@ NODES_OF_ALL, CHANNELS = 512, 2**16  # a signal of 128 MiB
 
 
 def memory_of_one() -> float:
-    return memory(NODES_OF_ALL, CHANNELS, lambda x, f: nl.affinity(nl.DotProduct(), nl.Points(x), f, method="tiled"))
+    return memory(NODES_OF_ALL, CHANNELS, lambda x, f: nl.affinity(nl.ExpDotProduct(), nl.Points(x), f, method="tiled"))
 
 
 def memory_of_many() -> float:
     return memory(
         NODES_OF_ALL // dist.get_world_size(), CHANNELS,
-        lambda x, f: distributed.affinity(nl.DotProduct(), distributed.points(x), f),
+        lambda x, f: distributed.affinity(nl.ExpDotProduct(), distributed.points(x), f),
     )  # fmt: skip
 
 
@@ -194,10 +199,10 @@ def refusals() -> dict[str, str]:
         "nan in one process": lambda: p.average(spoiled),
         "channels that differ": lambda: p.average(u[:, :1] if last else u),
         "numpy": lambda: p.average(u.numpy()),
-        "features that differ": lambda: distributed.affinity(nl.DotProduct(), domain, x[:, :2] if last else x),
-        "gradient": lambda: distributed.affinity(nl.DotProduct(), domain, x.clone().requires_grad_(last)),
-        "grid": lambda: distributed.affinity(nl.DotProduct(), nl.Grid(len(u)), x),  # type: ignore[arg-type]
-        "mode": lambda: distributed.affinity(nl.DotProduct(), domain, x, mode="star"),
+        "features that differ": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x[:, :2] if last else x),
+        "gradient": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x.clone().requires_grad_(last)),
+        "grid": lambda: distributed.affinity(nl.ExpDotProduct(), nl.Grid(len(u)), x),  # type: ignore[arg-type]
+        "mode": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x, mode="star"),
         "patches": lambda: distributed.affinity(nl.Patch(1.0), domain, x),
         "radial queries": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, queries=x),
         "memory": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, memory_limit=100),
@@ -229,7 +234,7 @@ def resumed(problem: One, path: Path, *, write: bool) -> dict[str, Any]:
     """Return what whole runs give, and others that go on from a checkpoint, which are cut and written here or not."""
     found: dict[str, Any] = {}
     u = SIGNAL[problem.own]
-    p = problem.affinity(nl.DotProduct(), WEIGHTS, SIGNAL)
+    p = problem.affinity(nl.ExpDotProduct(), WEIGHTS, SIGNAL)
     e = nl.E(p, u, problem.shard(p, STRENGTH))
     runs: dict[str, tuple[Any, Any]] = {
         "evolving": (nl.GradientFlow(nl.J(p), "degree", evolving=True, every=2), nl.SemiImplicit(0.5)),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import DotProduct, Gaussian, Grid, Laplace, NlflowWarning, Patch, Points, TopHat, affinity
+from nlflow import ExpDotProduct, Gaussian, Grid, Laplace, NlflowWarning, Patch, Points, TopHat, affinity
 from nlflow.affinities import Affinity, ConvolutionAffinity, DenseAffinity, TableStencil
 from tests.reference import check_affinity, kept_bytes, plain_average, plain_degree, position_matrix
 
@@ -209,7 +209,7 @@ class Broken(Affinity):
 
     def _average(self, u: Any) -> Any:
         result = np.tensordot(self._kept, u, axes=1)
-        if self.fault == "not normalised":
+        if self.fault == "not normalized":
             result = result * np.exp(self._log_degrees).reshape(-1, *[1] * (u.ndim - 1))
         if self.fault == "shifted by one node":
             result = np.roll(result, 1, axis=0)
@@ -232,7 +232,7 @@ class Broken(Affinity):
 
 FAULTS = {
     "none": "",
-    "not normalised": "constants",
+    "not normalized": "constants",
     "shifted by one node": "adjoint",
     "asymmetric weights": "adjoint",
     "wrong degree": "adjoint",
@@ -271,7 +271,7 @@ def test_degree_agrees_with_its_logarithm() -> None:
 @pytest.mark.parametrize("nodes", [128, 129, 1000, 1024])
 def test_single_precision_averages_of_many_nodes_keep_their_digits(nodes):
     _, keys, values, _ = np.random.default_rng(3).standard_normal((4, nodes, 64)).astype(np.float32)
-    average = affinity(DotProduct(), Points(np.zeros(nodes)), keys).average(values)
+    average = affinity(ExpDotProduct(), Points(np.zeros(nodes)), keys).average(values)
     logits = keys.astype(float) @ keys.T.astype(float) / 8
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
     exact = weights @ values.astype(float) / weights.sum(axis=1, keepdims=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nlflow import (
-    DotProduct,
+    ExpDotProduct,
     Gaussian,
     Grid,
     InputError,
@@ -73,7 +73,7 @@ def test_float32_signal_on_a_dense_grid() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("domain", [POINTS, Grid((3, 4), (0.5, 2.0)), Grid(12, boundary="periodic")])
-@pytest.mark.parametrize("kernel", [*RADIAL, DotProduct(), DotProduct(scale=-0.4, amplitude=0.5)])
+@pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), ExpDotProduct(scale=-0.4, amplitude=0.5)])
 def test_features(kernel: Any, domain: Any, dtype: Any) -> None:
     """Features are compared in all pairs, on any domain; its boundary plays no part."""
     x = features(3, dtype)
@@ -92,19 +92,19 @@ def test_one_feature_without_a_channel_axis(kernel: Any) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_queries_and_keys(dtype: Any) -> None:
     queries, keys = features(4, dtype, 1), features(4, dtype, 2)
-    result = affinity(DotProduct(), POINTS, keys, queries=queries)
+    result = affinity(ExpDotProduct(), POINTS, keys, queries=queries)
     assert not result.symmetric
     assert not result.positive_semidefinite
     assert not result.evolves
-    check_affinity(result, feature_matrix(DotProduct(), queries, keys), dtype=dtype)
+    check_affinity(result, feature_matrix(ExpDotProduct(), queries, keys), dtype=dtype)
 
 
 def test_queries_equal_to_keys_are_symmetric() -> None:
     keys = features(4)
-    result = affinity(DotProduct(), POINTS, keys, queries=keys.copy())
+    result = affinity(ExpDotProduct(), POINTS, keys, queries=keys.copy())
     assert result.symmetric
     assert result.positive_semidefinite
-    check_affinity(result, feature_matrix(DotProduct(), keys, keys))
+    check_affinity(result, feature_matrix(ExpDotProduct(), keys, keys))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -113,46 +113,46 @@ def test_maps(given: str, dtype: Any) -> None:
     x = features(3, dtype)
     maps = {"query_map": features(3, dtype, 2, n=3), "key_map": features(3, dtype, 3, n=3)}
     used = maps if given == "both" else {given: maps[given]}
-    result = affinity(DotProduct(scale=0.3, **used), POINTS, x)
+    result = affinity(ExpDotProduct(scale=0.3, **used), POINTS, x)
     assert not result.symmetric
     queries = x @ used["query_map"] if "query_map" in used else x
     keys = x @ used["key_map"] if "key_map" in used else x
-    check_affinity(result, feature_matrix(DotProduct(scale=0.3), queries, keys), dtype=dtype)
+    check_affinity(result, feature_matrix(ExpDotProduct(scale=0.3), queries, keys), dtype=dtype)
 
 
 def test_maps_of_given_queries() -> None:
     """The query map is applied to the queries, the key map to the features."""
     queries, keys = features(3, seed=1), features(3, seed=2)
     maps = {"query_map": features(2, seed=3, n=3), "key_map": features(2, seed=4, n=3)}
-    result = affinity(DotProduct(**maps), POINTS, keys, queries=queries)
-    check_affinity(result, feature_matrix(DotProduct(), queries @ maps["query_map"], keys @ maps["key_map"]))
+    result = affinity(ExpDotProduct(**maps), POINTS, keys, queries=queries)
+    check_affinity(result, feature_matrix(ExpDotProduct(), queries @ maps["query_map"], keys @ maps["key_map"]))
 
 
 def test_maps_give_queries_and_keys_another_width() -> None:
     x = features(5)
-    kernel = DotProduct(query_map=features(2, seed=2, n=5), key_map=features(2, seed=3, n=5))
-    matrix = feature_matrix(DotProduct(), x @ kernel.query_map, x @ kernel.key_map)
+    kernel = ExpDotProduct(query_map=features(2, seed=2, n=5), key_map=features(2, seed=3, n=5))
+    matrix = feature_matrix(ExpDotProduct(), x @ kernel.query_map, x @ kernel.key_map)
     check_affinity(affinity(kernel, POINTS, x), matrix)
 
 
 def test_map_that_does_not_fit() -> None:
-    kernel = DotProduct(query_map=features(2, n=4), key_map=features(2, n=5))
+    kernel = ExpDotProduct(query_map=features(2, n=4), key_map=features(2, n=5))
     with pytest.raises(InputError, match=r"query_map: got shape \(4, 2\), expected 5 rows"):
         affinity(kernel, POINTS, features(5))
     with pytest.raises(InputError, match="queries: got width 3, expected 5, the width of the keys"):
-        affinity(DotProduct(query_map=features(3, n=5)), POINTS, features(5))
+        affinity(ExpDotProduct(query_map=features(3, n=5)), POINTS, features(5))
 
 
 def test_several_blocks_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are formed a block at a time; where they are cut makes no difference, and a zero row is named."""
     queries, keys = features(4, seed=1), features(4, seed=2)
-    matrix = feature_matrix(DotProduct(), queries, keys)
+    matrix = feature_matrix(ExpDotProduct(), queries, keys)
     given = matrix.copy()
     given[9] = 0
     monkeypatch.setattr(dense, "_BLOCK_BYTES", 5 * 12 * 8)
-    result = affinity(DotProduct(), POINTS, keys, queries=queries)
+    result = affinity(ExpDotProduct(), POINTS, keys, queries=queries)
     check_affinity(result, matrix)
-    check_affinity(result.symmetrised(), matrix + matrix.T)
+    check_affinity(result.symmetrized(), matrix + matrix.T)
     check_affinity(from_matrix(matrix, POINTS), matrix)
     with pytest.raises(InputError, match="row 9 is zero"):
         from_matrix(given, POINTS)
@@ -184,13 +184,13 @@ def test_large_logits(top: float, dtype: Any) -> None:
     k = q[::-1].copy()
     k[3] = k[2] * (1 - 2.0**-12)  # a logit within a few units of the largest one
     u = features(1, dtype).ravel()
-    result = affinity(DotProduct(scale=1.0), POINTS, k, queries=q)
+    result = affinity(ExpDotProduct(scale=1.0), POINTS, k, queries=q)
     logits = np.outer(q.astype(np.float64), k.astype(np.float64))
     expected, log_degree = exact_average(logits, WEIGHTS, u)
     tolerance = TOLERANCE[np.dtype(dtype)]
     np.testing.assert_allclose(result.average(u), expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(result.log_degree, log_degree, rtol=tolerance, atol=tolerance)
-    both = result.symmetrised()
+    both = result.symmetrized()
     expected, log_degree = exact_average(np.logaddexp(logits, logits.T), WEIGHTS, u)
     np.testing.assert_allclose(both.average(u), expected, rtol=0, atol=tolerance)
     np.testing.assert_allclose(both.log_degree, log_degree, rtol=tolerance, atol=tolerance)
@@ -199,7 +199,7 @@ def test_large_logits(top: float, dtype: Any) -> None:
 @pytest.mark.parametrize(("top", "dtype"), [(1e4, np.float64), (-1e4, np.float64), (100.0, np.float32)])
 def test_degree_that_cannot_be_represented(top: float, dtype: Any) -> None:
     x = np.full(12, math.sqrt(abs(top)), dtype)
-    result = affinity(DotProduct(scale=math.copysign(1.0, top)), POINTS, x)
+    result = affinity(ExpDotProduct(scale=math.copysign(1.0, top)), POINTS, x)
     first = re.escape(f"{float(result.log_degree.min()):.4g}")
     with pytest.raises(NumericalError, match=f"degree: log d runs from {first} to .* cannot be represented; use the"):
         _ = result.degree
@@ -214,24 +214,24 @@ def test_degree_that_cannot_be_represented(top: float, dtype: Any) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("amplitude", [1.0, 0.5])
-def test_symmetrised(amplitude: float, dtype: Any) -> None:
+def test_symmetrized(amplitude: float, dtype: Any) -> None:
     queries, keys = features(4, dtype, 1), features(4, dtype, 2)
-    kernel = DotProduct(amplitude=amplitude)
+    kernel = ExpDotProduct(amplitude=amplitude)
     k = feature_matrix(kernel, queries, keys)
     given = affinity(kernel, POINTS, keys, queries=queries)
-    both = given.symmetrised()
+    both = given.symmetrized()
     assert both.symmetric
     check_affinity(both, k + k.T, dtype=dtype)
-    check_affinity(both.symmetrised(), 2 * (k + k.T), dtype=dtype)
-    check_affinity(given.scaled(3.0).symmetrised(), 3 * (k + k.T), dtype=dtype)
+    check_affinity(both.symmetrized(), 2 * (k + k.T), dtype=dtype)
+    check_affinity(given.scaled(3.0).symmetrized(), 3 * (k + k.T), dtype=dtype)
 
 
 def test_symmetric_affinities_share_their_data() -> None:
     """K = 2 k for a symmetric k, without a copy; a paper that gives K itself has k = K / 2."""
     keys = features(4)
-    k = feature_matrix(DotProduct(), keys, keys)
-    given = affinity(DotProduct(amplitude=0.5), POINTS, keys)
-    both = given.symmetrised()
+    k = feature_matrix(ExpDotProduct(), keys, keys)
+    given = affinity(ExpDotProduct(amplitude=0.5), POINTS, keys)
+    both = given.symmetrized()
     assert isinstance(given, DenseAffinity)
     assert isinstance(both, DenseAffinity)
     assert both.matrix is given.matrix
@@ -256,19 +256,19 @@ EVOLVING: dict[str, Any] = {
     "patch, store=False": lambda u: affinity(Patch(1.0, 3, 2), Grid(12), u, store=False),
     "patch, dense": lambda u: affinity(Patch(1.0, 3, 2), Grid(12), u, method="dense"),
     "radial": lambda u: affinity(Gaussian(width=1.0), Grid(12), u),
-    "dot product": lambda u: affinity(DotProduct(amplitude=0.5), POINTS, u),
-    "maps": lambda u: affinity(DotProduct(query_map=features(2, n=3), key_map=features(2, seed=2, n=3)), POINTS, u),
+    "dot product": lambda u: affinity(ExpDotProduct(amplitude=0.5), POINTS, u),
+    "maps": lambda u: affinity(ExpDotProduct(query_map=features(2, n=3), key_map=features(2, seed=2, n=3)), POINTS, u),
 }
 
 
-@pytest.mark.parametrize("change", ["as it is", "scaled", "symmetrised", "scaled and symmetrised"])
+@pytest.mark.parametrize("change", ["as it is", "scaled", "symmetrized", "scaled and symmetrized"])
 @pytest.mark.parametrize("name", EVOLVING)
 def test_update(name: str, change: str) -> None:
     """An updated affinity is the one built from the new signal, with the options and the factors of the old one."""
 
     def changed(result: Any) -> Any:
         result = result.scaled(3.0) if "scaled" in change else result
-        return result.symmetrised() if "symmetrised" in change else result
+        return result.symmetrized() if "symmetrized" in change else result
 
     first, second = features(3, seed=1), features(3, seed=2)
     u = features(2, seed=3)
@@ -286,7 +286,7 @@ def test_update(name: str, change: str) -> None:
     [
         affinity(Gaussian(width=1.0), Grid(12)),
         affinity(Gaussian(width=1.0), POINTS),
-        affinity(DotProduct(), POINTS, features(2), queries=features(2, seed=2)),
+        affinity(ExpDotProduct(), POINTS, features(2), queries=features(2, seed=2)),
         from_matrix(np.eye(12), POINTS),
     ],
 )
@@ -311,7 +311,7 @@ def test_from_matrix(symmetric: bool, dtype: Any) -> None:
     assert result.kernel is None
     assert result.reason
     check_affinity(result, matrix.astype(np.float64), dtype=dtype)
-    check_affinity(result.symmetrised(), matrix.astype(np.float64) + matrix.T, dtype=dtype)
+    check_affinity(result.symmetrized(), matrix.astype(np.float64) + matrix.T, dtype=dtype)
 
 
 def test_from_matrix_of_whole_numbers() -> None:
@@ -358,8 +358,8 @@ def test_memory_of_dense_affinities_is_what_is_kept() -> None:
     x = features(50, n=200)
     domain = Points(np.arange(200.0))
     for result in (
-        affinity(DotProduct(), domain, x),
-        affinity(DotProduct(), domain, x, queries=x[::-1].copy()),
+        affinity(ExpDotProduct(), domain, x),
+        affinity(ExpDotProduct(), domain, x, queries=x[::-1].copy()),
         from_matrix(np.exp(-((x @ x.T) ** 2)), domain),
     ):
         kept = kept_bytes(result)
@@ -380,7 +380,7 @@ def test_one_average_is_softmax_attention(symmetric: bool, dtype: str, tolerance
     queries = keys if symmetric else queries
     expected = torch.nn.functional.scaled_dot_product_attention(queries, keys, values)
     given = [a.numpy() if container == "numpy" else a for a in (queries, keys, values)]
-    result = affinity(DotProduct(amplitude=0.5), Points(np.arange(float(n))), given[1], queries=given[0])
+    result = affinity(ExpDotProduct(amplitude=0.5), Points(np.arange(float(n))), given[1], queries=given[0])
     assert result.symmetric == symmetric
     got = result.average(given[2])
     assert type(got) is type(given[2])
@@ -389,17 +389,17 @@ def test_one_average_is_softmax_attention(symmetric: bool, dtype: str, tolerance
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("kernel", [*RADIAL, DotProduct(), "maps"], ids=str)
+@pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), "maps"], ids=str)
 def test_torch_gives_the_numbers_of_numpy(kernel: Any, dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="the device code")
     x, u = features(3, dtype), features(2, dtype, 2)
     kernels = [kernel, kernel]
     if kernel == "maps":
         maps = {"query_map": features(2, dtype, 3, n=3), "key_map": features(2, dtype, 4, n=3)}
-        kernels = [DotProduct(**maps), DotProduct(**{name: torch.from_numpy(m) for name, m in maps.items()})]
+        kernels = [ExpDotProduct(**maps), ExpDotProduct(**{name: torch.from_numpy(m) for name, m in maps.items()})]
     results = [affinity(kernels[0], POINTS, x), affinity(kernels[1], POINTS, torch.from_numpy(x))]
     tolerance = TOLERANCE[np.dtype(dtype)]
-    for here, there in (results, [result.symmetrised() for result in results]):
+    for here, there in (results, [result.symmetrized() for result in results]):
         assert here.symmetric == there.symmetric
         assert isinstance(there.log_degree, torch.Tensor)
         np.testing.assert_allclose(there.log_degree.numpy(), here.log_degree, rtol=0, atol=tolerance)
@@ -415,7 +415,7 @@ def test_from_matrix_of_torch() -> None:
     matrix = np.random.default_rng(4).random((12, 12)) * (np.random.default_rng(5).random((12, 12)) < 0.5) + np.eye(12)
     u = features(2)
     result = from_matrix(torch.from_numpy(matrix), POINTS)
-    for got, k in ((result, matrix), (result.symmetrised(), matrix + matrix.T)):
+    for got, k in ((result, matrix), (result.symmetrized(), matrix + matrix.T)):
         average = got.average(torch.from_numpy(u))
         assert isinstance(average, torch.Tensor)
         np.testing.assert_allclose(average.numpy(), plain_average(k, WEIGHTS, u), rtol=0, atol=1e-14)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from nlflow import (
-    DotProduct,
+    ExpDotProduct,
     Gaussian,
     Grid,
     InputError,
@@ -113,8 +113,8 @@ def test_torch_where_only_numpy_is_computed(name: str) -> None:
         lambda image: affinity(PATCH, GRID, image),
         lambda image: affinity(PATCH, GRID, image, store=False),
         lambda image: affinity(PATCH, GRID, image, method="dense"),
-        lambda image: affinity(DotProduct(), GRID, image),
-        lambda image: affinity(DotProduct(), Grid(6), np.ones((6, 7)), queries=image),
+        lambda image: affinity(ExpDotProduct(), GRID, image),
+        lambda image: affinity(ExpDotProduct(), Grid(6), np.ones((6, 7)), queries=image),
         lambda image: from_matrix(image[:, :6], Grid(6)),
     ],
 )
@@ -124,10 +124,10 @@ def test_features_are_not_changed_and_may_change_later(build: Any) -> None:
     result = build(image)
     u = IMAGE if result.domain is GRID else IMAGE[:, 0]
     np.testing.assert_array_equal(image, IMAGE)
-    before = result.average(u), result.symmetrised().average(u)
+    before = result.average(u), result.symmetrized().average(u)
     image[:] = 0.5
     np.testing.assert_array_equal(result.average(u), before[0])
-    np.testing.assert_array_equal(result.symmetrised().average(u), before[1])
+    np.testing.assert_array_equal(result.symmetrized().average(u), before[1])
 
 
 # --- arguments of affinity -------------------------------------------------------------------------------------------
@@ -163,33 +163,36 @@ BAD_CALLS: dict[str, tuple[Any, str]] = {
         r"method: got 'convolution', expected 'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft' or 'lowrank' on",
     ),
     "points in a window": (lambda: affinity(Gaussian(1.0), POINTS, window=2), r"window: only position kernels on a Gr"),
-    "dot product of nothing": (lambda: affinity(DotProduct(), POINTS), r"features: DotProduct needs features \(keys\)"),
+    "dot product of nothing": (
+        lambda: affinity(ExpDotProduct(), POINTS),
+        r"features: ExpDotProduct needs features \(keys\)",
+    ),
     "queries of a radial kernel": (
         lambda: affinity(Gaussian(1.0), POINTS, KEYS, queries=KEYS),
         r"queries: a radial kernel compares features with themselves; leave queries out",
     ),
     "queries of another dtype": (
-        lambda: affinity(DotProduct(), POINTS, KEYS, queries=KEYS.astype(np.float32)),
+        lambda: affinity(ExpDotProduct(), POINTS, KEYS, queries=KEYS.astype(np.float32)),
         r"queries: got ndarray of float32, expected ndarray of float64; convert one of them",
     ),
     "queries of another width": (
-        lambda: affinity(DotProduct(), POINTS, KEYS, queries=KEYS[:, :2]),
+        lambda: affinity(ExpDotProduct(), POINTS, KEYS, queries=KEYS[:, :2]),
         r"queries: got width 2, expected 3, the width of the keys",
     ),
     "queries of other nodes": (
-        lambda: affinity(DotProduct(), POINTS, KEYS, queries=KEYS[:5]),
+        lambda: affinity(ExpDotProduct(), POINTS, KEYS, queries=KEYS[:5]),
         r"queries: got shape \(5, 3\), expected \(6,\) or \(6, 'D'\)",
     ),
     "map of another dtype": (
-        lambda: affinity(DotProduct(query_map=np.eye(3), key_map=np.eye(3)), POINTS, KEYS.astype(np.float32)),
+        lambda: affinity(ExpDotProduct(query_map=np.eye(3), key_map=np.eye(3)), POINTS, KEYS.astype(np.float32)),
         r"query_map: got ndarray of float64, expected ndarray of float32",
     ),
     "features of other nodes": (lambda: affinity(PATCH, GRID, IMAGE.T), r"features: got shape \(7, 6\), expected"),
     "features with NaN": (lambda: affinity(PATCH, GRID, IMAGE * np.nan), r"features: got 42 NaN or infinite"),
-    "features with inf": (lambda: affinity(DotProduct(), POINTS, KEYS / 0), r"features: got 18 NaN or infinite"),
-    "complex features": (lambda: affinity(DotProduct(), POINTS, KEYS * 1j), r"features: got complex values"),
+    "features with inf": (lambda: affinity(ExpDotProduct(), POINTS, KEYS / 0), r"features: got 18 NaN or infinite"),
+    "complex features": (lambda: affinity(ExpDotProduct(), POINTS, KEYS * 1j), r"features: got complex values"),
     "masked features": (lambda: affinity(PATCH, GRID, masked()), r"features: got a masked array"),
-    "empty features": (lambda: affinity(DotProduct(), POINTS, KEYS[:, :0]), r"features: got an empty array"),
+    "empty features": (lambda: affinity(ExpDotProduct(), POINTS, KEYS[:, :0]), r"features: got an empty array"),
     "memory limit": (
         lambda: affinity(Gaussian(1.0), GRID, memory_limit=0),
         r"memory_limit: got 0, expected a real num",
@@ -214,15 +217,15 @@ def test_torch_mixed_with_numpy() -> None:
     torch = pytest.importorskip("torch", reason="the device code")
     keys, weights = torch.from_numpy(KEYS), np.eye(3)
     with pytest.raises(InputError, match=r"queries: got ndarray of float64, expected Tensor of torch.float64"):
-        affinity(DotProduct(), POINTS, keys, queries=KEYS)
+        affinity(ExpDotProduct(), POINTS, keys, queries=KEYS)
     with pytest.raises(InputError, match=r"u: got dtype float64, expected torch.float64"):
-        affinity(DotProduct(), POINTS, keys).average(KEYS)
+        affinity(ExpDotProduct(), POINTS, keys).average(KEYS)
     with pytest.raises(InputError, match=r"u: got dtype torch.float64, expected float64"):
-        affinity(DotProduct(), POINTS, KEYS).average(keys)
+        affinity(ExpDotProduct(), POINTS, KEYS).average(keys)
     with pytest.raises(InputError, match=r"query_map: got ndarray of float64, expected Tensor of torch.float64"):
-        affinity(DotProduct(query_map=weights, key_map=weights), POINTS, keys)
+        affinity(ExpDotProduct(query_map=weights, key_map=weights), POINTS, keys)
     with pytest.raises(InputError, match=r"features: got a torch tensor of dtype torch.int64, expected a floating-poi"):
-        affinity(DotProduct(), POINTS, torch.ones(6, 2, dtype=torch.int64))
+        affinity(ExpDotProduct(), POINTS, torch.ones(6, 2, dtype=torch.int64))
 
 
 def test_the_warning_is_given_once_for_an_evolving_kernel() -> None:
@@ -244,7 +247,7 @@ TOO_LARGE: dict[str, tuple[Any, str]] = {
         r"a dense affinity of 20000 nodes needs 3\.\d+ GiB \(3\d{9} bytes\), the limit is .*; use fewer nodes, a grid",
     ),
     "dense features": (
-        lambda **limit: affinity(DotProduct(), Points(np.arange(2e4)), np.zeros(20000), method="dense", **limit),
+        lambda **limit: affinity(ExpDotProduct(), Points(np.arange(2e4)), np.zeros(20000), method="dense", **limit),
         r"a dense affinity of 20000 nodes needs 3\.\d+ GiB",
     ),
     "dense grid": (
@@ -305,14 +308,14 @@ def test_the_argument_goes_before_the_environment(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_limit_holds_for_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An affinity that was let pass is updated and symmetrised within the limit that it was given."""
+    """An affinity that was let pass is updated and symmetrized within the limit that it was given."""
     monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "1000")
     limit = 1e9
     assert affinity(PATCH, GRID, IMAGE, memory_limit=limit).update(IMAGE + 1).method == "stencil"
-    two_maps = DotProduct(query_map=np.eye(3), key_map=2 * np.eye(3))
+    two_maps = ExpDotProduct(query_map=np.eye(3), key_map=2 * np.eye(3))
     result = affinity(two_maps, POINTS, KEYS, memory_limit=limit)
-    assert result.symmetrised().update(KEYS + 1).symmetric
-    assert from_matrix(np.triu(np.ones((6, 6))), POINTS, memory_limit=limit).symmetrised().symmetric
+    assert result.symmetrized().update(KEYS + 1).symmetric
+    assert from_matrix(np.triu(np.ones((6, 6))), POINTS, memory_limit=limit).symmetrized().symmetric
 
 
 @pytest.mark.parametrize("name", ["features", "matrix", "stencil", "recomputed"])
@@ -323,7 +326,7 @@ def test_building_takes_no_more_than_was_asked_for(name: str, monkeypatch: pytes
     points, keys = Points(np.arange(1500.0)), np.random.default_rng(0).normal(size=(1500, 2))
     matrix = np.exp(-((keys[:, :1] - keys[:, 0]) ** 2))
     build: dict[str, Any] = {
-        "features": lambda **limit: affinity(DotProduct(), points, keys, **limit),
+        "features": lambda **limit: affinity(ExpDotProduct(), points, keys, **limit),
         "matrix": lambda **limit: from_matrix(matrix, points, **limit),
         "stencil": lambda **limit: affinity(PATCH, grid, image, **limit),
         "recomputed": lambda **limit: affinity(PATCH, grid, image, store=False, **limit),

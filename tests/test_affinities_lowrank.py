@@ -11,7 +11,7 @@ import pytest
 import threadpoolctl
 
 from nlflow import (
-    DotProduct,
+    ExpDotProduct,
     Gaussian,
     GradientFlow,
     Grid,
@@ -49,7 +49,7 @@ def gathered(groups: int, width: int, spread: float, n: int = N) -> Any:
 def logarithms(kernel: Any, q: Any, k: Any) -> Any:
     """Return log k_ij by the formulas, in float64."""
     q, k = np.asarray(q, np.float64), np.asarray(k, np.float64)
-    if isinstance(kernel, DotProduct):
+    if isinstance(kernel, ExpDotProduct):
         scale = q.shape[1] ** -0.5 if kernel.scale is None else kernel.scale
         return np.array([[scale * float(np.dot(a, b)) for b in k] for a in q]) + np.log(kernel.amplitude)
     distance = np.sqrt(np.array([((a - k) ** 2).sum(axis=1) for a in q]))
@@ -88,9 +88,9 @@ CASES = {
     "gaussian, groups": (Gaussian(width=1.0), gathered(7, 20, 1e-3)),
     "laplace on a line": (Laplace(width=1.0), np.random.default_rng(3).random((N, 1))),
     "laplace, groups": (Laplace(width=2.0), gathered(9, 16, 1e-6)),
-    "dot product": (DotProduct(), normal(3)),
-    "dot product, large logits": (DotProduct(scale=1.0, amplitude=0.5), normal(2) * 0.3 + [300.0, -40.0]),
-    "dot product, groups": (DotProduct(), gathered(8, 24, 1e-2)),
+    "dot product": (ExpDotProduct(), normal(3)),
+    "dot product, large logits": (ExpDotProduct(scale=1.0, amplitude=0.5), normal(2) * 0.3 + [300.0, -40.0]),
+    "dot product, groups": (ExpDotProduct(), gathered(8, 24, 1e-2)),
 }
 
 
@@ -114,7 +114,7 @@ def test_the_bound_holds_and_is_of_use(case: str, rtol: float) -> None:
 def factor_of(kernel: Any, x: Any, weights: Any, rtol: float) -> Any:
     whole = slice(0, N)
     sums = (cholesky.Sum(whole, whole, np.ones(N), weights / weights.max()),)
-    return cholesky.factorise(kernel.log_matrix, x, sums, rtol=rtol, max_rank=N, seed=2)
+    return cholesky.factorize(kernel.log_matrix, x, sums, rtol=rtol, max_rank=N, seed=2)
 
 
 CROWDED = np.sort(np.random.default_rng(4).random((N, 1)), axis=0) ** 6
@@ -172,7 +172,7 @@ def test_a_wider_tolerance_takes_a_lower_rank() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("domain", [DOMAIN, Grid((12, 20), (0.5, 2.0))])
-@pytest.mark.parametrize("kernel", [Gaussian(width=2.5), Laplace(width=20.0), DotProduct(scale=0.3, amplitude=0.5)])
+@pytest.mark.parametrize("kernel", [Gaussian(width=2.5), Laplace(width=20.0), ExpDotProduct(scale=0.3, amplitude=0.5)])
 def test_contract(kernel: Any, domain: Any, dtype: Any) -> None:
     x = normal(2).astype(dtype)
     result = build(kernel, x, domain=domain, rtol=1e-2)
@@ -225,7 +225,7 @@ def test_signals_of_extreme_size(size: float) -> None:
 def test_queries_unlike_keys(apart: float, ratio: float) -> None:
     """Bound, push and rank; clouds that lie apart or differ in size are brought together, so they cost nothing."""
     q, k = normal(3, 1) * ratio, (normal(3, 2) * 0.7 + apart) / ratio
-    kernel = DotProduct(scale=0.5)
+    kernel = ExpDotProduct(scale=0.5)
     logs = logarithms(kernel, q, k)
     p, log_degree = exact(logs)
     result = build(kernel, k, q, rtol=1e-5)
@@ -241,15 +241,15 @@ def test_queries_unlike_keys(apart: float, ratio: float) -> None:
 
 
 @pytest.mark.parametrize("shift", [0.0, 25.0])
-def test_symmetrised(shift: float) -> None:
+def test_symmetrized(shift: float) -> None:
     """K = k + k^T, whose two terms differ by factors that no float holds when logits are large."""
     q, k = normal(2, 1) * 0.6, normal(2, 2) * 0.5 + shift
     q[:, 0] += 2 * shift
-    kernel = DotProduct(scale=1.0, amplitude=2.0)
+    kernel = ExpDotProduct(scale=1.0, amplitude=2.0)
     logs = logarithms(kernel, q, k)
     p, log_degree = exact(np.logaddexp(logs, logs.T))
     given = build(kernel, k, q, rtol=1e-5)
-    result: Any = given.symmetrised()
+    result: Any = given.symmetrized()
     assert isinstance(result, LowRankAffinity)
     assert (result.symmetric, result.positive_semidefinite, result.evolves) == (True, False, False)
     assert result.error_estimate <= 1e-5
@@ -262,19 +262,19 @@ def test_symmetrised(shift: float) -> None:
     k_sum = np.exp(np.logaddexp(logs, logs.T) - log_degree.max())
     products = WEIGHTS[:, None] * WEIGHTS * k_sum
     expected = 0.25 * (products * (u[:, None] - u) ** 2).sum() / products.sum()
-    assert J(given).value(u, normalise=True) == pytest.approx(expected, abs=2e-5 * float(np.ptp(u)) ** 2)
+    assert J(given).value(u, normalize=True) == pytest.approx(expected, abs=2e-5 * float(np.ptp(u)) ** 2)
 
 
-def test_symmetrised_takes_the_same_pivots_each_time() -> None:
-    given = build(DotProduct(), normal(2, 1), normal(2, 2), rng=np.random.default_rng(3))
-    first, second = given.symmetrised(), given.symmetrised()
+def test_symmetrized_takes_the_same_pivots_each_time() -> None:
+    given = build(ExpDotProduct(), normal(2, 1), normal(2, 2), rng=np.random.default_rng(3))
+    first, second = given.symmetrized(), given.symmetrized()
     np.testing.assert_array_equal(first.average(WEIGHTS), second.average(WEIGHTS))
 
 
 def test_logits_that_only_all_pairs_resolve_are_refused() -> None:
     """Keys of very different length: next to the heaviest the others' neighbours are below rounding."""
     with pytest.raises(NumericalError, match=r"rounding alone leaves .* method='pairwise' or a larger rtol"):
-        build(DotProduct(scale=1.0), normal(4) * 8)
+        build(ExpDotProduct(scale=1.0), normal(4) * 8)
 
 
 # --- flows -----------------------------------------------------------------------------------------------------------
@@ -380,7 +380,9 @@ def test_one_point() -> None:
     np.testing.assert_array_equal(result.average(np.array([3.0])), [3.0])
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(width=1e-3), Laplace(width=1e-3), DotProduct(), DotProduct(scale=0.0)])
+@pytest.mark.parametrize(
+    "kernel", [Gaussian(width=1e-3), Laplace(width=1e-3), ExpDotProduct(), ExpDotProduct(scale=0.0)]
+)
 def test_constant_features(kernel: Any) -> None:
     result = build(kernel, np.full((N, 3), 7.0), rtol=1e-10)
     assert result.rank == 1
@@ -392,13 +394,13 @@ def test_constant_features(kernel: Any) -> None:
 def test_constant_queries_or_keys() -> None:
     k = normal(3)
     for queries, keys in ((np.zeros((N, 3)), k), (k, np.zeros((N, 3))), (k * 0 + 2, k * 0 - 1)):
-        p, _ = exact(logarithms(DotProduct(), queries, keys))
-        assert worst_error(build(DotProduct(), keys, queries, rtol=1e-6), p) <= 1e-6
+        p, _ = exact(logarithms(ExpDotProduct(), queries, keys))
+        assert worst_error(build(ExpDotProduct(), keys, queries, rtol=1e-6), p) <= 1e-6
 
 
 def test_coincident_points_are_one_pivot() -> None:
     x = gathered(13, 5, 0.0)
-    for kernel in (Gaussian(width=0.3), Laplace(width=0.3), DotProduct()):
+    for kernel in (Gaussian(width=0.3), Laplace(width=0.3), ExpDotProduct()):
         result = build(kernel, x, rtol=1e-9)
         assert result.rank == 13
         p, _ = exact(logarithms(kernel, x, x))
@@ -427,15 +429,15 @@ def test_features_at_the_ends_of_the_range() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"kernel": TopHat(radius=1.0)}, "kernel: got TopHat, expected Gaussian, Laplace or DotProduct"),
-        ({"kernel": DotProduct(scale=-1.0)}, "scale: got -1, expected >= 0"),
+        ({"kernel": TopHat(radius=1.0)}, "kernel: got TopHat, expected Gaussian, Laplace or ExpDotProduct"),
+        ({"kernel": ExpDotProduct(scale=-1.0)}, "scale: got -1, expected >= 0"),
         ({"queries": normal(3, 2)}, "queries: a radial kernel compares features with themselves"),
-        ({"kernel": DotProduct(), "queries": normal(2)}, r"queries: got shape \(240, 2\) of float64, expected"),
-        ({"kernel": DotProduct(), "queries": normal(3).astype(np.float32)}, "queries: got .* of float32, expected"),
+        ({"kernel": ExpDotProduct(), "queries": normal(2)}, r"queries: got shape \(240, 2\) of float64, expected"),
+        ({"kernel": ExpDotProduct(), "queries": normal(3).astype(np.float32)}, "queries: got .* of float32, expected"),
         ({"keys": normal(3, n=12)}, r"features: got shape \(12, 3\), expected 240 rows"),
         ({"keys": np.full((N, 3), np.nan)}, "features: got 720 NaN"),
         ({"keys": normal(3)[:, 0]}, "features: got 1 dimension"),
-        ({"kernel": DotProduct(), "keys": normal(3) * 1e200}, "logits overflow; scale the features or the kernel"),
+        ({"kernel": ExpDotProduct(), "keys": normal(3) * 1e200}, "logits overflow; scale the features or the kernel"),
         ({"rtol": 0}, "rtol: got 0, expected a finite real number > 0 and < 1"),
         ({"rtol": 1}, "rtol: got 1, expected"),
         ({"rtol": 1e-11}, "rtol: got 1e-11, expected at least 1e-10 for features of float64; use method='pairwise'"),

@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
 from nlflow import (
-    DotProduct,
     E,
+    ExpDotProduct,
     Gaussian,
     GradientFlow,
     Grid,
@@ -48,9 +48,9 @@ KERNELS = {
     "gaussian": Gaussian(0.7),
     "laplace": Laplace(0.9),
     "top hat": TopHat(1.6),
-    "dot product": DotProduct(),
-    "steep dot product": DotProduct(scale=8.0),
-    "negative dot product": DotProduct(scale=-0.5),
+    "dot product": ExpDotProduct(),
+    "steep dot product": ExpDotProduct(scale=8.0),
+    "negative dot product": ExpDotProduct(scale=-0.5),
 }
 ROUNDING = {"float64": 1e-13, "float32": 3e-6}
 
@@ -181,7 +181,7 @@ def test_a_sum_of_a_million_terms_is_pairwise() -> None:
 @pytest.mark.parametrize(
     ("name", "dtype", "d", "same"), pairs(["dot product", "steep dot product"], list(ROUNDING), [3, 20], [True, False])
 )
-def test_push_and_the_symmetrised(name: str, dtype: str, d: int, same: bool) -> None:
+def test_push_and_the_symmetrized(name: str, dtype: str, d: int, same: bool) -> None:
     x, domain, q = nodes(400, d, dtype)
     kernel = KERNELS[name]
     p = affinity(kernel, domain, x, queries=None if same else q, method="pairwise")
@@ -189,7 +189,7 @@ def test_push_and_the_symmetrised(name: str, dtype: str, d: int, same: bool) -> 
     dense = affinity(kernel, domain, exact[0], queries=None if same else exact[1], method="dense")
     law = np.random.default_rng(1).dirichlet(np.ones(400), 2).T.astype(dtype)
     assert p.push(law) == pytest.approx(dense.push(law.astype(np.float64)), rel=0, abs=10 * ROUNDING[dtype])
-    both, reference = p.symmetrised(), dense.symmetrised()
+    both, reference = p.symmetrized(), dense.symmetrized()
     u = law * 400
     average = reference.average(u.astype(np.float64))
     # A difference of two logarithms of up to 100 decides how the two averages are mixed.
@@ -215,8 +215,8 @@ def test_logits_of_any_size_and_order(order: str, dtype: str) -> None:
         q = np.stack([rng.uniform(-50, 50, n), rng.uniform(-1, 1, n)], axis=1).astype(dtype)
     u = rng.normal(size=(n, 3)).astype(dtype)
     domain = Points(np.zeros(n), weights=rng.uniform(0.5, 2, n))
-    average, log_degree = plain(DotProduct(scale=1.0), q, x, domain.weights, u)
-    p = affinity(DotProduct(scale=1.0), domain, x, queries=q, method="pairwise")
+    average, log_degree = plain(ExpDotProduct(scale=1.0), q, x, domain.weights, u)
+    p = affinity(ExpDotProduct(scale=1.0), domain, x, queries=q, method="pairwise")
     size = 4 * largest * np.finfo(dtype).eps  # of a rounding of the logits
     np.testing.assert_allclose(p.average(u), average, rtol=0, atol=ROUNDING[dtype] + 4 * size)
     np.testing.assert_allclose(p.log_degree, log_degree, rtol=0, atol=ROUNDING[dtype] + size)
@@ -237,13 +237,13 @@ def narrower_processors() -> list[Any]:
 def test_processors_with_narrower_vectors(processor: str, features: str, width: int, tmp_path: Path) -> None:
     code = """
         import numpy as np
-        from nlflow import DotProduct, Gaussian, Points, affinity
+        from nlflow import ExpDotProduct, Gaussian, Points, affinity
         from nlflow.backends.numba.vectors import AVX512, BYTES
 
         rng = np.random.default_rng(0)
         x, u = rng.normal(size=(150, 3)), rng.normal(size=(150, 2))
         for dtype, error in (("float64", 1e-14), ("float32", 4e-6)):
-            for kernel in (Gaussian(0.3), DotProduct(scale=3.0)):
+            for kernel in (Gaussian(0.3), ExpDotProduct(scale=3.0)):
                 exact = affinity(kernel, Points(np.zeros(150)), x, method="dense").average(u)
                 p = affinity(kernel, Points(np.zeros(150)), x.astype(dtype), method="pairwise")
                 assert p.pairs.precision(dtype) == dtype, kernel
@@ -265,12 +265,12 @@ def test_attention_is_torch_attention() -> None:
     domain = Points(domain.nodes)
     heads = [torch.from_numpy(a)[None] for a in (q, x, v)]
     expected = torch.nn.functional.scaled_dot_product_attention(*heads)[0].numpy()
-    p = affinity(DotProduct(), domain, x, queries=q)
+    p = affinity(ExpDotProduct(), domain, x, queries=q)
     assert p.method == "pairwise"
     np.testing.assert_allclose(p.average(v), expected, rtol=0, atol=1e-13)
 
 
-@pytest.mark.parametrize("kernel", [Gaussian(3.0), Laplace(2.0), DotProduct()], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize("kernel", [Gaussian(3.0), Laplace(2.0), ExpDotProduct()], ids=lambda k: type(k).__name__)
 @pytest.mark.parametrize(("d", "channels"), [(2, 3), (2, 20), (30, 3)])
 def test_the_number_of_threads_does_not_matter(kernel: Any, d: int, channels: int) -> None:
     x, domain, _ = nodes(2500, d)
@@ -503,12 +503,12 @@ def test_what_does_not_fit_is_replaced() -> None:
 FLAT = Points(np.arange(10.0))
 BAD = {
     "a dot product by transforms": (
-        lambda: affinity(DotProduct(), FLAT, np.ones((10, 2)), method="nufft"),
-        "kernel: got DotProduct, expected a Gaussian for method='nufft'",
+        lambda: affinity(ExpDotProduct(), FLAT, np.ones((10, 2)), method="nufft"),
+        "kernel: got ExpDotProduct, expected a Gaussian for method='nufft'",
     ),
     "a dot product by neighbours": (
-        lambda: affinity(DotProduct(), FLAT, np.ones((10, 2)), method="sparse"),
-        "kernel: got DotProduct, expected a radial one for method='sparse'",
+        lambda: affinity(ExpDotProduct(), FLAT, np.ones((10, 2)), method="sparse"),
+        "kernel: got ExpDotProduct, expected a radial one for method='sparse'",
     ),
     "four dimensions": (
         lambda: affinity(Gaussian(1.0), FLAT, np.ones((10, 4)), method="nufft"),
@@ -537,7 +537,7 @@ BAD = {
         "kernel: its width 1e-200 is less than 1e-150 of the features' size",
     ),
     "logits that overflow": (
-        lambda: affinity(DotProduct(), FLAT, np.full((10, 2), 1e200), method="pairwise"),
+        lambda: affinity(ExpDotProduct(), FLAT, np.full((10, 2), 1e200), method="pairwise"),
         "affinity: it has logits that overflow; scale the features or the kernel",
     ),
     "a measured error of what is exact": (

@@ -15,7 +15,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import Head, discretise, probe  # noqa: E402  # needs torch
+from nlflow.attention import Head, discretize, probe  # noqa: E402  # needs torch
 from nlflow.attention.probing import heads  # noqa: E402
 from nlflow.attention.probing.heads import rule_or_bias  # noqa: E402
 from tests.test_tiled import Watch  # noqa: E402
@@ -64,9 +64,9 @@ def test_a_rule_is_the_matrix_of_what_is_seen(
         (head.spectral_gap, same.spectral_gap),
         (head.fidelity_limit, same.fidelity_limit),
         (head.spectral_radius(0.7), same.spectral_radius(0.7)),
-        (discretise(head).distance, discretise(same).distance),
-        (discretise(head, symmetric=True, evolving=True).distance,
-         discretise(same, symmetric=True, evolving=True).distance),
+        (discretize(head).distance, discretize(same).distance),
+        (discretize(head, symmetric=True, evolving=True).distance,
+         discretize(same, symmetric=True, evolving=True).distance),
     ):  # fmt: skip
         np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-12)
     assert head.mixing_time() == same.mixing_time()
@@ -88,7 +88,7 @@ def test_degrees_behind_a_rule_are_sums_of_what_is_seen(
     weights = np.exp(logits) * who_sees(COUNT, window)
     np.testing.assert_allclose(head.affinity.degree, weights.sum(axis=1), rtol=1e-12)
     both = weights + weights.T
-    symmetric = head.affinity.symmetrised()
+    symmetric = head.affinity.symmetrized()
     assert symmetric.symmetric
     np.testing.assert_allclose(symmetric.degree, both.sum(axis=1), rtol=1e-12)
     expected = both @ head.v / both.sum(axis=1, keepdims=True)

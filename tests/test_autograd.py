@@ -22,8 +22,8 @@ ROOTS = 0.3 * RNG.normal(size=(N, D, D))
 KERNELS = {
     "gaussian": (nl.Gaussian(1.0), False),
     "laplace": (nl.Laplace(1.0), False),
-    "dot product": (nl.DotProduct(), False),
-    "queries": (nl.DotProduct(), True),
+    "dot product": (nl.ExpDotProduct(), False),
+    "queries": (nl.ExpDotProduct(), True),
 }
 
 
@@ -177,7 +177,7 @@ def test_equilibria_of_attention_are_resolvents(dtype: str, error: float) -> Non
     features, queries, observed, outer = (torch.tensor(a).to(getattr(torch, dtype)) for a in (k, q, f, g))
     number = torch.tensor(strength, dtype=observed.dtype, requires_grad=True)
     observed.requires_grad_()
-    p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(n)), weights=weights), features, queries=queries)
+    p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(n)), weights=weights), features, queries=queries)
     u = autograd.equilibrium(nl.AttentionFlow(p, observed, number))
     assert u.dtype == observed.dtype
     scale = np.abs(f).max(axis=0)

@@ -51,12 +51,12 @@ def one(array: Any, index: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize(
     ("mask", "shape", "kernel"),
-    pairs(list(MASKS), list(SHAPES), [nl.DotProduct(amplitude=3.0), nl.Laplace(1.0)]),
+    pairs(list(MASKS), list(SHAPES), [nl.ExpDotProduct(amplitude=3.0), nl.Laplace(1.0)]),
     ids=str,
 )
 def test_items_are_what_they_are_alone(kernel: Any, shape: str, mask: str) -> None:
     x, q = normal((2, *SHAPES[shape]))
-    queries = q if isinstance(kernel, nl.DotProduct) else None
+    queries = q if isinstance(kernel, nl.ExpDotProduct) else None
     given = MASKS[mask]
     batch = nl.affinity(kernel, BATCH, x, queries=queries, mask=given)
     tensors = nl.affinity(
@@ -69,7 +69,7 @@ def test_items_are_what_they_are_alone(kernel: Any, shape: str, mask: str) -> No
         own = None if given is None else given.item(index, LEADING)
         alone = nl.affinity(kernel, POINTS, one(x, index), queries=None if queries is None else one(q, index), mask=own)
         for p, values in ((batch, SIGNAL), (tensors, u)):
-            for whole, single in ((p, alone), (p.symmetrised(), alone.symmetrised())):
+            for whole, single in ((p, alone), (p.symmetrized(), alone.symmetrized())):
                 part = whole.item(*index)
                 for got in (whole.average(values)[index], part.average(values[index])):
                     np.testing.assert_allclose(np.asarray(got), single.average(SIGNAL[index]), rtol=0, atol=1e-13)
@@ -116,13 +116,13 @@ def test_each_item_runs_to_a_constant_of_its_own() -> None:
 
 def test_features_that_are_shared_are_kept_once() -> None:
     x = torch.from_numpy(normal((N, WIDTH)))
-    shared = nl.affinity(nl.DotProduct(), BATCH, x)
-    apart = nl.affinity(nl.DotProduct(), BATCH, x.expand(*LEADING, N, WIDTH))
+    shared = nl.affinity(nl.ExpDotProduct(), BATCH, x)
+    apart = nl.affinity(nl.ExpDotProduct(), BATCH, x.expand(*LEADING, N, WIDTH))
     assert 4 * shared.memory_bytes < apart.memory_bytes
     u = torch.from_numpy(SIGNAL)
     torch.testing.assert_close(shared.average(u), apart.average(u), rtol=0, atol=1e-14)
-    matrices = nl.affinity(nl.DotProduct(), BATCH, x.numpy())
-    assert matrices.memory_bytes == nl.affinity(nl.DotProduct(), POINTS, x.numpy()).memory_bytes
+    matrices = nl.affinity(nl.ExpDotProduct(), BATCH, x.numpy())
+    assert matrices.memory_bytes == nl.affinity(nl.ExpDotProduct(), POINTS, x.numpy()).memory_bytes
 
 
 def test_edges_of_a_batch_join_nodes_of_one_item() -> None:
@@ -139,8 +139,8 @@ def test_kernels_of_a_batch_evolve_item_by_item() -> None:
     x = normal((*LEADING, N, WIDTH))
     later = 2 * normal((*LEADING, N, WIDTH))
     for features, signal in ((x, later), (torch.from_numpy(x), torch.from_numpy(later))):
-        updated = nl.affinity(nl.DotProduct(), BATCH, features).update(signal)
-        expected = nl.affinity(nl.DotProduct(), BATCH, signal)
+        updated = nl.affinity(nl.ExpDotProduct(), BATCH, features).update(signal)
+        expected = nl.affinity(nl.ExpDotProduct(), BATCH, signal)
         np.testing.assert_array_equal(np.asarray(updated.log_degree), np.asarray(expected.log_degree))
     scalar = nl.affinity(nl.Gaussian(1.0), BATCH, x[..., :1]).update(x[..., 0])
     np.testing.assert_array_equal(scalar.log_degree, nl.affinity(nl.Gaussian(1.0), BATCH, x[..., :1]).log_degree)
@@ -196,7 +196,7 @@ def test_derivatives_of_shared_features() -> None:
     u = torch.from_numpy(normal((2, 2, 6, 2))).requires_grad_()
 
     def of(x: Any, u: Any) -> Any:
-        p = nl.affinity(nl.DotProduct(), small, x, mask=Mask(causal=True))
+        p = nl.affinity(nl.ExpDotProduct(), small, x, mask=Mask(causal=True))
         return p.average(u), p.log_degree
 
     assert torch.autograd.gradcheck(of, (x, u), fast_mode=True)
@@ -209,41 +209,41 @@ def spoiled() -> Any:
 
 
 FULL = normal((*LEADING, N, WIDTH))
-P = nl.affinity(nl.DotProduct(), BATCH, FULL)
+P = nl.affinity(nl.ExpDotProduct(), BATCH, FULL)
 BAD = {
     "leading": (lambda: Batch(POINTS, ()), r"leading: got \(\), expected at least one axis"),
     "count": (lambda: Batch(POINTS, (2, 0)), r"leading: got 0, expected an integer >= 1"),
     "nested": (lambda: Batch(BATCH, 2), r"domain: got Batch, expected a Grid or Points"),
     "no channels": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, FULL[..., 0]),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, FULL[..., 0]),
         r"features: got shape \(2, 3, 24\), expected \(2, 3, 24, 'd'\): the axes of the batch",
     ),
     "no channels of tensors": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(FULL[..., 0])),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, torch.from_numpy(FULL[..., 0])),
         r"features: got shape \(2, 3, 24\), expected \(2, 3, 24, 'd'\): the axes of the batch",
     ),
     "other batch": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, FULL[:, :2]),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, FULL[:, :2]),
         r"features: got shape \(2, 2, 24, 4\), expected \(2, 3, 24, 'd'\)",
     ),
     "NaN": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, spoiled()),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, spoiled()),
         r"features: got 1 NaN or infinite value\(s\) \(the first at index \(1, 0, 7, 2\)\)",
     ),
     "NaN in tensors": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(spoiled())),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, torch.from_numpy(spoiled())),
         r"features: got 1 NaN or infinite value\(s\) \(the first at index \(1, 0, 7, 2\)\)",
     ),
     "width": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(FULL), queries=torch.from_numpy(FULL[..., :3])),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, torch.from_numpy(FULL), queries=torch.from_numpy(FULL[..., :3])),
         r"queries: got width 3, expected 4, the width of the keys",
     ),
     "present": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(FULL), mask=Mask(present=PRESENT[:, :, :9])),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, torch.from_numpy(FULL), mask=Mask(present=PRESENT[:, :, :9])),
         r"mask: present has shape \(2, 1, 9\), expected \(2, 3, 24\)",
     ),
     "present of NumPy": (
-        lambda: nl.affinity(nl.DotProduct(), BATCH, FULL, mask=Mask(present=np.ones((4, 1, N), bool))),
+        lambda: nl.affinity(nl.ExpDotProduct(), BATCH, FULL, mask=Mask(present=np.ones((4, 1, N), bool))),
         r"mask: present has shape \(4, 1, 24\), expected \(2, 3, 24\)",
     ),
     "matrix": (lambda: nl.from_matrix(np.eye(ITEMS * HEADS * N), BATCH), r"domain: got a Batch, expected a Grid or P"),
@@ -263,7 +263,7 @@ def test_bad_batches(case: str) -> None:
 def test_logits_of_one_item_may_be_out_of_the_range_of_anothers() -> None:
     x = normal((N, WIDTH))
     apart = np.stack([np.concatenate([x, np.full((N, 1), c)], axis=1) for c in (0.0, 40.0)])  # degrees e^1600 apart
-    batch, kernel = Batch(POINTS, 2), nl.DotProduct(scale=1.0)
+    batch, kernel = Batch(POINTS, 2), nl.ExpDotProduct(scale=1.0)
     u = normal((2, N, CHANNELS))
     for features, signal in ((apart, u), (torch.from_numpy(apart), torch.from_numpy(u))):
         p = nl.affinity(kernel, batch, features)
@@ -289,17 +289,17 @@ def test_rules_and_padding_that_differ_by_item() -> None:
     first = Mask(rule=lambda i, j: (j == 0) | (i == 0), present=present)  # all but the first see the first alone
     x, u = torch.from_numpy(FULL), torch.from_numpy(SIGNAL)
     with pytest.warns(nl.NlflowWarning, match=r"mask: 23 of 48 nodes see no node \(the first is \(1, 0, 1\)\)"):
-        p = nl.affinity(nl.DotProduct(), BATCH, x, mask=first)
+        p = nl.affinity(nl.ExpDotProduct(), BATCH, x, mask=first)
     torch.testing.assert_close(p.average(u)[1], u[1], rtol=0, atol=1e-15)
     torch.testing.assert_close(p.average(u)[0, :, 1:], u[0, :, :1].expand(-1, N - 1, -1), rtol=0, atol=1e-14)
-    both = p.symmetrised()
+    both = p.symmetrized()
     torch.testing.assert_close(both.average(u)[1], u[1], rtol=0, atol=1e-15)
     torch.testing.assert_close(both.item(0, 2).average(u[0, 2]), both.average(u)[0, 2], rtol=0, atol=1e-14)
 
 
 def test_equal_queries_and_keys_have_derivatives_of_their_own() -> None:
     q, k = (torch.from_numpy(FULL[0, 0]).clone().requires_grad_() for _ in range(2))
-    nl.affinity(nl.DotProduct(), POINTS, k, queries=q, method="tiled").average(torch.from_numpy(SIGNAL[0, 0])).sum(
+    nl.affinity(nl.ExpDotProduct(), POINTS, k, queries=q, method="tiled").average(torch.from_numpy(SIGNAL[0, 0])).sum(
         dim=-1
     ).pow(2).sum().backward()
     assert float(q.grad.abs().max()) > 0
@@ -310,6 +310,6 @@ def test_an_item_without_nodes_is_named() -> None:
     present = np.ones((ITEMS, 1, N), bool)
     present[1] = False
     with pytest.warns(nl.NlflowWarning, match=r"mask: no node of item \(1, 0\) is present"):
-        p = nl.affinity(nl.DotProduct(), BATCH, torch.from_numpy(FULL), mask=Mask(present=present))
+        p = nl.affinity(nl.ExpDotProduct(), BATCH, torch.from_numpy(FULL), mask=Mask(present=present))
     u = torch.from_numpy(SIGNAL)
     assert torch.equal(p.average(u)[1], u[1])

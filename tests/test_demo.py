@@ -33,7 +33,7 @@ def test_the_table_shows_gains_and_limits(shown):
             assert energy_after < 1e-12 * energy_before
         else:
             assert after > 0.3 * before
-    gaps = [float(gap) for gap in re.findall(r"minimiser of E: (\S+) sigma", table)]
+    gaps = [float(gap) for gap in re.findall(r"minimizer of E: (\S+) sigma", table)]
     assert len(gaps) == 2
     assert max(gaps) < 1e-5
 

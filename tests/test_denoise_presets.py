@@ -9,7 +9,7 @@ from skimage.data import camera
 from skimage.restoration import inpaint_biharmonic
 
 from nlflow import PatchGroups, denoise
-from nlflow.denoising import api, groupwise, presets
+from nlflow.denoising import groupwise, inputs, presets
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.presets import PRESETS
 from nlflow.functionals.fidelity import MatrixFidelity
@@ -111,7 +111,7 @@ def test_the_first_estimate_lowers_the_eigenvalues_by_the_noise() -> None:
 
 
 def test_presets_are_what_they_say() -> None:
-    assert set(api.QUALITIES) == {"fast", *PRESETS}
+    assert set(inputs.QUALITIES) == {"fast", *PRESETS}
     for preset in PRESETS.values():
         for level in (0.01, 0.4, 0.5, 1.0, 10.0):
             for dimension in (1, 2):

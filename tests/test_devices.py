@@ -18,7 +18,7 @@ from nlflow.commands import main as cli
 from nlflow.commands import study as cli_study
 from nlflow.errors import FileFormatError, InputError, MemoryLimitError, format_bytes
 from nlflow.io.storage import load_record
-from nlflow.kernels import DotProduct, Gaussian, Laplace, TopHat
+from nlflow.kernels import ExpDotProduct, Gaussian, Laplace, TopHat
 from nlflow.studies.runner import KINDS
 from nlflow.studies.settings import build
 from tests.problems import torch_on_one_thread
@@ -40,7 +40,7 @@ STUDIES: dict[str, tuple[str, dict[str, Any]]] = {
     "time, queries": ("time-order", {"keys": KEYS, "queries": QUERIES, "values": VALUES, "dt": SHORT, "t": 1.0}),
     "time, radial": ("time-order", {"keys": KEYS, "kernel": [Laplace(1.0), TopHat(2.0)], **EULER}),
     "time, signal": ("time-order", {"nodes": 12, "kernel": "dot", "channels": 3, **EULER}),
-    "mixing": ("mixing", {"keys": KEYS, "values": VALUES, "kernel": [Gaussian(1.0), DotProduct()]}),
+    "mixing": ("mixing", {"keys": KEYS, "values": VALUES, "kernel": [Gaussian(1.0), ExpDotProduct()]}),
     "mixing, queries": ("mixing", {"keys": KEYS, "queries": QUERIES, "origin": 3}),
     "equilibrium": ("equilibrium", {"keys": KEYS, "values": VALUES, "fidelity": [0.01, 0.1, 1]}),
     "equilibrium, queries": ("equilibrium", {"keys": KEYS, "queries": QUERIES, "fidelity": [0.1, 1, 10]}),
@@ -147,7 +147,7 @@ def test_tables_are_those_of_numpy(study: str, device: str, method: str, monkeyp
 @pytest.mark.parametrize("device", ON_TENSORS)
 def test_signal_and_affinity_lie_on_the_device(device: str) -> None:
     place = choose_device(device)
-    options = {"kernel": DotProduct(), "keys": KEYS, "queries": QUERIES, "values": VALUES, "device": place}
+    options = {"kernel": ExpDotProduct(), "keys": KEYS, "queries": QUERIES, "values": VALUES, "device": place}
     problem = build({**options, "dtype": "float32"}, np.random.default_rng(0))
     kind = "cuda" if device == "cuda" else "cpu"
     assert isinstance(problem.start, torch.Tensor)
@@ -193,8 +193,8 @@ def test_auto_takes_the_cpu_where_tensors_do_not_serve(monkeypatch: pytest.Monke
         ("time-order", {"device": "cuda"}, "device: got 'cuda' for the kernel gaussian:width=0.1, which compares node"),
         (
             "mixing",
-            {"device": "cuda", "kernel": DotProduct(query_map=np.eye(3)), "keys": KEYS},
-            "device: got 'cuda' for the kernel DotProduct.* computed in NumPy",
+            {"device": "cuda", "kernel": ExpDotProduct(query_map=np.eye(3)), "keys": KEYS},
+            "device: got 'cuda' for the kernel ExpDotProduct.* computed in NumPy",
         ),
         ("space-order", {"device": "auto"}, "device: the study 'space-order' has no such option: it runs on the CPU"),
         ("monte-carlo", {"device": "cuda"}, "device: the study 'monte-carlo' has no such option: it runs on the CPU"),
@@ -349,7 +349,7 @@ def test_benchmark_holds_steps_and_energies_against_sums_in_double_precision() -
     step = gpu.average_by("nlflow", keys, values)
     assert gpu.error_of(step(), keys, values) < 1e-6
     assert gpu.error_of(step() * 1.01, keys, values) > 1e-4
-    for kernel in (DotProduct(), Laplace(2.0)):
+    for kernel in (ExpDotProduct(), Laplace(2.0)):
         dense = affinity(kernel, gpu.domain(200), keys.double().numpy(), method="dense")
         expected = J(dense).value(values.double().numpy())
         assert gpu.energy_by_sums(kernel, keys, values) == pytest.approx(expected, rel=1e-12)

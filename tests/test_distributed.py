@@ -137,7 +137,7 @@ def test_the_unit_of_the_weights_does_not_matter(mode: str, unit: float, alone: 
     problem = sharded_run.Many(mode)
     averages, logs = [], []
     for factor in (1.0, unit):  # float32 cannot hold such weights
-        p = problem.affinity(nl.DotProduct(), factor * sharded_run.WEIGHTS, sharded_run.FEATURES.float())
+        p = problem.affinity(nl.ExpDotProduct(), factor * sharded_run.WEIGHTS, sharded_run.FEATURES.float())
         averages.append(problem.whole(p, p.average(sharded_run.SIGNAL.float())))
         logs.append(problem.whole(p, p.log_degree) - np.log(factor))
     np.testing.assert_allclose(*averages, rtol=0, atol=1e-6)
@@ -169,7 +169,7 @@ def test_averages_are_plain_sums(name: str, by_one: dict[str, Any]) -> None:
     x = sharded_run.QUERIES.numpy() if queries else y
     w = sharded_run.WEIGHTS if weights else np.full(len(u), 1 / len(u))
     distance = np.sqrt(((x[:, None] - y[None]) ** 2).sum(-1))
-    if isinstance(kernel, nl.DotProduct):
+    if isinstance(kernel, nl.ExpDotProduct):
         k = np.exp((x @ y.T) * (3**-0.5 if kernel.scale is None else kernel.scale))
     elif isinstance(kernel, nl.Gaussian):
         k = np.exp(-(distance**2) / (2 * kernel.width**2))

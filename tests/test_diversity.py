@@ -12,7 +12,7 @@ from hypothesis import given as drawn
 from hypothesis import strategies as st
 
 import nlflow as nl
-from nlflow import AttentionFlow, E, GradientFlow, J, diversity, diversity_bounds, equilibrium, fidelity_for
+from nlflow import AttentionFlow, E, GradientFlow, J, diversity, diversity_bounds, equilibrium, fidelity_for_diversity
 from nlflow.errors import NlflowWarning
 from tests.chains import (
     CASES,
@@ -178,7 +178,7 @@ def test_causal_attention_keeps_a_diversity_that_its_stationary_law_does_not_see
         assert (low, high) == pytest.approx((fidelity / gains[0], fidelity / gains[-1]), rel=1e-10)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", nl.NlflowWarning)  # a layer would be unstable: not the question here
-        wanted = fidelity_for(AttentionFlow(affinity), 0.4)
+        wanted = fidelity_for_diversity(AttentionFlow(affinity), 0.4)
     assert diversity_bounds(AttentionFlow(affinity, normal(8), wanted))[0] >= 0.4 * (1 - 1e-12)
     chain = nl.MarkovChain(affinity)
     v = normal(8)
@@ -190,7 +190,7 @@ def test_causal_attention_keeps_a_diversity_that_its_stationary_law_does_not_see
 def test_transient_states_among_many_nodes_have_no_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("nlflow.equilibria.bounds._DENSE_NODES", 4)
     flow = AttentionFlow(given(np.tril(np.ones((6, 6)))), normal(6), 0.5)
-    for ask in (lambda: diversity_bounds(flow), lambda: fidelity_for(flow, 0.3)):
+    for ask in (lambda: diversity_bounds(flow), lambda: fidelity_for_diversity(flow, 0.3)):
         with pytest.raises(nl.InputError, match=r"affinity: got 6 nodes with transient states"):
             ask()
 
@@ -200,16 +200,18 @@ def test_float32_and_torch() -> None:
     keys, queries = normal((12, 3), 1), normal((12, 3), 2)
     points = nl.Points(np.arange(12.0), weights=np.linspace(0.5, 1.5, 12))
     for q in (None, queries):
-        flow = AttentionFlow(nl.affinity(nl.DotProduct(), points, keys, queries=q), normal(12), 0.4)
+        flow = AttentionFlow(nl.affinity(nl.ExpDotProduct(), points, keys, queries=q), normal(12), 0.4)
         for kind in (np.float32, torch.float64, torch.float32):
             k, p, f = (
                 None if a is None else a.astype(kind) if kind is np.float32 else torch.as_tensor(a, dtype=kind)
                 for a in (keys, q, normal(12))
             )
-            other = AttentionFlow(nl.affinity(nl.DotProduct(), points, k, queries=p), f, 0.4)
+            other = AttentionFlow(nl.affinity(nl.ExpDotProduct(), points, k, queries=p), f, 0.4)
             assert diversity_bounds(other) == pytest.approx(diversity_bounds(flow), rel=1e-5)
             assert diversity(other, f) == pytest.approx(diversity(flow, normal(12)), rel=1e-5)
-            assert nl.neutreno_limit(other.affinity) == pytest.approx(nl.neutreno_limit(flow.affinity), rel=1e-5)
+            assert nl.largest_stable_fidelity(other.affinity) == pytest.approx(
+                nl.largest_stable_fidelity(flow.affinity), rel=1e-5
+            )
 
 
 # --- the fidelity for a wanted diversity -----------------------------------------------------------------------------
@@ -222,7 +224,7 @@ def test_a_fidelity_for_a_fraction_is_enough_and_no_more(metric: str, fraction: 
     values, vectors = modes(p.matrix, p.measure)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NlflowWarning)  # looked at below
-        fidelity = fidelity_for(p.flow, fraction)
+        fidelity = fidelity_for_diversity(p.flow, fraction)
     assert fidelity == pytest.approx(fraction / (1 - fraction) * values[-1], rel=1e-11)
     rng = np.random.default_rng(0)
     for f in (vectors[:, -1], vectors[:, 5], rng.standard_normal(24)):
@@ -234,7 +236,7 @@ def test_a_fidelity_for_a_fraction_is_enough_and_no_more(metric: str, fraction: 
     flow = GradientFlow(E(p.flow.functional.given, f, 5.0, measure=metric), metric)  # type: ignore[union-attr]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NlflowWarning)
-        assert fidelity_for(flow, fraction) == pytest.approx(fidelity, rel=1e-12)  # its own does not count
+        assert fidelity_for_diversity(flow, fraction) == pytest.approx(fidelity, rel=1e-12)  # its own does not count
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -249,7 +251,7 @@ def test_a_fidelity_for_a_fraction_without_symmetry(name: str, many: bool, monke
         monkeypatch.setattr("nlflow.equilibria.bounds._DENSE_NODES", 5)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", NlflowWarning)  # looked at below
-        fidelity = fidelity_for(AttentionFlow(affinity), 0.25)
+        fidelity = fidelity_for_diversity(AttentionFlow(affinity), 0.25)
     assert fidelity == pytest.approx((2.0 if many else norm) / 3, rel=1e-10)
     monkeypatch.undo()
     assert diversity_bounds(AttentionFlow(affinity, np.zeros(n), fidelity))[0] >= 0.25 * (1 - 1e-12)
@@ -258,15 +260,15 @@ def test_a_fidelity_for_a_fraction_without_symmetry(name: str, many: bool, monke
 @pytest.mark.parametrize("name", ["keys", "queries", "periodic"])
 def test_a_fidelity_beyond_the_layers_limit_is_told(name: str) -> None:
     flow = AttentionFlow(built(name)[0])
-    limit = nl.neutreno_limit(flow.affinity)
+    limit = nl.largest_stable_fidelity(flow.affinity)
     with pytest.warns(
         NlflowWarning, match=rf"NeuTRENO layer with lambda~ = .* \(limit {limit:.4g}\); use SemiImplicit"
     ) as told:
-        assert fidelity_for(flow, 0.7) >= limit
+        assert fidelity_for_diversity(flow, 0.7) >= limit
     assert told[0].filename == __file__
-    assert fidelity_for(flow, 0.2) < limit  # without a warning, which would be an error here
+    assert fidelity_for_diversity(flow, 0.2) < limit  # without a warning, which would be an error here
     slow = GradientFlow(J(built("keys")[0]), "l2")
-    assert fidelity_for(slow, 0.99) > 10  # an L2 flow is no layer
+    assert fidelity_for_diversity(slow, 0.99) > 10  # an L2 flow is no layer
 
 
 # --- the limit of the NeuTRENO step ----------------------------------------------------------------------------------
@@ -296,7 +298,7 @@ def test_errors_grow_just_above_the_limit(name: str, many: bool, monkeypatch: py
         monkeypatch.setattr("nlflow.equilibria.bounds._DENSE_NODES", 5)
         monkeypatch.setattr("nlflow.flows.spectrum._DENSE_NODES", 5)
         monkeypatch.setattr(np.linalg, "eigvalsh", None)
-    limit = nl.neutreno_limit(affinity)
+    limit = nl.largest_stable_fidelity(affinity)
     monkeypatch.undo()
     step = 1e-5 if many else 1e-9
     assert growth(p, limit - step) < 1 < growth(p, limit + step)
@@ -312,9 +314,9 @@ def test_a_top_hat_lowers_the_limit_below_one() -> None:
     affinity, p = built("periodic")
     smallest = np.linalg.eigvals(p).real.min()
     assert smallest < -0.1
-    assert nl.neutreno_limit(affinity) == pytest.approx(1 + smallest, rel=1e-12)
-    assert nl.neutreno_limit(given(np.ones((4, 4)))) == pytest.approx(1.0, rel=1e-12)
-    assert nl.neutreno_limit(given(np.eye(4))) == pytest.approx(2.0, rel=1e-12)
+    assert nl.largest_stable_fidelity(affinity) == pytest.approx(1 + smallest, rel=1e-12)
+    assert nl.largest_stable_fidelity(given(np.ones((4, 4)))) == pytest.approx(1.0, rel=1e-12)
+    assert nl.largest_stable_fidelity(given(np.eye(4))) == pytest.approx(2.0, rel=1e-12)
 
 
 @pytest.mark.parametrize("many", [False, True])
@@ -325,7 +327,7 @@ def test_a_chain_that_only_goes_round_has_no_stable_fidelity(
     """n = 3 too: exp(2 pi i / 3) has the real part -1/2."""
     if many:
         monkeypatch.setattr("nlflow.equilibria.bounds._DENSE_NODES", 1)
-    limit = nl.neutreno_limit(given(directed_ring(n)))
+    limit = nl.largest_stable_fidelity(given(directed_ring(n)))
     assert 0.0 <= limit <= 1e-7
 
 
@@ -334,7 +336,7 @@ def test_thousands_of_nodes() -> None:
     n = 1001
     rng = np.random.default_rng(0)
     k = rng.random((n, n)) * np.kron(directed_ring(3, 0.1) + 0.02, np.ones((334, 334)))[:n, :n]
-    limit = nl.neutreno_limit(given(k))
+    limit = nl.largest_stable_fidelity(given(k))
     assert 0 < limit < 1
     p = k / k.sum(axis=1, keepdims=True)
     # At the limit the spectral radius is 1: powers of the step neither die out nor explode.
@@ -347,7 +349,7 @@ def test_thousands_of_nodes() -> None:
             sizes.append(np.linalg.norm(u))
         assert low <= sizes[-1] / sizes[199] <= high
     odd = MatrixFree((41, 41))
-    assert nl.neutreno_limit(odd) == pytest.approx(1 - math.cos(math.pi / 41), rel=1e-3)
+    assert nl.largest_stable_fidelity(odd) == pytest.approx(1 - math.cos(math.pi / 41), rel=1e-3)
 
 
 # --- what is refused -------------------------------------------------------------------------------------------------
@@ -358,11 +360,11 @@ def test_arguments() -> None:
     f = normal(12)
     free = AttentionFlow(affinity)
     features = normal((12, 3))
-    moving = AttentionFlow(nl.affinity(nl.DotProduct(), affinity.domain, features), features, 0.1, evolving=True)
-    for call in (diversity_bounds, lambda flow: fidelity_for(flow, 0.5), lambda flow: diversity(flow, f)):
+    moving = AttentionFlow(nl.affinity(nl.ExpDotProduct(), affinity.domain, features), features, 0.1, evolving=True)
+    for call in (diversity_bounds, lambda flow: fidelity_for_diversity(flow, 0.5), lambda flow: diversity(flow, f)):
         with pytest.raises(nl.InputError, match="flow: got DenseAffinity, expected a GradientFlow or an AttentionFlow"):
             call(affinity)
-    for call in (diversity_bounds, lambda flow: fidelity_for(flow, 0.5)):
+    for call in (diversity_bounds, lambda flow: fidelity_for_diversity(flow, 0.5)):
         with pytest.raises(nl.InputError, match="flow: got an evolving kernel"):
             call(moving)
     with pytest.raises(nl.InputError, match=r"u: got shape \(5,\)"):
@@ -377,11 +379,15 @@ def test_arguments() -> None:
         diversity_bounds(AttentionFlow(affinity, f, np.full(12, 0.5)))
     for fraction in (0.0, -0.5, 1.0, 1.5, math.nan, "half"):
         with pytest.raises(nl.InputError, match="fraction: got"):
-            fidelity_for(free, fraction)  # type: ignore[arg-type]
+            fidelity_for_diversity(free, fraction)  # type: ignore[arg-type]
     with pytest.raises(nl.InputError, match="affinity: got AttentionFlow, expected an Affinity"):
-        nl.neutreno_limit(free)  # type: ignore[arg-type]
+        nl.largest_stable_fidelity(free)  # type: ignore[arg-type]
     split = np.kron(np.eye(2), np.ones((3, 3))) * np.arange(1.0, 7)[:, None]
-    for call in (diversity_bounds, lambda flow: fidelity_for(flow, 0.5), lambda flow: diversity(flow, normal(6))):
+    for call in (
+        diversity_bounds,
+        lambda flow: fidelity_for_diversity(flow, 0.5),
+        lambda flow: diversity(flow, normal(6)),
+    ):
         with pytest.raises(nl.InputError, match="reducible chain with 2 classes"):
             call(AttentionFlow(given(split), normal(6), 0.5))
 
@@ -397,4 +403,4 @@ def test_a_limit_that_is_not_found(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         nl.NumericalError, match="affinity: the limit was not found by Arnoldi iteration; use at most 5"
     ):
-        nl.neutreno_limit(given(ring(9) + 0.1 * directed_ring(9)))
+        nl.largest_stable_fidelity(given(ring(9) + 0.1 * directed_ring(9)))

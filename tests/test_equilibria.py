@@ -114,8 +114,8 @@ def test_torch() -> None:
     points = nl.Points(np.arange(12.0), weights=np.linspace(0.5, 1.5, 12))
     for q in (None, queries):
         tensor = None if q is None else torch.as_tensor(q)
-        affinity = nl.affinity(nl.DotProduct(), points, torch.as_tensor(keys), queries=tensor)
-        twin = nl.affinity(nl.DotProduct(), points, keys, queries=q)
+        affinity = nl.affinity(nl.ExpDotProduct(), points, torch.as_tensor(keys), queries=tensor)
+        twin = nl.affinity(nl.ExpDotProduct(), points, keys, queries=q)
         for method in METHODS:
             found = equilibrium(AttentionFlow(affinity, torch.as_tensor(f), 0.3), method=method)
             assert isinstance(found.u, torch.Tensor)
@@ -358,7 +358,7 @@ def test_what_has_no_limit() -> None:
         with pytest.raises(nl.InputError, match=r"affinity: got a reducible chain with 2 classes"):
             equilibrium(flow, start)
     features = normal((6, 2))
-    evolving = AttentionFlow(nl.affinity(nl.DotProduct(), nl.Points(np.arange(6.0)), features), evolving=True)
+    evolving = AttentionFlow(nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(6.0)), features), evolving=True)
     with pytest.raises(nl.InputError, match=r"flow: got an evolving kernel.*solve\(\)"):
         equilibrium(evolving, features)
 
@@ -392,7 +392,7 @@ def test_arguments() -> None:
     assert equilibrium(flow, memory_limit=7000).success
 
 
-def test_limits_and_minimisers_are_told_alike() -> None:
+def test_limits_and_minimizers_are_told_alike() -> None:
     """One record serves them all; what one of them tells besides comes after it."""
     f = np.array([0.0, 1.0, 3.0, 2.0])
     k = nl.from_matrix(np.ones((4, 4)), nl.Grid(4))

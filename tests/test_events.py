@@ -151,7 +151,7 @@ def test_a_rule_that_holds_at_the_start_stops_there() -> None:
     solution = nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Callback(lambda *_: True)])
     assert (solution.status, solution.t.tolist(), solution.stats["steps"]) == (nl.Status.STOPPED, [0.0], 0)
     assert np.array_equal(solution.final, p.start)
-    constant = nl.solve(p.flow, np.ones(24), t=1.0, integrator=EULER, trackers=[nl.Stationary(atol=1e-14)])
+    constant = nl.solve(p.flow, np.ones(24), t=1.0, integrator=EULER, trackers=[nl.SteadyState(atol=1e-14)])
     assert (constant.status, constant.t.tolist()) == (nl.Status.STOPPED, [0.0])
 
 
@@ -161,20 +161,20 @@ def test_stationary_stops_at_the_first_step_that_is_slow_enough(metric: str, rto
     p = problem(metric, 0.3)
     speeds: list[float] = []
     watch = nl.Callback(lambda t, u, flow: speeds.append(p.norm(p.fidelity * p.observed - p.matrix @ u)))
-    rule = nl.Stationary(rtol=rtol, atol=atol)
+    rule = nl.SteadyState(rtol=rtol, atol=atol)
     solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[watch, rule])
     threshold = max(rtol * speeds[0], atol)
     assert solution.status == nl.Status.STOPPED
-    assert re.fullmatch(r"stationary: rms of du/dt is \S+", solution.message)
+    assert re.fullmatch(r"steady state: rms of du/dt is \S+", solution.message)
     assert speeds[-1] <= threshold < speeds[-2]
-    assert solution.records["stationary"]["threshold"][0] == pytest.approx(threshold, rel=1e-12)
+    assert solution.records["steady_state"]["threshold"][0] == pytest.approx(threshold, rel=1e-12)
 
 
 def test_discrepancy_stops_at_the_first_step_that_leaves_the_noise() -> None:
     p = problem("degree", channels=2)
     residuals: list[float] = []
     watch = nl.Callback(lambda t, u, flow: residuals.append(float(np.sqrt(np.mean((u - p.start) ** 2)))))
-    rule = nl.Discrepancy(p.start, sigma=0.5, factor=0.8)
+    rule = nl.DiscrepancyPrinciple(p.start, sigma=0.5, factor=0.8)
     solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[watch, rule])
     assert solution.status == nl.Status.STOPPED
     assert residuals[-2] < 0.4 <= residuals[-1]
@@ -183,7 +183,7 @@ def test_discrepancy_stops_at_the_first_step_that_leaves_the_noise() -> None:
 
 def test_rules_look_as_often_as_they_are_told() -> None:
     p = problem("degree")
-    solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[nl.Stationary(1e-2, every=16)])
+    solution = nl.solve(p.flow, p.start, t=1e3, integrator=EULER, trackers=[nl.SteadyState(1e-2, every=16)])
     assert solution.stats["steps"] % 16 == 0
     assert solution.stats["analysis_applications"] >= 2 + solution.stats["steps"] // 16
 
@@ -226,13 +226,13 @@ def test_progress_is_closed_when_interrupted(capsys: pytest.CaptureFixture[str])
         (lambda: nl.Callback(print, every=-1), r"^every: got -1, expected an integer >= 1"),
         (lambda: nl.Checkpoint("x", seconds=-1), r"^seconds: got -1, expected a finite real number >= 0"),
         (lambda: nl.Checkpoint("x", every=True), r"^every: got True, expected an integer >= 1"),
-        (lambda: nl.Stationary(-1e-3), r"^rtol: got -0.001, expected a finite real number >= 0"),
-        (lambda: nl.Stationary(atol=np.nan), r"^atol: got nan, expected a finite real number >= 0"),
-        (lambda: nl.Stationary(every="2"), r"^every: got '2', expected an integer >= 1"),
-        (lambda: nl.Discrepancy(np.ones(3), -1), r"^sigma: got -1, expected a finite real number >= 0"),
-        (lambda: nl.Discrepancy(np.ones(3), "1"), r"^sigma: got '1', expected"),
-        (lambda: nl.Discrepancy(np.ones(3), 1, factor=np.inf), r"^factor: got inf, expected"),
-        (lambda: nl.Discrepancy(np.ones(3), 1, every=0), r"^every: got 0, expected an integer >= 1"),
+        (lambda: nl.SteadyState(-1e-3), r"^rtol: got -0.001, expected a finite real number >= 0"),
+        (lambda: nl.SteadyState(atol=np.nan), r"^atol: got nan, expected a finite real number >= 0"),
+        (lambda: nl.SteadyState(every="2"), r"^every: got '2', expected an integer >= 1"),
+        (lambda: nl.DiscrepancyPrinciple(np.ones(3), -1), r"^sigma: got -1, expected a finite real number >= 0"),
+        (lambda: nl.DiscrepancyPrinciple(np.ones(3), "1"), r"^sigma: got '1', expected"),
+        (lambda: nl.DiscrepancyPrinciple(np.ones(3), 1, factor=np.inf), r"^factor: got inf, expected"),
+        (lambda: nl.DiscrepancyPrinciple(np.ones(3), 1, every=0), r"^every: got 0, expected an integer >= 1"),
     ],
 )
 def test_bad_arguments(make: Callable[[], Tracker], message: str) -> None:
@@ -248,7 +248,7 @@ def test_bad_arguments(make: Callable[[], Tracker], message: str) -> None:
 def test_discrepancy_checks_its_signal(observed: Any) -> None:
     p = problem()
     with pytest.raises(InputError, match=r"^observed: got .*expected"):
-        nl.solve(p.flow, p.start, t=1.0, trackers=[nl.Discrepancy(observed, 0.1)])
+        nl.solve(p.flow, p.start, t=1.0, trackers=[nl.DiscrepancyPrinciple(observed, 0.1)])
 
 
 @pytest.mark.parametrize("path", ["missing/checkpoint", 5], ids=["missing folder", "number"])

@@ -81,7 +81,7 @@ def flow(metric: str, measure: str | None = None, **options: Any) -> nl.Gradient
 
 
 def attention(**options: Any) -> nl.AttentionFlow:
-    kernel = nl.DotProduct(query_map=QUERY, key_map=KEY)
+    kernel = nl.ExpDotProduct(query_map=QUERY, key_map=KEY)
     return nl.AttentionFlow(nl.affinity(kernel, POINTS, START), OBSERVED, STRENGTH, **{"evolving": True, **options})
 
 
@@ -217,7 +217,7 @@ def test_stages_without_a_kernel_are_rejected() -> None:
         k = np.exp(u @ u.T) * WEIGHTS
         return np.asarray(k @ u / k.sum(axis=1, keepdims=True) - u)
 
-    far = nl.AttentionFlow(nl.affinity(nl.DotProduct(scale=1.0), POINTS, start), evolving=True)
+    far = nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(scale=1.0), POINTS, start), evolving=True)
     stop = nl.Callback(lambda t, u, now: t > 0)
     found = nl.solve(far, start, t=1e9, integrator=nl.RungeKutta(1e-4, dt=1e9), trackers=[stop])
     assert found.success, found.message
@@ -279,7 +279,7 @@ def test_patch_kernels() -> None:
 def test_tensors_with_masks(method: str) -> None:
     torch = torch_on_one_thread()
     u = torch.from_numpy(START)
-    causal = nl.affinity(nl.DotProduct(), POINTS, u, mask=nl.Mask(causal=True), method=method)
+    causal = nl.affinity(nl.ExpDotProduct(), POINTS, u, mask=nl.Mask(causal=True), method=method)
 
     def velocity(v: Floats) -> Floats:
         k = np.tril(np.exp(v @ v.T / math.sqrt(3))) * WEIGHTS

@@ -35,8 +35,8 @@ WITHOUT_NUMBERS = {
     *("NumericalError", "StabilityError", "WorkerError"),
 }
 ATTENTION_WITHOUT_NUMBERS = {
-    *("Adapter", "Block", "Discretisation", "Extrapolation", "Head", "Layer", "LayerTrace", "Taken"),
-    *("attach", "blocks", "detach", "discretise", "extrapolate", "register", "probe"),  # of models and their traces
+    *("Adapter", "Block", "Discretization", "Extrapolation", "Head", "Layer", "LayerTrace", "Taken"),
+    *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
     *("image_inputs", "load_model", "text_inputs", "token_inputs"),
 }
 
@@ -170,7 +170,7 @@ def test_approximate_averages(problem: Case, method: str, dtype: Any) -> None:
 def test_push_is_the_transpose(name: str, method: str) -> None:
     """(p P)_j = sum_i p_i P_ij, of laws that are tiny, too."""
     problem = case(name)
-    if method == "sparse" and isinstance(problem.kernel, nl.DotProduct):
+    if method == "sparse" and isinstance(problem.kernel, nl.ExpDotProduct):
         return
     affinity, moves = _built(problem, method), problem.transitions()
     for law in (np.full(problem.n, 1 / problem.n), np.full(problem.n, 1e-300), np.eye(problem.n)[0]):
@@ -249,7 +249,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
 @pytest.mark.parametrize("problem", CASES, ids=lambda problem: problem.name)
 def test_energies_and_gradients(problem: Case) -> None:
     """J, E and their gradients, or the error that says that no float holds them."""
-    affinity, both = problem.affinity(), problem.symmetrised
+    affinity, both = problem.affinity(), problem.symmetrized
     w, d = exact(problem.w), problem.degrees(both)
     moves, total = problem.transitions(both), mpmath.fdot(w, d)
     largest = mpmath.mpf(float(np.finfo(float).max))
@@ -291,12 +291,12 @@ def test_energies_and_gradients(problem: Case) -> None:
 
 @pytest.mark.parametrize("scale", [1e-300, 1e12, 1e300])
 def test_matrix_fidelity_of_any_size(scale: float) -> None:
-    """The minimiser of E with one matrix a node, against the linear system in 50 digits."""
+    """The minimizer of E with one matrix a node, against the linear system in 50 digits."""
     problem = case("two nodes")
     f = np.array([[1.0, -2.0], [0.5, 3.0]])
     matrix = np.array([[2.0, 1.0], [1.0, 2.0]]) * scale
     functional = nl.E(problem.affinity(), f, matrix[None], measure="degree")
-    moves = problem.transitions(problem.symmetrised)
+    moves = problem.transitions(problem.symmetrized)
     with mpmath.workdps(700):  # a fidelity of 1e-300 is added to numbers of size 1
         system, right = mpmath.zeros(4), mpmath.zeros(4, 1)
         for i in range(2):

@@ -40,7 +40,7 @@ def resolvent(moves: Any, f: Any, fidelity: float) -> Any:
 
 def limits(problem: Case) -> Any:
     with mpmath.workdps(60):
-        return problem.transitions(problem.symmetrised)
+        return problem.transitions(problem.symmetrized)
 
 
 # ---- limits
@@ -138,7 +138,7 @@ def test_diversity_of_any_size(name: str, size: float) -> None:
     problem = case(name)
     flow = nl.GradientFlow(nl.J(problem.affinity()), "degree")
     u = signals(problem.n, float)["usual"] * size
-    w, d, v = exact(problem.w), problem.degrees(problem.symmetrised), exact(u)
+    w, d, v = exact(problem.w), problem.degrees(problem.symmetrized), exact(u)
     total = mpmath.fdot(w, d)
     mean = mpmath.fsum(a * b * c for a, b, c in zip(w, d, v, strict=True)) / total
     square = mpmath.fsum(a * b * (c - mean) ** 2 for a, b, c in zip(w, d, v, strict=True)) / total
@@ -162,11 +162,13 @@ def test_bounds_of_diversity(name: str, fidelity: float) -> None:
         shift = mpmath.mpf(8 * problem.n * EPS)
         ends = [mpmath.mpf(fidelity) / (fidelity + mu) for mu in (value + shift, max(value - shift, mpmath.mpf(0)))]
         assert ends[0] * (1 - 8 * EPS) <= got <= ends[1] * (1 + 8 * EPS)
-    assert nl.neutreno_limit(problem.affinity()) == pytest.approx(float(2 - values[-1]), abs=8 * problem.n * EPS)
-    half = nl.fidelity_for(flow, 0.5)
+    assert nl.largest_stable_fidelity(problem.affinity()) == pytest.approx(
+        float(2 - values[-1]), abs=8 * problem.n * EPS
+    )
+    half = nl.fidelity_for_diversity(flow, 0.5)
     assert half == pytest.approx(float(values[-1]), abs=8 * problem.n * EPS)
-    assert nl.fidelity_for(flow, 1e-300) <= 1e-300 * 2
-    assert nl.fidelity_for(flow, 1 - 1e-12) >= 0.9e12 * half
+    assert nl.fidelity_for_diversity(flow, 1e-300) <= 1e-300 * 2
+    assert nl.fidelity_for_diversity(flow, 1 - 1e-12) >= 0.9e12 * half
 
 
 # ---- flows
@@ -223,7 +225,7 @@ def test_every_integrator(name: str, fidelity: float) -> None:
     u, f = signals(problem.n, float)["usual"], signals(problem.n, float)["usual"][::-1].copy()
     exact_steps = nl.solve(nl.AttentionFlow(affinity, f, fidelity), u, t_eval=[0.25, 2], integrator=nl.Exponential())
     short, long = exact_steps.u
-    trackers = lambda: [nl.Energy(), nl.DistanceToConstant(), nl.Stationary(1e-300, every=100)]  # noqa: E731  # new each time
+    trackers = lambda: [nl.Energy(), nl.DistanceToConstant(), nl.SteadyState(1e-300, every=100)]  # noqa: E731  # new each time
     for integrator in (
         nl.ExplicitEuler(1e-3), nl.ExplicitEuler(1e9), nl.SemiImplicit(1e-3), nl.SemiImplicit(1e9), nl.RungeKutta(),
         nl.RungeKutta(dt=1e9, adaptive=False), nl.NeutrenoStep(), nl.AttentionStep(),
@@ -271,7 +273,9 @@ def test_discrepancy_of_any_size() -> None:
     for size in (1e-290, 1.0, 1e290):
         u = signals(5, float)["usual"] * size
         flow = nl.AttentionFlow(case("wide").affinity())
-        solution = nl.solve(flow, u, t=50, trackers=[nl.Discrepancy(u, 0.1 * size)], integrator=nl.RungeKutta(atol=0))
+        solution = nl.solve(
+            flow, u, t=50, trackers=[nl.DiscrepancyPrinciple(u, 0.1 * size)], integrator=nl.RungeKutta(atol=0)
+        )
         assert solution.status is nl.Status.STOPPED
 
 
@@ -308,11 +312,11 @@ def test_batches_and_masks_of_one_and_two_nodes(count: int) -> None:
     """Items whose degrees are out of each other's range, and causal masks, whose first token sees itself alone."""
     features = np.stack([np.full((count, 1), 100.0), np.full((count, 1), 1e-3)])
     batch = nl.Batch(nl.Points(np.arange(float(count))), 2)
-    affinity = nl.affinity(nl.DotProduct(scale=1.0), batch, features)
+    affinity = nl.affinity(nl.ExpDotProduct(scale=1.0), batch, features)
     u = np.arange(2.0 * count).reshape(2, count)
     np.testing.assert_allclose(affinity.average(u), np.repeat(u.mean(axis=1, keepdims=True), count, axis=1), rtol=1e-14)
     masked = nl.affinity(
-        nl.DotProduct(scale=1.0), nl.Points(np.arange(float(count))), features[0], mask=nl.Mask(causal=True)
+        nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(float(count))), features[0], mask=nl.Mask(causal=True)
     )
     np.testing.assert_allclose(masked.average(u[1]), [u[1][: i + 1].mean() for i in range(count)], rtol=1e-14)
 

@@ -86,7 +86,7 @@ def test_noise_is_estimated_in_any_unit(unit: float) -> None:
 def test_counts_of_any_gain(gain: float) -> None:
     counts = np.random.default_rng(0).poisson(20.0, (16, 16)) * gain
     model = nl.Poisson(gain)
-    stable = model.stabilise(counts)
+    stable = model.stabilize(counts)
     expected = 2 * np.sqrt(np.round(counts / gain) + 3 / 8)
     np.testing.assert_allclose(stable, expected, rtol=1e-12)
     found = nl.denoise(counts, noise=model, quality="fast") / gain
@@ -120,7 +120,7 @@ def test_p_functionals(name: str, p: float) -> None:
     """J_p = 1/(2p) sum w_i w_j K_ij |u_i - u_j|^p to 50 digits, for signals whose powers a float holds."""
     problem = case(name)
     functional = nl.Jp(problem.affinity(), p)
-    w, both = exact(problem.w), problem.symmetrised
+    w, both = exact(problem.w), problem.symmetrized
     for size in (1.0, 1e-90, 1e90, 0.0):
         u = signals(problem.n, float)["usual"] * size
         v = exact(u)
@@ -139,7 +139,7 @@ def test_p_functionals(name: str, p: float) -> None:
 
 @pytest.mark.parametrize("fidelity", [1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("p", [1.0, 1.5])
-def test_p_minimisers(p: float, fidelity: float) -> None:
+def test_p_minimizers(p: float, fidelity: float) -> None:
     """Between f (an infinite fidelity) and its mean (none); the gap that is told bounds how far off it is."""
     f = signals(5, float)["usual"]
     found = nl.Ep(case("wide").affinity(), f, fidelity, p).minimizer()
@@ -241,7 +241,7 @@ def test_layers_with_logits_of_ten_thousand() -> None:
     q, k = problem.table("queries"), problem.table()
     d = q.shape[1]
     v = np.random.default_rng(0).standard_normal((problem.n, 3)) * 1e30
-    kernel = nl.DotProduct()  # 1/sqrt(d), as layers have it
+    kernel = nl.ExpDotProduct()  # 1/sqrt(d), as layers have it
     reference = floats(type(problem)("", kernel, k, q).transitions() * columns(v))
     tensors = [torch.from_numpy(a)[None, None] for a in (q, k, v)]
     size = float(np.linalg.norm(q, axis=1).max() * np.linalg.norm(k, axis=1).max()) / math.sqrt(d)

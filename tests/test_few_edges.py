@@ -10,7 +10,7 @@ import pytest
 import nlflow as nl
 
 POWERS = (1.0, 1.3, 2.0)
-NOTHING = "the graph has no edges, so that J is 0 and the observed signal the minimiser"
+NOTHING = "the graph has no edges, so that J is 0 and the observed signal the minimizer"
 
 
 def graph(nodes: int, edge: float = 0.0) -> nl.Affinity:

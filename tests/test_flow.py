@@ -166,7 +166,7 @@ def test_evolving_attention_layers_are_the_loop_by_hand(every: int) -> None:
     points, u = features()
     rng = np.random.default_rng(5)
     query_map, key_map = rng.standard_normal((2, 2, 3))
-    kernel = nl.DotProduct(scale=0.4, query_map=query_map, key_map=key_map)
+    kernel = nl.ExpDotProduct(scale=0.4, query_map=query_map, key_map=key_map)
     flow = nl.AttentionFlow(nl.affinity(kernel, points, u), u, 0.4, evolving=True, every=every)
     by_hand = u
     for step in range(6):
@@ -185,7 +185,7 @@ def test_evolving_attention_layers_are_the_loop_by_hand(every: int) -> None:
         nl.affinity(nl.Gaussian(width=1.0), nl.Grid(8)),
         nl.affinity(nl.Gaussian(width=1.0), nl.Points(np.arange(8.0))),
         nl.from_matrix(np.ones((8, 8)), nl.Points(np.arange(8.0))),
-        nl.affinity(nl.DotProduct(), nl.Points(np.arange(8.0)), np.ones(8), queries=np.arange(8.0)),
+        nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(8.0)), np.ones(8), queries=np.arange(8.0)),
     ],
     ids=["grid", "points", "matrix", "queries"],
 )
@@ -215,7 +215,7 @@ def test_attention_flow_takes_a_non_symmetric_affinity_as_it_is() -> None:
 @pytest.mark.parametrize("fidelity", [0.0, 0.6, np.linspace(0, 1, 15)], ids=["J", "E", "per node"])
 def test_symmetric_attention_flow_is_the_gradient_flow_in_the_degree_metric(fidelity: Any) -> None:
     points, u = features()
-    affinity = nl.affinity(nl.DotProduct(), points, u)
+    affinity = nl.affinity(nl.ExpDotProduct(), points, u)
     attention = nl.AttentionFlow(affinity, u, fidelity)
     gradient = nl.GradientFlow(nl.E(affinity, u, fidelity, measure="degree"), "degree")
     assert attention.symmetric

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from nlflow import (
-    DotProduct,
     E,
+    ExpDotProduct,
     Gaussian,
     Grid,
     InputError,
@@ -46,14 +46,18 @@ def sparse_matrix() -> Any:
 # Each: the affinity of k, and k_ij by double sums. The first three are not symmetric.
 CASES: dict[str, tuple[Any, Any]] = {
     "queries": (
-        lambda: affinity(DotProduct(amplitude=0.5), POINTS, normal((8, 3)), queries=normal((8, 3), 2)),
-        lambda: feature_matrix(DotProduct(amplitude=0.5), normal((8, 3), 2), normal((8, 3))),
+        lambda: affinity(ExpDotProduct(amplitude=0.5), POINTS, normal((8, 3)), queries=normal((8, 3), 2)),
+        lambda: feature_matrix(ExpDotProduct(amplitude=0.5), normal((8, 3), 2), normal((8, 3))),
     ),
     "matrix": (lambda: from_matrix(sparse_matrix(), POINTS), sparse_matrix),
     "maps": (
-        lambda: affinity(DotProduct(query_map=normal((3, 2), 3)[:, :2], key_map=normal((3, 2), 4)), PLANE, features()),
+        lambda: affinity(
+            ExpDotProduct(query_map=normal((3, 2), 3)[:, :2], key_map=normal((3, 2), 4)), PLANE, features()
+        ),
         lambda: feature_matrix(
-            DotProduct(), features().reshape(12, 3) @ normal((3, 2), 3), features().reshape(12, 3) @ normal((3, 2), 4)
+            ExpDotProduct(),
+            features().reshape(12, 3) @ normal((3, 2), 3),
+            features().reshape(12, 3) @ normal((3, 2), 4),
         ),
     ),
     "features": (
@@ -89,8 +93,8 @@ class Plain:
     def __init__(self, k: Any, domain: Any, observed: Any = None, fidelity: Any = 0.0, measure: str = "l2") -> None:
         self.k, self.observed, self.measure = k, observed, measure
         self.w = domain.weights.ravel()
-        self.symmetrised = k + k.T
-        self.degree = plain_degree(self.symmetrised, self.w)
+        self.symmetrized = k + k.T
+        self.degree = plain_degree(self.symmetrized, self.w)
         self.fidelity = np.broadcast_to(fidelity, domain.shape).ravel()
 
     def node_measure(self, metric: str) -> Any:
@@ -108,7 +112,7 @@ class Plain:
         f = None if self.observed is None else self.observed.reshape(len(self.k), -1)
         gradient = np.zeros_like(v)
         for i, j in itertools.product(range(len(v)), repeat=2):
-            gradient[i] += self.w[j] * self.symmetrised[i, j] * (v[i] - v[j])
+            gradient[i] += self.w[j] * self.symmetrized[i, j] * (v[i] - v[j])
         if f is not None:
             gradient += (self.node_measure(self.measure) / self.w * self.fidelity)[:, None] * (v - f)
         return (gradient / (self.node_measure(metric) / self.w)[:, None]).reshape(u.shape)
@@ -124,7 +128,7 @@ def test_dirichlet_energy(name: str, channels: tuple[int, ...]) -> None:
     assert math.isclose(j.value(u), plain.value(u), rel_tol=1e-12)
     assert math.isclose(j.value(u, average=j.affinity.average(u)), plain.value(u), rel_tol=1e-12)
     total = math.fsum(plain.w * plain.degree)
-    assert math.isclose(j.value(u, normalise=True), plain.value(u) / total, rel_tol=1e-12)
+    assert math.isclose(j.value(u, normalize=True), plain.value(u) / total, rel_tol=1e-12)
     for metric in METRICS:
         np.testing.assert_allclose(j.gradient(u, metric), plain.gradient(u, metric), rtol=0, atol=1e-12 * total)
     np.testing.assert_array_equal(j.gradient(u), j.gradient(u, "l2"))
@@ -145,7 +149,7 @@ def test_energy_with_fidelity(name: str, measure: str, per_node: bool, channels:
     assert math.isclose(e.value(u), plain.value(u), rel_tol=1e-12)
     assert math.isclose(e.value(u, average=e.affinity.average(u)), plain.value(u), rel_tol=1e-12)
     total = math.fsum(plain.w * plain.degree)
-    assert math.isclose(e.value(u, normalise=True), plain.value(u) / total, rel_tol=1e-12)
+    assert math.isclose(e.value(u, normalize=True), plain.value(u) / total, rel_tol=1e-12)
     for metric in METRICS:
         gradient = e.gradient(u, metric)
         np.testing.assert_allclose(gradient, plain.gradient(u, metric), rtol=0, atol=1e-12 * max(total, 1))
@@ -198,11 +202,11 @@ def test_large_image_in_float32() -> None:
 
 def test_value_that_overflows() -> None:
     u = normal(8, 2)
-    k = affinity(DotProduct(scale=1.0), POINTS, math.sqrt(1000.0) + 0.01 * normal(8))
+    k = affinity(ExpDotProduct(scale=1.0), POINTS, math.sqrt(1000.0) + 0.01 * normal(8))
     for energy in (J(k), E(k, normal(8, 3), 1.0, measure="degree"), E(k, normal(8, 3), 1.0)):
-        with pytest.raises(NumericalError, match=r"value: the sum of degrees is exp\(\d+\), too .*normalise=True"):
+        with pytest.raises(NumericalError, match=r"value: the sum of degrees is exp\(\d+\), too .*normalize=True"):
             energy.value(u)
-        assert 0 < energy.value(u, normalise=True) < 10
+        assert 0 < energy.value(u, normalize=True) < 10
     with pytest.raises(NumericalError, match="degree"):
         E(k, u, 1.0, measure="degree").gradient(u)
     assert np.isfinite(E(k, u, 1.0, measure="degree").gradient(u, "degree")).all()
@@ -211,8 +215,8 @@ def test_value_that_overflows() -> None:
 def test_value_in_range_though_the_degrees_are_not() -> None:
     """The product of a small and of a huge number: J is known through its logarithm."""
     keys = np.full((8, 1), math.sqrt(740.0))
-    k, u = affinity(DotProduct(scale=1.0), POINTS, keys), normal(8)
-    moderate = affinity(DotProduct(scale=1.0), POINTS, np.full((8, 1), math.sqrt(40.0)))
+    k, u = affinity(ExpDotProduct(scale=1.0), POINTS, keys), normal(8)
+    moderate = affinity(ExpDotProduct(scale=1.0), POINTS, np.full((8, 1), math.sqrt(40.0)))
     expected = J(moderate).value(u * 1e-60) * math.exp(700)
     assert math.isclose(J(k).value(u * 1e-60), expected, rel_tol=1e-10)
 
@@ -220,16 +224,16 @@ def test_value_in_range_though_the_degrees_are_not() -> None:
 def test_degrees_that_underflow() -> None:
     """All logits at -1e4: the degree metric knows nothing of it; what cannot be represented says so."""
     keys, u, f = np.full((8, 1), 100.0), normal(8, 2), normal(8, 3)
-    k = affinity(DotProduct(scale=-1.0), POINTS, keys)
+    k = affinity(ExpDotProduct(scale=-1.0), POINTS, keys)
     assert J(k).value(u) == 0
-    same = affinity(DotProduct(scale=0.0), POINTS, keys)
-    assert math.isclose(J(k).value(u, normalise=True), J(same).value(u, normalise=True), rel_tol=1e-12)
+    same = affinity(ExpDotProduct(scale=0.0), POINTS, keys)
+    assert math.isclose(J(k).value(u, normalize=True), J(same).value(u, normalize=True), rel_tol=1e-12)
     e, expected = (E(a, f, 0.5, measure="degree") for a in (k, same))
     np.testing.assert_allclose(e.gradient(u, "degree"), expected.gradient(u, "degree"), rtol=0, atol=1e-13)
     np.testing.assert_allclose(e.minimizer().u, expected.minimizer().u, rtol=0, atol=1e-9)
     e = E(k, f, 0.5)  # lambda / d is about exp(1e4)
     assert math.isclose(e.value(u), 0.25 * math.fsum(POINTS.weights * (u - f) ** 2), rel_tol=1e-12)
-    for call in (lambda: e.value(u, normalise=True), lambda: e.gradient(u, "degree"), lambda: e.minimizer()):
+    for call in (lambda: e.value(u, normalize=True), lambda: e.gradient(u, "degree"), lambda: e.minimizer()):
         with pytest.raises(NumericalError):
             call()
 
@@ -278,14 +282,14 @@ def test_torch_gives_the_numbers_of_numpy(dtype: str, measure: str) -> None:
     mask = np.linspace(0, 2, 8).astype(dtype)
     both = []
     for convert in (np.asarray, torch.from_numpy):
-        k = affinity(DotProduct(), POINTS, convert(keys), queries=convert(queries))
+        k = affinity(ExpDotProduct(), POINTS, convert(keys), queries=convert(queries))
         both.append(E(k, convert(f), convert(mask), measure=measure))
     here, there = both
     tolerance = 1e-10 if dtype == "float64" else 1e-4
-    for normalise in (True, False):
-        value = there.value(torch.from_numpy(u), normalise=normalise)
+    for normalize in (True, False):
+        value = there.value(torch.from_numpy(u), normalize=normalize)
         assert isinstance(value, float)
-        assert math.isclose(value, here.value(u, normalise=normalise), rel_tol=tolerance)
+        assert math.isclose(value, here.value(u, normalize=normalize), rel_tol=tolerance)
     for metric in METRICS:
         gradient = there.gradient(torch.from_numpy(u), metric)
         assert isinstance(gradient, torch.Tensor)
@@ -364,7 +368,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "start of other channels": (lambda: E(K, F, 1.0).minimizer(start=np.ones((9, 2))), r"start: got shape \(9, 2\)"),
     "nothing to fit": (
         lambda: E(K, F, 0.0).minimizer(),
-        r"fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere",
+        r"fidelity: got 0 at every node, so every constant minimizes the functional; set it > 0 somewhere",
     ),
     "nothing to fit at any node": (lambda: E(K, F, np.zeros(9)).minimizer(), r"fidelity: got 0 at every node"),
 }
@@ -380,10 +384,10 @@ def test_refused(name: str) -> None:
 def test_refused_mixtures() -> None:
     torch = pytest.importorskip("torch", reason="the device code")
     f = torch.from_numpy(normal((8, 3)))
-    k = affinity(DotProduct(), POINTS, f)
+    k = affinity(ExpDotProduct(), POINTS, f)
     with pytest.raises(InputError, match=r"observed: got dtype float64, expected torch.float64"):
         E(k, normal((8, 3)), 1.0)
     with pytest.raises(InputError, match="fidelity: got ndarray"):
         E(k, f, np.ones(8))
     with pytest.raises(InputError, match="fidelity: got Tensor"):
-        E(affinity(DotProduct(), POINTS, f.numpy()), f.numpy(), torch.ones(8, dtype=torch.float64))
+        E(affinity(ExpDotProduct(), POINTS, f.numpy()), f.numpy(), torch.ones(8, dtype=torch.float64))

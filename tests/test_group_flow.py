@@ -221,7 +221,7 @@ def test_a_flow_is_relaxed_by_its_integrator() -> None:
 
 
 def test_rules_of_other_flows_stop_it() -> None:
-    solution = run(flow(), trackers=[nl.Discrepancy(F, 1.0, 0.3), nl.DistanceToConstant()])
+    solution = run(flow(), trackers=[nl.DiscrepancyPrinciple(F, 1.0, 0.3), nl.DistanceToConstant()])
     assert solution.status is nl.Status.STOPPED
     assert "discrepancy" in solution.message
     assert solution.t[-1] < TIMES

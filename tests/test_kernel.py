@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import DotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
+from nlflow import ExpDotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
 from nlflow.kernels import Kernel, RadialKernel
 from tests.reference import feature_matrix, profile
 
@@ -19,7 +19,7 @@ def features(width: int, seed: int = 0, n: int = 9) -> Any:
     return np.random.default_rng(seed).normal(size=(n, width))
 
 
-@pytest.mark.parametrize("kernel", [*RADIAL, DotProduct(), DotProduct(scale=-2.0), DotProduct(scale=0.3)])
+@pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), ExpDotProduct(scale=-2.0), ExpDotProduct(scale=0.3)])
 @pytest.mark.parametrize("width", [1, 4])
 def test_formula(kernel: Any, width: int) -> None:
     """log_matrix is the formula without the amplitude, also between two sets of points."""
@@ -41,7 +41,7 @@ def test_profile_and_support(kernel: Any) -> None:
         assert np.exp(kernel.log_profile(np.array(just_inside**2))) >= rtol * (1 - 1e-6)
 
 
-@pytest.mark.parametrize("kernel", [*RADIAL, DotProduct(), DotProduct(scale=-2.0), DotProduct(scale=0.0)])
+@pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), ExpDotProduct(scale=-2.0), ExpDotProduct(scale=0.0)])
 def test_declared_definiteness(kernel: Any) -> None:
     """What is declared positive semidefinite has no negative eigenvalue; what is not has one, for some points."""
     lowest = math.inf
@@ -73,7 +73,7 @@ def test_units_do_not_matter(family: Any, unit: float) -> None:
     np.testing.assert_allclose(affinity(family(width=unit), grid).average(u), expected, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("kernel", [*RADIAL, DotProduct(), DotProduct(scale=0.3)])
+@pytest.mark.parametrize("kernel", [*RADIAL, ExpDotProduct(), ExpDotProduct(scale=0.3)])
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_torch(kernel: Any, dtype: str) -> None:
     torch = pytest.importorskip("torch", reason="the device code")
@@ -120,7 +120,7 @@ def test_defaults_and_identity() -> None:
     assert Gaussian(1.0) != Gaussian(1.0, amplitude=2.0)
     assert issubclass(Gaussian, RadialKernel)
     assert not issubclass(Patch, RadialKernel)
-    for family in (Gaussian, Laplace, TopHat, DotProduct, Patch):
+    for family in (Gaussian, Laplace, TopHat, ExpDotProduct, Patch):
         assert issubclass(family, Kernel)
         assert family.formula
     with pytest.raises(AttributeError):
@@ -130,18 +130,18 @@ def test_defaults_and_identity() -> None:
 
 
 def test_maps_are_kept_as_arrays() -> None:
-    kernel = DotProduct(query_map=[[1, 0], [0, 1]], key_map=np.eye(2, dtype=np.float32))
+    kernel = ExpDotProduct(query_map=[[1, 0], [0, 1]], key_map=np.eye(2, dtype=np.float32))
     queries, keys = kernel.map_features(features(2))
     np.testing.assert_array_equal(queries, features(2))
     np.testing.assert_allclose(keys, features(2))
     unmapped = features(2)
-    assert DotProduct().map_features(unmapped) == (unmapped, unmapped)
+    assert ExpDotProduct().map_features(unmapped) == (unmapped, unmapped)
 
 
 def test_default_scale_is_that_of_the_mapped_width() -> None:
     """The scale is 1 / sqrt(d) with d the width of queries and keys, not of the features."""
     x, q, k = features(5), features(3, 1, n=5), features(3, 2, n=5)
-    result = affinity(DotProduct(query_map=q, key_map=k), Points(np.arange(9.0)), x)
+    result = affinity(ExpDotProduct(query_map=q, key_map=k), Points(np.arange(9.0)), x)
     expected = np.exp((x @ q) @ (x @ k).T / math.sqrt(3))
     np.testing.assert_allclose(result.average(x), expected @ x / expected.sum(axis=1)[:, None], rtol=0, atol=1e-13)
 
@@ -159,11 +159,11 @@ def test_default_scale_is_that_of_the_mapped_width() -> None:
         (Laplace, {"width": 0}, r"width: got 0, expected a finite real number > 0"),
         (TopHat, {"radius": 0}, r"radius: got 0, expected a finite real number > 0"),
         (TopHat, {"radius": 1, "amplitude": -1}, r"amplitude: got -1"),
-        (DotProduct, {"scale": math.inf}, r"scale: got inf, expected a finite real number"),
-        (DotProduct, {"scale": True}, r"scale: got True"),
-        (DotProduct, {"query_map": np.ones(3)}, r"query_map: got 1 dimension\(s\) \(shape \(3,\)\), expected 2"),
-        (DotProduct, {"key_map": np.full((2, 2), np.nan)}, r"key_map: got 4 NaN or infinite"),
-        (DotProduct, {"amplitude": math.nan}, r"amplitude: got nan"),
+        (ExpDotProduct, {"scale": math.inf}, r"scale: got inf, expected a finite real number"),
+        (ExpDotProduct, {"scale": True}, r"scale: got True"),
+        (ExpDotProduct, {"query_map": np.ones(3)}, r"query_map: got 1 dimension\(s\) \(shape \(3,\)\), expected 2"),
+        (ExpDotProduct, {"key_map": np.full((2, 2), np.nan)}, r"key_map: got 4 NaN or infinite"),
+        (ExpDotProduct, {"amplitude": math.nan}, r"amplitude: got nan"),
         (Patch, {"width": 0}, r"width: got 0"),
         (Patch, {"width": 1, "patch_size": 4}, r"patch_size: got 4, expected an odd integer >= 1"),
         (Patch, {"width": 1, "patch_size": 0}, r"patch_size: got 0"),

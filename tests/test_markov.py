@@ -111,8 +111,8 @@ def test_torch(dtype: str) -> None:
     torch = torch_on_one_thread()
     keys, queries, v = (normal((12, 3), seed, dtype) for seed in (1, 2, 3))
     points = nl.Points(np.arange(12.0), weights=np.linspace(0.5, 1.5, 12))
-    affinity = nl.affinity(nl.DotProduct(), points, torch.as_tensor(keys), queries=torch.as_tensor(queries))
-    twin = MarkovChain(nl.affinity(nl.DotProduct(), points, keys, queries=queries), laziness=0.2)
+    affinity = nl.affinity(nl.ExpDotProduct(), points, torch.as_tensor(keys), queries=torch.as_tensor(queries))
+    twin = MarkovChain(nl.affinity(nl.ExpDotProduct(), points, keys, queries=queries), laziness=0.2)
     chain, tolerance = MarkovChain(affinity, laziness=0.2), TOLERANCE[dtype]
     moved = chain.expectation(torch.as_tensor(v), 3)
     assert isinstance(moved, torch.Tensor)

@@ -144,7 +144,7 @@ def test_arnoldi_agrees_with_state_reduction(name: str, dtype: str) -> None:
         k[:40, 40:] = 0.0  # from states 40 on walks come down and stay
     if name == "queries":
         points = nl.Points(np.arange(float(n)), rng.uniform(0.5, 1.5, n))
-        affinity = nl.affinity(nl.DotProduct(), points, normal((n, 4), 1, dtype), queries=normal((n, 4), 2, dtype))
+        affinity = nl.affinity(nl.ExpDotProduct(), points, normal((n, 4), 1, dtype), queries=normal((n, 4), 2, dtype))
     else:
         affinity = given(k, dtype)
     chain = MarkovChain(affinity)
@@ -398,7 +398,7 @@ def test_the_law_of_an_affinity_is_found_once(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr("nlflow.markov.spectral.state_reduction", counted)
     rng = np.random.default_rng(4)
-    kernel = nl.DotProduct(query_map=rng.standard_normal((3, 3)), key_map=rng.standard_normal((3, 3)))
+    kernel = nl.ExpDotProduct(query_map=rng.standard_normal((3, 3)), key_map=rng.standard_normal((3, 3)))
     f = rng.standard_normal((12, 3))
     weights = nl.affinity(kernel, nl.Points(np.zeros(12)), f)
     for fidelity in (0.1, 1.0):

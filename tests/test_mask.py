@@ -44,8 +44,8 @@ MASKS = {
     "rule causal padding": Mask(causal=True, present=PRESENT, rule=lambda i, j: (i - j) % 3 == 0),
 }
 KERNELS = {
-    "dot product": (nl.DotProduct(), False),
-    "queries": (nl.DotProduct(scale=0.7, amplitude=2.0), True),
+    "dot product": (nl.ExpDotProduct(), False),
+    "queries": (nl.ExpDotProduct(scale=0.7, amplitude=2.0), True),
     "gaussian": (nl.Gaussian(1.0), False),
     "narrow gaussian": (nl.Gaussian(0.02), False),
     "laplace": (nl.Laplace(1.0), False),
@@ -56,7 +56,7 @@ KERNELS = {
 def weight(kernel: Any, x: Any, y: Any) -> float:
     """k(x, y) from its formula."""
     distance = math.dist(x, y)
-    if isinstance(kernel, nl.DotProduct):
+    if isinstance(kernel, nl.ExpDotProduct):
         scale = 1 / math.sqrt(len(x)) if kernel.scale is None else kernel.scale
         return kernel.amplitude * math.exp(scale * float(np.dot(x, y)))
     if isinstance(kernel, nl.Gaussian):
@@ -109,7 +109,7 @@ def test_sums_are_those_over_what_is_seen(name: str, mask: str) -> None:
             for dtype in (None, *ROUNDING):
                 p = affinity(name, weights, MASKS[mask], dtype, "auto" if dtype is None else "tiled")
                 atol = ROUNDING[dtype or "float64"] * (20 if "narrow" in name else 1)
-                p = p.symmetrised() if whole else p
+                p = p.symmetrized() if whole else p
                 u = SIGNAL if dtype is None else torch.from_numpy(SIGNAL.astype(dtype))
                 for got, expected in ((p.average(u), average), (p.push(u), push), (p.log_degree, np.log(degree))):
                     values = got if dtype is None else host(got)
@@ -153,7 +153,7 @@ def test_missing_nodes_stay_where_they_are_and_their_features_do_not_matter(meth
 
 def test_padding_gives_what_the_shorter_sequence_gives() -> None:
     there = np.arange(N) < 50
-    kernel = nl.DotProduct()
+    kernel = nl.ExpDotProduct()
     x, u = torch.from_numpy(FEATURES), torch.from_numpy(SIGNAL)
     padded = nl.affinity(kernel, nl.Points(np.arange(float(N)), volume=N), x, mask=Mask(present=there), method="tiled")
     short = nl.affinity(kernel, nl.Points(np.arange(50.0), volume=50), x[:50], method="tiled")
@@ -171,7 +171,7 @@ def test_rows_that_see_nothing_see_themselves_with_a_warning(method: str) -> Non
     u = torch.from_numpy(SIGNAL)
     torch.testing.assert_close(p.average(u)[0], u[0], rtol=0, atol=1e-15)
     np.testing.assert_allclose(host(p.average(u))[1], SIGNAL[0], rtol=0, atol=1e-15)
-    both = p.symmetrised()  # of whose transposed part the last row is empty
+    both = p.symmetrized()  # of whose transposed part the last row is empty
     k = np.tril(table(*(KERNELS["queries"][0], QUERIES, FEATURES, Mask())), -1)
     k[0, 0] = weight(KERNELS["queries"][0], QUERIES[0], FEATURES[0])
     k = k + k.T
@@ -185,11 +185,11 @@ def test_rows_that_see_missing_nodes_alone_see_themselves(method: str) -> None:
     mask = Mask(rule=lambda i, j: (j == 0) | ((j == i) & (i != 2)), present=present)  # node 2 sees the missing one
     u = torch.tensor([10.0, 1.0, 2.0, 3.0], dtype=torch.float64)
     with pytest.warns(nl.NlflowWarning, match=r"mask: 1 of 4 nodes see no node \(the first is 2\)"):
-        p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(4.0)), X[:4], mask=mask, method=method)
+        p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(4.0)), X[:4], mask=mask, method=method)
     torch.testing.assert_close(p.average(u), u, rtol=0, atol=1e-15)
     torch.testing.assert_close(p.push(u), u, rtol=0, atol=1e-15)
     assert bool(torch.isfinite(p.log_degree).all())
-    torch.testing.assert_close(p.symmetrised().average(u), u, rtol=0, atol=1e-15)
+    torch.testing.assert_close(p.symmetrized().average(u), u, rtol=0, atol=1e-15)
 
 
 def test_values_at_missing_nodes_do_not_matter_in_half_precision() -> None:
@@ -197,7 +197,7 @@ def test_values_at_missing_nodes_do_not_matter_in_half_precision() -> None:
     x, u = (torch.from_numpy(a.astype("float32")) for a in (FEATURES, SIGNAL))
     for given in (Mask(present=there), Mask(present=there, window=5)):
         for precision in ("float16", "bfloat16"):
-            p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), x, mask=given, precision=precision)
+            p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), x, mask=given, precision=precision)
             spoiled = u.clone()
             spoiled[60:] = 1e6
             torch.testing.assert_close(p.average(spoiled)[:60], p.average(u)[:60], rtol=0, atol=4e-3)
@@ -223,7 +223,7 @@ def test_derivatives(name: str, mask: str) -> None:
 
     def of(x: Any, q: Any, u: Any) -> Any:
         p = nl.affinity(kernel, domain, x, queries=q if asymmetric else None, mask=given, method="tiled")
-        both = p.symmetrised()
+        both = p.symmetrized()
         return p.average(u), p.log_degree, both.average(u), both.log_degree
 
     x, q, u = (torch.from_numpy(a[:count]).requires_grad_() for a in (FEATURES, QUERIES, SIGNAL[:, :2]))
@@ -235,8 +235,8 @@ def test_derivatives(name: str, mask: str) -> None:
 def test_half_precision(mask: str, precision: str) -> None:
     domain = nl.Points(np.arange(float(N)), volume=N)
     x, q, u = (torch.from_numpy(a.astype("float32")) for a in (FEATURES, QUERIES, SIGNAL))
-    exact = nl.affinity(nl.DotProduct(), domain, x, queries=q, mask=MASKS[mask])
-    rough = nl.affinity(nl.DotProduct(), domain, x, queries=q, mask=MASKS[mask], precision=precision)
+    exact = nl.affinity(nl.ExpDotProduct(), domain, x, queries=q, mask=MASKS[mask])
+    rough = nl.affinity(nl.ExpDotProduct(), domain, x, queries=q, mask=MASKS[mask], precision=precision)
     assert rough.fused
     # Features of size 3 are off by 2^-9 or 2^-12 of it, in three products; signals likewise.
     atol = {"bfloat16": 0.03, "float16": 0.004}[precision]
@@ -248,9 +248,9 @@ def test_half_precision(mask: str, precision: str) -> None:
 def test_scales_of_any_size(scale: float) -> None:
     given = Mask(causal=True, present=PRESENT)
     domain = nl.Points(np.arange(float(N)), volume=N)
-    expected = nl.affinity(nl.DotProduct(scale=scale), domain, FEATURES, mask=given).average(SIGNAL)
+    expected = nl.affinity(nl.ExpDotProduct(scale=scale), domain, FEATURES, mask=given).average(SIGNAL)
     x, u = torch.from_numpy(FEATURES), torch.from_numpy(SIGNAL)
-    p = nl.affinity(nl.DotProduct(scale=scale), domain, x, mask=given, method="tiled")
+    p = nl.affinity(nl.ExpDotProduct(scale=scale), domain, x, mask=given, method="tiled")
     np.testing.assert_allclose(host(p.average(u)), expected, rtol=0, atol=1e-12)
     assert p.fused is (1e-4 <= scale <= 1e4)
 
@@ -258,13 +258,13 @@ def test_scales_of_any_size(scale: float) -> None:
 def test_windows_take_memory_in_proportion_to_the_nodes() -> None:
     n, window = 20_000, 40
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))
-    for kernel in (nl.DotProduct(), nl.Laplace(1.0)):
+    for kernel in (nl.ExpDotProduct(), nl.Laplace(1.0)):
         with Watch() as watch:
             p = nl.affinity(kernel, nl.Points(np.arange(float(n))), x, mask=Mask(window=window))
             p.average(x)
         assert p.method == "tiled"
         # Keys are there 1 + 2 window / block times, and tiles of other kernels have 64 MiB.
-        assert watch.largest <= (16 * n if isinstance(kernel, nl.DotProduct) else 2**24)
+        assert watch.largest <= (16 * n if isinstance(kernel, nl.ExpDotProduct) else 2**24)
 
 
 def test_a_mask_keeps_what_it_was_made_from() -> None:
@@ -278,7 +278,9 @@ def test_a_mask_keeps_what_it_was_made_from() -> None:
 
 
 def test_evolving_kernels_keep_their_mask() -> None:
-    p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), torch.from_numpy(SIGNAL), mask=Mask(causal=True))
+    p = nl.affinity(
+        nl.ExpDotProduct(), nl.Points(np.arange(float(N))), torch.from_numpy(SIGNAL), mask=Mask(causal=True)
+    )
     other = p.update(torch.from_numpy(2 * SIGNAL))
     u = torch.from_numpy(SIGNAL)
     assert torch.equal(other.average(u)[0], u[0])
@@ -293,21 +295,21 @@ BAD = {
     "numbers": (lambda: Mask(present=np.ones(N)), r"present: got float64, expected an array of bool.*== 1"),
     "list": (lambda: Mask(present=[True]), r"present: got list, expected an array of bool"),
     "rule": (lambda: Mask(rule=3), r"rule: got 3, expected a function"),
-    "kind": (lambda: nl.affinity(nl.DotProduct(), POINTS, X, mask=PRESENT), r"mask: got ndarray, expected a Mask"),
+    "kind": (lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=PRESENT), r"mask: got ndarray, expected a Mask"),
     "shape": (
-        lambda: nl.affinity(nl.DotProduct(), POINTS, X, mask=Mask(present=PRESENT[:9])),
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(present=PRESENT[:9])),
         r"mask: present has shape \(9,\), expected \(70,\)",
     ),
     "axes": (
-        lambda: nl.affinity(nl.DotProduct(), POINTS, X, mask=Mask(present=PRESENT[None])),
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(present=PRESENT[None])),
         r"mask: present has shape \(1, 70\), expected \(70,\)",
     ),
     "rule raises": (
-        lambda: nl.affinity(nl.DotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: i.nothing)),
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: i.nothing)),
         r"rule: it raised AttributeError .* of shapes \(70, 1\) and \(70,\)",
     ),
     "rule of numbers": (
-        lambda: nl.affinity(nl.DotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: i - j)),
+        lambda: nl.affinity(nl.ExpDotProduct(), POINTS, X, mask=Mask(rule=lambda i, j: i - j)),
         r"rule: got torch.int64 of shape \(70, 70\), expected bool",
     ),
     "grid": (
@@ -339,6 +341,6 @@ def test_bad_masks(case: str) -> None:
 def test_a_rule_is_not_asked_of_more_than_fits() -> None:
     with pytest.raises(nl.MemoryLimitError, match="a dense affinity of 30000 nodes"):
         nl.affinity(
-            nl.DotProduct(), nl.Points(np.arange(30_000.0)), np.ones((30_000, 1)),
+            nl.ExpDotProduct(), nl.Points(np.arange(30_000.0)), np.ones((30_000, 1)),
             mask=Mask(rule=lambda i, j: pytest.fail("asked")), memory_limit=1e9,
         )  # fmt: skip

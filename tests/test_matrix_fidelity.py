@@ -55,8 +55,8 @@ CASES: dict[str, tuple[Any, Any, tuple[int, ...]]] = {
         (8,),
     ),
     "queries": (
-        lambda: nl.affinity(nl.DotProduct(amplitude=0.5), POINTS, normal((8, 2)), queries=normal((8, 2), 2)),
-        lambda: feature_matrix(nl.DotProduct(amplitude=0.5), normal((8, 2), 2), normal((8, 2))),
+        lambda: nl.affinity(nl.ExpDotProduct(amplitude=0.5), POINTS, normal((8, 2)), queries=normal((8, 2), 2)),
+        lambda: feature_matrix(nl.ExpDotProduct(amplitude=0.5), normal((8, 2), 2), normal((8, 2))),
         (8,),
     ),
     "one for all": (
@@ -135,7 +135,7 @@ def test_value_and_gradient(name: str, measure: str) -> None:
         np.testing.assert_allclose(p.e.gradient(p.u, metric), expected, rtol=0, atol=1e-12 * np.abs(expected).max())
     assert math.isclose(p.e.value(p.u), p.value(p.u), rel_tol=1e-12)
     total = float((p.w * p.degree).sum())
-    assert math.isclose(p.e.value(p.u, normalise=True), p.value(p.u) / total, rel_tol=1e-12)
+    assert math.isclose(p.e.value(p.u, normalize=True), p.value(p.u) / total, rel_tol=1e-12)
     assert p.e.fidelity.shape == p.given.shape
 
 
@@ -161,7 +161,7 @@ def test_small_fidelities_leave_the_mean_that_they_weigh() -> None:
 
 
 def test_directions_without_fidelity_stay_where_the_iteration_starts() -> None:
-    """With one matrix of rank 2 for all, the third direction has every constant as a minimiser."""
+    """With one matrix of rank 2 for all, the third direction has every constant as a minimizer."""
     p = Plain("one for all", "degree", rank=2)
     found = p.e.minimizer(rtol=1e-12)
     assert found.success, found.message

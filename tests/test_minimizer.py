@@ -1,4 +1,4 @@
-"""The minimiser of E against a dense solve, and what is said where it is not reached."""
+"""The minimizer of E against a dense solve, and what is said where it is not reached."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import DotProduct, E, Gaussian, Grid, Laplace, NumericalError, Patch, Points, affinity, from_matrix
+from nlflow import E, ExpDotProduct, Gaussian, Grid, Laplace, NumericalError, Patch, Points, affinity, from_matrix
 from nlflow.functionals.energies import METRICS
 from tests.covering import pairs
 from tests.reference import feature_matrix, patch_matrix, plain_degree, position_matrix
@@ -30,8 +30,8 @@ def ring_matrix() -> Any:
 
 CASES: dict[str, tuple[Any, Any]] = {
     "queries": (
-        lambda: affinity(DotProduct(), POINTS, normal((12, 3)), queries=normal((12, 3), 2)),
-        lambda: feature_matrix(DotProduct(), normal((12, 3), 2), normal((12, 3))),
+        lambda: affinity(ExpDotProduct(), POINTS, normal((12, 3)), queries=normal((12, 3), 2)),
+        lambda: feature_matrix(ExpDotProduct(), normal((12, 3), 2), normal((12, 3))),
     ),
     "directed ring": (lambda: from_matrix(ring_matrix(), POINTS), ring_matrix),
     "convolution": (
@@ -50,7 +50,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 def solved(k: Any, domain: Any, f: Any, fidelity: Any, measure: str) -> Any:
-    """Return the minimiser from the normal equations, (diag(K w) - K diag(w) + Lambda) u = Lambda f."""
+    """Return the minimizer from the normal equations, (diag(K w) - K diag(w) + Lambda) u = Lambda f."""
     w = domain.weights.ravel()
     both = k + k.T
     degree = plain_degree(both, w)
@@ -87,7 +87,7 @@ def test_minimizer(name: str, fidelity: str, measure: str, channels: tuple[int, 
 
 @pytest.mark.parametrize("measure", METRICS)
 @pytest.mark.parametrize("name", CASES)
-def test_minimizer_minimises(name: str, measure: str) -> None:
+def test_minimizer_minimizes(name: str, measure: str) -> None:
     k = CASES[name][0]()
     f = normal((*k.domain.shape, 2), 4)
     e = E(k, f, 0.3, measure=measure)
@@ -195,7 +195,7 @@ def test_float32(fidelity: float, measure: str) -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("up", [True, False])
 def test_units_do_not_matter(up: bool, dtype: Any) -> None:
-    """The minimiser is linear in f, also where squares of f pass the range of the dtype at either end."""
+    """The minimizer is linear in f, also where squares of f pass the range of the dtype at either end."""
     f = normal((5, 6), 4).astype(dtype)
     k = affinity(Patch(0.8, patch_size=3, search_radius=2), PLANE, f)
     unit = dtype(2.0 ** ((80 if dtype == np.float32 else 600) * (1 if up else -1)))
@@ -234,7 +234,7 @@ def test_degrees_of_any_size(spread: float) -> None:
     or else the residual says that it does not.
     """
     keys, f = np.sqrt(spread) * np.linspace(0.1, 1, 6), normal(6)
-    k = affinity(DotProduct(scale=1.0), Points(np.arange(6.0)), keys)
+    k = affinity(ExpDotProduct(scale=1.0), Points(np.arange(6.0)), keys)
     e = E(k, f, 1.0, measure="degree")
     found = e.minimizer()
     equations = 2 * found.u - e.affinity.average(found.u) - f
@@ -243,6 +243,6 @@ def test_degrees_of_any_size(spread: float) -> None:
 
 def test_fidelity_that_vanishes_against_the_degree() -> None:
     """lambda / d underflows: that is not a fidelity of 0, and is not called one."""
-    k = affinity(DotProduct(scale=1.0), POINTS, np.full(12, 100.0))
+    k = affinity(ExpDotProduct(scale=1.0), POINTS, np.full(12, 100.0))
     with pytest.raises(NumericalError, match="degree"):
         E(k, normal(12), 1.0).minimizer()

@@ -1,4 +1,4 @@
-"""Nonlocal total variation (p = 1): the primal-dual minimiser and its gap against exact solvers and closed forms."""
+"""Nonlocal total variation (p = 1): the primal-dual minimizer and its gap against exact solvers and closed forms."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def weights_of(k: Any) -> Any:
 
 
 def exact_anisotropic(W: Any, stiff: Any, f: Any) -> Any:
-    """Minimise 1/2 sum_ij W_ij |u_i - u_j| + 1/2 sum_i r_i (u_i - f_i)^2 by bounded least squares of its dual.
+    """Minimize 1/2 sum_ij W_ij |u_i - u_j| + 1/2 sum_i r_i (u_i - f_i)^2 by bounded least squares of its dual.
 
-    u = f - R^-1 D'z, where |z_e| <= W_e minimises |R^(1/2) f - R^(-1/2) D'z|^2; by an active set, thus exactly.
+    u = f - R^-1 D'z, where |z_e| <= W_e minimizes |R^(1/2) f - R^(-1/2) D'z|^2; by an active set, thus exactly.
     """
     pairs = [(i, j) for i, j in itertools.combinations(range(len(f)), 2) if W[i, j] > 0]
     D = np.zeros((len(pairs), len(f)))
@@ -60,12 +60,12 @@ def plain_energy(k: Any, u: Any, f: Any, lam: Any, isotropic: bool) -> float:
     return float(total + 0.5 * (w * np.ravel(lam) @ ((u - f) ** 2).sum(axis=1)))
 
 
-# ---- the minimiser, exactly
+# ---- the minimizer, exactly
 
 
 @pytest.mark.parametrize("fidelity", [0.05, 0.5, 3.0])
 @pytest.mark.parametrize("graph", ["chain", "random", "plane"])
-def test_anisotropic_minimiser_is_exact(graph: str, fidelity: float) -> None:
+def test_anisotropic_minimizer_is_exact(graph: str, fidelity: float) -> None:
     k = {
         "chain": lambda: affinity(TopHat(radius=1.0), Grid(20, 1.0, "isolated"), method="stencil"),
         "random": lambda: random_graph()[0],
@@ -157,7 +157,7 @@ def test_the_gap_bounds_what_is_left_to_gain(holes: bool, isotropic: bool) -> No
         assert -1e-8 * best.value <= early.value - best.value <= early.gap * early.value
         gaps.append(early.gap)
     assert gaps[-1] < 1e-2 * gaps[0]
-    # A start at the minimiser is no worse, and is left as it was.
+    # A start at the minimizer is no worse, and is left as it was.
     start = best.u.copy()
     again = e.minimizer(rtol=1e-4, start=start)
     np.testing.assert_array_equal(start, best.u)
@@ -244,7 +244,7 @@ def test_memory_of_the_dual_vectors_is_checked() -> None:
     e = Ep(affinity(Patch(1.0, patch_size=3, search_radius=1), Grid((20, 20)), f), f, 1.0, 1)
     flat = e.flat(f)
     with pytest.raises(MemoryLimitError, match=r"the dual vectors of 2964 edges needs 138.9 KiB"):
-        primal_dual.minimise(e, flat, np.ones(400), rtol=1e-3, maxiter=1, memory_limit=60_000)
+        primal_dual.minimize(e, flat, np.ones(400), rtol=1e-3, maxiter=1, memory_limit=60_000)
 
 
 # ---- images
@@ -270,7 +270,7 @@ def test_edges_are_kept_better_than_by_the_quadratic_functional() -> None:
         return float((u[28:40, 23] - u[28:40, 20]).mean())
 
     def fitting(minimizer: Any) -> Any:
-        """Return the minimiser whose residual is nearest to the noise."""
+        """Return the minimizer whose residual is nearest to the noise."""
         signals = [minimizer(lam).u for lam in np.geomspace(0.3, 30, 15)]
         return min(signals, key=lambda u: abs(float(np.std(u - noisy)) - sigma))
 

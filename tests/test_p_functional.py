@@ -1,4 +1,4 @@
-"""J_p and E_p for 1 < p <= 2: edges, value, gradient, minimiser, against double sums, differences and the linear E."""
+"""J_p and E_p for 1 < p <= 2: edges, value, gradient, minimizer, against double sums, differences and the linear E."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def normal(shape: Any, seed: int = 1) -> Any:
 # Each: the affinity of k, and k_ij by double sums. The first two are not symmetric.
 CASES: dict[str, tuple[Any, Any]] = {
     "queries": (
-        lambda: affinity(nl.DotProduct(amplitude=0.5), POINTS, normal((8, 3)), queries=normal((8, 3), 2)),
-        lambda: feature_matrix(nl.DotProduct(amplitude=0.5), normal((8, 3), 2), normal((8, 3))),
+        lambda: affinity(nl.ExpDotProduct(amplitude=0.5), POINTS, normal((8, 3)), queries=normal((8, 3), 2)),
+        lambda: feature_matrix(nl.ExpDotProduct(amplitude=0.5), normal((8, 3), 2), normal((8, 3))),
     ),
     "matrix": (lambda: nl.from_matrix(_holes(), POINTS), lambda: _holes()),
     "table": (
@@ -145,7 +145,7 @@ def test_memory_is_checked_before_edges_are_listed() -> None:
 
 
 def test_weights_that_overflow() -> None:
-    k = affinity(nl.DotProduct(scale=1.0), POINTS, np.full(8, 40.0))
+    k = affinity(nl.ExpDotProduct(scale=1.0), POINTS, np.full(8, 40.0))
     with pytest.raises(NumericalError, match=r"edges: weights .* overflow; scale"):
         k.edges()
 
@@ -225,20 +225,20 @@ def test_gradient_where_neighbours_are_equal(isotropic: bool) -> None:
     assert Jp(k, 1.5, isotropic=isotropic).gradient(u.astype(np.float32) if k.dtype is None else u).dtype == u.dtype
 
 
-# ---- the minimiser
+# ---- the minimizer
 
 
 @pytest.mark.parametrize(
     ("name", "p", "isotropic"), pairs(["queries", "patches", "table"], [1.2, 1.5, 1.8], [False, True])
 )
-def test_minimiser_has_no_gradient(name: str, p: float, isotropic: bool) -> None:
+def test_minimizer_has_no_gradient(name: str, p: float, isotropic: bool) -> None:
     k, w, W = graph_weights(name)
     f = normal((*k.domain.shape, 2), 4)
     lam = np.linspace(0.5, 1, k.domain.size).reshape(k.domain.shape)
     e = Ep(k, f, lam, p, isotropic=isotropic)
     found = e.minimizer(rtol=1e-9)
     assert found.success, found.message
-    # The energy is 0.5-convex: no signal is farther from the minimiser than its gradient, and values by its square.
+    # The energy is 0.5-convex: no signal is farther from the minimizer than its gradient, and values by its square.
     bound = math.sqrt(2 * found.gap * found.value / 0.5)
     assert np.sqrt((w[:, None] * e.gradient(found.u).reshape(len(w), -1) ** 2).sum()) < 1e-2
     misfit = 0.5 * ((w * lam.ravel())[:, None] * (found.u - f).reshape(len(w), -1) ** 2).sum()

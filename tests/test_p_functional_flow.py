@@ -133,7 +133,7 @@ def test_edges_stay_where_the_linear_flow_blurs_them() -> None:
     assert jumps[2.0] < 0.65
 
 
-def test_long_flows_of_e_end_at_its_minimiser() -> None:
+def test_long_flows_of_e_end_at_its_minimizer() -> None:
     f = normal((6, 7), 4)
     k = affinity(Patch(0.8, patch_size=3, search_radius=2), Grid((6, 7)), f)
     lam = np.ones((6, 7))

@@ -47,10 +47,10 @@ def test_against_the_matrix(weights: Floats | None, channels: tuple[int, ...]) -
     np.testing.assert_allclose(block.push(u).reshape(flat.shape), reference.push(flat), rtol=0, atol=1e-14)
     np.testing.assert_allclose(block.log_degree.ravel(), reference.log_degree, rtol=0, atol=1e-14)
     assert np.all(block.degree == 1)
-    both = block.symmetrised()
+    both = block.symmetrized()
     assert np.all(both.degree == 2)
     for metric in ("l2", "degree"):
-        np.testing.assert_allclose(both.measure(metric, u).ravel(), reference.symmetrised().measure(metric, flat))
+        np.testing.assert_allclose(both.measure(metric, u).ravel(), reference.symmetrized().measure(metric, flat))
         np.testing.assert_allclose(block.mean(u, metric).ravel(), reference.mean(flat, metric).ravel(), atol=1e-14)
     np.testing.assert_allclose(block.edges().toarray(), reference.edges().toarray(), rtol=1e-13)
     assert block.average(u).flags.writeable  # a copy, not the mean seen several times

@@ -1,4 +1,4 @@
-"""Preconditioners of the minimiser of E: dense solutions, self-adjointness, and what they save."""
+"""Preconditioners of the minimizer of E: dense solutions, self-adjointness, and what they save."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.sparse import csr_array
 
-from nlflow import DotProduct, E, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
+from nlflow import E, ExpDotProduct, Gaussian, Grid, InputError, MemoryLimitError, Patch, Points, affinity
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.functionals.energies import METRICS
 from nlflow.functionals.fidelity import MatrixFidelity, NodeFidelity
@@ -62,7 +62,7 @@ def solved(k: Any, f: Any, phi: Any) -> Any:
 
 
 def preconditioner(k: Any, phi: Any, name: str, channels: tuple[int, ...] = ()) -> Any:
-    both = k.symmetrised()
+    both = k.symmetrized()
     like = np.zeros(k.domain.shape + channels, k.dtype or np.float64)
     fidelity = NodeFidelity(phi if isinstance(phi, float) else phi.astype(like.dtype))
     return Choice(both, fidelity, lambda v: v - both.average(v) + fidelity.times(v), like, name, 1e-10).first
@@ -99,7 +99,7 @@ def test_both_measures_and_units(name: str, measure: str) -> None:
     """Spacings and amplitudes that are not 1."""
     k = affinity(Gaussian(width=0.05, amplitude=7.0), Grid((20, 21), (0.05, 0.04)), window=2)
     f = normal((20, 21), 4)
-    fidelity = 0.01 if measure == "degree" else 0.01 * float(k.symmetrised().degree.ravel()[0])
+    fidelity = 0.01 if measure == "degree" else 0.01 * float(k.symmetrized().degree.ravel()[0])
     found = E(k, f, fidelity, measure=measure).minimizer(preconditioner=name)
     assert found.success, found.message
     np.testing.assert_allclose(found.u, solved(k, f, 0.01), rtol=0, atol=1e-8)
@@ -276,7 +276,7 @@ def test_nothing_to_coarsen() -> None:
     k = patches(shape)
     e = E(k, picture(shape), 50.0, measure="degree")
     assert e.minimizer(preconditioner="multigrid").iterations <= 8
-    assert Multigrid(k.symmetrised(), lambda v: v, np.full(900, 1 / 900), np.full(900, 50.0)).levels == []
+    assert Multigrid(k.symmetrized(), lambda v: v, np.full(900, 1 / 900), np.full(900, 50.0)).levels == []
     one = E(affinity(Gaussian(width=1.0), Grid(1), window=1, method="stencil"), np.array([2.0]), 0.5)
     for name in ("multigrid", "transform"):
         np.testing.assert_allclose(one.minimizer(preconditioner=name).u, 2.0)
@@ -296,7 +296,7 @@ def test_what_does_not_exist() -> None:
     isolated = E(table((12, 12), "isolated"), f, 0.1)
     with pytest.raises(InputError, match=r"preconditioner: got 'transform'.*periodic or reflecting"):
         isolated.minimizer(preconditioner="transform")
-    points = affinity(DotProduct(), Points(np.arange(6.0)), normal((6, 2)))
+    points = affinity(ExpDotProduct(), Points(np.arange(6.0)), normal((6, 2)))
     with pytest.raises(InputError, match=r"preconditioner: got 'multigrid'.*stencil"):
         E(points, normal(6), 0.1).minimizer(preconditioner="multigrid")
     with pytest.raises(InputError, match="preconditioner: got 'ilu'"):

@@ -40,14 +40,14 @@ def scattered(draw: st.DrawFn) -> nl.Affinity:
     points = nl.Points(
         draw(arrays(float, (n, 2), elements=values(-2, 2))), draw(arrays(float, n, elements=values(0.05, 2)))
     )
-    kind = draw(st.sampled_from(["Gaussian", "Laplace", "TopHat", "DotProduct", "features", "matrix"]))
+    kind = draw(st.sampled_from(["Gaussian", "Laplace", "TopHat", "ExpDotProduct", "features", "matrix"]))
     width, amplitude = draw(values(0.2, 3)), draw(values(0.1, 2))
     features = draw(arrays(float, (n, 2), elements=values(-2, 2)))
     if kind == "matrix":
         k = draw(arrays(float, (n, n), elements=values(0, 1)))
         return nl.from_matrix(k + k.T + 0.1 * np.eye(n), points)
-    if kind == "DotProduct":
-        return nl.affinity(nl.DotProduct(scale=draw(values(-1, 1)), amplitude=amplitude), points, features)
+    if kind == "ExpDotProduct":
+        return nl.affinity(nl.ExpDotProduct(scale=draw(values(-1, 1)), amplitude=amplitude), points, features)
     kernel = {
         "Laplace": nl.Laplace(width, amplitude=amplitude), "TopHat": nl.TopHat(width, amplitude=amplitude),
     }.get(kind, nl.Gaussian(width, amplitude=amplitude))  # fmt: skip
@@ -323,7 +323,7 @@ def test_the_hull_shrinks_under_an_evolving_kernel(
 def test_layers_of_any_attention_stay_in_the_hull(u: Floats, maps: Floats, fidelity: float) -> None:
     """Queries that differ from keys give no gradient flow, yet averages of averages."""
     points = nl.Points(np.arange(len(u), dtype=float))
-    affinity = nl.affinity(nl.DotProduct(), points, u @ maps[0], queries=u @ maps[1])
+    affinity = nl.affinity(nl.ExpDotProduct(), points, u @ maps[0], queries=u @ maps[1])
     f = np.roll(u, 1, axis=0)
     error = 8 * EPS * (len(u) + 8) * 5 * np.abs(u).max() + 1e-300
     layers = nl.solve(nl.AttentionFlow(affinity), u, t=5, integrator=nl.AttentionStep()).final

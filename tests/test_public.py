@@ -94,7 +94,7 @@ def test_examples(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_without_torch() -> None:
-    """The core needs no torch: an image is denoised, a flow integrated, a minimiser found."""
+    """The core needs no torch: an image is denoised, a flow integrated, a minimizer found."""
     printed = run(
         """
 import sys
@@ -109,7 +109,7 @@ energy = nlflow.E(k, f, 0.5, measure="degree")
 solution = nlflow.solve(nlflow.GradientFlow(energy, metric="degree"), t=30.0)
 print(float(np.abs(solution.u[-1] - energy.minimizer().u).max()))
 keys = rng.normal(size=(9, 4))
-attention = nlflow.affinity(nlflow.DotProduct(), nlflow.Points(np.arange(9.0)), keys)
+attention = nlflow.affinity(nlflow.ExpDotProduct(), nlflow.Points(np.arange(9.0)), keys)
 print(float(np.ptp(attention.average(keys))))
 position = nlflow.affinity(nlflow.Gaussian(width=1.0), nlflow.Grid(40, boundary="periodic"))
 print(float(np.ptp(position.average(np.ones(40)))))

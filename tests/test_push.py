@@ -18,7 +18,7 @@ METHODS = ("dense", "pairwise", "sparse", "nufft", "lowrank", "tiled", "dense te
 def transitions(kernel: Any, queries: Any, keys: Any, weights: Any, seen: Any = True, both: bool = False) -> Any:
     """P_ij = w_j k_ij / d_i as long double: a plain sum for each pair, of k + k^T with `both`."""
     q, k = (np.asarray(a, dtype=np.longdouble) for a in (queries, keys))
-    if isinstance(kernel, nl.DotProduct):
+    if isinstance(kernel, nl.ExpDotProduct):
         logits = kernel.scale * np.sum(q[:, None] * k, axis=-1)
     elif isinstance(kernel, nl.Gaussian):
         logits = -np.sum((q[:, None] - k) ** 2, axis=-1) / 2 / np.longdouble(kernel.width) ** 2
@@ -64,7 +64,7 @@ def problem(seed: int) -> tuple[Any, Any, Any, Any]:
     shift = np.sqrt(size) * np.eye(d)[0]
     keys = (keys / np.sqrt(size) + shift if rng.random() < 0.5 else keys * np.sqrt(size / 20)).astype(dtype)
     queries = (rng.standard_normal((n, d)) / np.sqrt(size) + shift).astype(dtype) if kind else keys
-    return nl.DotProduct(scale=1.0), queries, keys, weights
+    return nl.ExpDotProduct(scale=1.0), queries, keys, weights
 
 
 def built(method: str, kernel: Any, queries: Any, keys: Any, weights: Any) -> Any:
@@ -80,7 +80,7 @@ def built(method: str, kernel: Any, queries: Any, keys: Any, weights: Any) -> An
             keys, queries = (torch.stack([a, a]) for a in (keys, queries))
         options["mask"] = {"causal": nl.Mask(causal=True), "window": nl.Mask(window=3)}.get(method)
         method = "dense" if method == "dense tensors" else "tiled"
-    if not isinstance(kernel, nl.DotProduct):
+    if not isinstance(kernel, nl.ExpDotProduct):
         queries = None
     return nl.affinity(kernel, domain, keys, queries=queries, method=method, **options)
 
@@ -111,11 +111,11 @@ def test_laws_are_those_of_a_double_sum(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["pairwise", "tiled", "dense"])
-def test_laws_of_the_symmetrised(method: str) -> None:
+def test_laws_of_the_symmetrized(method: str) -> None:
     """K = k + k^T, whose degrees span more decades than a float."""
     for seed in (1, 4, 7, 10, 13, 16, 19, 22):
         kernel, queries, keys, weights = problem(seed)
-        affinity = built(method, kernel, queries, keys, weights).symmetrised()
+        affinity = built(method, kernel, queries, keys, weights).symmetrized()
         hold(affinity, some_laws(len(keys), keys.dtype.name), transitions(kernel, queries, keys, weights, both=True))
 
 
@@ -179,7 +179,7 @@ def test_half_precision_keeps_the_mass() -> None:
     """What averages are rounded to is no precision for a law."""
     torch = torch_on_one_thread()
     keys = torch.from_numpy(np.random.default_rng(0).standard_normal((40, 4)))
-    affinity = nl.affinity(nl.DotProduct(), nl.Points(np.arange(40.0)), keys, precision="bfloat16")
+    affinity = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(40.0)), keys, precision="bfloat16")
     law = torch.full((40,), 1 / 40, dtype=torch.float64)
     assert abs(float(affinity.push(law).sum()) - 1) <= MASS
 
@@ -192,11 +192,11 @@ def test_chains_of_large_logits(method: str, same: bool) -> None:
     place = 1e3 * np.eye(3)[0]
     keys, other = ((1e-3 * rng.standard_normal((25, 3)) + place).astype("float32") for _ in range(2))
     queries = keys if same else other
-    moves = transitions(nl.DotProduct(scale=1.0), queries, keys, np.ones(25)).astype(float)
+    moves = transitions(nl.ExpDotProduct(scale=1.0), queries, keys, np.ones(25)).astype(float)
     values, vectors = np.linalg.eig(moves.T)
     law = np.abs(vectors[:, np.argmax(values.real)].real)
     tensors = {"dense": "dense tensors", "tiled": "tiled"}[method]
-    chain = nl.MarkovChain(built(tensors, nl.DotProduct(scale=1.0), queries, keys, np.ones(25)))
+    chain = nl.MarkovChain(built(tensors, nl.ExpDotProduct(scale=1.0), queries, keys, np.ones(25)))
     assert np.abs(chain.stationary - law / law.sum()).sum() <= 1e-6
     assert np.abs(chain.matrix() - moves).sum(axis=1).max() <= 1e-6
     assert np.abs(chain.law(3, 2) - (moves @ moves)[3]).sum() <= 1e-6

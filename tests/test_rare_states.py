@@ -29,7 +29,7 @@ def built(queries: Any, keys: Any, method: str) -> nl.Affinity:
         torch = torch_on_one_thread()
         queries, keys = torch.from_numpy(queries), torch.from_numpy(keys)
     return nl.affinity(
-        nl.DotProduct(scale=1.0), nl.Points(np.arange(float(n)), np.ones(n)), keys, queries=queries, method=method
+        nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(float(n)), np.ones(n)), keys, queries=queries, method=method
     )  # fmt: skip
 
 
@@ -83,7 +83,7 @@ def test_what_is_kept_where_the_law_underflows(n: int, seed: int, size: float, m
             nl.diversity(flow, affinity.as_signal(f))
     else:
         assert nl.diversity(flow, affinity.as_signal(f)) == pytest.approx(spread, rel=1e-11)
-    assert nl.fidelity_for(flow, 0.5) == pytest.approx(high, rel=1e-9)
+    assert nl.fidelity_for_diversity(flow, 0.5) == pytest.approx(high, rel=1e-9)
     assert nl.diversity_bounds(flow) == pytest.approx(shifted, rel=1e-9)
     assert high > 0
 
@@ -126,7 +126,7 @@ def test_the_law_is_right_or_refused(method: str) -> None:
 def test_symmetric_kernels() -> None:
     """pi_2 = e^-1200 beside pi_1: the root of the law exists, and only one node counts."""
     keys = np.array([[40.0], [20.0]])
-    affinity = nl.affinity(nl.DotProduct(scale=1.0), nl.Points([0.0, 1.0], [1.0, 1.0]), keys)
+    affinity = nl.affinity(nl.ExpDotProduct(scale=1.0), nl.Points([0.0, 1.0], [1.0, 1.0]), keys)
     with mpmath.workdps(700):
         law, _ = (mpmath.e**1600 + mpmath.e**800, 0)
         other = mpmath.e**800 + mpmath.e**400
@@ -147,7 +147,7 @@ def test_no_fidelity_of_zero() -> None:
     single = nl.from_matrix(np.ones((1, 1)), nl.Points([0.0]))
     for affinity in (alone, single, built(*features(5000, 2, 0), "dense")):
         with pytest.raises(nl.InputError, match="none sees another in float64"):
-            nl.fidelity_for(nl.AttentionFlow(affinity), 0.5)
+            nl.fidelity_for_diversity(nl.AttentionFlow(affinity), 0.5)
 
 
 def test_transient_states_keep_the_quadrature_weights() -> None:
@@ -156,7 +156,7 @@ def test_transient_states_keep_the_quadrature_weights() -> None:
         queries, keys = features(size, 4, 0)
         weights = np.array([1.0, 2.0, 3.0, 4.0])
         affinity = nl.affinity(
-            nl.DotProduct(scale=1.0), nl.Points(np.arange(4.0), weights), keys, queries=queries,
+            nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(4.0), weights), keys, queries=queries,
             mask=nl.Mask(causal=True),
         )  # fmt: skip
         u = np.array([1.0, -1.0, 2.0, 5.0])

@@ -63,7 +63,7 @@ def test_readme_example_runs(block, tmp_path, monkeypatch):
         chain, flow, v = names["chain"], names["layers"], names["v"]
         assert abs(chain.expectation(v, 20) - chain.limit(v)).max() < 1e-10
         assert nl.diversity(flow, names["limit"]) >= 0.3 * nl.diversity(flow, v)
-        assert names["strength"] < nl.neutreno_limit(names["attention"])
+        assert names["strength"] < nl.largest_stable_fidelity(names["attention"])
     if "restored" in names:
         assert names["attention"].method == "tiled"
         assert names["attention"].fused

@@ -100,7 +100,7 @@ def test_parts_that_do_not_see_each_other_never_agree(iterated: bool) -> None:
 def test_weights_that_underflow(spread: float) -> None:
     """Softmax of keys of very different lengths: pi spans e^900 and more, and P has its eigenvalues all the same."""
     keys = np.array([spread, 1.0, 0.5, 0.3, 0.1, 2.0])
-    affinity = nl.affinity(nl.DotProduct(scale=1.0), nl.Points(np.arange(6.0), np.ones(6)), keys)
+    affinity = nl.affinity(nl.ExpDotProduct(scale=1.0), nl.Points(np.arange(6.0), np.ones(6)), keys)
     logits = np.outer(keys, keys)
     p = np.exp(logits - logits.max(axis=1, keepdims=True))
     values = np.sort(np.linalg.eigvals(p / p.sum(axis=1, keepdims=True)).real)

@@ -162,7 +162,7 @@ def test_stopping_rules_stop_where_they_would_have(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
 
     def solve(callback: nl.Callback, **options: Any) -> nl.Solution:
-        trackers = [nl.Stationary(1e-2), callback, nl.Checkpoint(path)]
+        trackers = [nl.SteadyState(1e-2), callback, nl.Checkpoint(path)]
         return nl.solve(frozen(), 3 * U, t=500.0, integrator=nl.SemiImplicit(0.25), trackers=trackers, **options)
 
     whole = solve(stop_after(10**6, "stop"))
@@ -335,7 +335,7 @@ def ring(shift: int) -> Flow:
 BASE = {"flow": frozen(), "start": U, "t_eval": T_EVAL, "integrator": nl.SemiImplicit(0.25)}
 
 
-def test_a_problem_is_recognised_when_sums_round_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_is_recognized_when_sums_round_differently(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As they do with another number of threads, or on another processor."""
     path = tmp_path / "checkpoint"
     nl.solve(**BASE, trackers=[stop_after(3, "stop"), nl.Checkpoint(path)])

@@ -155,7 +155,7 @@ def test_every_average_is_counted_once(integrator: Integrator, monkeypatch: pyte
     p = problem("degree", 0.3)
     plain = nl.solve(p.flow, p.start, t_eval=[0.5, 2.0], integrator=integrator, energies=False).stats["applications"]
     calls = count_averages(p.flow, monkeypatch)
-    trackers = [nl.Energy(), nl.Stationary(0.0), nl.DistanceToConstant()]
+    trackers = [nl.Energy(), nl.SteadyState(0.0), nl.DistanceToConstant()]
     stats = nl.solve(p.flow, p.start, t_eval=[0.5, 2.0], integrator=integrator, trackers=trackers).stats
     assert stats["applications"] == plain
     # Energies at two output times; energy and speed at the start and after each step; the speed to compare with.
@@ -175,7 +175,7 @@ def test_what_the_statistics_say() -> None:
 
 @pytest.mark.parametrize(
     "options",
-    [{"energies": False}, {}, {"trackers": [nl.Stationary(0.0)]}],
+    [{"energies": False}, {}, {"trackers": [nl.SteadyState(0.0)]}],
     ids=["in a step", "in an energy", "in a tracker"],
 )
 def test_compile_and_solve_time_are_apart(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:

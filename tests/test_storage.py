@@ -529,7 +529,7 @@ def test_solutions_come_back_as_they_were(dtype: str, tmp_path: Path) -> None:
     p = problem("degree", 0.3, channels=2, dtype=dtype)
     solution = nl.solve(
         p.flow, p.start.astype(dtype), t_eval=[0.0, 0.7, 2.0], integrator=nl.RungeKutta(1e-3),
-        trackers=[nl.Energy(2), nl.Stationary(), nl.DistanceToConstant()],
+        trackers=[nl.Energy(2), nl.SteadyState(), nl.DistanceToConstant()],
     )  # fmt: skip
     solution.save(tmp_path / "solution")
     loaded = nl.Solution.load(tmp_path / "solution")
@@ -539,7 +539,7 @@ def test_solutions_come_back_as_they_were(dtype: str, tmp_path: Path) -> None:
     assert loaded.u.dtype == dtype
     assert isinstance(loaded.status, nl.Status)
     assert (loaded.stats, loaded.provenance) == (solution.stats, solution.provenance)
-    assert set(loaded.records) == set(solution.records) == {"energy", "stationary", "distance"}
+    assert set(loaded.records) == set(solution.records) == {"energy", "steady_state", "distance"}
     for name, record in solution.records.items():
         assert set(loaded.records[name]) == set(record)
         for key, values in record.items():
@@ -550,7 +550,7 @@ def test_solutions_come_back_as_they_were(dtype: str, tmp_path: Path) -> None:
 def test_solutions_without_energies_and_of_tensors(tmp_path: Path) -> None:
     torch = torch_on_one_thread()
     x = torch.as_tensor(U)
-    attention = nl.AttentionFlow(nl.affinity(nl.DotProduct(), nl.Points(np.arange(20.0)), x, queries=2 * x))
+    attention = nl.AttentionFlow(nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(20.0)), x, queries=2 * x))
     solution = nl.solve(attention, x, t=1.0)
     solution.save(tmp_path / "solution")
     loaded = nl.Solution.load(tmp_path / "solution")

@@ -77,7 +77,7 @@ def test_order_for_attention_against_the_matrix_exponential() -> None:
     assert len(result.fits) == 6  # in the degree metric alone
     # And by the formula: (I + dt (P - I))^n against exp(T (P - I)).
     row = next(row for row in result.rows if row["integrator"] == "euler" and row["fidelity"] == 0)
-    weights = nl.affinity(nl.DotProduct(), Points(np.zeros(30)), k, queries=q)
+    weights = nl.affinity(nl.ExpDotProduct(), Points(np.zeros(30)), k, queries=q)
     p = weights.average(np.eye(30))
     steps = round(row["t"] / row["dt"])
     from scipy.linalg import expm
@@ -337,7 +337,7 @@ def test_growth_where_two_eigenvalues_compete() -> None:
     """At lambda~ = (1 + mu_min) / 2 two eigenvalues of P - lambda~ are opposite; a rotation has a complex pair."""
     weights = nl.affinity(TopHat(0.1), Grid(20, spacing=1 / 20, boundary="periodic"))
     start = np.random.default_rng(0).normal(size=(20, 2))
-    middle = nl.neutreno_limit(weights) / 2
+    middle = nl.largest_stable_fidelity(weights) / 2
     growth, settled = _growth(nl.AttentionFlow(weights, np.zeros_like(start), middle), start)
     assert settled
     assert abs(growth - (1 - middle)) < 1e-4
@@ -363,7 +363,7 @@ def test_growth_where_two_eigenvalues_compete() -> None:
         ("time-order", {"dt": [3.0, 2.0, 1.0], "t": 1.5}, "dt: got 3, expected no step longer"),
         ("time-order", {"t": 1e9}, "t: got 1e[+]09, which takes"),
         ("space-order", {"nodes": [8, 16]}, "nodes: got 2 different"),
-        ("space-order", {"kernel": "dot"}, "kernel: got DotProduct, which compares features"),
+        ("space-order", {"kernel": "dot"}, "kernel: got ExpDotProduct, which compares features"),
         ("space-order", {"start": np.ones(4)}, "start: got an array, expected a function"),
         ("space-order", {"keys": np.ones((4, 2))}, "keys: the study 'space-order' has no such option"),
         ("monte-carlo", {"nodes": 64}, "nodes: got 1 different"),

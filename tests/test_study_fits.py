@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from nlflow import DotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
+from nlflow import ExpDotProduct, Gaussian, Grid, InputError, MarkovChain, Points, from_matrix
 from nlflow.io.encoding import decode, encode
 from nlflow.kernels import RadialKernel
 from nlflow.studies import mixing
@@ -161,7 +161,7 @@ def test_what_differs_is_described_differently() -> None:
         (np.zeros(3), np.zeros(3, np.float32)),
         (np.zeros(3), np.array([0, 0, 1e-300])),
         (Gaussian(1.0), Gaussian(2.0)),
-        (DotProduct(query_map=np.eye(2)), DotProduct(query_map=2 * np.eye(2))),
+        (ExpDotProduct(query_map=np.eye(2)), ExpDotProduct(query_map=2 * np.eye(2))),
         (Grid(4), Grid(5)),
         (Points(np.zeros(3)), Points(np.ones(3))),
         (_power(1), _power(2)),
@@ -230,7 +230,7 @@ def test_kernel_text_and_back(text: str) -> None:
 
 def test_kernels_without_a_text_are_shown() -> None:
     assert kernel_label(Ring(2.0)).startswith("Ring(")
-    assert kernel_label(DotProduct(query_map=np.eye(2))).startswith("DotProduct(")
+    assert kernel_label(ExpDotProduct(query_map=np.eye(2))).startswith("ExpDotProduct(")
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ KERNELS = {
     "narrow gaussian": (nl.Gaussian(0.05), False, False),
     "laplace": (nl.Laplace(1.0), False, False),
     "top hat": (nl.TopHat(1.5), False, False),
-    "dot product": (nl.DotProduct(), False, True),
-    "queries": (nl.DotProduct(scale=0.7), True, True),
-    "steep queries": (nl.DotProduct(scale=40.0), True, True),
+    "dot product": (nl.ExpDotProduct(), False, True),
+    "queries": (nl.ExpDotProduct(scale=0.7), True, True),
+    "steep queries": (nl.ExpDotProduct(scale=40.0), True, True),
 }
 """Kernel, whether queries are not keys, whether averages are fused attention."""
 ROUNDING = {"float64": 1e-13, "float32": 4e-6}
@@ -68,7 +68,7 @@ def test_numbers_are_those_of_the_dense_matrix(name: str, weights: str, dtype: s
     np.testing.assert_allclose(
         host(p.push(torch.from_numpy(law).to(device))), reference.push(law.astype("float64")), rtol=0, atol=10 * atol
     )
-    symmetric, expected = p.symmetrised(), reference.symmetrised()
+    symmetric, expected = p.symmetrized(), reference.symmetrized()
     u = SIGNAL.astype(dtype)
     np.testing.assert_allclose(
         host(symmetric.average(torch.from_numpy(u).to(device))),
@@ -111,7 +111,9 @@ class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # o
         return result
 
 
-@pytest.mark.parametrize("kernel", [nl.DotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__)
+@pytest.mark.parametrize(
+    "kernel", [nl.ExpDotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__
+)
 def test_no_tensor_has_the_size_of_the_matrix(kernel: Any) -> None:
     n = 9000  # a matrix of 8.1e7 entries
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))
@@ -232,7 +234,7 @@ def test_an_evolving_kernel_on_tensors() -> None:
     x = torch.from_numpy(FEATURES)
     ends = []
     for method in ("dense", "tiled"):
-        p = nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), x, method=method)
+        p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), x, method=method)
         flow = nl.AttentionFlow(p, evolving=True)
         ends.append(host(nl.solve(flow, x, t=3.0, integrator=nl.AttentionStep()).final))
     np.testing.assert_allclose(*ends, rtol=0, atol=1e-12)
@@ -262,7 +264,7 @@ def test_an_overflow_is_found_on_a_device() -> None:
 def test_bad_input(arguments: dict[str, Any], words: str) -> None:
     given = {"features": torch.from_numpy(FEATURES), **arguments}
     with pytest.raises(nl.NlflowError, match=words):
-        nl.affinity(nl.DotProduct(), nl.Points(np.arange(float(N))), **given)
+        nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(N))), **given)
 
 
 def test_signals_of_another_dtype_or_kind() -> None:
@@ -301,10 +303,10 @@ def test_half_precision_where_there_is_no_kernel_for_it() -> None:
     with pytest.raises(nl.InputError, match="precision: got 'bfloat16', expected 'float32' or 'float64' for Laplace"):
         nl.affinity(nl.Laplace(1.0), domain, x, precision="bfloat16")
     with pytest.raises(nl.InputError, match="precision: got 'int8', expected one of"):
-        nl.affinity(nl.DotProduct(), domain, x, precision="int8")
+        nl.affinity(nl.ExpDotProduct(), domain, x, precision="int8")
     for arguments in ({"features": FEATURES}, {"features": x, "method": "dense"}):
         with pytest.raises(nl.InputError, match="precision: only method='tiled'"):
-            nl.affinity(nl.DotProduct(), domain, precision="float32", **arguments)
+            nl.affinity(nl.ExpDotProduct(), domain, precision="float32", **arguments)
     with pytest.raises(nl.InputError, match="precision: only affinities of torch features"):
         nl.affinity(nl.Gaussian(1.0), domain, precision="float32")
 
@@ -317,7 +319,7 @@ def test_memory_of_queries_of_their_own(own: bool, extra: str, itemsize: int) ->
     keys, queries = (torch.from_numpy(a) for a in np.random.default_rng(0).standard_normal((2, n, d)))
     present = np.arange(n) > 2
     p = nl.affinity(
-        nl.DotProduct(), nl.Points(np.arange(float(n)), np.ones(n)), keys, queries=queries if own else None,
+        nl.ExpDotProduct(), nl.Points(np.arange(float(n)), np.ones(n)), keys, queries=queries if own else None,
         method="tiled", mask=nl.Mask(present=present) if extra == "missing" else None,
         precision="bfloat16" if extra == "bfloat16" else None,
     )  # fmt: skip

@@ -38,7 +38,7 @@ from validation.training.data import read_characters, read_pictures  # noqa: E40
 from validation.training.export import load_trained  # noqa: E402
 from validation.training.loop import STATE, WEIGHTS, train  # noqa: E402
 from validation.training.record import RECORD, read_record  # noqa: E402
-from validation.training.report import SUMMARY, difference, summarise, table  # noqa: E402
+from validation.training.report import SUMMARY, difference, summarize, table  # noqa: E402
 from validation.training.scenes import CLASSES, draw_scenes, inside  # noqa: E402
 from validation.training.segmentation import Scenes, mean_iou  # noqa: E402
 from validation.training.state import read_tensors, states  # noqa: E402
@@ -422,7 +422,7 @@ def test_a_training_that_diverges_is_said_to(data: Path, tmp_path: Path, monkeyp
     assert record["finished"]
     assert record["step"] == task.plan.epoch
     assert record["epochs"][-1]["diverged"]
-    summary = summarise([record], "loss")["variants"]["softmax"]
+    summary = summarize([record], "loss")["variants"]["softmax"]
     assert summary["seeds"] == []
     assert summary["diverged"] == 1
 
@@ -474,7 +474,7 @@ def test_summaries_pair_seeds() -> None:
     accuracy = {"softmax": [0.5, 0.4, 0.6], "neutreno": [0.55, 0.48], "gaussian": [0.3, 0.2, 0.1]}
     records = [record_of(name, seed, value) for name, row in accuracy.items() for seed, value in enumerate(row)]
     records += [record_of("gaussian-neutreno", 2, 0.4), record_of("neutreno", 2, 0.9, finished=False)]
-    found = summarise(records, "accuracy")["variants"]
+    found = summarize(records, "accuracy")["variants"]
     assert found["neutreno"]["seeds"] == [0, 1]
     gap = found["neutreno"]["against"]["softmax"]["accuracy"]
     assert gap["mean"] == pytest.approx(0.065)
@@ -485,7 +485,7 @@ def test_summaries_pair_seeds() -> None:
     table_entry = found["gaussian-neutreno"]["against"]
     assert set(table_entry) == {"softmax", "gaussian"}
     assert table_entry["gaussian"]["accuracy"]["mean"] == pytest.approx(0.3)
-    text = table(summarise(records, "accuracy"))
+    text = table(summarize(records, "accuracy"))
     assert "softmax +0.0650 ± 0.0150" in text
     assert "gaussian +0.3000" in text
 

@@ -127,7 +127,7 @@ def test_each_file_of_claims_is_listed_and_named_after_itself() -> None:
 def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
     if name == "the transposed kernel is dropped":
-        monkeypatch.setattr(Affinity, "symmetrised", lambda self: self)
+        monkeypatch.setattr(Affinity, "symmetrized", lambda self: self)
     elif name == "lambda stands for lambda~":
         monkeypatch.setattr(E, "fidelity_in", lambda self, metric: NodeFidelity(self.fidelity))
     elif name == "the stationary law is uniform":
@@ -153,7 +153,7 @@ def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif name == "the limit of the step is 1":
         from validation.claims import stability_limit
 
-        monkeypatch.setattr(stability_limit, "neutreno_limit", lambda affinity: 1.0)
+        monkeypatch.setattr(stability_limit, "largest_stable_fidelity", lambda affinity: 1.0)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ trained = pytest.mark.skipif(not WEIGHTS, reason="the weights of all-MiniLM-L6-v
 
 def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Break one formula of the package."""
-    from nlflow.attention.probing import discretisation, heads, metrics, probe, trace
+    from nlflow.attention.probing import discretization, heads, metrics, probe, trace
     from nlflow.attention.terms import modules, neutreno
 
     if what == "the term draws to the values":
@@ -47,8 +47,8 @@ def breakage(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif what == "the fidelity may always be 1":
         monkeypatch.setattr(heads.Head, "fidelity_limit", property(lambda self: 1.0))
     elif what == "sub-steps are too long":
-        good_step = discretisation._euler
-        monkeypatch.setattr(discretisation, "_euler", lambda f, u, count: good_step(f, u, max(1, count // 2)))
+        good_step = discretization._euler
+        monkeypatch.setattr(discretization, "_euler", lambda f, u, count: good_step(f, u, max(1, count // 2)))
     elif what == "AttnScale forgets the mean":
         monkeypatch.setattr(neutreno, "scaled_attention", lambda average, uniform, weight: average * (1 + weight))
     elif what == "FeatScale doubles its scale":
@@ -97,7 +97,7 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
                 ("ways are compared without v", "gradient-cosine"),
                 ("the energy forgets its half", "energy-by-block"),
                 ("redundancy within a layer", "head-redundancy"),
-                ("sub-steps are too long", "discretisation-of-layers"),
+                ("sub-steps are too long", "discretization-of-layers"),
                 ("AttnScale forgets the mean", "frequency-scaling"),
                 ("FeatScale doubles its scale", "frequency-scaling"),
                 ("logits are doubled", "gradient-steps"),

@@ -32,7 +32,7 @@ PASSAGES = (
     "the budget would not bear it, while mayors of smaller towns pointed to stations that had been closed. Economists "
     "disagree about how many drivers will leave their cars at home. The law is to come into force in spring, if the "
     "second chamber agrees.",
-    "Bees find their way back to the hive by the sun, and by the pattern of polarised light when clouds hide it. A "
+    "Bees find their way back to the hive by the sun, and by the pattern of polarized light when clouds hide it. A "
     "returning forager dances on the comb: the angle of her run to the vertical is that of the flowers to the sun, and "
     "its duration tells how far they are. Other bees follow her in the dark, touch her with their antennae, and fly "
     "out to the right meadow.",

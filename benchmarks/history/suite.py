@@ -1,4 +1,4 @@
-"""What asv times at each commit: averages by every method, whole flows, minimisers and denoising.
+"""What asv times at each commit: averages by every method, whole flows, minimizers and denoising.
 
 ``setup`` builds what is averaged, so that loops are compiled and weights stored before anything is timed.
 """
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from nlflow import DotProduct, E, Gaussian, GradientFlow, Grid, J, Patch, Points, affinity, denoise, solve
+from nlflow import E, ExpDotProduct, Gaussian, GradientFlow, Grid, J, Patch, Points, affinity, denoise, solve
 
 
 def _points(n: int, m: int = 2) -> Points:
@@ -37,7 +37,7 @@ class Averages:
             self.p = affinity(Gaussian(5.0), Grid((512, 512)), method=method)
         elif method == "attention":
             q, k = rng.normal(size=(2, 4096, 16)).astype(np.float32)
-            self.p = affinity(DotProduct(), Points(np.zeros(4096)), k, queries=q, method="pairwise")
+            self.p = affinity(ExpDotProduct(), Points(np.zeros(4096)), k, queries=q, method="pairwise")
         elif method == "lowrank":
             features = rng.normal(size=(4000, 8))
             self.p = affinity(Gaussian(8.0), Points(np.zeros(4000)), features, method=method, rtol=1e-2)

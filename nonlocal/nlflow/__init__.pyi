@@ -15,8 +15,8 @@ from .equilibria import Equilibrium as Equilibrium
 from .equilibria import diversity as diversity
 from .equilibria import diversity_bounds as diversity_bounds
 from .equilibria import equilibrium as equilibrium
-from .equilibria import fidelity_for as fidelity_for
-from .equilibria import neutreno_limit as neutreno_limit
+from .equilibria import fidelity_for_diversity as fidelity_for_diversity
+from .equilibria import largest_stable_fidelity as largest_stable_fidelity
 from .errors import FileFormatError as FileFormatError
 from .errors import InputError as InputError
 from .errors import MemoryLimitError as MemoryLimitError
@@ -40,16 +40,16 @@ from .flows.result import Status as Status
 from .flows.solver import solve as solve
 from .flows.trackers import Callback as Callback
 from .flows.trackers import Checkpoint as Checkpoint
-from .flows.trackers import Discrepancy as Discrepancy
+from .flows.trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
 from .flows.trackers import DistanceToConstant as DistanceToConstant
 from .flows.trackers import Energy as Energy
-from .flows.trackers import Stationary as Stationary
+from .flows.trackers import SteadyState as SteadyState
 from .functionals.energies import E as E
 from .functionals.energies import J as J
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
-from .kernels import DotProduct as DotProduct
+from .kernels import ExpDotProduct as ExpDotProduct
 from .kernels import Gaussian as Gaussian
 from .kernels import Laplace as Laplace
 from .kernels import Patch as Patch
@@ -67,13 +67,13 @@ __all__ = [
     "CertifiedMinimizer",
     "Checkpoint",
     "DenoiseInfo",
-    "Discrepancy",
+    "DiscrepancyPrinciple",
     "DistanceToConstant",
-    "DotProduct",
     "E",
     "Energy",
     "Ep",
     "Equilibrium",
+    "ExpDotProduct",
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
@@ -101,8 +101,8 @@ __all__ = [
     "SemiImplicit",
     "Solution",
     "StabilityError",
-    "Stationary",
     "Status",
+    "SteadyState",
     "StudyResult",
     "TopHat",
     "WorkerError",
@@ -112,9 +112,9 @@ __all__ = [
     "diversity_bounds",
     "equilibrium",
     "estimate_sigma",
-    "fidelity_for",
+    "fidelity_for_diversity",
     "from_matrix",
-    "neutreno_limit",
+    "largest_stable_fidelity",
     "nonlocal_tv",
     "run_study",
     "solve",

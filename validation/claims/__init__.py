@@ -27,7 +27,7 @@ MODULES = (
     "energy_by_block",
     "gradient_cosine",
     "head_redundancy",
-    "discretisation_of_layers",
+    "discretization_of_layers",
     "stability_of_fidelity",
     "neutreno_minilm",
     "kernel_attention",

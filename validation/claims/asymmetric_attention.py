@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import Affinity, DotProduct, J, MarkovChain, Points, affinity, from_matrix
+from nlflow import Affinity, ExpDotProduct, J, MarkovChain, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome
 
@@ -45,10 +45,10 @@ def draw_trial(case: str, trial: int, sharpness: float = SHARPNESS) -> Trial:
     points = Points(np.zeros(TOKENS), volume=TOKENS)
     if case == "queries = keys":
         matrix = np.exp(k @ k.T / np.sqrt(WIDTH))
-        return Trial(affinity(DotProduct(), points, k), matrix, 2 * matrix, v)
+        return Trial(affinity(ExpDotProduct(), points, k), matrix, 2 * matrix, v)
     if case == "queries ≠ keys":
         matrix = np.exp(q @ k.T / np.sqrt(WIDTH))
-        return Trial(affinity(DotProduct(), points, k, queries=q), matrix, matrix + matrix.T, v)
+        return Trial(affinity(ExpDotProduct(), points, k, queries=q), matrix, matrix + matrix.T, v)
     # Each query and each key with a weight of its own: k_ij = a_i s_ij b_j, and b_i s_ij b_j is what J sees.
     s = np.exp(k @ k.T / np.sqrt(WIDTH))
     a, b = np.exp(rng.standard_normal((2, TOKENS)))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import AttentionFlow, AttentionStep, DotProduct, GradientFlow, J, NeutrenoStep, Points, affinity
+from nlflow import AttentionFlow, AttentionStep, ExpDotProduct, GradientFlow, J, NeutrenoStep, Points, affinity
 from nlflow.studies.settings import solve_to_end
 from validation.harness import PAPER, CannotRunError, Check, Claim, Context, Outcome, largest
 
@@ -48,7 +48,7 @@ def run(context: Context) -> Outcome:
                 given = [torch.from_numpy(array) for array in (queries, k, v)]
                 given = [tensor.double() for tensor in given] if n > MANY else given
                 theirs = scaled_dot_product_attention(*given).numpy()
-                weights = affinity(DotProduct(), points, k, queries=queries)
+                weights = affinity(ExpDotProduct(), points, k, queries=queries)
                 flow = AttentionFlow(weights)
                 one = solve_to_end(flow, v, t=1, integrator=AttentionStep(), energies=False).final
                 note(f"{dtype}, {kind}: attention step against torch", one, theirs)
@@ -59,12 +59,12 @@ def run(context: Context) -> Outcome:
                 note(f"{dtype}, {kind}: NeuTRENO step against torch", moved.final, expected)
                 if dtype == "float32" and n > MANY:
                     continue  # tensors keep their logits in single precision, as torch does
-                tensors = affinity(DotProduct(), points, torch.from_numpy(k), queries=torch.from_numpy(queries))
+                tensors = affinity(ExpDotProduct(), points, torch.from_numpy(k), queries=torch.from_numpy(queries))
                 note(f"{dtype}, {kind}: the same on tensors", tensors.average(torch.from_numpy(v)).numpy(), theirs)
             if dtype == "float64":
                 # The theorem as it is stated: an Euler step of the L2 gradient flow with the local step 1 / d(x), for
                 # K = exp(k.k / sqrt(d)), which is k + k^T of k = K/2.
-                functional = J(affinity(DotProduct(amplitude=0.5), points, k))
+                functional = J(affinity(ExpDotProduct(amplitude=0.5), points, k))
                 step = v - functional.gradient(v) / functional.affinity.degree[:, None]
                 symmetric = scaled_dot_product_attention(*map(torch.from_numpy, (k, k, v))).numpy()
                 note("float64, q = k: v − ∇J(v)/d against torch", step, symmetric)

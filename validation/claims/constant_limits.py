@@ -8,8 +8,8 @@ import numpy as np
 
 from nlflow import (
     AttentionFlow,
-    DotProduct,
     E,
+    ExpDotProduct,
     Gaussian,
     GradientFlow,
     Grid,
@@ -34,8 +34,8 @@ def affinities() -> dict[str, Any]:
         "Gaussian, FFT": affinity(Gaussian(4.0), Grid((12, 10)), method="convolution"),
         "top-hat, isolated": affinity(TopHat(4.0), Grid(90, boundary="isolated")),
         "patches": affinity(Patch(2.0, patch_size=3, search_radius=2), Grid((10, 10)), image),
-        "attention, q = k": affinity(DotProduct(), Points(np.zeros(80)), k),
-        "attention, q ≠ k": affinity(DotProduct(), Points(np.zeros(80)), k, queries=q),
+        "attention, q = k": affinity(ExpDotProduct(), Points(np.zeros(80)), k),
+        "attention, q ≠ k": affinity(ExpDotProduct(), Points(np.zeros(80)), k, queries=q),
     }
 
 

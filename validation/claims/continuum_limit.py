@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import Affinity, DotProduct, Gaussian, Grid, Laplace, Points, affinity
+from nlflow import Affinity, ExpDotProduct, Gaussian, Grid, Laplace, Points, affinity
 from nlflow.plotting import Series, rate_figure
 from validation.harness import Check, Claim, Context, Outcome
 
@@ -85,7 +85,7 @@ def on_interval(name: str, sizes: Floats) -> Floats:
         grid = Grid((int(n),) * dim, spacing=1 / n, boundary="isolated")
         x = grid.nodes
         if name.startswith("dot"):
-            sums = affinity(DotProduct(scale=2.0), grid, x)
+            sums = affinity(ExpDotProduct(scale=2.0), grid, x)
         else:
             sums = affinity(Laplace(width=0.3) if name.startswith("Laplace") else Gaussian(width=0.2), grid)
         # Panels end at x, where the Laplace kernel has its kink.

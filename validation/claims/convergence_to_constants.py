@@ -13,8 +13,8 @@ from nlflow import (
     Affinity,
     AttentionFlow,
     AttentionStep,
-    DotProduct,
     E,
+    ExpDotProduct,
     Exponential,
     Gaussian,
     GradientFlow,
@@ -65,7 +65,7 @@ class Case:
         return affinity(self.kernel, self.domain, self.features)
 
     def mass(self, metric: str) -> Floats:
-        """Return the measure in which the mean is conserved, w or w d, normalised."""
+        """Return the measure in which the mean is conserved, w or w d, normalized."""
         m = self.w if metric == "l2" else self.w * (2 * self.k @ self.w)
         return np.asarray(m / m.sum())
 
@@ -103,7 +103,7 @@ def cases(rng: np.random.Generator) -> list[Case]:
         Case("Gaussian", Gaussian(width=0.25), points, None, np.exp(-(apart**2) / 2 / 0.25**2), w),
         Case("Laplace", Laplace(width=0.15), line, None, np.exp(-gap / 0.15), even),
         Case("top-hat", TopHat(radius=0.2), line, None, (gap <= 0.2 + 1e-9).astype(float), even),
-        Case("dot product", DotProduct(), token_points, tokens, np.exp(tokens @ tokens.T / 2), np.full(60, 1 / 60)),
+        Case("dot product", ExpDotProduct(), token_points, tokens, np.exp(tokens @ tokens.T / 2), np.full(60, 1 / 60)),
         Case("patch", Patch(width=1.5, patch_size=3, search_radius=8), circle, signal, alike * near, np.ones(64)),
     ]
 

@@ -100,7 +100,7 @@ CLAIM = Claim(
     title="The energy J of each block, and that a block lowers it",
     statement=(
         "J = ½ Σ Aᵢⱼ |vᵢ − vⱼ|² / N of each head's values v with its attention matrix A; the paper (E.2) does not say "
-        "how its J is normalised. One averaging v ← Av lowers J in every head of the trained and the untrained "
+        "how its J is normalized. One averaging v ← Av lowers J in every head of the trained and the untrained "
         "models, though A is not symmetric and no theorem says so. With the term at λ̃ = "
         f"{FIDELITY}, untrained DeiTs have a larger J, over the mean square of their values, in all layers of the "
         "deeper half. For the sentence encoder, which was trained without the term, the details give both. The "

@@ -114,11 +114,11 @@ def in_errors(gap: dict[str, float]) -> float:
 
 @on_one_thread
 def run(context: Context) -> Outcome:
-    from validation.training.report import figures, summarise
+    from validation.training.report import figures, summarize
 
     pairs = PAIRS[:1] if context.quick else PAIRS
     records, error = trained([name for pair in pairs for name in pair], context)
-    summary = summarise(records, "mean_iou")["variants"]
+    summary = summarize(records, "mean_iou")["variants"]
     lost = sum(record["epochs"][-1]["diverged"] for record in records)
     details = {"trainings": records[0]["settings"], "variants": summary}
     checks = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from scipy import stats
 
-from nlflow import AttentionFlow, DotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium
+from nlflow import AttentionFlow, ExpDotProduct, Gaussian, Grid, MarkovChain, Points, affinity, equilibrium
 from nlflow.plotting import new_figure
 from validation.harness import FALSE_ALARM, Check, Claim, Context, Outcome, bonferroni, largest, smallest
 
@@ -17,8 +17,8 @@ def run(context: Context) -> Outcome:
     q, k = rng.standard_normal((2, n, 8))
     cases = {
         "Gaussian, isolated grid": affinity(Gaussian(2.0), Grid(n, boundary="isolated")),
-        "attention, q = k": affinity(DotProduct(), Points(np.zeros(n)), k),
-        "attention, q ≠ k": affinity(DotProduct(), Points(np.zeros(n)), k, queries=q),
+        "attention, q = k": affinity(ExpDotProduct(), Points(np.zeros(n)), k),
+        "attention, q ≠ k": affinity(ExpDotProduct(), Points(np.zeros(n)), k, queries=q),
     }
     walkers = context.pick(100_000, 20_000)
     resolvent, scores, curves = 0.0, [], {}
@@ -91,7 +91,7 @@ CLAIM = Claim(
     title="NeuTRENO's equilibrium is an expectation over a stopped walk",
     statement=(
         "u* = λ̃ ((1 + λ̃) I − P)⁻¹ f is the expectation of f where a walker from i is stopped, with probability "
-        "λ̃/(1 + λ̃) before each move (personalised PageRank). Means over simulated walkers from every node are held "
+        "λ̃/(1 + λ̃) before each move (personalized PageRank). Means over simulated walkers from every node are held "
         "against the resolvent by NumPy, for symmetric and asymmetric attention, and for a fidelity that varies from "
         f"node to node; false-alarm rate {FALSE_ALARM:g} for each of the two tests (seeds are fixed)."
     ),

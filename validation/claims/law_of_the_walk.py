@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from nlflow import DotProduct, Gaussian, Grid, MarkovChain, Points, TopHat, affinity
+from nlflow import ExpDotProduct, Gaussian, Grid, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Series, new_figure, rate_figure
 from validation.harness import FALSE_ALARM, PAPER, Check, Claim, Context, Outcome, bonferroni, chains_of, largest
 
@@ -30,7 +30,7 @@ def written_out() -> dict[str, tuple[MarkovChain, Floats]]:
             np.exp(-square / 2 / 0.2**2) * w,
         ),
         "attention, q ≠ k": (
-            affinity(DotProduct(), Points(np.zeros(n)), k, queries=q),
+            affinity(ExpDotProduct(), Points(np.zeros(n)), k, queries=q),
             np.exp(q @ k.T / np.sqrt(8)),
         ),
         "top-hat, isolated grid": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import DotProduct, Gaussian, Grid, Laplace, MarkovChain, Points, TopHat, affinity
+from nlflow import ExpDotProduct, Gaussian, Grid, Laplace, MarkovChain, Points, TopHat, affinity
 from nlflow.plotting import Course, decay_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome, chains_of, largest, smallest
 
@@ -23,8 +23,8 @@ def chains(n: int) -> dict[str, tuple[MarkovChain, Floats]]:
         "Gaussian": (affinity(Gaussian(n / 12), grid), np.exp(-((distance / (n / 12)) ** 2) / 2)),
         "Laplace": (affinity(Laplace(n / 20), grid), np.exp(-distance / (n / 20))),
         "top-hat": (affinity(TopHat(n / 8), grid), (distance <= n / 8).astype(float)),
-        "attention, q = k": (affinity(DotProduct(), points, k), np.exp(k @ k.T / 4)),
-        "attention, q ≠ k": (affinity(DotProduct(), points, k, queries=q), np.exp(q @ k.T / 4)),
+        "attention, q = k": (affinity(ExpDotProduct(), points, k), np.exp(k @ k.T / 4)),
+        "attention, q ≠ k": (affinity(ExpDotProduct(), points, k, queries=q), np.exp(q @ k.T / 4)),
     }
     return chains_of(kernels)
 

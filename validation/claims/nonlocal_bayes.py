@@ -155,7 +155,7 @@ def run(context: Context) -> Outcome:
         Check("members of groups that differ from those found by loops", worst.groups, 0),
         Check("step against mean + C (C + σ²I)⁻¹ (patch − mean), np.linalg.solve per group", worst.step, 1e-12),
         Check("image put together against one by loops", worst.image, 1e-12),
-        Check("minimiser of E against its closed form", worst.limit, 1e-12),
+        Check("minimizer of E against its closed form", worst.limit, 1e-12),
         Check("gradient of E at the closed form", worst.gradient, 1e-13),
         Check("drop of E in a step over ½⟨δ, (I + Λ + P) δ⟩, minus 1", worst.drop, 1e-9),
         Check("drop of E in a step, smallest relative to E", worst.least, 1e-3, at_least=True),
@@ -196,7 +196,7 @@ CLAIM = Claim(
     statement=(
         "Tokens are the patches of a group, Pu their mean, C their covariance, Λ = C/σ². One semi-implicit step of "
         "length 1 of the flow of E in the degree metric, (I + Λ)⁻¹ (Pu + Λf), is the filter "
-        "Pu + C (C + σ²I)⁻¹ (f − Pu). On a group E has the minimiser f̄ + C (C + σ²I)⁻¹ (f − f̄), which one step from "
+        "Pu + C (C + σ²I)⁻¹ (f − Pu). On a group E has the minimizer f̄ + C (C + σ²I)⁻¹ (f − f̄), which one step from "
         "f reaches; a step δ lowers E by ½⟨δ, (I + Λ + P) δ⟩. Two stages on a photograph, a colour image and a signal, "
         "the second with groups and covariances of the first one's result, against loops that know no flow: search, "
         "filter by np.linalg.solve for each group, patches put back. Errors relative to the largest value."

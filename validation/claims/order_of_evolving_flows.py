@@ -14,8 +14,8 @@ from scipy.integrate import solve_ivp
 from nlflow import (
     AttentionFlow,
     AttentionStep,
-    DotProduct,
     E,
+    ExpDotProduct,
     ExplicitEuler,
     Gaussian,
     GradientFlow,
@@ -114,7 +114,7 @@ def cases(p: Problem) -> list[Case]:
         k = p.attention(u)
         return np.asarray(k @ u / k.sum(axis=1, keepdims=True) - u + FIDELITY * (p.f - u))
 
-    heads = affinity(DotProduct(query_map=p.query, key_map=p.key), points, p.start)
+    heads = affinity(ExpDotProduct(query_map=p.query, key_map=p.key), points, p.start)
     found = [gradient(metric, fidelity) for fidelity in (0.0, FIDELITY) for metric in ("l2", "degree")]
     return [
         *found,

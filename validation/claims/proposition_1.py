@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from nlflow import (
     AttentionFlow,
-    DotProduct,
     E,
+    ExpDotProduct,
     Gaussian,
     GradientFlow,
     Grid,
@@ -57,7 +57,7 @@ def tokens_of(kind: str, n: int, channels: int) -> tuple[Any, Floats]:
     maps = rng.standard_normal((2, channels, max(channels, 2))) / np.sqrt(channels)
     # The same array for both maps: queries are keys, to the last bit.
     query_map = maps[1] if kind == "degree, q = k" else maps[0]
-    kernel = DotProduct(query_map=query_map, key_map=query_map if kind == "degree, q = k" else maps[1])
+    kernel = ExpDotProduct(query_map=query_map, key_map=query_map if kind == "degree, q = k" else maps[1])
     return affinity(kernel, Points(np.zeros(n)), f), f
 
 

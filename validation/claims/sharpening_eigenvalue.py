@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import DotProduct, Gaussian, Grid, Points, affinity, from_matrix
+from nlflow import ExpDotProduct, Gaussian, Grid, Points, affinity, from_matrix
 from nlflow.plotting import new_figure
 from nlflow.plotting.base import PALETTE, finish
 from validation.harness import Check, Claim, Context, Outcome, largest
@@ -29,7 +29,7 @@ def matrices() -> dict[str, Floats]:
     ring = np.roll(np.eye(9), 1, axis=1) + np.roll(np.eye(9), -1, axis=1)
     cases = {
         "Gaussian": affinity(Gaussian(1.0), Grid(12)),
-        "attention, q = k": affinity(DotProduct(), Points(np.zeros(10)), rng.standard_normal((10, 6))),
+        "attention, q = k": affinity(ExpDotProduct(), Points(np.zeros(10)), rng.standard_normal((10, 6))),
         "ring with self-weight 0.4": from_matrix(ring + 0.4 * np.eye(9), Points(np.zeros(9))),
     }
     return {name: np.asarray(one.average(np.eye(one.domain.size))) for name, one in cases.items()}
@@ -176,7 +176,7 @@ def draw(grid: Floats, drawn: dict[str, tuple[float, Floats]], courses: dict[str
 
 CAPTION = (
     "|1 + ωα| of equal tokens (α = 1) and of α_min over ω; where −2/(1 + α_min) < ω < 0 (shaded) α_min rules, and "
-    "layers sharpen. Right: t_sim by layer with the package's projections of either sign, normalised in each layer."
+    "layers sharpen. Right: t_sim by layer with the package's projections of either sign, normalized in each layer."
 )
 
 CLAIM = Claim(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow import (
     AttentionFlow,
-    DotProduct,
+    ExpDotProduct,
     Gaussian,
     Grid,
     NeutrenoStep,
@@ -19,7 +19,7 @@ from nlflow import (
     TopHat,
     affinity,
     from_matrix,
-    neutreno_limit,
+    largest_stable_fidelity,
 )
 from nlflow.plotting import new_figure, phase_figure
 from nlflow.studies.settings import solve_to_end
@@ -36,7 +36,7 @@ def symmetric_cases(n: int) -> dict[str, Any]:
     points = Points(np.zeros(n))
     cases = {
         "Gaussian": affinity(Gaussian(2.0), Grid(n, boundary="periodic")),
-        "attention, q = k": affinity(DotProduct(), points, keys),
+        "attention, q = k": affinity(ExpDotProduct(), points, keys),
         "top-hat, radius 2": affinity(TopHat(2.0), Grid(n, boundary="periodic")),
         "top-hat, radius 8": affinity(TopHat(8.0), Grid(n, boundary="isolated")),
     }
@@ -52,7 +52,7 @@ def asymmetric_cases(n: int) -> dict[str, Any]:
     points = Points(np.zeros(n))
     one_way = np.roll(np.eye(n), 1, axis=1)
     return {
-        "attention, q ≠ k": affinity(DotProduct(), points, k, queries=q),
+        "attention, q ≠ k": affinity(ExpDotProduct(), points, k, queries=q),
         "one-way ring with self-weight 1": from_matrix(one_way + np.eye(n), points),
         "one-way ring with self-weight 4": from_matrix(one_way + 4 * np.eye(n), points),
     }
@@ -81,7 +81,7 @@ def run(context: Context) -> Outcome:
         context.step(name)
         matrix = _matrix(weights)
         mu_min = float(np.linalg.eigvals(matrix).real.min())
-        limit = neutreno_limit(weights)
+        limit = largest_stable_fidelity(weights)
         limit_error = largest(limit_error, abs(limit - 1 - mu_min))
         above = smallest(above, growth(matrix, 1.01 * limit, steps))
         below = largest(below, growth(matrix, 0.99 * limit, steps))
@@ -91,7 +91,7 @@ def run(context: Context) -> Outcome:
     outside, inside, asymmetric_error = np.inf, 0.0, 0.0
     for name, weights in asymmetric_cases(n).items():
         context.step(name)
-        matrix, limit = _matrix(weights), neutreno_limit(weights)
+        matrix, limit = _matrix(weights), largest_stable_fidelity(weights)
         values = np.linalg.eigvals(matrix)
         radius = float(np.abs(values - limit).max())
         asymmetric_error = largest(asymmetric_error, abs(radius - 1))
@@ -144,7 +144,7 @@ def _refused_wrongly(weights: Any, limit: float, n: int) -> int:
 def _depth_figure(n: int) -> object:
     rng = np.random.default_rng(12)
     keys, values = rng.standard_normal((n, 8)), rng.standard_normal((n, 16))
-    weights = affinity(DotProduct(), Points(np.zeros(n)), keys)
+    weights = affinity(ExpDotProduct(), Points(np.zeros(n)), keys)
     matrix = _matrix(weights)
     fidelities = np.linspace(0.0, 1.6, 81)
     figure = new_figure(7.5, 3.8, dpi=110)
@@ -158,7 +158,9 @@ def _depth_figure(n: int) -> object:
             limit = np.linalg.solve((1 + fidelity) * np.eye(n) - matrix, fidelity * values) if fidelity else u.mean(0)
             sizes.append(np.linalg.norm(u - limit) / np.linalg.norm(values))
         axis.semilogy(fidelities, sizes, color=colour, label=f"{depth} layers")
-    axis.axvline(neutreno_limit(weights), color="#b03a2e", linestyle="--", linewidth=1, label="limit 1 + μ_min")
+    axis.axvline(
+        largest_stable_fidelity(weights), color="#b03a2e", linestyle="--", linewidth=1, label="limit 1 + μ_min"
+    )
     axis.set_xlabel("λ̃")
     axis.set_ylabel("distance to the equilibrium\nover the size of f")
     axis.spines[["top", "right"]].set_visible(False)

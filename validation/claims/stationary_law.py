@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow import DotProduct, Gaussian, Grid, MarkovChain, Patch, Points, affinity
+from nlflow import ExpDotProduct, Gaussian, Grid, MarkovChain, Patch, Points, affinity
 from nlflow.plotting import chain_figure
 from validation.harness import PAPER, Check, Claim, Context, Outcome, largest, smallest
 
@@ -25,10 +25,10 @@ def chains(context: Context) -> dict[str, MarkovChain]:
         "Gaussian, scattered points": MarkovChain(affinity(Gaussian(0.08), Points(x, rng.uniform(0.2, 1.8, n) / n))),
         "Gaussian, isolated grid": MarkovChain(affinity(Gaussian(6.0), Grid(n, boundary="isolated"))),
         "patches of an image": MarkovChain(affinity(Patch(2.0, patch_size=3, search_radius=3), Grid((12, 12)), image)),
-        "attention, q = k": MarkovChain(affinity(DotProduct(), Points(np.zeros(n)), k)),
-        "attention, q ≠ k": MarkovChain(affinity(DotProduct(), Points(np.zeros(n)), k, queries=q)),
+        "attention, q = k": MarkovChain(affinity(ExpDotProduct(), Points(np.zeros(n)), k)),
+        "attention, q ≠ k": MarkovChain(affinity(ExpDotProduct(), Points(np.zeros(n)), k, queries=q)),
         f"attention, q ≠ k, {big} tokens": MarkovChain(
-            affinity(DotProduct(), Points(np.zeros(big)), keys, queries=queries)
+            affinity(ExpDotProduct(), Points(np.zeros(big)), keys, queries=queries)
         ),
     }
 

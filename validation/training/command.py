@@ -17,7 +17,7 @@ from nlflow.io.terminal import echo, mendable
 from nlflow.studies.cases import Case, run_cases
 from validation.training.export import export
 from validation.training.loop import train
-from validation.training.report import summarise, table, write_summary
+from validation.training.report import summarize, table, write_summary
 from validation.training.task import SIZES, Task
 from validation.training.variants import DEFAULT, VARIANTS
 
@@ -124,12 +124,12 @@ def _run(args: argparse.Namespace, make: Callable[[argparse.Namespace, dict[str,
     records = []
     for done in run_cases(cases):  # each training keeps its own record, after every epoch
         records.append(done.finding)
-        write_summary(args.out, summarise(records, task.measure), task.settings())
+        write_summary(args.out, summarize(records, task.measure), task.settings())
         name, seed, folder = done.case.arguments
         if getattr(args, "export", None) is not None and seed == seeds[0]:
             export(task, done.finding, folder, args.export / f"{task.name}-{name}")
     if not args.quiet:
-        echo(table(summarise(records, task.measure)))
+        echo(table(summarize(records, task.measure)))
 
 
 def _positive(name: str, value: int) -> int:

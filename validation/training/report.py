@@ -16,7 +16,7 @@ from nlflow.io.storage import save_record
 from nlflow.io.terminal import plain
 from validation.training.variants import VARIANTS
 
-__all__ = ["SUMMARY", "Difference", "difference", "summarise", "table", "write_summary"]
+__all__ = ["SUMMARY", "Difference", "difference", "summarize", "table", "write_summary"]
 
 SUMMARY = "summary of trainings"
 """The kind of the record ``summary.json``."""
@@ -85,7 +85,7 @@ def _float(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-def summarise(records: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
+def summarize(records: Sequence[dict[str, Any]], measure: str) -> dict[str, Any]:
     """Return means and paired differences of the trainings of one task.
 
     Parameters

@@ -30,9 +30,9 @@ j = solve(j_flow, f, t_eval=times, energies=False)
 e = solve(e_flow, f, t_eval=times, energies=False)
 
 # %%
-# The constant is the mean of the signal. The other limit is the minimiser of E. The slowest deviation from the mean
+# The constant is the mean of the signal. The other limit is the minimizer of E. The slowest deviation from the mean
 # decays at the rate :math:`1 - \mu_2`, where :math:`\mu_2` is the second eigenvalue of P. The slowest deviation from
-# the minimiser decays at :math:`1 - \mu_2 + \tilde\lambda`. For this kernel the eigenvalue has a closed form, since
+# the minimizer decays at :math:`1 - \mu_2 + \tilde\lambda`. For this kernel the eigenvalue has a closed form, since
 # the slowest deviation is half a cosine.
 
 rate = 1 - MarkovChain(weights).second_eigenvalue
@@ -53,7 +53,7 @@ print(f"J-flow {to_constant[-1] / to_constant[0]:.1e}, E-flow {left_by_e[-1] / l
 
 # %%
 # The upper panels show the signals over space and time. The lower panel shows their distances from a constant and
-# from the minimiser, and the rates that bound these distances.
+# from the minimizer, and the rates that bound these distances.
 
 figure, axes = plt.subplot_mosaic([["J", "E"], ["decay", "decay"]], figsize=(7.6, 6.4), layout="constrained")
 for name, title, solution in (("J", "J-flow", j), ("E", rf"E-flow, $\tilde\lambda = {fidelity}$", e)):
@@ -66,7 +66,7 @@ shown = slice(1, None)
 axis = axes["decay"]
 axis.loglog(times[shown], to_constant[shown], "o", color=orange, markersize=3.5, label="J-flow to its mean")
 axis.loglog(times[shown], j_bound[shown], "-", color=orange, linewidth=1, label=r"$\exp(-(1-\mu_2)\,t)$")
-axis.loglog(times[shown], to_limit[shown], "s", color=blue, markersize=3.5, label="E-flow to the minimiser of E")
+axis.loglog(times[shown], to_limit[shown], "s", color=blue, markersize=3.5, label="E-flow to the minimizer of E")
 axis.loglog(times[shown], e_bound[shown], "--", color=blue, linewidth=1, label=r"$\exp(-(1-\mu_2+\tilde\lambda)\,t)$")
 axis.loglog(times[shown], left_by_e[shown], "-.", color=grey, label="E-flow to its mean")
 axis.set(xlabel="time t", ylabel="distance (root mean square)", ylim=(1e-10, 3), title="Both limits are reached")

@@ -2,7 +2,7 @@
 Learning a fidelity and a width
 ===============================
 
-The minimiser of E is differentiable in all its parameters. :func:`nlflow.flows.derivatives.minimizer` uses the
+The minimizer of E is differentiable in all its parameters. :func:`nlflow.flows.derivatives.minimizer` uses the
 implicit function theorem: all derivatives together cost one more linear system. So the strength of the fidelity and
 the width of the kernel can be learnt from one clean signal, and used for others.
 (:func:`nlflow.flows.derivatives.run` differentiates steps of flows.)
@@ -30,7 +30,7 @@ nodes = Points(x.numpy())
 
 
 def restored(parameters, observed):
-    """Return the minimiser of E."""
+    """Return the minimizer of E."""
     width, strength = parameters.exp()
     features = torch.stack([x / 0.03, observed / width], dim=1)
     weights = affinity(Gaussian(width=1.0), nodes, features)
@@ -56,15 +56,15 @@ assert torch.allclose(parameters.grad, quotients, rtol=1e-5)
 # %%
 # Adam takes eighty steps.
 
-optimiser = torch.optim.Adam([parameters], lr=0.15)
+optimizer = torch.optim.Adam([parameters], lr=0.15)
 path, losses = [], []
 for _ in range(80):
-    optimiser.zero_grad()
+    optimizer.zero_grad()
     value = loss(parameters, noisy)
     value.backward()
     path.append(parameters.detach().exp().numpy())
     losses.append(value.item())
-    optimiser.step()
+    optimizer.step()
 width, strength = path[-1]
 with torch.no_grad():
     elsewhere = loss(torch.tensor(path[-1]).log(), other).item()
@@ -103,7 +103,7 @@ left.legend(fontsize=8, facecolor="0.6")
 figure.colorbar(filled, ax=left, label="log10 of the mean squared error")
 right.plot(x, noisy, ".", color="0.6", markersize=4, label="noisy")
 right.plot(x, clean, "--", color="black", linewidth=1.2, label="clean")
-right.plot(x, found, "-", color="#0b5394", linewidth=1.8, label="minimiser of E, learnt")
+right.plot(x, found, "-", color="#0b5394", linewidth=1.8, label="minimizer of E, learnt")
 right.set(xlabel="position x", ylabel="signal", title="Restored")
 right.legend(fontsize=8)
 plt.show()

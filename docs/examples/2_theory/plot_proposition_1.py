@@ -6,7 +6,7 @@ Proposition 1 of `arXiv 2312.00751 <https://arxiv.org/abs/2312.00751>`_ says tha
 constant. A sharper statement holds. The diversity of a signal is its distance from its mean. The equilibrium keeps a
 fraction of the diversity of f, and this fraction lies between two numbers for every f. Only eigenvalues enter these
 numbers (:func:`nlflow.diversity_bounds`). They also give the fidelity that guarantees a wanted fraction
-(:func:`nlflow.fidelity_for`).
+(:func:`nlflow.fidelity_for_diversity`).
 """
 
 import matplotlib.pyplot as plt
@@ -14,14 +14,14 @@ import numpy as np
 
 from nlflow import (
     AttentionFlow,
-    DotProduct,
+    ExpDotProduct,
     MarkovChain,
     Points,
     affinity,
     diversity,
     diversity_bounds,
     equilibrium,
-    fidelity_for,
+    fidelity_for_diversity,
 )
 
 # %%
@@ -32,8 +32,8 @@ rng = np.random.default_rng(0)
 keys, queries = rng.standard_normal((2, 48, 8))
 tokens = Points(np.arange(48))
 kinds = {
-    "queries = keys": affinity(DotProduct(), tokens, keys),
-    "queries ≠ keys": affinity(DotProduct(), tokens, keys, queries=queries),
+    "queries = keys": affinity(ExpDotProduct(), tokens, keys),
+    "queries ≠ keys": affinity(ExpDotProduct(), tokens, keys, queries=queries),
 }
 fidelities = np.logspace(-2, 2, 9)
 signals = rng.standard_normal((10, 48))
@@ -80,7 +80,7 @@ for (name, found), column in zip(attained.items(), (1, 0), strict=True):
 # %%
 # This fidelity keeps half of the diversity of any signal.
 
-strength = fidelity_for(AttentionFlow(symmetric), 0.5)
+strength = fidelity_for_diversity(AttentionFlow(symmetric), 0.5)
 least = min(kept(symmetric, f, strength) for f in [*signals, *map(np.ascontiguousarray, ends.values())])
 print(f"fidelity {strength:.3f} keeps at least {least:.6f}")
 assert least >= 0.5 * (1 - 1e-7)

@@ -3,15 +3,24 @@ Where a NeuTRENO layer is stable
 ================================
 
 The layer :math:`u \leftarrow Pu + \tilde\lambda (f - u)` is an explicit Euler step of length 1 of the flow of E. For
-symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`. :func:`nlflow.neutreno_limit` computes
-this limit, and :class:`nlflow.NeutrenoStep` refuses larger values. The phase diagram shows the measured behaviour of
+symmetric kernels it converges where :math:`\tilde\lambda < 1 + \mu_{\min}(P)`. :func:`nlflow.largest_stable_fidelity`
+computes this limit, and :class:`nlflow.NeutrenoStep` refuses larger values. The phase diagram shows the measured behaviour of
 layers, for kernels whose smallest eigenvalue runs from nearly -1 to above 0.
 """
 
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nlflow import AttentionFlow, NeutrenoStep, Points, StabilityError, equilibrium, from_matrix, neutreno_limit, solve
+from nlflow import (
+    AttentionFlow,
+    NeutrenoStep,
+    Points,
+    StabilityError,
+    equilibrium,
+    from_matrix,
+    largest_stable_fidelity,
+    solve,
+)
 
 # %%
 # Each node on a ring sees its two neighbours, and itself with some weight. The smaller this weight is, the nearer is
@@ -22,7 +31,7 @@ ring = np.roll(np.eye(nodes), 1, axis=1) + np.roll(np.eye(nodes), -1, axis=1)
 smallest = np.linspace(-0.96, 0.64, 26)  # of P: (a - 2) / (a + 2) for the own weight a
 own_weights = 2 * (1 + smallest) / (1 - smallest)
 kernels = [from_matrix(ring + own * np.eye(nodes), Points(np.arange(nodes))) for own in own_weights]
-limits = np.array([neutreno_limit(weights) for weights in kernels])
+limits = np.array([largest_stable_fidelity(weights) for weights in kernels])
 assert np.allclose(limits, 1 + smallest, atol=1e-10)
 
 # %%
@@ -55,7 +64,7 @@ assert wrong == 0
 # The integrator accepts a fidelity just below the limit, and refuses one just above it.
 
 chosen = kernels[10]
-limit, f = neutreno_limit(chosen), np.random.default_rng(1).standard_normal(nodes)
+limit, f = largest_stable_fidelity(chosen), np.random.default_rng(1).standard_normal(nodes)
 below = AttentionFlow(chosen, f, 0.95 * limit)
 course = solve(below, f, t_eval=np.arange(201.0), integrator=NeutrenoStep())
 try:

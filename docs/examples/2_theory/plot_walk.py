@@ -13,7 +13,7 @@ where it began, and its law is the stationary law. So repeated layers run to the
 import matplotlib.pyplot as plt
 import numpy as np
 
-from nlflow import DotProduct, MarkovChain, Points, affinity
+from nlflow import ExpDotProduct, MarkovChain, Points, affinity
 
 # %%
 # The chain of attention between 30 tokens.
@@ -21,7 +21,7 @@ from nlflow import DotProduct, MarkovChain, Points, affinity
 rng = np.random.default_rng(5)
 queries, keys = 1.8 * rng.standard_normal((2, 30, 8))
 values = rng.standard_normal(30)
-chain = MarkovChain(affinity(DotProduct(), Points(np.arange(30)), keys, queries=queries))
+chain = MarkovChain(affinity(ExpDotProduct(), Points(np.arange(30)), keys, queries=queries))
 matrix = np.exp(queries @ keys.T / np.sqrt(8))
 matrix /= matrix.sum(axis=1, keepdims=True)  # the same, written out
 

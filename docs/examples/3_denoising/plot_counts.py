@@ -2,7 +2,7 @@
 Counts of photons
 =================
 
-The noise of counts grows with the light. ``noise="poisson"`` takes three steps: a transform stabilises the variance
+The noise of counts grows with the light. ``noise="poisson"`` takes three steps: a transform stabilizes the variance
 (:class:`nlflow.Poisson`), so the noise has the same strength everywhere; the result is denoised; the exact unbiased
 inverse transforms it back. The same class describes cameras with a gain and read noise. One sigma for all counts is
 worse.
@@ -42,8 +42,8 @@ assert abs(result.mean() - counts.mean()) < 0.02 * counts.mean()
 
 means = np.linspace(0.25, peak, 24)
 draws = np.random.default_rng(1).poisson(means, (20_000, means.size))
-stabilised = model.stabilise(draws).std(axis=0)
-assert np.abs(stabilised[means >= 3] - 1).max() < 0.05
+stabilized = model.stabilize(draws).std(axis=0)
+assert np.abs(stabilized[means >= 3] - 1).max() < 0.05
 
 figure, axes = plt.subplots(1, 4, figsize=(7.8, 2.7), layout="constrained", width_ratios=[1, 1, 1, 1.25])
 for axis, (name, u) in zip(axes[:3], (("clean", clean), ("counts", counts), ("Poisson", result)), strict=True):
@@ -52,7 +52,7 @@ for axis, (name, u) in zip(axes[:3], (("clean", clean), ("counts", counts), ("Po
     axis.set_axis_off()
 axes[3].plot(means, draws.std(axis=0), "o", color="#d1711c", markersize=4, label="counts")
 axes[3].plot(means, np.sqrt(means), ":", color="black", linewidth=1, label="root of the mean")
-axes[3].plot(means, stabilised, "s-", color="#0b5394", markersize=4, label="stabilised")
+axes[3].plot(means, stabilized, "s-", color="#0b5394", markersize=4, label="stabilized")
 axes[3].set(xlabel="mean count", ylabel="standard deviation", title="Noise", ylim=(0, None))
 axes[3].legend(fontsize=7)
 axes[3].grid(alpha=0.3)

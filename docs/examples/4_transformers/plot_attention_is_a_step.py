@@ -16,14 +16,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow import (
     AttentionFlow,
     AttentionStep,
-    DotProduct,
+    ExpDotProduct,
     J,
     MarkovChain,
     NeutrenoStep,
     Points,
     affinity,
     equilibrium,
-    neutreno_limit,
+    largest_stable_fidelity,
     solve,
 )
 
@@ -34,9 +34,9 @@ tokens = Points(np.arange(64), weights=np.ones(64))
 
 # %%
 # The theorem assumes that the queries are the keys, :math:`K = \exp(k^T k / \sqrt{d})`. The step is the gradient of J
-# over the degree. J symmetrises its kernel, K = k + kᵀ, so the amplitude is one half.
+# over the degree. J symmetrizes its kernel, K = k + kᵀ, so the amplitude is one half.
 
-functional = J(affinity(DotProduct(amplitude=0.5), tokens, keys))
+functional = J(affinity(ExpDotProduct(amplitude=0.5), tokens, keys))
 step = values - functional.gradient(values) / functional.affinity.degree[:, None]
 theirs = scaled_dot_product_attention(*map(torch.from_numpy, (keys, keys, values))).numpy()
 print(f"queries = keys: Euler step of the flow of J against PyTorch {np.abs(step - theirs).max():.1e}")
@@ -45,7 +45,7 @@ assert np.abs(step - theirs).max() < 1e-13
 # %%
 # With other queries, attention is one step of the flow :math:`du/dt = Pu - u` by the integrator with its name.
 
-attention = affinity(DotProduct(), tokens, keys, queries=queries)
+attention = affinity(ExpDotProduct(), tokens, keys, queries=queries)
 layer = solve(AttentionFlow(attention), values, t=1, integrator=AttentionStep()).final
 theirs = scaled_dot_product_attention(*map(torch.from_numpy, (queries, keys, values))).numpy()
 print(f"queries ≠ keys: attention step against PyTorch {np.abs(layer - theirs).max():.1e}")
@@ -58,7 +58,7 @@ assert np.abs(layer - theirs).max() < 1e-13
 
 depth = np.arange(21.0)
 fidelity = 0.4
-print(f"NeuTRENO layers are stable below {neutreno_limit(attention):.3f}")
+print(f"NeuTRENO layers are stable below {largest_stable_fidelity(attention):.3f}")
 kept_flow = AttentionFlow(attention, values, fidelity)
 plain = solve(AttentionFlow(attention), values, t_eval=depth, integrator=AttentionStep()).u
 kept = solve(kept_flow, values, t_eval=depth, integrator=NeutrenoStep()).u

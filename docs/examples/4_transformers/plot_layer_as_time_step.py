@@ -4,7 +4,7 @@ A trained layer as a time step
 
 The average of a head is an Euler step of length 1 of the flow :math:`du/dt = Pu - u`. With the same attention, m
 steps of length 1/m converge to the continuous flow as 1/m. This is order 1, and it holds in trained layers too
-(:func:`nlflow.attention.discretise`). The distance at m = 1 says how coarse a time step a layer is. These heads are
+(:func:`nlflow.attention.discretize`). The distance at m = 1 says how coarse a time step a layer is. These heads are
 nearly means over all tokens, for which the distance has a closed form.
 """
 
@@ -18,7 +18,7 @@ from scipy.linalg import expm
 from skimage import data
 from skimage.transform import resize
 
-from nlflow.attention import discretise, load_model, probe
+from nlflow.attention import discretize, load_model, probe
 
 # %%
 # The checkpoint is in the repository. The picture is a photograph in the size of CIFAR-10.
@@ -37,8 +37,8 @@ print(trace)
 # For a mean over all tokens, m steps leave :math:`(1 - 1/m)^m` of the deviation from it in place of 1/e.
 
 substeps = (1, 2, 4, 8, 16, 32)
-found = {f"layer {number + 1}": discretise(trace[number], substeps=substeps) for number in (0, 5, 11)}
-found["layer 6, one head, evolving"] = discretise(trace.head(5, 0), substeps=substeps, evolving=True)
+found = {f"layer {number + 1}": discretize(trace[number], substeps=substeps) for number in (0, 5, 11)}
+found["layer 6, one head, evolving"] = discretize(trace.head(5, 0), substeps=substeps, evolving=True)
 for name, result in found.items():
     print(f"{name:>28}: order {result.order:.3f}, the layer itself is off by {result.layer:.3f} of the way")
     assert abs(result.order - 1) < 0.1
@@ -52,12 +52,12 @@ generator = head.matrix - np.eye(head.tokens)
 exact = expm(generator) @ head.v
 euler = [np.linalg.matrix_power(np.eye(head.tokens) + generator / m, m) @ head.v for m in substeps]
 expected = [np.linalg.norm(u - exact) / np.linalg.norm(exact - head.v) for u in euler]
-assert np.allclose(discretise(head, substeps=substeps).distance, expected, rtol=1e-6)
+assert np.allclose(discretize(head, substeps=substeps).distance, expected, rtol=1e-6)
 
 # %%
 # Now every head of every layer is a single step.
 
-single = np.array([[discretise(trace.head(i, h), substeps=(1,)).layer for h in range(4)] for i in range(len(trace))])
+single = np.array([[discretize(trace.head(i, h), substeps=(1,)).layer for h in range(4)] for i in range(len(trace))])
 print(f"the layer itself is off by {single.min():.3f} to {single.max():.3f}; a mean over all tokens by {mean[0]:.3f}")
 
 figure, (left, right) = plt.subplots(1, 2, figsize=(7.6, 3.8), layout="constrained", width_ratios=[1.4, 1])

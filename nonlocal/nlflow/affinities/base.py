@@ -205,13 +205,13 @@ class Affinity(Structure):
         weights = constant_like(self.domain.weights, log_degree)
         return highest + math.log(scalar(xp.sum(weights * xp.exp(log_degree - highest), dtype=xp.float64)))
 
-    def symmetrised(self) -> Affinity:
+    def symmetrized(self) -> Affinity:
         """Return the affinity of K = k + k^T, as functionals use it; 2k for a symmetric one, without a copy."""
         if self.symmetric:
             return self.scaled(2.0)
-        result: Affinity = self._symmetrised()
+        result: Affinity = self._symmetrized()
         result._log_scale = self._log_scale
-        self._evolve(result, Affinity.symmetrised)
+        self._evolve(result, Affinity.symmetrized)
         return result
 
     def edges(self, memory_limit: float | None = None) -> Sparse:
@@ -241,7 +241,7 @@ class Affinity(Structure):
         NumericalError
             When the weights overflow.
         """
-        both = self.symmetrised()
+        both = self.symmetrized()
         if not is_numpy(both.log_degree):
             raise InputError("affinity: its edges are listed for NumPy features only; convert them (.cpu().numpy())")
         dtype = np.dtype(self.dtype or np.float64)

@@ -95,9 +95,9 @@ class BatchAffinity(Affinity):
         varied = [(item, part) for item, part in pairs if np.ptp(item.flatten(part), axis=0).any()] or pairs[:1]
         return max(item.measure_error(part, samples=samples, rng=rng) for item, part in varied)
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         made = {id(item): item for item in self._items}
-        both = {name: item.symmetrised() for name, item in made.items()}
+        both = {name: item.symmetrized() for name, item in made.items()}
         return BatchAffinity(self.domain, [both[id(item)] for item in self._items])
 
     def _item(self, index: tuple[int, ...]) -> Affinity:

@@ -21,7 +21,7 @@ from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
-from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
+from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
 
 METHODS = (*PAIR_METHODS, "stencil", "convolution")
 _GRID_METHODS = ("auto", "dense", "stencil", "convolution")
@@ -53,7 +53,7 @@ def affinity(
     kernel : Kernel
     domain : Grid, Points or Batch
     features : array of shape ``domain.shape`` or ``domain.shape + (d,)``, optional
-        What the kernel compares: keys for `DotProduct`, the image or signal for `Patch`, feature vectors for radial
+        What the kernel compares: keys for `ExpDotProduct`, the image or signal for `Patch`, feature vectors for radial
         kernels. Radial kernels compare node positions when it is left out. On a `Batch` the shape of an item, with its
         channels, after leading axes that broadcast: features (N, d) are those of all items.
     queries : array like `features`, optional
@@ -120,7 +120,7 @@ def affinity(
         raise InputError(f"mask: got {type(mask).__name__}, expected a Mask, such as Mask(causal=True)")
     if window is not None:
         window = check_integer("window", window, minimum=1)
-    if queries is not None and (features is None or not isinstance(kernel, DotProduct)):
+    if queries is not None and (features is None or not isinstance(kernel, ExpDotProduct)):
         what = "a radial kernel compares features with themselves; leave queries out"
         raise InputError(f"queries: {what if isinstance(kernel, RadialKernel) else 'only a dot product has them'}")
     if not store and not isinstance(kernel, Patch):

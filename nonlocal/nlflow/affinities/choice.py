@@ -22,7 +22,7 @@ from nlflow.affinities.tiled import TiledAffinity
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
-from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
 METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
@@ -38,7 +38,7 @@ _PAIR, _COORDINATE = 0.2, 0.02
 _NODE = (150.0, 300.0, 1500.0)
 _MODE = 40.0
 _STORED = 15.0
-_KNOWN = (Gaussian, Laplace, TopHat, DotProduct)
+_KNOWN = (Gaussian, Laplace, TopHat, ExpDotProduct)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Randomly pivoted Cholesky: K = F F^T + R of a positive definite kernel with k(x, x) = 1, and what R does to averages.
 
-R is positive semidefinite, so |R_pq| <= sqrt(R_pp R_qq), and its diagonal falls out of the factorisation: the error of
+R is positive semidefinite, so |R_pq| <= sqrt(R_pp R_qq), and its diagonal falls out of the factorization: the error of
 every average is bounded by numbers that are at hand (Chen, Epperly, Tropp and Webber, arXiv 2207.06503; blocks by
 rejection: Epperly, Tropp and Webber, arXiv 2410.03969).
 """
@@ -262,7 +262,7 @@ def _accepted(
     return kept, np.tril(np.array(columns).reshape(len(kept), len(matrix))[:, kept].T)
 
 
-def factorise(
+def factorize(
     log_matrix: LogMatrix,
     points: Floats,
     sums: tuple[Sum, ...],

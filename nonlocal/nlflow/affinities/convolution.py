@@ -21,7 +21,7 @@ from nlflow.kernels import RadialKernel
 class ConvolutionAffinity(Affinity):
     """A translation-invariant kernel on a `Grid`; O(N log N) time an average, O(N) memory.
 
-    Periodic grids: the real Fourier transform diagonalises K (summed over images). Reflecting grids: the cosine
+    Periodic grids: the real Fourier transform diagonalizes K (summed over images). Reflecting grids: the cosine
     transform (type 2) does. Isolated grids: zero padding by the kernel's support. Exact up to rounding in each case.
 
     Parameters

@@ -33,7 +33,7 @@ _DENSE_REMEDY = (
 class DenseAffinity(Affinity):
     """An affinity that keeps the matrix P; O(N^2) memory and O(N^2 D) time an average.
 
-    Rows are normalised in log space, so logits of any size work. Built from `from_features`, `from_matrix`,
+    Rows are normalized in log space, so logits of any size work. Built from `from_features`, `from_matrix`,
     `from_table` or `from_patches`, or through `nlflow.affinity`.
     """
 
@@ -283,7 +283,7 @@ class DenseAffinity(Affinity):
             graph.data = np.exp(logs).astype(graph.dtype)
         return graph
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         direct: Any = self._log_block
         transposed: Any = self._transposed  # kept for k that is not symmetric, and only that is asked here
         xp = namespace(self._matrix)

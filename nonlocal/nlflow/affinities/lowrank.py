@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, is_numpy, middle_of_range
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.blas import TILE
-from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorise, gram_product
+from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorize, gram_product
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
-from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace
 
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
 _STORED = {"float64": 0.0, "float32": 2.0**-24}
@@ -68,7 +68,7 @@ class LowRankAffinity(Affinity):
     For Gaussian and Laplace kernels of features and for dot products, which are Gaussians between factors of rows and
     columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). The factor of the row cancels in
     averages, that of the column weighs the nodes, both as logarithms, so logits of any size are in range. Queries
-    unlike keys are factorised together, 2 N points.
+    unlike keys are factorized together, 2 N points.
 
     The rank is what the data asks for: small where the kernel is wide or where features gather in few places, close to
     N where features lie further apart than the kernel reaches. Laplace kernels, which have a kink, ask for high ranks
@@ -105,7 +105,7 @@ class LowRankAffinity(Affinity):
         self._options = given  # rtol, max_rank, limit and seed
         self._sums, tops = _sums(problem, domain.weights.ravel(), both)
         stored = _STORED[self.dtype.name]
-        factor = factorise(
+        factor = factorize(
             problem.core.log_matrix, problem.points, self._sums, rtol=given["rtol"], stored=stored,
             max_rank=_rank_limit(problem, given["max_rank"], given["limit"]), seed=given["seed"],
             logits=problem.logits, reach=problem.reach,
@@ -131,7 +131,7 @@ class LowRankAffinity(Affinity):
 
         Parameters
         ----------
-        kernel : Gaussian, Laplace or DotProduct with scale >= 0
+        kernel : Gaussian, Laplace or ExpDotProduct with scale >= 0
             What a dot product's maps give (`Kernel.map_features`) is passed as queries and keys.
         domain : Domain
         queries, keys : NumPy array of shape (N, d), float32 or float64
@@ -155,9 +155,9 @@ class LowRankAffinity(Affinity):
         NumericalError
             When the highest rank, or rounding, leaves a larger bound than `rtol`.
         """
-        if not isinstance(kernel, Gaussian | Laplace | DotProduct):
+        if not isinstance(kernel, Gaussian | Laplace | ExpDotProduct):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected Gaussian, Laplace or DotProduct, which are positive "
+                f"kernel: got {type(kernel).__name__}, expected Gaussian, Laplace or ExpDotProduct, which are positive "
                 "definite; use method='pairwise' or 'dense'"
             )
         same = queries is keys
@@ -204,7 +204,7 @@ class LowRankAffinity(Affinity):
     def _log_degree(self) -> Array:
         return self._logs
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         problem: Any = self._problem  # kept for k that is not symmetric, and only that is asked here
         # Keys look for queries too, which asks for other pivots: the bound is kept, the rank may differ.
         result = LowRankAffinity(self.domain, self.kernel, problem, self.dtype, both=True, **self._options)
@@ -225,9 +225,9 @@ def _features(name: str, value: Any, domain: Domain) -> NDArray[Any]:
 
 
 def _problem(kernel: Kernel, queries: Floats, keys: Floats | None) -> _Problem:
-    """Return what is to be factorised, for queries and keys (None for the same)."""
+    """Return what is to be factorized, for queries and keys (None for the same)."""
     nodes, width = queries.shape
-    if not isinstance(kernel, DotProduct):
+    if not isinstance(kernel, ExpDotProduct):
         if keys is not None:
             raise InputError("queries: a radial kernel compares features with themselves; pass the same array")
         return _Problem(kernel, queries, np.zeros(nodes), np.zeros(nodes))

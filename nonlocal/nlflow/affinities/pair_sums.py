@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
-from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
@@ -23,7 +23,7 @@ _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 BLOCK = 1024
 """Nodes that are skipped together."""
-_KNOWN = (Gaussian, Laplace, TopHat, DotProduct)
+_KNOWN = (Gaussian, Laplace, TopHat, ExpDotProduct)
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
 
@@ -36,7 +36,7 @@ class PairSums:
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or DotProduct
+    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
     queries : array of shape (M, d)
     keys : array of shape (N, d)
         The same array as `queries` where they are the same.
@@ -171,7 +171,7 @@ class PairSums:
     @cached_property
     def order(self) -> NDArray[np.intp]:
         """Order of the keys in which near ones are near each other in number as well."""
-        if isinstance(self._kernel, DotProduct) or self._y.shape[1] > WIDEST or len(self._y) <= BLOCK:
+        if isinstance(self._kernel, ExpDotProduct) or self._y.shape[1] > WIDEST or len(self._y) <= BLOCK:
             return np.arange(len(self._y))
         return along_tree(self._y)
 
@@ -283,7 +283,7 @@ class _Tables:
         planar[: x.shape[1]], rows[:, : y.shape[1]] = x.T, y
         rows[:, y.shape[1] :] = bias[:, None]
         boxes = np.zeros((1, rows.shape[1]))  # nothing is skipped
-        return cls.of("DotProduct", planar, rows, weights, lows=boxes, highs=boxes)
+        return cls.of("ExpDotProduct", planar, rows, weights, lows=boxes, highs=boxes)
 
     @property
     def memory_bytes(self) -> int:
@@ -332,7 +332,7 @@ def warn_isolated(totals: NDArray[Any], own: NDArray[Any], kernel: Kernel | None
 
     For radial kernels, of which k(x, x) is 1. Two nodes at one place see each other.
     """
-    if isinstance(kernel, DotProduct) or len(totals) == 1:
+    if isinstance(kernel, ExpDotProduct) or len(totals) == 1:
         return
     alone = int(np.count_nonzero(totals <= own))
     if alone:

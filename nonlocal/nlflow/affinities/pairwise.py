@@ -13,7 +13,7 @@ from nlflow.affinities.logits import log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
 from nlflow.domains import Domain
-from nlflow.kernels import DotProduct, Kernel
+from nlflow.kernels import ExpDotProduct, Kernel
 
 
 class PairwiseAffinity(Affinity):
@@ -25,7 +25,7 @@ class PairwiseAffinity(Affinity):
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or DotProduct
+    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
     domain : Grid or Points
     queries, keys : array of shape (N, d)
         Features, float32 or float64; the same array where queries are the keys.
@@ -100,7 +100,7 @@ class PairwiseAffinity(Affinity):
     def _push(self, law: NDArray[Any]) -> NDArray[Any]:
         # In float64: the rounding of a logit in float32, and of a log degree, is a share of the mass.
         flat = np.asarray(self.flatten(law), dtype=np.float64)
-        if not isinstance(self.kernel, DotProduct):
+        if not isinstance(self.kernel, ExpDotProduct):
             return self._push_near(flat).astype(law.dtype).reshape(law.shape)
         # (p P)_j = w_j sum_i exp(logit_ij - log d_i) p_i: a sum over queries, whose log degrees are a bias. For queries
         # equal to keys too, where P is self-adjoint, but between scalings that span more decades than a float has.
@@ -131,6 +131,6 @@ class PairwiseAffinity(Affinity):
         q, k = (np.asarray(a, dtype=np.float64) for a in (self._queries, self._keys))
         return log_transitions(self.kernel.log_matrix(q, k), self._weights)
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         other = PairwiseAffinity(self.kernel, self.domain, self._keys, self._queries, memory_limit=self._limit)
         return MixedAffinity(self, other)

@@ -4,7 +4,7 @@ Each process has consecutive nodes: their positions, queries and keys, and their
 the nodes of the others through messages (``torch.distributed``: gloo between CPUs, nccl between GPUs), and all that is
 summed over nodes (energies, means, norms, products of conjugate gradients, stopping rules) is summed over all
 processes, with the same bits in each, so that all take the same decisions. `nlflow.J`, `nlflow.E`, flows,
-`nlflow.solve` and minimisers are used as in one process, by all processes alike::
+`nlflow.solve` and minimizers are used as in one process, by all processes alike::
 
     import torch
     import torch.distributed as dist
@@ -36,12 +36,14 @@ from nlflow._array import Array, Floats, constant_like, same_kind, to_numpy
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import properties
 from nlflow.affinities.mixed import MixedAffinity
-from nlflow.affinities.shares import own_rows
+from nlflow.affinities.shares import gather, local, own_rows, points, rows
 from nlflow.backends.torch.ring import GatheredSums, RingSums
-from nlflow.backends.torch.shards import Processes, Shard
+from nlflow.backends.torch.shards import ProcessError, Processes, Shard
 from nlflow.domains import Domain, Points
 from nlflow.errors import FileFormatError, InputError, NumericalError, check_choice, check_memory
-from nlflow.kernels import DotProduct, Kernel, Patch, RadialKernel
+from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
+
+__all__ = ["MODES", "ProcessError", "ShardedAffinity", "affinity", "gather", "local", "points", "rows"]
 
 MODES = ("ring", "gather")
 
@@ -60,7 +62,7 @@ def affinity(
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or DotProduct
+    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
     domain : Points
         The nodes of this process (`points`); their order over all processes is that of ranks.
     features : tensor of shape (n,) or (n, d)
@@ -101,10 +103,10 @@ def affinity(
             f"domain: got {type(domain).__name__}, expected Points; for a grid distributed.points(grid.nodes[own], "
             "grid.weights.ravel()[own])"
         )
-    if not isinstance(kernel, DotProduct | RadialKernel):
+    if not isinstance(kernel, ExpDotProduct | RadialKernel):
         kind = "patches need their neighbours" if isinstance(kernel, Patch) else "it compares no features"
-        raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial kernel or DotProduct: {kind}")
-    if queries is not None and not isinstance(kernel, DotProduct):
+        raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial kernel or ExpDotProduct: {kind}")
+    if queries is not None and not isinstance(kernel, ExpDotProduct):
         raise InputError("queries: a radial kernel compares features with themselves; leave queries out")
     processes = Processes(domain.size, group)
     return _between(processes, kernel, domain, features, queries, mode, memory_limit)
@@ -311,7 +313,7 @@ class ShardedAffinity(_Sharded):
         keys = self._keys.double()
         return self._of(keys if self._queries is self._keys else self._queries.double(), keys)
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         return _MixedShards(self, self._of(self._keys, self._queries), self._processes)
 
 

@@ -32,7 +32,7 @@ class TiledAffinity(Affinity):
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or DotProduct
+    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
     domain : Grid, Points or Batch
     queries, keys : tensor of shape (..., N, d)
         The same tensor where queries are the keys. The leading axes are those of the batch, or ones, or missing: where
@@ -195,7 +195,7 @@ class TiledAffinity(Affinity):
             logits = self._sight.applied(logits, slice(None))
         return log_transitions(logits, self.domain.weights)
 
-    def _symmetrised(self) -> Affinity:
+    def _symmetrized(self) -> Affinity:
         sight = None if self._sight is None else self._sight.transposed()
         return MixedAffinity(self, self._of(self.domain, self._keys, self._queries, sight))
 

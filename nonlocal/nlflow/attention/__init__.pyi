@@ -8,10 +8,10 @@ from .loading.inputs import image_inputs as image_inputs
 from .loading.inputs import text_inputs as text_inputs
 from .loading.inputs import token_inputs as token_inputs
 from .loading.models import load_model as load_model
-from .probing.discretisation import Discretisation as Discretisation
-from .probing.discretisation import Extrapolation as Extrapolation
-from .probing.discretisation import discretise as discretise
-from .probing.discretisation import extrapolate as extrapolate
+from .probing.discretization import Discretization as Discretization
+from .probing.discretization import Extrapolation as Extrapolation
+from .probing.discretization import discretize as discretize
+from .probing.discretization import extrapolate as extrapolate
 from .probing.heads import Head as Head
 from .probing.metrics import energy_per_token as energy_per_token
 from .probing.metrics import gradient_cosine as gradient_cosine

@@ -176,12 +176,12 @@ def _table(cases: list[_Case], seconds: float, figure: Path) -> str:
             )
         gap = float(np.abs(case.e.final - case.minimizer.u).max()) / case.given.sigma
         lines.append(
-            f"{'':18} E-flow at t={case.e.t[-1]:g} against the minimiser of E: {gap:.1e} sigma "
+            f"{'':18} E-flow at t={case.e.t[-1]:g} against the minimizer of E: {gap:.1e} sigma "
             f"(conjugate gradients, residual {case.minimizer.residual:.0e})"
         )
     lines += [
         "",
-        f"The J-flow runs to a constant; the E-flow (fidelity {_FIDELITY}) stops at the minimiser of E and keeps the "
+        f"The J-flow runs to a constant; the E-flow (fidelity {_FIDELITY}) stops at the minimizer of E and keeps the "
         "signal.",
         f"{seconds:.1f} s in all, {loading.seconds:.1f} s of it for compiling loops (the next process loads them).",
         f"Figure: {figure}",

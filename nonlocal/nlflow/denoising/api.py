@@ -82,7 +82,7 @@ def denoise(
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
     noise : {'gaussian', 'poisson'} or Poisson
-        Counts are given noise of strength 1 by a transform that stabilises their variance, and come back through its
+        Counts are given noise of strength 1 by a transform that stabilizes their variance, and come back through its
         exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
@@ -355,7 +355,7 @@ class _Task:
     def back(self, estimate: Array) -> Array:
         """Return an estimate in the units of the samples."""
         u = self.seen.back(estimate)
-        return u if self.model is None else np.asarray(self.model.unstabilise(u)).astype(self.samples.dtype)
+        return u if self.model is None else np.asarray(self.model.unstabilize(u)).astype(self.samples.dtype)
 
     def with_known(self, u: Array) -> Array:
         """Return an estimate with the samples that are kept, or known to be free of noise."""

@@ -177,7 +177,7 @@ class Follower(Tracker):
         functional = flow.functional
         if self._trail is not None and functional is not None and isinstance(flow, LinearFlow):
             average = flow.average(u)
-            values = [one.value(u, normalise=True, average=average) for one in (functional, J(functional.given))]
+            values = [one.value(u, normalize=True, average=average) for one in (functional, J(functional.given))]
             self._rows.append((t, *values, flow.distance_to_constant(u)))
         if self._tell is None:
             return None

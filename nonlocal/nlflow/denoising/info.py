@@ -14,7 +14,7 @@ class DenoiseInfo:
     ----------
     sigma : float
         Standard deviation of the noise that was assumed, the root mean square over samples and channels; of counts, 1
-        after their variance was stabilised.
+        after their variance was stabilized.
     sigma_estimated : bool
         Whether it was estimated from the input.
     noise : str
@@ -22,7 +22,7 @@ class DenoiseInfo:
     quality : str
         The preset.
     functional : str
-        What was minimised, and how.
+        What was minimized, and how.
     parameters : dict
         Of kernel and flow: plain numbers and texts.
     steps : int
@@ -35,7 +35,7 @@ class DenoiseInfo:
         Root mean square of input minus result, over the samples that are not missing.
     risk : float or None
         Mean squared error of the result by Stein's estimate, with ``stopping='sure'``; of counts, after their variance
-        was stabilised.
+        was stabilized.
     tiles : int
         Parts that the image was cut into.
     memory_bytes : int

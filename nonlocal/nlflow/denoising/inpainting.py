@@ -20,7 +20,7 @@ _OBSERVED = 10.0  # lambda~ where there is data
 
 
 def filled(f: NDArray[Any], missing: NDArray[np.bool_]) -> NDArray[Any]:
-    """Return samples (..., C) with what is missing filled in: the minimiser of E with fidelity 0 there.
+    """Return samples (..., C) with what is missing filled in: the minimizer of E with fidelity 0 there.
 
     The kernel is a Gaussian of one sample in a window of 5: a discrete harmonic extension. O(N) a conjugate gradient
     iteration, of which there are about as many as the largest hole is wide.

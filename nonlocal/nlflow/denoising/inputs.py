@@ -167,7 +167,7 @@ def observe(
     if model is not None:
         # What is missing may hold anything, negative counts too.
         counts = signal if missing is None else np.where(missing[..., None], signal.dtype.type(model.offset), signal)
-        signal = model.stabilise(counts)
+        signal = model.stabilize(counts)
         sigma = 1.0
     present = signal if missing is None else signal[~missing]
     levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)

@@ -20,7 +20,7 @@ from nlflow.errors import MemoryLimitError, NlflowWarning
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
 from nlflow.flows.result import Solution
-from nlflow.flows.trackers import Discrepancy
+from nlflow.flows.trackers import DiscrepancyPrinciple
 from nlflow.functionals.energies import E
 from nlflow.kernels import Patch
 
@@ -87,7 +87,7 @@ def problem(
         strength = np.where(missing, f.dtype.type(0), f.dtype.type(strength) if fidelity is not None else strength)
     kind = GradientFlow if trail is None else RememberingFlow
     flow = kind(E(operator, f, strength, measure="degree"), metric="degree")
-    rules = (Discrepancy(f, 1.0, _ENOUGH_RESIDUAL),) if steps is None else ()
+    rules = (DiscrepancyPrinciple(f, 1.0, _ENOUGH_RESIDUAL),) if steps is None else ()
     told = {
         "functional": FUNCTIONAL,
         "parameters": {**parameters(kernel, unit), "fidelity_mean": float(np.mean(strength))},

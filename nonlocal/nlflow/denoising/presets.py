@@ -7,7 +7,7 @@
     Groups of alike patches, evolving; E on each group with the fidelity matrix C / s^2 of its covariance; relaxed
     semi-implicit steps of 1; stopped after a number of steps that leave less and less of the noise.
 
-A step on groups takes the running tokens z for f (a minimising movement) and the covariance C of the running estimate:
+A step on groups takes the running tokens z for f (a minimizing movement) and the covariance C of the running estimate:
 u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of the way from z to u a part is taken such
 that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
 with the eigenvalues lowered by a multiple of the noise.

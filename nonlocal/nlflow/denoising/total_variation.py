@@ -27,7 +27,7 @@ _SPATIAL = 1.0  # pixels; near pixels are likelier alike
 _FIRST = 0.46  # fidelity of the first guess, over the root of the median degree
 _SLOPE = -0.25  # of log residual over log fidelity, to begin with
 _SOLVES = 12
-_NEAR = 0.01  # the residual may miss what is wanted by this; that of an inexact minimiser is not known better
+_NEAR = 0.01  # the residual may miss what is wanted by this; that of an inexact minimizer is not known better
 
 
 @underflowing
@@ -49,7 +49,7 @@ def nonlocal_tv(
 ) -> Any:
     r"""Denoise an image or a 1-D signal by nonlocal total variation on the graph of its patches.
 
-    Minimises E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
+    Minimizes E_1(u) = J_1(u) + fidelity/2 sum_i |u_i - f_i|^2 (`Ep` with p = 1) with the patch kernel of the slightly
     smoothed input, in units of the noise (Gilboa and Osher 2008, doi 10.1137/070698592). Edges and piecewise constant
     regions are kept better than by `denoise`, texture is not; photographs are served better by `denoise`. An input of
     so few samples that the graph has no edges comes back unchanged, with success and a message that says so.
@@ -144,7 +144,7 @@ def _patch_affinity(f: NDArray[Any], patch_size: int, search_radius: int, memory
 def _fit(
     jp: Jp, f: NDArray[Any], given: float | None, wanted: float, rtol: float, maxiter: int, memory_limit: float | None
 ) -> tuple[CertifiedMinimizer, float]:
-    """Minimise E_1, with the fidelity that is given or leaves the wanted residual, by a secant on logarithms."""
+    """Minimize E_1, with the fidelity that is given or leaves the wanted residual, by a secant on logarithms."""
     if not len(jp.graph):
         return CertifiedMinimizer(f, 0.0, 0, True, NO_EDGES), math.inf if given is None else given
     spread = float(np.sqrt(np.mean(f.astype(np.float64) ** 2)))
@@ -158,7 +158,7 @@ def _fit(
     saddle: primal_dual.Saddle | None = None
     iterations = 0
     while True:
-        saddle = primal_dual.minimise(
+        saddle = primal_dual.minimize(
             jp, f, np.full(len(f), strength), rtol=rtol, maxiter=maxiter, start=None if saddle is None else saddle.u,
             dual=None if saddle is None else saddle.q, memory_limit=memory_limit,
         )  # fmt: skip

@@ -38,7 +38,7 @@ class Grid(Domain):
 
     A translation-invariant kernel on a bounded domain is summed over the images of each node: K(x, y) = sum_g k(x - g
     y) over the group of the boundary (translations, or reflections as well). The sum keeps K symmetric and makes the
-    Fourier (cosine) transform diagonalise it.
+    Fourier (cosine) transform diagonalize it.
 
     Examples
     --------

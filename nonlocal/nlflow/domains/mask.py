@@ -46,9 +46,9 @@ class Mask:
     Examples
     --------
     >>> import numpy as np
-    >>> from nlflow import DotProduct, Mask, Points, affinity
+    >>> from nlflow import ExpDotProduct, Mask, Points, affinity
     >>> x = np.zeros((4, 2))  # all alike: averages are means of what is seen
-    >>> p = affinity(DotProduct(), Points(np.arange(4.0)), x, mask=Mask(causal=True))
+    >>> p = affinity(ExpDotProduct(), Points(np.arange(4.0)), x, mask=Mask(causal=True))
     >>> p.average(np.array([0.0, 2.0, 4.0, 6.0])).tolist()
     [0.0, 1.0, 2.0, 3.0]
     """

@@ -179,7 +179,7 @@ def _similar(chain: MarkovChain, logs: Floats) -> Floats:
 
 
 @underflowing
-def fidelity_for(flow: LinearFlow, fraction: float) -> float:
+def fidelity_for_diversity(flow: LinearFlow, fraction: float) -> float:
     """Return a fidelity that guarantees a fraction of every signal's diversity in the equilibrium.
 
     From the spectrum, beforehand: lambda = fraction / (1 - fraction) mu_max, the smallest there is, with the largest
@@ -226,7 +226,7 @@ def fidelity_for(flow: LinearFlow, fraction: float) -> float:
             "kernel, or smaller logits"
         )
     fidelity = fraction / (1 - fraction) * highest
-    limit = 2 - highest if flow.symmetric else neutreno_limit(flow.affinity)
+    limit = 2 - highest if flow.symmetric else largest_stable_fidelity(flow.affinity)
     if flow.metric == "degree" and fidelity >= limit:
         warnings.warn(
             f"a NeuTRENO layer with lambda~ = {fidelity:.4g} is unstable (limit {limit:.4g}); use SemiImplicit, which "
@@ -238,7 +238,7 @@ def fidelity_for(flow: LinearFlow, fraction: float) -> float:
 
 
 @underflowing
-def neutreno_limit(affinity: Affinity) -> float:
+def largest_stable_fidelity(affinity: Affinity) -> float:
     """Return the fidelity lambda~ up to which the NeuTRENO step u <- Pu + lambda~ (f - u) converges.
 
     rho(P - lambda~ I) < 1: for symmetric k below 1 + mu_min(P), otherwise below the smallest
@@ -248,7 +248,7 @@ def neutreno_limit(affinity: Affinity) -> float:
     Parameters
     ----------
     affinity : Affinity
-        As the layer uses it: not symmetrised.
+        As the layer uses it: not symmetrized.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Limits of flows for t to infinity: constants, minimisers of E, resolvents of P."""
+"""Limits of flows for t to infinity: constants, minimizers of E, resolvents of P."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DENSE_NODES = 1000
 
 @dataclass(frozen=True)
 class Equilibrium(Minimizer):
-    """The limit of a flow for t to infinity and how well it was reached; of E the minimiser, where P is symmetric.
+    """The limit of a flow for t to infinity and how well it was reached; of E the minimizer, where P is symmetric.
 
     Attributes
     ----------
@@ -56,9 +56,9 @@ def equilibrium(
     """Return the limit of a frozen flow for t to infinity.
 
     Without fidelity it is a constant: the w-mean of u(0) in the L2 metric, pi^T u(0) in the degree metric and for
-    attention. With fidelity it is the minimiser of E, (L + lambda) u = lambda f in the L2 metric and
+    attention. With fidelity it is the minimizer of E, (L + lambda) u = lambda f in the L2 metric and
     ((1 + lambda~) I - P) u = lambda~ f in the degree metric, whatever u(0) is; for a P that is not symmetric the same
-    resolvent of P, though no functional is minimised.
+    resolvent of P, though no functional is minimized.
 
     Parameters
     ----------

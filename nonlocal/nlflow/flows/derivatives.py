@@ -151,7 +151,7 @@ class _Solution(torch.autograd.Function):
 
 
 def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
-    """Return the minimiser of E, the equilibrium of its flows, with its first derivatives.
+    """Return the minimizer of E, the equilibrium of its flows, with its first derivatives.
 
     By the implicit function theorem: derivatives with respect to the observed signal, the fidelity (numbers or
     matrices) and the features of the affinity cost one more linear system, whatever the number of iterations.
@@ -167,7 +167,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     Raises
     ------
     InputError
-        For J, which every constant minimises, and for a fidelity of 0 everywhere.
+        For J, which every constant minimizes, and for a fidelity of 0 everywhere.
     NumericalError
         When a system is not solved to `rtol`.
     """
@@ -206,7 +206,7 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
 def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 10_000) -> Tensor:
     """Return the limit of a frozen flow with a fidelity for t to infinity, with its first derivatives.
 
-    The limit u* = ((I - P) + phi)^-1 phi f is the minimiser of E where P is symmetric, in either metric (`minimizer`).
+    The limit u* = ((I - P) + phi)^-1 phi f is the minimizer of E where P is symmetric, in either metric (`minimizer`).
     For queries unlike keys it is a resolvent of P, found by GMRES, and its derivatives by GMRES with the transpose of
     P; one average, or one transposed average, an iteration. Derivatives are those of the implicit function theorem,
     with respect to the observed signal, the fidelity (numbers or matrices), queries and keys.
@@ -229,11 +229,11 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
     Examples
     --------
     >>> import torch
-    >>> from nlflow import AttentionFlow, DotProduct, Points, affinity
+    >>> from nlflow import AttentionFlow, ExpDotProduct, Points, affinity
     >>> from nlflow.flows import derivatives
     >>> q, k = torch.eye(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.float64)
     >>> f = torch.tensor([0.0, 1.0, 2.0], dtype=torch.float64, requires_grad=True)
-    >>> attention = affinity(DotProduct(), Points(range(3)), k, queries=q)
+    >>> attention = affinity(ExpDotProduct(), Points(range(3)), k, queries=q)
     >>> derivatives.equilibrium(AttentionFlow(attention, f, 0.5))[0].backward()
     >>> [round(float(g), 4) for g in f.grad]  # where a walker from node 0 is stopped
     [0.5556, 0.2222, 0.2222]

@@ -257,7 +257,7 @@ class AttentionFlow(LinearFlow):
     Parameters
     ----------
     affinity : Affinity
-        Used as it is, not symmetrised.
+        Used as it is, not symmetrized.
     observed : array, optional
         The signal f; needed when a fidelity is given.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``

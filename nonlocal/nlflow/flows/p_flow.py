@@ -49,7 +49,7 @@ class PFlow(Flow):
     def __init__(self, functional: Jp) -> None:
         if not isinstance(functional, Jp):
             raise InputError(f"functional: got {type(functional).__name__}, expected Jp(affinity, p) or Ep(...)")
-        affinity = functional.affinity.symmetrised()
+        affinity = functional.affinity.symmetrized()
         super().__init__(affinity, "l2", functional.observed, evolving=False, every=1)
         self._functional = functional
 
@@ -77,7 +77,7 @@ class LaggedDiffusivity(FixedStep):
 
     L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), which touches J_p from above at u. So
     J_p (E_p) falls in every step however long it is, the range is kept and the mean conserved. Each step is the
-    minimiser of an `E`, by conjugate gradients in float64, whatever the dtype of u. Also for p = 1, total variation
+    minimizer of an `E`, by conjugate gradients in float64, whatever the dtype of u. Also for p = 1, total variation
     flow.
 
     Parameters
@@ -108,7 +108,7 @@ class LaggedDiffusivity(FixedStep):
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Minimise the quadratic functional that touches J_p at u."""
+        """Minimize the quadratic functional that touches J_p at u."""
         self.check(flow)
         jp: Any = flow.functional
         flow.applications += 1

@@ -275,13 +275,13 @@ class Checkpoint(Tracker):
         self._cost = self._last - start
 
 
-class Stationary(Tracker):
+class SteadyState(Tracker):
     """Stop when the flow has come to rest: rms of du/dt at most ``rtol`` times that at the start, or ``atol``.
 
     One average a look.
     """
 
-    name = "stationary"
+    name = "steady_state"
 
     def __init__(self, rtol: float = 1e-6, atol: float = 0.0, every: int = 1) -> None:
         super().__init__(every)
@@ -296,7 +296,7 @@ class Stationary(Tracker):
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Compare the speed with the threshold."""
         speed = flow.speed(u)
-        return f"stationary: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
+        return f"steady state: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
         """Return the threshold, so that a resumed run stops where the first would have."""
@@ -307,7 +307,7 @@ class Stationary(Tracker):
         self._threshold = float(record["threshold"][0])
 
 
-class Discrepancy(Tracker):
+class DiscrepancyPrinciple(Tracker):
     """Stop when the residual reaches the noise: rms of u - f >= factor * sigma (Morozov's discrepancy principle).
 
     Parameters

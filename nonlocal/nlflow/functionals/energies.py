@@ -1,6 +1,6 @@
-"""The functionals J and E: value, gradient and minimiser, from averages and degrees alone.
+"""The functionals J and E: value, gradient and minimizer, from averages and degrees alone.
 
-With d, P and L = D (I - P) taken from the symmetrised affinity K = k + k^T (arXiv 2312.00751, eq. 5-8 and 30-31)::
+With d, P and L = D (I - P) taken from the symmetrized affinity K = k + k^T (arXiv 2312.00751, eq. 5-8 and 30-31)::
 
     J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2  =  1/2 sum_i w_i d_i u_i . (u_i - (Pu)_i)
     E(u) = J(u) + 1/2 sum_i m_i lambda_i |u_i - f_i|^2
@@ -23,7 +23,7 @@ from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 from nlflow.functionals.krylov import default_rtol
-from nlflow.functionals.minimizer import Minimizer, check_shape, minimise
+from nlflow.functionals.minimizer import Minimizer, check_shape, minimize
 from nlflow.functionals.preconditioners import PRECONDITIONERS
 
 METRICS = ("l2", "degree")
@@ -38,7 +38,7 @@ class J:
     Parameters
     ----------
     affinity : Affinity
-        Of k; it is symmetrised to K = k + k^T here.
+        Of k; it is symmetrized to K = k + k^T here.
 
     Examples
     --------
@@ -51,7 +51,7 @@ class J:
 
     def __init__(self, affinity: Affinity) -> None:
         self.given = check_affinity(affinity)
-        self.affinity = affinity.symmetrised()
+        self.affinity = affinity.symmetrized()
 
     def with_affinity(self, affinity: Affinity) -> J:
         """Return the same functional with another affinity of k (an evolving kernel)."""
@@ -70,11 +70,11 @@ class J:
         # P 1 = 1, so u - Pu needs no second average for the centred signal.
         return max(0.5 * scalar(xp.sum(measure * centred * (u - average), dtype=xp.float64)), 0.0)
 
-    def _scaled(self, value: float, normalise: bool, unit: float) -> float:
-        """Return unit^2 value, times sum(w d) unless it is to be normalised."""
+    def _scaled(self, value: float, normalize: bool, unit: float) -> float:
+        """Return unit^2 value, times sum(w d) unless it is to be normalized."""
         if value == 0:
             return value
-        if normalise:
+        if normalize:
             return _product(value, unit)
         log_total = self.affinity.log_total()
         exponent = math.log(value) + 2 * math.log(unit) + log_total
@@ -83,17 +83,17 @@ class J:
         if exponent > _LARGEST:
             raise NumericalError(
                 f"value: the sum of degrees is exp({log_total:.4g}), too large for a float; ask for "
-                "value(u, normalise=True), which divides by it"
+                "value(u, normalize=True), which divides by it"
             )
         return math.exp(exponent)
 
-    def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
+    def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
         """Return the functional's value.
 
         Parameters
         ----------
         u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-        normalise : bool
+        normalize : bool
             Divide by sum_i w_i d_i, which keeps the value in range for large logits.
         average : array, optional
             Pu, where it is known already; saves the one average that the value costs.
@@ -107,7 +107,7 @@ class J:
         """
         u = self.affinity.check_signal("u", u)
         unit = _unit(u)
-        return self._scaled(self._half_form(u, average, unit), normalise, unit)
+        return self._scaled(self._half_form(u, average, unit), normalize, unit)
 
     def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric: Lu (``l2``) or u - Pu (``degree``), plus the fidelity's part.
@@ -124,13 +124,13 @@ class J:
             gradient = over_channels(self.affinity.degree, u) * gradient
         return _in_range(gradient)
 
-    def value_and_gradient(self, u: Array, metric: str = "l2", *, normalise: bool = False) -> tuple[float, Array]:
+    def value_and_gradient(self, u: Array, metric: str = "l2", *, normalize: bool = False) -> tuple[float, Array]:
         """Return the functional's value and its gradient, from one average; see `value` and `gradient`.
 
         Where weights are computed anew at each average (``method='pairwise'``) the degree comes from the same pass.
         """
         average = self.affinity.average(u)
-        return self.value(u, normalise=normalise, average=average), self.gradient(u, metric, average=average)
+        return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
 
     def fidelity_in(self, metric: str) -> Fidelity | None:
         """Return the fidelity's operator in the gradient for a metric; None for J."""
@@ -153,7 +153,7 @@ class E(J):
     Parameters
     ----------
     affinity : Affinity
-        Of k; it is symmetrised to K = k + k^T here.
+        Of k; it is symmetrized to K = k + k^T here.
     observed : array of shape ``domain.shape`` or ``domain.shape + (D,)``
         The signal f.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
@@ -202,7 +202,7 @@ class E(J):
             return self._fidelity.scaled(self.affinity.degree)
         return self._fidelity.over_degree(self.affinity.log_degree, self._observed)
 
-    def value(self, u: Array, *, normalise: bool = False, average: Array | None = None) -> float:
+    def value(self, u: Array, *, normalize: bool = False, average: Array | None = None) -> float:
         """Return the functional's value; see `J.value`."""
         u = check_shape("u", self.affinity.check_signal("u", u), self._observed)
         xp = namespace(u)
@@ -216,15 +216,15 @@ class E(J):
             raise NumericalError("value: the fidelity times the misfit overflows; scale one of them down")
         dirichlet = self._half_form(u, average, unit)
         if self.measure == "degree":
-            return self._scaled(dirichlet + fidelity, normalise, unit)
-        if normalise:
+            return self._scaled(dirichlet + fidelity, normalize, unit)
+        if normalize:
             if fidelity == 0:
                 return _product(dirichlet, unit)
             exponent = math.log(fidelity) + 2 * math.log(unit) - self.affinity.log_total()
             if exponent > _LARGEST:
-                raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalise=False")
+                raise NumericalError("value: the degrees are so small that value / sum(w d) overflows; normalize=False")
             return _product(dirichlet, unit) + math.exp(exponent)
-        return self._scaled(dirichlet, normalise, unit) + _product(fidelity, unit)
+        return self._scaled(dirichlet, normalize, unit) + _product(fidelity, unit)
 
     def gradient(self, u: Array, metric: str = "l2", *, average: Array | None = None) -> Array:
         """Return the gradient in a metric; see `J.gradient`."""
@@ -242,9 +242,9 @@ class E(J):
         start: Array | None = None,
         preconditioner: str = "auto",
     ) -> Minimizer:
-        """Return the minimiser u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
+        """Return the minimizer u*, (L + lambda) u* = lambda f, by preconditioned conjugate gradients.
 
-        Matrix-free; one average an iteration. Where the fidelity is 0 the minimiser interpolates.
+        Matrix-free; one average an iteration. Where the fidelity is 0 the minimizer interpolates.
 
         Parameters
         ----------
@@ -256,7 +256,7 @@ class E(J):
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid'}
             ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
             where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
-            Fourier or cosine transform that diagonalises P, for position kernels on periodic and reflecting grids;
+            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids;
             one or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for
             stencils and graphs of NumPy features; 10 to 40 iterations of three averages each, after a set-up that takes
             20 to 30 bytes an edge (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies
@@ -267,7 +267,7 @@ class E(J):
         Raises
         ------
         InputError
-            When the fidelity is 0 everywhere: then every constant is a minimiser; for a preconditioner that does not
+            When the fidelity is 0 everywhere: then every constant is a minimizer; for a preconditioner that does not
             exist for this functional.
         MemoryLimitError
             For multigrid, when it is asked for and its set-up would pass the limit.
@@ -280,7 +280,7 @@ class E(J):
         check_choice("preconditioner", preconditioner, PRECONDITIONERS)
         if self._fidelity.bounds()[1] == 0:
             raise InputError(
-                "fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere, or "
+                "fidelity: got 0 at every node, so every constant minimizes the functional; set it > 0 somewhere, or "
                 "follow the J-flow to its limit"
             )
         fidelity = self.fidelity_in("degree")
@@ -288,7 +288,7 @@ class E(J):
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
         if start is not None:
             start = check_shape("start", self.affinity.check_signal("start", start), f)
-        return minimise(self.affinity, fidelity, f, start, rtol=rtol, maxiter=maxiter, name=preconditioner)
+        return minimize(self.affinity, fidelity, f, start, rtol=rtol, maxiter=maxiter, name=preconditioner)
 
 
 def _unit(*signals: Array) -> float:

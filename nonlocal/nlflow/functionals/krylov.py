@@ -145,7 +145,7 @@ def gmres(
 ) -> Solved:
     """Solve ``operator(x) = b`` for systems side by side, each in a Krylov space of its own (Saad and Schultz 1986).
 
-    (doi 10.1137/0907058.) The systems are orthogonalised one by one, but the operator is applied to all together. For
+    (doi 10.1137/0907058.) The systems are orthogonalized one by one, but the operator is applied to all together. For
     tensors the basis stays on their device, which is asked for one column of the Hessenberg matrices an iteration.
 
     Parameters

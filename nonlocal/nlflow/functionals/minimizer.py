@@ -1,4 +1,4 @@
-"""Minimisers: the record of a result, and the linear system that the minimiser of E solves."""
+"""Minimizers: the record of a result, and the linear system that the minimizer of E solves."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from nlflow.functionals.preconditioners import Choice
 
 @dataclass(frozen=True)
 class Minimizer:
-    """A minimiser, or the limit of a flow, and how well it was reached.
+    """A minimizer, or the limit of a flow, and how well it was reached.
 
     Attributes
     ----------
     u : array
         Shaped like the observed signal.
     residual : float
-        What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimiser of E the
+        What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimizer of E the
         larger of two ratios: that of the norms in the degree measure, and that of the largest entries.
     iterations : int
     success : bool
@@ -49,10 +49,10 @@ def check_shape(name: str, signal: Array, observed: Array) -> Array:
     return signal
 
 
-def minimise(
+def minimize(
     affinity: Affinity, fidelity: Fidelity, f: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
 ) -> Minimizer:
-    """Return the minimiser u of E, ((I - P) + phi) u = phi f, by preconditioned conjugate gradients.
+    """Return the minimizer u of E, ((I - P) + phi) u = phi f, by preconditioned conjugate gradients.
 
     Parameters
     ----------

@@ -13,7 +13,7 @@ from nlflow.kernels.base import Kernel
 
 @underflowing
 @dataclass(frozen=True, eq=False)
-class DotProduct(Kernel):
+class ExpDotProduct(Kernel):
     """Exponential dot product, ``k = exp(scale q(x).k(y))``: the kernel of softmax attention.
 
     With queries equal to keys it is symmetric and positive definite (Theorem 1 of arXiv 2312.00751 has K of this form,

@@ -31,7 +31,7 @@ class MarkovChain(Equilibrated):
     Parameters
     ----------
     affinity : Affinity
-        Used as it is, not symmetrised.
+        Used as it is, not symmetrized.
     laziness : float
         Probability in [0, 1) to stay at each move, on top of P: the operator is laziness I + (1 - laziness) P. With 0.5
         no chain is periodic.
@@ -251,7 +251,7 @@ class MarkovChain(Equilibrated):
         """Simulate walkers that are stopped at random, and return where.
 
         With ``stop = lambda~ / (1 + lambda~)`` the mean of f over the positions is NeuTRENO's equilibrium at the start,
-        u* = lambda~ ((1 + lambda~) I - P)^-1 f, as personalised PageRank is.
+        u* = lambda~ ((1 + lambda~) I - P)^-1 f, as personalized PageRank is.
 
         Parameters
         ----------

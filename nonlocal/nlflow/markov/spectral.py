@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.flows.spectrum import extreme, largest_eigenvalue, relaxation_rate
-from nlflow.kernels import DotProduct
+from nlflow.kernels import ExpDotProduct
 from nlflow.markov.operator import Transitions
 from nlflow.markov.stationary import (
     RESTARTS,
@@ -128,7 +128,7 @@ class Equilibrated(Transitions):
             moves = self.affinity._log_transitions()
         if moves is None:
             # Moves of probability 0 as they were given; a dot product has none of its own.
-            if not isinstance(self.affinity.kernel, DotProduct) and len(self._closed[0]) < self.states:
+            if not isinstance(self.affinity.kernel, ExpDotProduct) and len(self._closed[0]) < self.states:
                 return None
         elif communicating_classes(np.isfinite(moves))[0] > 1:  # by a mask, or in a matrix
             return None
@@ -246,7 +246,7 @@ class Equilibrated(Transitions):
         if not self.reversible:
             raise InputError(
                 "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
-                "neutreno_limit()"
+                "largest_stable_fidelity()"
             )
         if self.states <= DENSE_STATES or not self.affinity.symmetric:
             return float(self.eigenvalues().min())

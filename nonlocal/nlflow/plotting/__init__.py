@@ -1,8 +1,9 @@
 """Figures, drawn with matplotlib's object interface: no pyplot, no window, no global state."""
 
+from nlflow.denoising.quality import psnr
 from nlflow.plotting.base import new_figure, render
 from nlflow.plotting.chains import chain_figure, phase_figure
-from nlflow.plotting.comparison import comparison_figure, psnr
+from nlflow.plotting.comparison import comparison_figure
 from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
 from nlflow.plotting.layers import layers_figure
 from nlflow.plotting.rates import Series, bounds_figure, rate_figure

@@ -14,13 +14,13 @@ from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.functionals.energies import METRICS
-from nlflow.kernels import DotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST
 
 INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
 _BOUNDARIES = ("periodic", "reflect", "isolated")
-_KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "laplace": Laplace, "tophat": TopHat, "dot": DotProduct}
+_KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "laplace": Laplace, "tophat": TopHat, "dot": ExpDotProduct}
 _FORM = "gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 or dot:scale=1"
 
 
@@ -28,7 +28,7 @@ def parse_kernel(text: str) -> Kernel:
     """Return the kernel that a text such as ``gaussian:width=0.1`` stands for.
 
     The names are gaussian, laplace, tophat and dot; the parameters those of `Gaussian`, `Laplace`, `TopHat` and
-    `DotProduct` that are numbers.
+    `ExpDotProduct` that are numbers.
 
     Raises
     ------
@@ -222,7 +222,7 @@ def _combine(kind: Kind, options: Options, given: Mapping[str, Any]) -> None:
         if name in given and "channels" in options:
             options["channels"] = None
     if tokens and "kernel" not in given:
-        options["kernel"] = [DotProduct()]
+        options["kernel"] = [ExpDotProduct()]
     if "queries" in given and "metric" in options and "metric" not in given:
         options["metric"] = ["degree"]  # the flow by P itself, as attention does
     source = "keys" if tokens else "domain"

@@ -87,7 +87,7 @@ def _law(kernel: Kernel, boundary: str, dimension: int) -> str:
 
     Sums over a lattice are spectrally exact for smooth periodic functions, the midpoint rule has order 2 at an edge
     (Euler-Maclaurin), and a singularity |x - y| at a lattice point costs order 1 + m (Sidi and Navot for m = 1,
-    generalised zeta functions for m = 2). Where an edge meets a singularity of higher order, both show.
+    generalized zeta functions for m = 2). Where an edge meets a singularity of higher order, both show.
     """
     if type(kernel) not in (Gaussian, Laplace):
         return "unknown"

@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow._array import Array, constant_like, namespace, over_channels
 from nlflow.affinities import Affinity
-from nlflow.equilibria import neutreno_limit
+from nlflow.equilibria import largest_stable_fidelity
 from nlflow.errors import InputError
 from nlflow.flows.integrators import NeutrenoStep
 from nlflow.flows.linear import AttentionFlow, LinearFlow
@@ -70,7 +70,7 @@ class Stability(Kind):
         rng = np.random.default_rng(seed)
         problem = build(options, rng)
         weights = problem.affinity
-        limit = neutreno_limit(weights)
+        limit = largest_stable_fidelity(weights)
         chosen = options["fidelity"] or [value * (limit if limit > 1e-3 else 1.0) for value in _FIDELITIES]
         spectrum = _spectrum(weights, limit)
         start = constant_like(rng.standard_normal((*weights.domain.shape, _PERTURBATIONS)), problem.start)

@@ -39,7 +39,7 @@ def open_folder(
     FileFormatError
         When the folder holds another study, naming the first option that differs, or cannot be used.
     InputError
-        For options that a later run could not recognise.
+        For options that a later run could not recognize.
     """
     for name, value in options.items():
         if re.search(r" at 0x[0-9a-f]+", encode(value)):

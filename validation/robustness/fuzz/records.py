@@ -42,7 +42,7 @@ def record(folder: Path) -> Callable[[bytes], object]:
     from validation.finding import Finding, findings_in
     from validation.runner import _write
     from validation.training.record import read_record
-    from validation.training.report import summarise, table
+    from validation.training.report import summarize, table
 
     ledger, job = _job(folder)
     ledger.begin(job)
@@ -88,7 +88,7 @@ def record(folder: Path) -> Callable[[bytes], object]:
         found = read_record(path, "mean_iou")
         if found["settings"] != _SETTINGS:  # which a training compares with its own before it goes on
             raise FileFormatError("other settings")
-        require(isinstance(table(summarise([known_training, found], "mean_iou")), str), "a table that is no text")
+        require(isinstance(table(summarize([known_training, found], "mean_iou")), str), "a table that is no text")
 
     readers = {"output of a folder": output, "blocks of an image": image, "finding of a claim": finding}
 

@@ -96,7 +96,7 @@ def _takes(model: nn.Module, name: str) -> bool:
 def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -> dict[str, Tensor]:
     """Return an image as a model's inputs, (1, 3, height, width).
 
-    It is resized to the model's size (Pillow's bilinear filter, without cropping; the aspect may change) and normalised
+    It is resized to the model's size (Pillow's bilinear filter, without cropping; the aspect may change) and normalized
     with mean and deviation of the folder's ``preprocessor_config.json``, or 1/2 each.
 
     Parameters
@@ -130,12 +130,12 @@ def image_inputs(model: nn.Module, source: str | os.PathLike[str], image: Any) -
     channels = int(getattr(config, "num_channels", 3))
     picture = Image.fromarray(array.squeeze()).convert("L" if channels == 1 else "RGB")
     pixels = np.asarray(picture.resize((wide, high), Image.Resampling.BILINEAR), dtype=np.float32) / 255
-    mean, deviation = _normalisation(Path(source) / "preprocessor_config.json", channels)
-    normalised = (pixels.reshape(high, wide, channels) - mean) / deviation
-    return {"pixel_values": torch.from_numpy(np.ascontiguousarray(normalised.transpose(2, 0, 1)))[None]}
+    mean, deviation = _normalization(Path(source) / "preprocessor_config.json", channels)
+    normalized = (pixels.reshape(high, wide, channels) - mean) / deviation
+    return {"pixel_values": torch.from_numpy(np.ascontiguousarray(normalized.transpose(2, 0, 1)))[None]}
 
 
-def _normalisation(path: Path, channels: int) -> tuple[Any, Any]:
+def _normalization(path: Path, channels: int) -> tuple[Any, Any]:
     """Return mean and deviation of the pixels of a model, one number or one for each channel; 1/2 without a file."""
     if not path.is_file():
         return np.float32(0.5), np.float32(0.5)

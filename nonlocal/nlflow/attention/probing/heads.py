@@ -16,9 +16,9 @@ from nlflow.affinities import Affinity, affinity, from_matrix
 from nlflow.attention.terms.averages import log_affinity, seen
 from nlflow.domains import Points
 from nlflow.domains.mask import Mask, Sight
-from nlflow.equilibria import neutreno_limit
+from nlflow.equilibria import largest_stable_fidelity
 from nlflow.errors import InputError, check_number
-from nlflow.kernels import DotProduct, Gaussian, Kernel
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel
 from nlflow.markov import MarkovChain
 
 Floats = NDArray[np.float64]
@@ -88,7 +88,7 @@ class Head:
     def along(self, q: Floats, k: Floats) -> Affinity:
         """Return the affinity of other queries and keys with the same mask.
 
-        It is that of `nlflow.DotProduct` or `nlflow.Gaussian`, matrix-free for long sequences: O(N d) memory. With a
+        It is that of `nlflow.ExpDotProduct` or `nlflow.Gaussian`, matrix-free for long sequences: O(N d) memory. With a
         bias, and for other kernels, it holds P as a matrix.
         """
         nodes = Points(np.arange(len(k)), weights=np.ones(len(k)))
@@ -112,7 +112,7 @@ class Head:
     def _kernel(self, same: bool) -> Kernel | None:
         """Return k as a kernel of the package, if it is one; `same` says whether queries are the keys."""
         if self.bias is None and self.kernel in ("softmax", "symmetric"):
-            return DotProduct(scale=self.scaling)
+            return ExpDotProduct(scale=self.scaling)
         if self.bias is None and self.kernel == "gaussian" and same and self.scaling > 0:
             return Gaussian(width=self.scaling**-0.5)
         return None
@@ -167,10 +167,10 @@ class Head:
 
     @property
     def fidelity_limit(self) -> float:
-        """The fidelity lambda~ up to which NeuTRENO steps with this P converge; see `nlflow.neutreno_limit`."""
+        """The fidelity lambda~ up to which NeuTRENO steps converge; see `nlflow.largest_stable_fidelity`."""
         if self.causal:
             return 1 + float(self.eigenvalues[-1])
-        return neutreno_limit(self.affinity)
+        return largest_stable_fidelity(self.affinity)
 
     def spectral_radius(self, fidelity: float) -> float:
         """Return rho(P - lambda~ I), below 1 where NeuTRENO steps converge. O(N^3) time."""
@@ -223,5 +223,5 @@ class _OnHost(Affinity):
     def _log_degree(self) -> Floats:
         return to_numpy(self._tensors.log_degree)
 
-    def _symmetrised(self) -> Affinity:
-        return _OnHost(self._tensors.symmetrised())
+    def _symmetrized(self) -> Affinity:
+        return _OnHost(self._tensors.symmetrized())

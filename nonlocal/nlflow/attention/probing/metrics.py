@@ -88,7 +88,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
     """Return the participation ratio of the singular values s of X, (sum s^2)^2 / sum s^4: between 1 and the rank.
 
     It is (tr G)^2 / |G|^2 with the Gram matrix G of tokens or of channels, whichever is smaller. So no matrix is
-    diagonalised: O(N D min(N, D)) time.
+    diagonalized: O(N D min(N, D)) time.
 
     Parameters
     ----------
@@ -119,7 +119,7 @@ def participation_rank(x: Any, *, mask: Any = None, centred: bool = False) -> Ar
 def energy_per_token(v: Any, average: Any, average_of_squares: Any, *, mask: Any = None) -> Array:
     """Return J of a head, 1/2 sum_ij A_ij |v_i - v_j|^2 / N with its attention matrix A, from averages alone.
 
-    J of arXiv 2312.00751, eq. 5, with k = A. The rows are normalised, and the sum over tokens is divided by their
+    J of arXiv 2312.00751, eq. 5, with k = A. The rows are normalized, and the sum over tokens is divided by their
     number, which the paper (appendix E.2) does not fix. Only v, Av and A|v|^2 are needed: O(N D) time.
 
     Parameters

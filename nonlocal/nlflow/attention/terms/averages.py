@@ -9,9 +9,9 @@ softmax   exp(l)                         arXiv 1706.03762
 symmetric exp(l) with q_i = k_i          NeuTRENO, Theorem 1, arXiv 2312.00751
 gaussian  exp(-scaling |q - k|^2 / 2)    kernel attention, ibid., Table 8, where the dot product is replaced
 sigmoid   1 / (1 + exp(-l))              arXiv 2409.04431, which does not divide by the row sum (it subtracts log N
-                                         from l instead); here rows are normalised, as an average demands
-softplus  log(1 + exp(l))                normalised by the row sum, no further re-weighting
-linear    phi(q) . phi(k), phi = elu + 1 arXiv 2006.16236, normalised there as well; q and k are not scaled
+                                         from l instead); here rows are normalized, as an average demands
+softplus  log(1 + exp(l))                normalized by the row sum, no further re-weighting
+linear    phi(q) . phi(k), phi = elu + 1 arXiv 2006.16236, normalized there as well; q and k are not scaled
 ========= ============================== ====================================================================
 
 Every row is a softmax of log k. Its computation does not overflow, whatever the size of the logits. The cost is

@@ -114,7 +114,7 @@ def raise_nodes(indptr, indices, roots, cells, rise, seen, q):
     for i in prange(seen.shape[0]):
         factor = rise * cells[i]
         square = seen.dtype.type(0)
-        if D == 1:  # a loop of its own, which vectorises
+        if D == 1:  # a loop of its own, which vectorizes
             here = seen[i, 0]
             for e in range(indptr[i], indptr[i + 1]):
                 value = q[e, 0] + factor * roots[e] * (here - seen[indices[e], 0])

@@ -11,7 +11,7 @@ FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
 def _bitcast(source: Any, target: Any, llvm_type: Any) -> Any:
-    """Reinterpret the bits of a number; a bitcast vectorises where a scalar view would not."""
+    """Reinterpret the bits of a number; a bitcast vectorizes where a scalar view would not."""
 
     @intrinsic
     def cast(typingctx, value):

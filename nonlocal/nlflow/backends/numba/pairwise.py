@@ -22,7 +22,7 @@ from numba.extending import intrinsic
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
-CODES = {"Gaussian": 0, "Laplace": 1, "TopHat": 2, "DotProduct": 3}
+CODES = {"Gaussian": 0, "Laplace": 1, "TopHat": 2, "ExpDotProduct": 3}
 """Kernels are numbers: one that is passed as a function would be compiled anew in each process."""
 _LINE = 128
 SOURCES = 4
@@ -57,7 +57,7 @@ def _weigher(code: int) -> Any:
             x, y, reference, table, top = (_data(context, builder, signature, arguments, i) for i in (1, 2, 5, 7, 8))
             scale, queries = v.broadcast(scale), [index(q * v.lanes) for q in range(_VECTORS)]
             width = index(_VECTORS * v.lanes)
-            dots = code == CODES["DotProduct"]
+            dots = code == CODES["ExpDotProduct"]
             if dots:
                 first = [builder.fneg(v.load(reference, q)) for q in queries] * SOURCES
                 highest = [v.constant(-1e30)] * _VECTORS

@@ -24,7 +24,7 @@ _TILE_COLUMNS = 512
 
 
 # exp(x) for x <= 0: x = (n + f) log 2 with |f| <= 1/2, a Taylor polynomial for 2^f = exp(f log 2), and n put into the
-# exponent bits. There is no branch, so that the loop around it vectorises. Degree 6 leaves 4e-7 relative in float32;
+# exponent bits. There is no branch, so that the loop around it vectorizes. Degree 6 leaves 4e-7 relative in float32;
 # degree 13 with a two-part log 2 leaves 2e-15 in float64 down to exp(-60), 2e-14 at exp(-700). Below the normal range
 # the result is zero. Terms keep their order: n times the first part of log 2 is exact, and that is lost where the parts
 # are added first (which compilers do for processors without fused multiply-add). So the functions have flags of their
@@ -105,7 +105,7 @@ def _box_line(line, spare, out, columns, width):
     """Sum along a line: ``out[j] = line[j] + ... + line[j + width - 1]`` for j < columns; inputs are overwritten.
 
     Sums of 1, 2, 4 ... neighbours are formed and those that make up `width` in binary are added: about 2 log2(width)
-    vectorised additions on a line that stays in the first cache.
+    vectorized additions on a line that stays in the first cache.
     """
     done = 0
     size = 1
@@ -122,7 +122,7 @@ def _box_line(line, spare, out, columns, width):
             done += size
         rest >>= 1
         if rest > 0:
-            # Out of place: a shifted sum within one array would not vectorise.
+            # Out of place: a shifted sum within one array would not vectorize.
             length -= size
             for j in range(length):
                 spare[j] = line[j] + line[j + size]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
-from nlflow.kernels import DotProduct, Gaussian, Kernel, RadialKernel
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
 
 _TILE_BYTES = 2**26
 _STEEPEST = 1e4
@@ -90,7 +90,7 @@ class TorchSums:
     def _fuse(self) -> bool:
         """Bring logits into the form scale q.k + offset_i; whether it was possible."""
         kernel, x, y, present = self._kernel, self._x, self._y, self._present
-        if isinstance(kernel, DotProduct):
+        if isinstance(kernel, ExpDotProduct):
             scale = _scale(kernel, y)
             self._form = replace(self._form, scale=scale)
             if present is None:
@@ -160,7 +160,7 @@ class TorchSums:
     def push(self, law: Tensor) -> Tensor:
         """Return sum_i p_i w_j k_ij / d_i for all j, (..., M, D) to (..., N, D).
 
-        In tiles, whose rows are normalised as they are, which keeps the mass of the law. The derivative of fused
+        In tiles, whose rows are normalized as they are, which keeps the mass of the law. The derivative of fused
         attention takes the degrees from their logarithms, which have lost as many digits as they are large.
         """
         dtype = self._wide

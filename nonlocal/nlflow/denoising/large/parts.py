@@ -139,7 +139,7 @@ def denoise_part(
     f, u = _estimate(samples, corner, frame, memory_limit)
     estimate = (u[inner] * frame.scale + frame.offset).astype(f.dtype)
     if frame.model is not None:
-        estimate = np.asarray(frame.model.unstabilise(estimate)).astype(samples.dtype)
+        estimate = np.asarray(frame.model.unstabilize(estimate)).astype(samples.dtype)
     return np.array(restore(np.where(frame.exact, samples[inner], estimate)))
 
 
@@ -158,7 +158,7 @@ def _estimate(samples: Array, corner: tuple[int, ...], frame: Frame, memory_limi
     spatial = samples.shape[:-1]
     check_memory(f"a block of {' x '.join(map(str, spatial))} samples with its halo", bytes_for(frame, spatial),
                  "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
-    signal = samples if frame.model is None else frame.model.stabilise(samples)
+    signal = samples if frame.model is None else frame.model.stabilize(samples)
     f = in_units(signal, frame.offset, frame.scale)
     with one_loop_thread():
         return f, _pixels(frame, f) if frame.groupings is None else _groups(frame, f, frame.groupings, corner)

@@ -119,7 +119,7 @@ def _joined(sizes: tuple[int, ...], least: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the samples, counts stabilised.
+    """Of the samples, counts stabilized.
 
     Attributes
     ----------
@@ -174,7 +174,7 @@ def _part(
 ) -> _Part:
     try:
         signal, _ = as_signal(block, channel_axis)
-        signal = signal if model is None else model.stabilise(signal)
+        signal = signal if model is None else model.stabilize(signal)
     except InputError as error:
         raise InputError(f"{error} (in the block that begins at {corner})") from error
     flat = signal.reshape(-1, signal.shape[-1])

@@ -2,6 +2,6 @@
 
 from nlflow.denoising.noise.estimation import estimate_sigma, estimate_sigmas
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
-from nlflow.denoising.noise.stabilising import Poisson
+from nlflow.denoising.noise.stabilizing import Poisson
 
 __all__ = ["Poisson", "discrepancy", "estimate_sigma", "estimate_sigmas", "perturbation", "sure"]

@@ -113,7 +113,7 @@ class GroupFlow(Flow):
 
     The patches of a group are the nodes of a complete graph, and the fidelity is Lambda = C N^-1 with the covariance C
     of the group's patches in the current estimate u and the noise N that the running state z still holds. A
-    semi-implicit step of length 1 from z, drawn to z itself (a minimising movement), is the local Wiener filter
+    semi-implicit step of length 1 from z, drawn to z itself (a minimizing movement), is the local Wiener filter
     Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
     from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
 

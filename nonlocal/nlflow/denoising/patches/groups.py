@@ -28,7 +28,7 @@ class PatchGroups:
     that what a denoiser does to them is a step of the flow of E: with Lambda = C / sigma^2, C the covariance of the
     group and P the mean over it, a `SemiImplicit` step of length 1 in the degree metric is the nonlocal Bayes filter
     Pu + C (C + sigma^2 I)^-1 (f - Pu) (Lebrun, Buades and Morel 2013, doi 10.1137/120874989). Taken from f itself, the
-    step ends at the minimiser of E.
+    step ends at the minimizer of E.
 
     This is the definition, in plain NumPy: O(G (2 r + 1)^m D) time for G patches of D samples.
 

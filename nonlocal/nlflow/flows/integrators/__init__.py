@@ -1,4 +1,4 @@
-"""Time discretisations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
+"""Time discretizations of a flow, one family a module. Each declares its `order` and its `stability_limit`."""
 
 from nlflow.flows.integrators.base import Integrator, StepFailureError
 from nlflow.flows.integrators.exponential import Exponential

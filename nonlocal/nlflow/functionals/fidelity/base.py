@@ -63,7 +63,7 @@ class Fidelity(ABC):
     def centre(self, f: Array, measure: Array, axes: tuple[int, ...]) -> Array:
         """Return the constant c with sum_i m_i Lambda_i (f_i - c) = 0, broadcastable to f; float64.
 
-        The minimiser of E tends to it as Lambda tends to 0. `measure` has the axes of `f`, `axes` are those of nodes.
+        The minimizer of E tends to it as Lambda tends to 0. `measure` has the axes of `f`, `axes` are those of nodes.
         """
 
 

@@ -1,4 +1,4 @@
-"""Preconditioners of (I - P) + phi: the transform that diagonalises P, and algebraic multigrid on the graph of K.
+"""Preconditioners of (I - P) + phi: the transform that diagonalizes P, and algebraic multigrid on the graph of K.
 
 Both are self-adjoint and positive in the inner product of the degree measure m_i = w_i d_i / sum w d, as conjugate
 gradients ask, and take all channels at once. `choice` chooses; `coarsening` makes the coarse grids of `multigrid`.

@@ -1,4 +1,4 @@
-"""The transform that diagonalises a translation-invariant P, as a preconditioner."""
+"""The transform that diagonalizes a translation-invariant P, as a preconditioner."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from nlflow.domains import Grid
 
 
 class Transform:
-    """The inverse of (I - P) + phi_0 for a translation-invariant P, by the transform that diagonalises it.
+    """The inverse of (I - P) + phi_0 for a translation-invariant P, by the transform that diagonalizes it.
 
     On a periodic grid the real Fourier transform, on a reflecting one the cosine transform of type 2; O(N log N). With
     a uniform fidelity phi_0 the inverse is exact; between phi_0 / a and a phi_0 the condition number is at most a^2.
@@ -32,7 +32,7 @@ class Transform:
     def __init__(self, affinity: Affinity, phi: float) -> None:
         grid, spectrum = affinity.domain, affinity.known_spectrum()
         if not isinstance(grid, Grid) or spectrum is None:  # not reached: callers have asked
-            raise TypeError("affinity: no transform diagonalises it")
+            raise TypeError("affinity: no transform diagonalizes it")
         self._axes = tuple(range(grid.ndim))
         self._shape = grid.shape
         self._cosine = grid.boundary == "reflect"
@@ -41,7 +41,7 @@ class Transform:
 
     @staticmethod
     def offered(affinity: Affinity) -> bool:
-        """Tell whether a transform diagonalises P."""
+        """Tell whether a transform diagonalizes P."""
         grid = affinity.domain
         if affinity.method not in ("stencil", "convolution") or not isinstance(grid, Grid):
             return False

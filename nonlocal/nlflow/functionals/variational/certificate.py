@@ -1,4 +1,4 @@
-"""How near a signal is to a minimiser: the duality gap, and the record of a minimisation.
+"""How near a signal is to a minimizer: the duality gap, and the record of a minimization.
 
 E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i. Projection onto a box brings no
 two values farther apart, nor any value farther from an f that lies in the box. So the minimum is attained in the box of
@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.functionals.minimizer import Minimizer
 
-NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimiser"
-"""Message of a minimisation that has nothing to do."""
+NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimizer"
+"""Message of a minimization that has nothing to do."""
 
 
 @dataclass(frozen=True)
 class CertifiedMinimizer(Minimizer):
-    """A minimiser with a bound on what is left to gain.
+    """A minimizer with a bound on what is left to gain.
 
     Attributes
     ----------

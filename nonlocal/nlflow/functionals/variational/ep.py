@@ -1,4 +1,4 @@
-"""E_p: the p-Dirichlet energy with a fidelity, and its minimiser."""
+"""E_p: the p-Dirichlet energy with a fidelity, and its minimizer."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Ep(Jp):
     def minimizer(
         self, *, rtol: float | None = None, maxiter: int | None = None, start: Any = None
     ) -> CertifiedMinimizer:
-        """Return the minimiser with a bound on what is left to gain, the duality gap.
+        """Return the minimizer with a bound on what is left to gain, the duality gap.
 
         For p > 1 by lagged diffusivity (linear problems for conjugate gradients; tens of them, the more the nearer p is
         to 1), for p = 1 by the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1),
@@ -99,7 +99,7 @@ class Ep(Jp):
 
         The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where
         the fidelity is 0: it then counts what the signal could gain there if it moved anywhere in that box, and falls
-        more slowly. On a graph without edges J_p is 0 and f the minimiser (its mean where it is not observed).
+        more slowly. On a graph without edges J_p is 0 and f the minimizer (its mean where it is not observed).
 
         Parameters
         ----------
@@ -109,12 +109,12 @@ class Ep(Jp):
         maxiter : int, optional
             Linear problems (300) or primal-dual iterations (20000).
         start : array, optional
-            First guess; f (p = 1) or the minimiser of E by default.
+            First guess; f (p = 1) or the minimizer of E by default.
 
         Raises
         ------
         InputError
-            When the fidelity is 0 everywhere: then every constant is a minimiser.
+            When the fidelity is 0 everywhere: then every constant is a minimizer.
         """
         f = self._observed
         single = f.dtype == np.float32
@@ -123,7 +123,7 @@ class Ep(Jp):
         known = self._per_node > 0
         if not known.any():
             raise InputError(
-                "fidelity: got 0 at every node, so every constant minimises the functional; set it > 0 somewhere"
+                "fidelity: got 0 at every node, so every constant minimizes the functional; set it > 0 somewhere"
             )
         flat, guess = self.flat(f), None
         if start is not None:
@@ -133,7 +133,7 @@ class Ep(Jp):
         size = float(np.abs(flat[known] - shift).max())
         if size == 0:
             u = np.broadcast_to(flat[known][0], flat.shape).reshape(f.shape).astype(f.dtype)
-            return CertifiedMinimizer(u, 0.0, 0, True, "what is observed is constant, and so is the minimiser")
+            return CertifiedMinimizer(u, 0.0, 0, True, "what is observed is constant, and so is the minimizer")
         if not len(self.graph):
             u = np.where(known[:, None], flat, shift).reshape(f.shape).astype(f.dtype)
             return CertifiedMinimizer(u, 0.0, 0, True, NO_EDGES)
@@ -163,7 +163,7 @@ class Ep(Jp):
         self, f: NDArray[Any], fidelity: NDArray[Any], guess: NDArray[Any] | None, rtol: float, maxiter: int
     ) -> tuple[NDArray[Any], float, float, int]:
         dtype = self._observed.dtype
-        saddle = primal_dual.minimise(
+        saddle = primal_dual.minimize(
             self, f.astype(dtype), self.affinity.domain.weights.ravel() * fidelity, rtol=rtol, maxiter=maxiter,
             start=None if guess is None else guess.astype(dtype), memory_limit=self._memory_limit,
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Lagged diffusivity: E_p for 1 < p <= 2 by a sequence of linear problems.
 
 x^p <= x_0^p + p/2 x_0^(p - 2) (x^2 - x_0^2): at every u the quadratic J of the affinity reweighted by the factors
-x(u)^(p - 2) touches J_p from above (up to a constant), so its minimiser, which conjugate gradients find, never raises
+x(u)^(p - 2) touches J_p from above (up to a constant), so its minimizer, which conjugate gradients find, never raises
 E_p. The factors are smoothed, (x^2 + s^2)^(p/2 - 1), which makes the same true of the smoothed energy, and s shrinks.
 (Vogel and Oman 1996, doi 10.1137/0917016; Chan and Mulet 1999, doi 10.1137/S0036142997327075.)
 """
@@ -34,7 +34,7 @@ class Iterate:
 
 
 def quadratic_step(jp: Jp, factors: Floats, f: Floats, fidelity: Floats, start: Floats) -> Minimizer:
-    """Return the minimiser of the reweighted J + 1/2 sum_i w_i fidelity_i |u_i - f_i|^2.
+    """Return the minimizer of the reweighted J + 1/2 sum_i w_i fidelity_i |u_i - f_i|^2.
 
     `factors` are the cells'; signals are (N, D), but that of the result has the shape of the domain.
     """
@@ -44,7 +44,7 @@ def quadratic_step(jp: Jp, factors: Floats, f: Floats, fidelity: Floats, start: 
 
 
 def iterates(jp: Jp, f: Floats, fidelity: Floats, start: Floats | None) -> Iterator[Iterate]:
-    """Yield better and better signals, (N, D), for an `f` of size about 1; from J's own minimiser by default."""
+    """Yield better and better signals, (N, D), for an `f` of size about 1; from J's own minimizer by default."""
     rigid = jp.affinity.domain.weights.ravel() * fidelity
     smoothing = _FIRST if start is None else _START
     u = f if start is None else start

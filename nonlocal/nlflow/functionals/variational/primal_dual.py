@@ -43,7 +43,7 @@ class Saddle:
     iterations: int = 0
 
 
-def minimise(
+def minimize(
     jp: Jp,
     f: NDArray[Any],
     rigid: Floats,
@@ -54,7 +54,7 @@ def minimise(
     dual: NDArray[Any] | None = None,
     memory_limit: float | None = None,
 ) -> Saddle:
-    """Minimise J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 in the dtype of `f`.
+    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 in the dtype of `f`.
 
     Parameters
     ----------

@@ -14,7 +14,7 @@ from nlflow import InputError
 
 torch = pytest.importorskip("torch")
 
-from nlflow.attention import Head, Layer, LayerTrace, discretise, extrapolate, mean_cosine  # noqa: E402
+from nlflow.attention import Head, Layer, LayerTrace, discretize, extrapolate, mean_cosine  # noqa: E402
 
 Array = NDArray[Any]
 SUBSTEPS = (1, 2, 4, 8, 16, 32, 64)
@@ -44,7 +44,7 @@ def test_frozen_flow(symmetric: bool, causal: bool) -> None:
     generator = p - np.eye(len(p))
     exact = expm(generator) @ one.v
     way = np.linalg.norm(exact - one.v)
-    found = discretise(one, substeps=SUBSTEPS, symmetric=symmetric)
+    found = discretize(one, substeps=SUBSTEPS, symmetric=symmetric)
     for m, distance in zip(SUBSTEPS, found.distance, strict=True):
         steps = np.linalg.matrix_power(np.eye(len(p)) + generator / m, m) @ one.v
         assert distance == pytest.approx(np.linalg.norm(steps - exact) / way, rel=1e-8)
@@ -77,7 +77,7 @@ def runge_kutta(one: Head, symmetric: bool, steps: int) -> Array:
 def test_evolving_flow(symmetric: bool, causal: bool) -> None:
     one = head(1, causal)
     exact = runge_kutta(one, symmetric, 200)
-    found = discretise(one, substeps=SUBSTEPS, symmetric=symmetric, evolving=True)
+    found = discretize(one, substeps=SUBSTEPS, symmetric=symmetric, evolving=True)
     way = np.linalg.norm(exact - one.v)
     q, k, v = one.q, one.k, one.v
     for _ in range(4):
@@ -103,10 +103,10 @@ def test_a_layer_is_all_its_heads() -> None:
         errors += [np.sum((np.linalg.matrix_power(np.eye(len(p)) + (p - np.eye(len(p))) / m, m) @ one.v - exact) ** 2)
                    for m in (1, 3)]  # fmt: skip
         way += np.sum((exact - one.v) ** 2)
-    found = discretise(layer("one", *heads), substeps=(1, 3))
+    found = discretize(layer("one", *heads), substeps=(1, 3))
     np.testing.assert_allclose(found.distance, np.sqrt(errors / way), rtol=1e-8)
     assert math.isnan(found.order)  # two points are no line
-    alone = discretise(heads[0], substeps=(1, 3))
+    alone = discretize(heads[0], substeps=(1, 3))
     assert alone.distance[0] != found.distance[0]
 
 
@@ -146,9 +146,9 @@ def test_depth(laziness: float, fidelity: float) -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: discretise(head(), substeps=()), "substeps: got none"),
-        (lambda: discretise(head(), substeps=(0, 1)), "substeps: got 0, expected an integer >= 1"),
-        (lambda: discretise(Head(head().q, head().k, np.ones((12, 2)), 0.5)), "values that the flow does not move"),
+        (lambda: discretize(head(), substeps=()), "substeps: got none"),
+        (lambda: discretize(head(), substeps=(0, 1)), "substeps: got 0, expected an integer >= 1"),
+        (lambda: discretize(Head(head().q, head().k, np.ones((12, 2)), 0.5)), "values that the flow does not move"),
     ],
     ids=["none", "zero", "constant"],
 )

@@ -9,7 +9,7 @@ from scipy.stats import poisson
 
 import nlflow
 from nlflow import InputError, Poisson
-from nlflow.denoising.noise.stabilising import expected_transform
+from nlflow.denoising.noise.stabilizing import expected_transform
 
 pytestmark = pytest.mark.numerical
 
@@ -54,7 +54,7 @@ def test_without_counts_the_expectation_is_a_parabolic_cylinder_function(spread)
 @pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0), Poisson(0.5, 0.1, -1.0)])
 @pytest.mark.parametrize("x", [0.2, 2.0, 25.0, 500.0])
 def test_the_expected_transform_is_the_mean_of_many_draws(noise, x):
-    stable = noise.stabilise(counts(x, noise, 400_000))
+    stable = noise.stabilize(counts(x, noise, 400_000))
     error = np.std(stable) / math.sqrt(stable.size)
     spread = noise.sigma / noise.gain
     assert expected_transform(np.array([x]), spread)[0] == pytest.approx(np.mean(stable), abs=5 * error)
@@ -67,14 +67,14 @@ def test_the_transform_is_the_formula():
     noise = Poisson(gain=2.0, sigma=3.0, offset=10.0)
     z = np.array([-50.0, 4.0, 10.0, 30.0])
     argument = (z - 10) / 2 + 3 / 8 + (3 / 2) ** 2
-    np.testing.assert_allclose(noise.stabilise(z), 2 * np.sqrt(np.maximum(argument, 0)), rtol=1e-14)
-    np.testing.assert_allclose(Poisson().stabilise([0, 1, 4]), 2 * np.sqrt(np.array([0, 1, 4]) + 0.375), rtol=1e-14)
+    np.testing.assert_allclose(noise.stabilize(z), 2 * np.sqrt(np.maximum(argument, 0)), rtol=1e-14)
+    np.testing.assert_allclose(Poisson().stabilize([0, 1, 4]), 2 * np.sqrt(np.array([0, 1, 4]) + 0.375), rtol=1e-14)
 
 
 @pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0), Poisson(0.01, 0.1, 0.5), Poisson(1e6, 0, 0)])
 @pytest.mark.parametrize("x", [5.0, 40.0, 3000.0])
 def test_the_noise_has_strength_1(noise, x):
-    assert np.std(noise.stabilise(counts(x, noise, 200_000))) == pytest.approx(1, abs=0.05 if x < 10 else 0.01)
+    assert np.std(noise.stabilize(counts(x, noise, 200_000))) == pytest.approx(1, abs=0.05 if x < 10 else 0.01)
 
 
 def test_the_variance_is_that_of_the_draws():
@@ -91,7 +91,7 @@ def test_the_variance_is_that_of_the_draws():
 @pytest.mark.parametrize("spread", SPREADS)
 def test_the_inverse_of_the_expectation_is_the_count(spread):
     noise = Poisson(gain=3.0, sigma=3.0 * spread, offset=-7.0)
-    back = noise.unstabilise(expected_transform(LEVELS, spread))
+    back = noise.unstabilize(expected_transform(LEVELS, spread))
     np.testing.assert_allclose((back + 7) / 3, LEVELS, rtol=1e-7, atol=1e-5)
 
 
@@ -99,7 +99,7 @@ def test_the_inverse_of_the_expectation_is_the_count(spread):
 @pytest.mark.parametrize("x", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1000.0, 10_000.0])
 def test_the_mean_comes_back_unbiased(noise, x):
     z = counts(x, noise, 1_000_000)
-    back = noise.unstabilise(np.mean(noise.stabilise(z), keepdims=True))[0]
+    back = noise.unstabilize(np.mean(noise.stabilize(z), keepdims=True))[0]
     error = math.sqrt(noise.variance(np.array([noise.gain * x + noise.offset]))[0] / z.size)
     assert back == pytest.approx(noise.gain * x + noise.offset, abs=6 * error)
 
@@ -108,26 +108,26 @@ def test_the_mean_comes_back_unbiased(noise, x):
 def test_read_noise_far_beyond_the_counts(sigma):
     noise = Poisson(sigma=sigma)
     z = counts(5 * sigma, noise, 10_000)
-    back = noise.unstabilise(np.mean(noise.stabilise(z), keepdims=True))[0]
+    back = noise.unstabilize(np.mean(noise.stabilize(z), keepdims=True))[0]
     assert back == pytest.approx(5 * sigma, abs=6 * sigma / 100)
 
 
 def test_the_simple_inverse_would_be_biased():
-    stable = Poisson().stabilise(counts(1.0, Poisson(), 100_000))
+    stable = Poisson().stabilize(counts(1.0, Poisson(), 100_000))
     simple = (np.mean(stable) / 2) ** 2 - 0.375
-    assert abs(simple - 1) > 10 * abs(Poisson().unstabilise(np.mean(stable, keepdims=True))[0] - 1)
+    assert abs(simple - 1) > 10 * abs(Poisson().unstabilize(np.mean(stable, keepdims=True))[0] - 1)
 
 
 @pytest.mark.parametrize("spread", SPREADS)
 def test_the_inverse_is_monotone_and_never_below_no_count(spread):
     noise = Poisson(gain=2.0, sigma=2.0 * spread, offset=5.0)
     d = np.linspace(-3, 200, 40_001)
-    back = noise.unstabilise(d)
+    back = noise.unstabilize(d)
     assert (np.diff(back) >= 0).all()
     least = expected_transform(np.array([0.0]), spread)[0]
     np.testing.assert_allclose(back[d <= least], 5.0, atol=1e-4)  # the value of the input without any count
     assert (np.diff(back)[d[:-1] > least + 0.01] > 0).all()
-    assert Poisson(sigma=spread).unstabilise(d).min() >= 0  # so that it can be put through the transform again
+    assert Poisson(sigma=spread).unstabilize(d).min() >= 0  # so that it can be put through the transform again
     assert back[-1] == pytest.approx(2 * (200**2 / 4 - 1 / 8 - spread**2) + 5, rel=1e-4)
 
 
@@ -135,9 +135,9 @@ def test_the_inverse_is_monotone_and_never_below_no_count(spread):
 def test_units_do_not_matter(scale):
     z = counts(6.0, Poisson(1.0, 2.0, 3.0), 500)
     one, other = Poisson(1.0, 2.0, 3.0), Poisson(scale, 2 * scale, 3 * scale)
-    np.testing.assert_allclose(other.stabilise(scale * z), one.stabilise(z), rtol=1e-12)
+    np.testing.assert_allclose(other.stabilize(scale * z), one.stabilize(z), rtol=1e-12)
     d = np.linspace(0, 50, 101)
-    np.testing.assert_allclose(other.unstabilise(d), scale * one.unstabilise(d), rtol=1e-12)
+    np.testing.assert_allclose(other.unstabilize(d), scale * one.unstabilize(d), rtol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_units_do_not_matter(scale):
 def test_types_and_shapes(given, kept, shape):
     noise = Poisson(2.0, 1.0)
     z = np.random.default_rng(0).poisson(9.0, shape).astype(given)
-    for function in (noise.stabilise, noise.unstabilise, noise.variance):
+    for function in (noise.stabilize, noise.unstabilize, noise.variance):
         result = function(z)
         assert result.dtype == kept
         assert result.shape == shape
@@ -156,7 +156,7 @@ def test_types_and_shapes(given, kept, shape):
 
 def test_arrays_are_not_changed():
     z = np.arange(5.0)
-    for function in (Poisson().stabilise, Poisson().unstabilise, Poisson().variance):
+    for function in (Poisson().stabilize, Poisson().unstabilize, Poisson().variance):
         function(z)
     np.testing.assert_array_equal(z, np.arange(5.0))
 
@@ -186,35 +186,35 @@ def test_negative_counts_are_refused_with_their_number_unless_there_is_read_nois
     z = np.array([3.0, -1.0, 0.0, -2.5])
     message = r"image: got 2 value\(s\) below offset=0, the smallest -2\.5, .*read noise .*Poisson\(gain=..., sigma="
     with pytest.raises(InputError, match=message):
-        Poisson().stabilise(z)
+        Poisson().stabilize(z)
     with pytest.raises(InputError, match=r"below offset=100, the smallest 99"):
-        Poisson(offset=100).stabilise([100, 99])
-    assert Poisson(sigma=1.0).stabilise(z).min() >= 0
-    assert Poisson(offset=-2.5).stabilise(z).min() == pytest.approx(2 * math.sqrt(0.375))
+        Poisson(offset=100).stabilize([100, 99])
+    assert Poisson(sigma=1.0).stabilize(z).min() >= 0
+    assert Poisson(offset=-2.5).stabilize(z).min() == pytest.approx(2 * math.sqrt(0.375))
 
 
 def test_the_offset_in_single_precision_is_the_offset():
     for offset in (0.7, -0.1, 1e5 + 0.1, 1e5 + 0.2):
-        stable = Poisson(offset=offset).stabilise(np.full(3, offset, np.float32))
+        stable = Poisson(offset=offset).stabilize(np.full(3, offset, np.float32))
         assert stable == pytest.approx(2 * math.sqrt(0.375), abs=0.01)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_values_that_are_not_finite_are_refused(bad):
-    for name, function in (("image", Poisson().stabilise), ("stable", Poisson().unstabilise)):
+    for name, function in (("image", Poisson().stabilize), ("stable", Poisson().unstabilize)):
         with pytest.raises(InputError, match=rf"{name}: got 1 NaN or infinite value"):
             function([1.0, bad])
 
 
 def test_counts_beyond_all_numbers_are_refused():
     with pytest.raises(InputError, match=r"image: got values of more than 1e308 counts for gain=1e-300"):
-        Poisson(gain=1e-300).stabilise([1e10])
+        Poisson(gain=1e-300).stabilize([1e10])
 
 
 def test_a_torch_tensor_is_refused():
     torch = pytest.importorskip("torch")
     with pytest.raises(InputError, match=r"image: got Tensor, expected a NumPy array; convert it"):
-        Poisson().stabilise(torch.ones(3))
+        Poisson().stabilize(torch.ones(3))
 
 
 def test_it_is_a_value():

@@ -33,7 +33,7 @@ _FITTED = 4  # number of finest steps for the order; there the leading term of t
 
 
 @dataclass(frozen=True)
-class Discretisation:
+class Discretization:
     """How far steps are from the flow.
 
     Attributes
@@ -56,14 +56,14 @@ class Discretisation:
 
 
 @underflowing
-def discretise(
+def discretize(
     layer: Layer | Head,
     *,
     substeps: Sequence[int] = (1, 2, 4, 8, 16, 32),
     symmetric: bool = False,
     evolving: bool = False,
     item: int = 0,
-) -> Discretisation:
+) -> Discretization:
     """Compare a layer, and m steps of length 1/m, with the continuous flow at time 1 from the layer's own values.
 
     Parameters
@@ -108,7 +108,7 @@ def discretise(
             "layer: got values that the flow does not move (all tokens are equal), expected some that differ"
         )
     distance = np.sqrt(errors / way)
-    return Discretisation(counts, distance, math.sqrt(own / way), _order(counts, distance))
+    return Discretization(counts, distance, math.sqrt(own / way), _order(counts, distance))
 
 
 def _order(counts: Sequence[int], distance: Floats) -> float:

@@ -40,7 +40,7 @@ def courses(block: Block, kind: str) -> tuple[Floats, float]:
 
 @on_one_thread
 def run(context: Context) -> Outcome:
-    from nlflow.attention import discretise, extrapolate
+    from nlflow.attention import discretize, extrapolate
 
     model = minilm()
     plain = plain_copy(model)
@@ -56,7 +56,7 @@ def run(context: Context) -> Outcome:
             context.step(f"passage {number + 1}, layer {layer + 1}")
             for kind in KINDS:
                 expected, leading = courses(blocks[layer], kind)
-                ours = discretise(trace[layer], substeps=SUBSTEPS, symmetric=kind == "q = k")
+                ours = discretize(trace[layer], substeps=SUBSTEPS, symmetric=kind == "q = k")
                 error[kind] = largest(error[kind], float(np.abs(ours.distance / expected - 1).max()))
                 orders[kind].append(ours.order)
                 constants.append(abs(SUBSTEPS[-1] * ours.distance[-1] / leading - 1))
@@ -64,7 +64,7 @@ def run(context: Context) -> Outcome:
                     drawn.setdefault(kind, {})[layer + 1] = ours.distance
     context.step("evolving kernel")
     head = trace.head(layers[1], 0)
-    orders["evolving kernel"].append(discretise(head, substeps=SUBSTEPS, evolving=True).order)
+    orders["evolving kernel"].append(discretize(head, substeps=SUBSTEPS, evolving=True).order)
     context.step("depth")
     first, depth = blocks[0], len(blocks) - 1
     ahead = extrapolate(trace, 0)
@@ -126,7 +126,7 @@ CAPTION = (
 )
 
 CLAIM = Claim(
-    name="discretisation-of-layers",
+    name="discretization-of-layers",
     title="A trained layer is a coarse Euler step of a flow",
     statement=(
         "A head v ← Pv is one Euler step of length 1 of du/dt = Pu − u from u(0) = v. For the heads of "

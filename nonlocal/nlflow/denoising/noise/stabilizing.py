@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
 
 _TABLE_END: Final = 300.0  # counts; the series after it is exact to 1e-7 of them
-_TABLE_STEP: Final = 0.03  # in the stabilised value, which has noise of strength 1
+_TABLE_STEP: Final = 0.03  # in the stabilized value, which has noise of strength 1
 _TAIL: Final = 12.0  # standard deviations within which a law is summed
 _NODES: Final = 64  # of the quadrature over the Gaussian
 
@@ -43,7 +43,7 @@ class Poisson:
 
     Notes
     -----
-    The generalised Anscombe transform D(z) = 2 √(z' + 3/8 + σ'²), with z' = (z - offset) / gain and σ' = sigma / gain,
+    The generalized Anscombe transform D(z) = 2 √(z' + 3/8 + σ'²), with z' = (z - offset) / gain and σ' = sigma / gain,
     gives noise of standard deviation close to 1 from about one count (3 counts for σ' = 0) on. Its inverse here is the
     exact unbiased one: what is averaged is D, and E[D(z)] is not D(E[z]). For x counts, with Poisson weights p,
 
@@ -63,10 +63,10 @@ class Poisson:
     >>> from nlflow import Poisson
     >>> counts = np.random.default_rng(0).poisson(3.0, 100_000)
     >>> noise = Poisson()
-    >>> stable = noise.stabilise(counts)
+    >>> stable = noise.stabilize(counts)
     >>> bool(abs(np.std(stable) - 1) < 0.03)
     True
-    >>> bool(abs(noise.unstabilise(np.mean(stable, keepdims=True))[0] - 3.0) < 0.03)
+    >>> bool(abs(noise.unstabilize(np.mean(stable, keepdims=True))[0] - 3.0) < 0.03)
     True
     """
 
@@ -82,8 +82,8 @@ class Poisson:
         for name, value in (("gain", gain), ("sigma", sigma), ("offset", offset)):
             object.__setattr__(self, name, value)
 
-    def stabilise(self, image: Any) -> NDArray[Any]:
-        """Return the generalised Anscombe transform of noisy counts: white noise of standard deviation 1.
+    def stabilize(self, image: Any) -> NDArray[Any]:
+        """Return the generalized Anscombe transform of noisy counts: white noise of standard deviation 1.
 
         Parameters
         ----------
@@ -115,13 +115,13 @@ class Poisson:
         argument = self._scaled(counts, "image") + (0.375 + self._spread**2)
         return np.asarray(2 * np.sqrt(np.maximum(argument, 0)), dtype=values.dtype)
 
-    def unstabilise(self, stable: Any) -> NDArray[Any]:
+    def unstabilize(self, stable: Any) -> NDArray[Any]:
         """Return the expected values of the input for expected values of the transform: the exact unbiased inverse.
 
         Parameters
         ----------
         stable : array_like
-            Any shape: an estimate of the mean of `stabilise`, as a denoiser gives it.
+            Any shape: an estimate of the mean of `stabilize`, as a denoiser gives it.
 
         Returns
         -------
