@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising import groupwise
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
-from nlflow.denoising.patches.filters import found
+from nlflow.denoising.patches.filters import groups_of
 from nlflow.denoising.patches.flow import as_planes, as_signal
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import Watch, run
@@ -34,7 +34,7 @@ SMALL = GroupPreset(
 
 def grouped(guide: Floats, grouping: Grouping) -> Groups:
     """The groups that the compiled loops find in planes (C, H, W)."""
-    return found(CompiledFilter(), guide, Lattice.of(guide.shape[1:], grouping))
+    return groups_of(CompiledFilter(), guide, Lattice.of(guide.shape[1:], grouping))
 
 
 def group_step(groups: Groups, *planes: Floats, **options: Any) -> tuple[Floats, Floats]:

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import nlflow as nl
-from nlflow.affinities import sharded as distributed
+from nlflow.affinities import sharded
 from nlflow.errors import NlflowError
 
 N = 91
@@ -67,20 +67,18 @@ class Many(One):
 
     def __init__(self, mode: str, group: Any = None) -> None:
         self.mode, self.group = mode, group
-        self.own = distributed.rows(N, group)
+        self.own = sharded.rows(N, group)
 
     def affinity(self, kernel: Any, weights: Any, features: Any, queries: Any = None) -> nl.Affinity:
-        domain = distributed.points(NODES[self.own], None if weights is None else weights[self.own], group=self.group)
+        domain = sharded.points(NODES[self.own], None if weights is None else weights[self.own], group=self.group)
         queries = None if queries is None else queries[self.own]
-        return distributed.affinity(
-            kernel, domain, features[self.own], queries=queries, mode=self.mode, group=self.group
-        )
+        return sharded.affinity(kernel, domain, features[self.own], queries=queries, mode=self.mode, group=self.group)
 
     def shard(self, affinity: Any, values: Any) -> Any:
         return affinity.shard(values[self.own])
 
     def whole(self, affinity: Any, values: Any) -> Any:
-        return distributed.gather(affinity.shard(values)).numpy()
+        return sharded.gather(affinity.shard(values)).numpy()
 
 
 def built(problem: One, name: str) -> nl.Affinity:
@@ -182,7 +180,7 @@ def memory_of_one() -> float:
 def memory_of_many() -> float:
     return memory(
         NODES_OF_ALL // dist.get_world_size(), CHANNELS,
-        lambda x, f: distributed.affinity(nl.ExpDotProduct(), distributed.points(x), f),
+        lambda x, f: sharded.affinity(nl.ExpDotProduct(), sharded.points(x), f),
     )  # fmt: skip
 
 
@@ -192,20 +190,20 @@ def refusals() -> dict[str, str]:
     problem = Many("ring")
     p: Any = problem.affinity(nl.Gaussian(1.0), None, FEATURES)
     u, x = SIGNAL[problem.own], FEATURES[problem.own]
-    domain = distributed.points(NODES[problem.own])
+    domain = sharded.points(NODES[problem.own])
     spoiled = u.clone()
     spoiled[0] = float("nan") if last else 0.0
     attempts: dict[str, Callable[[], Any]] = {
         "nan in one process": lambda: p.average(spoiled),
         "channels that differ": lambda: p.average(u[:, :1] if last else u),
         "numpy": lambda: p.average(u.numpy()),
-        "features that differ": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x[:, :2] if last else x),
-        "gradient": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x.clone().requires_grad_(last)),
-        "grid": lambda: distributed.affinity(nl.ExpDotProduct(), nl.Grid(len(u)), x),  # type: ignore[arg-type]
-        "mode": lambda: distributed.affinity(nl.ExpDotProduct(), domain, x, mode="star"),
-        "patches": lambda: distributed.affinity(nl.Patch(1.0), domain, x),
-        "radial queries": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, queries=x),
-        "memory": lambda: distributed.affinity(nl.Gaussian(1.0), domain, x, memory_limit=100),
+        "features that differ": lambda: sharded.affinity(nl.ExpDotProduct(), domain, x[:, :2] if last else x),
+        "gradient": lambda: sharded.affinity(nl.ExpDotProduct(), domain, x.clone().requires_grad_(last)),
+        "grid": lambda: sharded.affinity(nl.ExpDotProduct(), nl.Grid(len(u)), x),  # type: ignore[arg-type]
+        "mode": lambda: sharded.affinity(nl.ExpDotProduct(), domain, x, mode="star"),
+        "patches": lambda: sharded.affinity(nl.Patch(1.0), domain, x),
+        "radial queries": lambda: sharded.affinity(nl.Gaussian(1.0), domain, x, queries=x),
+        "memory": lambda: sharded.affinity(nl.Gaussian(1.0), domain, x, memory_limit=100),
         "spectrum": lambda: nl.solve(nl.GradientFlow(nl.J(p)), u, t=1.0, integrator=nl.ExplicitEuler(1e3)),
         "fidelity without shard": lambda: nl.E(p, u, STRENGTH[problem.own]),
         "push by queries": lambda: built(problem, "queries").push(u),
@@ -217,9 +215,9 @@ def refusals() -> dict[str, str]:
         "gradient of a shard": lambda: p.average(u).requires_grad_(),
         "rows of others": lambda: p.shard(STRENGTH),
         "nodes of a signal without channels": lambda: p.average(u[:, 0])[..., torch.arange(len(u))],
-        "no shard": lambda: distributed.gather(u),
+        "no shard": lambda: sharded.gather(u),
         "as NumPy": lambda: p.average(u).numpy(),
-        "too few nodes": lambda: distributed.rows(1),
+        "too few nodes": lambda: sharded.rows(1),
     }
     told = {}
     for name, attempt in attempts.items():
@@ -286,12 +284,12 @@ def lost(how: str, group: Any) -> dict[str, Any]:
             nl.GradientFlow(nl.J(p), "degree"), SIGNAL[problem.own], t=9.0, integrator=nl.SemiImplicit(1.0),
             trackers=[nl.Callback(third)],
         )  # fmt: skip
-    except distributed.ProcessError as error:
+    except sharded.ProcessError as error:
         found["error"], found["seconds"] = str(error), time.monotonic() - found["since"]
         begin = time.monotonic()
         try:
             p.average(SIGNAL[problem.own])
-        except distributed.ProcessError as again:
+        except sharded.ProcessError as again:
             found["again"], found["at once"] = str(again), time.monotonic() - begin
     return found
 

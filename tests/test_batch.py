@@ -15,7 +15,7 @@ from tests.test_tiled import host
 
 torch = torch_on_one_thread()
 
-from nlflow.flows import derivatives as autograd  # noqa: E402  # needs torch
+from nlflow.flows import derivatives  # noqa: E402  # needs torch
 
 ITEMS, HEADS, N, WIDTH, CHANNELS = 2, 3, 24, 4, 5
 LEADING = (ITEMS, HEADS)
@@ -277,9 +277,9 @@ def test_logits_of_one_item_may_be_out_of_the_range_of_anothers() -> None:
             alone = nl.solve(nl.AttentionFlow(own, signal[i], 0.3), signal[i], t=2.0)
             np.testing.assert_allclose(np.asarray(run.final[i]), np.asarray(alone.final), rtol=0, atol=1e-6)
     f = torch.from_numpy(u).requires_grad_()
-    autograd.minimizer(nl.E(p, f, 0.3, measure="degree")).sum().backward()
+    derivatives.minimizer(nl.E(p, f, 0.3, measure="degree")).sum().backward()
     f2 = torch.from_numpy(u[0]).requires_grad_()
-    autograd.minimizer(nl.E(p.item(0), f2, 0.3, measure="degree")).sum().backward()
+    derivatives.minimizer(nl.E(p.item(0), f2, 0.3, measure="degree")).sum().backward()
     np.testing.assert_allclose(f.grad[0].numpy(), f2.grad.numpy(), rtol=0, atol=1e-8)
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from nlflow import GradientFlow, NlflowWarning, NumericalError, denoise
-from nlflow.denoising import Trail, following, pixelwise
-from nlflow.denoising.following import within
+from nlflow.denoising import Trail, pixelwise, progress
 from nlflow.denoising.presets import PRESETS
+from nlflow.denoising.progress import within
 from tests.covering import pairs
 from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, SMALL
 
@@ -141,8 +141,8 @@ def test_weights_of_another_kernel_are_others(noisy: np.ndarray[Any, Any], words
 
 def test_noise_is_estimated_once(noisy: np.ndarray[Any, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     estimated: list[int] = []
-    estimate = following.estimate_sigmas
-    monkeypatch.setattr(following, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
+    estimate = progress.estimate_sigmas
+    monkeypatch.setattr(progress, "estimate_sigmas", lambda *words: (estimated.append(1), estimate(*words))[1])
     trail = Trail()
     for image in (noisy, noisy, noisy + np.random.default_rng(1).normal(0, 9, noisy.shape)):
         told, info = denoise(image, quality="fast", return_info=True, progress=trail)
@@ -169,7 +169,7 @@ def test_two_sets_of_weights_are_kept(noisy: np.ndarray[Any, Any], monkeypatch: 
         denoise(noisy, 10, quality="fast", width=width, progress=trail)
     assert len(built) == 4  # 8, 9, 10, and 9 again
     assert trail.reused == 2
-    monkeypatch.setattr("nlflow.denoising.following._MOST_BYTES", 1000)
+    monkeypatch.setattr("nlflow.denoising.progress._MOST_BYTES", 1000)
     denoise(noisy, 10, quality="fast", width=9.0, progress=trail)
     assert not trail._kept
 

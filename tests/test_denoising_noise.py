@@ -374,3 +374,13 @@ def test_rules_with_nothing_to_do(quality: str, rule: str):
 def test_unusable_rules_are_refused(options: dict[str, Any], message: str):
     with pytest.raises(InputError, match=message):
         denoise(noisy(waves(9, 9)), 0.1, **options)
+
+
+@pytest.mark.parametrize("quality", SLOWLY)
+def test_a_channel_whose_noise_no_sample_shows_is_kept(quality: str) -> None:
+    clean = 5 * waves(30, 33)
+    image = np.stack([clean, noisy(clean, 1.0)], axis=-1)
+    result = denoise(image, [1e-170, 1.0], channel_axis=-1, quality=quality)
+    np.testing.assert_array_equal(result[..., 0], clean)
+    assert np.isfinite(result).all()
+    assert rms(result[..., 1], clean) < rms(image[..., 1], clean)

@@ -56,7 +56,10 @@ def test_every_equation_is_shown_once() -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["nlflow", "nlflow.attention", "nlflow.flows.derivatives", "nlflow.denoising.large", "nlflow.flows.integrators"],
+    [
+        *("nlflow", "nlflow.attention", "nlflow.flows.derivatives", "nlflow.flows.integrators"),
+        *("nlflow.denoising", "nlflow.denoising.patches", "nlflow.denoising.large"),
+    ],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:
     names = {name.rsplit(".", 1)[-1] for name in listed()}

@@ -303,11 +303,11 @@ def test_items_of_a_batch_are_flows_of_their_own() -> None:
 @pytest.mark.parametrize("integrator", [Midpoint(0.2), nl.SemiImplicit(0.2)], ids=["own", "SemiImplicit"])
 def test_derivatives_are_those_of_the_steps_of_solve(integrator: Integrator, every: int) -> None:
     torch = torch_on_one_thread()
-    from nlflow.flows import derivatives as autograd
+    from nlflow.flows import derivatives
 
     def final(u: Any) -> Any:
         functional = nl.E(nl.affinity(nl.Gaussian(width=WIDTH), POINTS, u.detach()), torch.from_numpy(OBSERVED), 0.4)
-        return autograd.run(nl.GradientFlow(functional, "degree", evolving=True, every=every), u, integrator, 4)
+        return derivatives.run(nl.GradientFlow(functional, "degree", evolving=True, every=every), u, integrator, 4)
 
     u = torch.from_numpy(START).clone().requires_grad_()
     arrays = nl.GradientFlow(nl.E(gaussian(), OBSERVED, 0.4), "degree", evolving=True, every=every)

@@ -375,8 +375,8 @@ def test_errors_of_the_command_are_one_line(tmp_path: Path) -> None:
 
 
 def test_without_panel_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    result = run()
+    monkeypatch.setattr("nlflow.io.terminal.find_spec", lambda name: None)
+    result = run("--port", "0")
     assert result.exit_code == 1
     assert "pip install 'nlflow[explore]'" in result.stderr
 

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, MemoryLimitError, denoise
 from nlflow.commands import main as cli
-from nlflow.denoising.following import Trail
+from nlflow.denoising.progress import Trail
 from nlflow.denoising.quality import psnr, ssim
 from nlflow.explorer import denoising_view, flow_view, layers_view, pictures, sources, uploads
 from nlflow.explorer.denoising_view import DenoiseSettings

@@ -11,7 +11,15 @@ import pytest
 import nlflow as nl
 from nlflow.denoising import problem
 from nlflow.denoising.inputs import decorrelated
-from nlflow.denoising.patches import CompiledFilter, GroupAffinity, GroupFlow, Lattice, PlainFilter, RelaxedSemiImplicit
+from nlflow.denoising.patches import (
+    CompiledFilter,
+    GroupAffinity,
+    GroupFlow,
+    Grouping,
+    Lattice,
+    PlainFilter,
+    RelaxedSemiImplicit,
+)
 from nlflow.denoising.patches.flow import as_planes
 from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.domains.samples import exact_means
@@ -315,6 +323,67 @@ def test_an_own_search_is_used_and_looked_at() -> None:
             run(flow(filter=Wrong()))
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e160])
+def test_a_guide_that_is_not_finite_is_refused_and_not_searched(value: float) -> None:
+    """The compiled search leaves its arrays where a distance is not finite."""
+    guide = F.copy()
+    guide[3, 4] = value
+    with pytest.raises(nl.NumericalError, match="guide: got NaN, infinity or values whose squares overflow"):
+        CompiledFilter().find(guide[None], Lattice.of(F.shape, SMALL_IMAGE))
+    if np.isfinite(value):
+        solution = run(flow(guide), energies=False)
+        assert solution.status is nl.Status.STEP_FAILED
+        assert "guide: got" in solution.message
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda u, z: None, "its step returned NoneType, expected an estimate and a state"),
+        (lambda u, z: (u[:, 1:], z), "its step returned an estimate of shape"),
+        (lambda u, z: (u, z.astype(np.float32)), "its step returned a state of shape"),
+        (lambda u, z: (u, z * np.nan), "that is not finite"),
+    ],
+)
+def test_what_an_own_step_returns_is_looked_at(change: Any, message: str) -> None:
+    class Own(CompiledFilter):
+        def step(self, *words: Any, **options: Any) -> Any:
+            return change(*super().step(*words, **options))
+
+    with pytest.raises((nl.InputError, nl.NumericalError), match=message):
+        flow(filter=Own()).velocity(F)
+
+
+def test_an_own_fidelity_of_another_shape_is_refused() -> None:
+    class Number(PlainFilter):
+        def fidelity(self, covariance: Floats) -> Floats:
+            return np.full(3, 0.5)
+
+    with pytest.raises(nl.InputError, match=r"fidelity: got shape \(3,\), expected .*one matrix for each group"):
+        flow(filter=Number()).velocity(F)
+
+
+def test_parameters_of_a_filter_belong_to_the_problem(tmp_path: Path) -> None:
+    class Shrunk(PlainFilter):
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def fidelity(self, covariance: Floats) -> Floats:
+            return self.factor * covariance
+
+    path = tmp_path / "run.npz"
+    run(flow(filter=Shrunk(1.0)), trackers=[nl.Checkpoint(path, seconds=0), nl.Callback(lambda t, u, flow: t >= 2)])
+    with pytest.raises(nl.FileFormatError, match="another problem"):
+        run(flow(filter=Shrunk(0.5)), resume=path)
+    assert run(flow(filter=Shrunk(1.0)), resume=path).success
+
+
+def test_nothing_of_a_run_stays_with_the_flow() -> None:
+    made = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(width=1.0), nl.Grid(9))))
+    nl.solve(made, np.arange(9.0), t=1, trackers=[nl.Callback(lambda t, u, flow: None)])
+    assert "during" not in vars(made)
+
+
 def test_an_own_fidelity_is_used() -> None:
     class Nothing(PlainFilter):
         def fidelity(self, covariance: Floats) -> Floats:
@@ -355,6 +424,20 @@ def test_the_relaxed_step_is_for_groups_alone() -> None:
         (lambda: flow(search_every=0), "search_every: got 0"),
         (lambda: flow(np.full((9, 9), np.nan)), "observed: got 81 NaN"),
         (lambda: flow(np.zeros((3, 9, 9))), r"observed: got 3 dimension"),
+        (lambda: flow(missing=np.ones(F.shape, bool)), "missing: hides every sample"),
+        (lambda: flow(filter=CompiledFilter), "filter: got <class .*expected an object with find and step"),
+        (lambda: flow(filter="plain"), "filter: got 'plain'"),
+        (lambda: GroupFlow(F, (SMALL_IMAGE,) * 3), "grouping: got .*expected a Grouping, or a pair"),
+        (lambda: GroupFlow(F, (4, 16)), "grouping: got .*expected a Grouping, or a pair"),
+        (lambda: flow(origin=(5, 5)), r"origin: got \(5, 5\) .*expected a part that lies within"),
+        (lambda: Grouping(0, 4, 3, 2), "patch: got 0"),
+        (lambda: Grouping(4, 0, 3, 2), "neighbours: got 0"),
+        (lambda: Grouping(4, 4, -1, 2), "radius: got -1"),
+        (lambda: Grouping(4, 4, 3, 0), "stride: got 0"),
+        (
+            lambda: nl.solve(flow(), t=2),
+            "integrator: got none, expected one for a GroupFlow; integrate",
+        ),
         (lambda: RelaxedSemiImplicit(0), "steps: got 0"),
         (lambda: RelaxedSemiImplicit(3, leave=1.5), "leave: got 1.5, expected a fraction"),
     ],

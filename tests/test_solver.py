@@ -315,7 +315,7 @@ U = np.linspace(0.0, 1.0, 24)
 @pytest.mark.parametrize(
     ("arguments", "options", "message"),
     [
-        ((J_FLOW.functional, U), {"t": 1}, r"^flow: got J, expected a GradientFlow or an AttentionFlow"),
+        ((J_FLOW.functional, U), {"t": 1}, r"^flow: got J, expected a flow, such as a GradientFlow"),
         ((J_FLOW,), {"t": 1}, r"^start: needed, since the flow has no observed signal"),
         ((J_FLOW, U[:5]), {"t": 1}, r"^start: got shape \(5,\), expected \(24,\) or \(24, 'D'\)"),
         ((J_FLOW, np.ones((24, 2, 2))), {"t": 1}, r"^start: got shape \(24, 2, 2\), expected"),
@@ -343,7 +343,11 @@ U = np.linspace(0.0, 1.0, 24)
         ((J_FLOW, U), {"t": 1, "t_eval": [0.5, 2.0]}, r"^t_eval: got 2 after the end time t=1"),
         ((J_FLOW, U), {"t": 1, "integrator": nl.RungeKutta}, r"^integrator: got .*expected an instance such as Run"),
         ((J_FLOW, U), {"t": 1, "integrator": "euler"}, r"^integrator: got str, expected an instance such as"),
-        ((J_FLOW, U), {"t": 1.5, "integrator": nl.AttentionStep()}, r"^t_eval: AttentionStep takes whole layers.*got"),
+        (
+            (J_FLOW, U),
+            {"t": 1.5, "integrator": nl.AttentionStep()},
+            r"^t_eval: AttentionStep takes steps of leng.*got",
+        ),
         ((J_FLOW, U), {"t": 1, "trackers": [print]}, r"^trackers: got .*expected Tracker instances such as Energy"),
         ((J_FLOW, U), {"t": 1, "trackers": [nl.Energy]}, r"^trackers: got .*expected Tracker instances such as Energy"),
         ((J_FLOW, U), {"t": 1, "trackers": nl.Energy()}, r"^trackers: got Energy, expected"),

@@ -1,4 +1,7 @@
-"""Sums of a kernel over all pairs of nodes without a matrix: which loop, in which precision, in which order."""
+"""Sums of a kernel over all pairs of nodes without a matrix: which loop, in which precision, in which order.
+
+The loops are in `nlflow.backends.numba.pairwise`.
+"""
 
 from __future__ import annotations
 

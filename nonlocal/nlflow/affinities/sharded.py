@@ -8,7 +8,7 @@ processes, with the same bits in each, so that all take the same decisions. `nlf
 
     import torch
     import torch.distributed as dist
-    from nlflow.affinities import sharded as distributed
+    from nlflow.affinities import sharded
     from nlflow import E, Gaussian, GradientFlow, solve
 
     dist.init_process_group(backend="gloo")

@@ -1,8 +1,8 @@
 """Denoising of images and signals by nonlocal flows."""
 
 from nlflow.denoising.api import denoise, problem
-from nlflow.denoising.following import Trail
 from nlflow.denoising.info import DenoiseInfo
+from nlflow.denoising.progress import Trail
 from nlflow.denoising.runs import Problem
 
 __all__ = ["DenoiseInfo", "Problem", "Trail", "denoise", "problem"]

@@ -14,7 +14,6 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
-from nlflow.denoising.following import Trail, telling, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
@@ -30,6 +29,7 @@ from nlflow.denoising.inputs import (
 )
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.domains.samples import finish

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.denoising.following import Trail, within
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import check_axis, shape_of, spatial_shape
+from nlflow.denoising.progress import Trail, within
 from nlflow.errors import InputError
 
 Array = NDArray[Any]

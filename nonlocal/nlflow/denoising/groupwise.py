@@ -8,14 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.following import within
 from nlflow.denoising.inpainting import FILLING_STEPS, filling_levels
 from nlflow.denoising.inputs import Observation, decorrelated
 from nlflow.denoising.patches import GroupFlow, Grouping, RelaxedSemiImplicit
 from nlflow.denoising.patches.flow import as_planes
 from nlflow.denoising.presets import PRESETS, GroupPreset, noisiness
+from nlflow.denoising.progress import within
 from nlflow.denoising.runs import Problem, Run, Watch
-from nlflow.denoising.tiles import in_tiles
+from nlflow.denoising.tiles import bytes_needed, in_tiles
+from nlflow.errors import check_memory
 
 Array = NDArray[Any]
 #: Groups are filtered in single precision where the range is below so many times the noise; covariances hold squares.
@@ -52,7 +53,7 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
 
 
 def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
-    """Return the flow of a preset, with what observed samples (..., C) are and `GroupFlow` takes beside."""
+    """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, shrink=preset.shrink, factor=preset.factor, search_every=preset.search_every,
         **options,
@@ -72,12 +73,23 @@ def _prepared(f: Array, variance: Array | None) -> tuple[Array, Array, Array | N
 
 
 def whole_problem(f: Array, variance: Array | None, quality: str) -> Problem:
-    """Return the flow of a preset on all of an image (..., C) in units of its noise."""
+    """Return the flow of a preset on all of an image (..., C) in units of its noise.
+
+    Raises
+    ------
+    MemoryLimitError
+        When the image does not fit the memory as a whole.
+    """
     preset = PRESETS[quality]
     signal, colours, varying = _prepared(f, variance)
     groupings = preset.groupings(noisiness(f), sum(n > 1 for n in f.shape[:-1]))
+    planes = (signal.shape[-1], *(1, *signal.shape[:-1])[-2:])
+    memory = bytes_needed(planes, groupings, preset.steps, signal.itemsize)
+    check_memory(f"the flow of {planes[1]} x {planes[2]} samples", memory, "use denoise(), which cuts them into strips")
     options = {} if varying is None else {"variance": varying}
-    return replace(problem(signal, preset, groupings, **options), back=lambda u: back_from(u, colours, f))
+    told = {"functional": FUNCTIONAL, "parameters": parameters(groupings), "method": METHOD, "memory_bytes": memory}
+    made = problem(signal, preset, groupings, **options)
+    return replace(made, back=lambda u: back_from(u, colours, f), told=told)
 
 
 def denoised(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:

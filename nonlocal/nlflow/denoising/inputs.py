@@ -173,14 +173,19 @@ def observe(
     levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)
     exact = exact if exact is not None and exact.any() else None
     present = present.reshape(-1, signal.shape[-1])
-    span = float(max(range_of(present[:, c]) for c in range(signal.shape[-1])))
-    strongest = float(levels.max())
+    spans = np.array([float(range_of(present[:, c])) for c in range(signal.shape[-1])])
+    levels, exact = noiseless(levels, spans, exact)
+    span, strongest = float(spans.max()), float(levels.max())
     idle = idle_for(span, strongest)
     if missing is not None and idle and span > 0:
         if math.isinf(span):
             raise InputError("image: got a range that overflows, with samples missing; divide it by a number first")
         idle, exact = "", np.ones(levels.shape, bool)
-        levels = np.full_like(levels, float(present.std(dtype=np.float64)) * _FILLING)
+        with np.errstate(over="ignore"):
+            spread = float(present.std(dtype=np.float64))
+        if math.isinf(spread):
+            raise InputError("image: got values whose squares overflow; divide it by a number first")
+        levels = np.full_like(levels, spread * _FILLING)
     offset = np.zeros(len(levels)) if idle else exact_means(present)
     scale = scale_for(levels)
     f = np.zeros_like(signal) if idle else in_units(signal, offset, scale)
@@ -188,6 +193,20 @@ def observe(
         f[missing] = 0
     seen = Observation(f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact)
     return seen, samples, restore
+
+
+def noiseless(
+    levels: Array, spans: Array, exact: NDArray[np.bool_] | None = None
+) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Return levels with 0 for channels whose noise no sample shows, and where samples are exact.
+
+    In units of such a noise samples have squares that overflow.
+    """
+    with np.errstate(over="ignore"):
+        none = (levels > 0) & (levels * _NOISELESS < spans)
+    if not none.any() or none.all():
+        return levels, exact
+    return np.where(none, 0.0, levels), none if exact is None else exact | none
 
 
 def idle_for(span: float, strongest: float) -> str:

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity, affinity
-from nlflow.denoising.following import RememberingFlow, within
 from nlflow.denoising.inputs import Observation
 from nlflow.denoising.presets import noisiness
+from nlflow.denoising.progress import RememberingFlow, within
 from nlflow.denoising.runs import Problem, Run, Watch, run
 from nlflow.domains import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning

@@ -8,7 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from nlflow.denoising.following import Follower, Tell, Trail
+from nlflow.denoising.progress import Follower, Tell, Trail
 from nlflow.errors import NumericalError
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
@@ -26,7 +26,7 @@ class Problem:
     Attributes
     ----------
     flow : GradientFlow or GroupFlow
-        Its observed signal is the input in units of its noise.
+        Its observed signal is the input in units of its noise, shape (..., C).
     integrator : Integrator
     t : float
         End time.
@@ -48,7 +48,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Watch:
-    """What is wanted of a run beside its end: estimates, a limit of memory, and somebody who is told.
+    """What a caller wants of a run beside its result: estimates, a limit of memory, and progress.
 
     Attributes
     ----------

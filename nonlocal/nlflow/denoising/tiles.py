@@ -10,9 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.numba import RUN
-from nlflow.denoising.following import within
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.presets import GroupPreset
+from nlflow.denoising.progress import within
 from nlflow.denoising.runs import Problem, Watch, run
 from nlflow.errors import MemoryLimitError, format_bytes, memory_limit
 

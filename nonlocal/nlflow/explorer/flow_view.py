@@ -5,29 +5,63 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow.affinities import affinity
 from nlflow.backends.threads import one_loop_thread
+from nlflow.domains import Boundary, Grid
+from nlflow.equilibria import diversity_bounds, equilibrium
 from nlflow.errors import NumericalError, check_choice, check_number
-from nlflow.explorer.texts import ran, shell
+from nlflow.explorer.texts import shell
+from nlflow.flows.linear import GradientFlow
+from nlflow.flows.result import Solution
 from nlflow.flows.solver import solve
+from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback
-from nlflow.functionals.energies import METRICS
+from nlflow.functionals.energies import METRICS, E, J
+from nlflow.kernels import Gaussian, Laplace, RadialKernel, TopHat
 
 Floats = NDArray[np.float64]
 
-_KERNELS = ("Gaussian", "Laplace", "TopHat")
+_KERNELS: dict[str, Callable[[float], RadialKernel]] = {"Gaussian": Gaussian, "Laplace": Laplace, "TopHat": TopHat}
 _BOUNDARIES = ("reflect", "periodic", "isolated")
-#: The nodes along the axes of the unit interval or square, and the program that makes ``clean``, about -1 to 1.
-_SIGNALS: dict[str, tuple[tuple[int, ...], str]] = {
-    "steps": ((256,), "clean = np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3))"),
-    "waves": ((256,), "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
-    "disc": ((32, 32), "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)"),
+
+
+def _disc(grid: Grid) -> Floats:
+    return np.asarray((np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape), dtype=float)
+
+
+def _waves(grid: Grid) -> Floats:
+    x = grid.nodes[:, 0]
+    return np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)
+
+
+def _photograph(grid: Grid) -> Floats:
+    from skimage import data
+
+    camera: Floats = data.camera()  # type: ignore[no-untyped-call]
+    return np.asarray(camera.reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255)
+
+
+#: The nodes along the axes of the unit interval or square; ``clean``, about -1 to 1; and the program that makes it.
+_SIGNALS: dict[str, tuple[tuple[int, ...], Callable[[Grid], Floats], str]] = {
+    "steps": (
+        (256,),
+        lambda grid: np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3)),
+        "clean = np.sign(np.sin(4 * np.pi * grid.nodes[:, 0] + 0.3))",
+    ),
+    "waves": ((256,), _waves, "x = grid.nodes[:, 0]\nclean = np.sin(4 * np.pi * x) + 0.3 * np.sin(26 * np.pi * x)"),
+    "disc": (
+        (32, 32),
+        _disc,
+        "clean = (np.hypot(*(grid.nodes - [0.45, 0.55]).T) < 0.28).reshape(grid.shape).astype(float)",
+    ),
     "photograph": (
         (32, 32),
+        _photograph,
         "from skimage import data\n\nclean = data.camera().reshape(32, 16, 32, 16).mean(axis=(1, 3)) / 255",
     ),
 }
@@ -67,7 +101,7 @@ class FlowSettings:
 
     def __post_init__(self) -> None:
         check_choice("signal", self.signal, tuple(_SIGNALS))
-        check_choice("kernel", self.kernel, _KERNELS)
+        check_choice("kernel", self.kernel, tuple(_KERNELS))
         check_choice("metric", self.metric, METRICS)
         check_choice("boundary", self.boundary, _BOUNDARIES)
         check_number("noise", self.noise, minimum=0)
@@ -95,27 +129,43 @@ def compute(settings: FlowSettings, *, progress: Callable[[float], Any] = lambda
     progress : callable, optional
         Gets the share done and may raise, which ends the call.
     """
-    parts = iter(((0.3, 0.6), (0.6, 0.9)))  # shares of the work at which each flow starts and ends
+    with one_loop_thread():  # starting a second one takes longer than these small problems
+        return _computed(settings, progress)
 
-    def followed(flow: Any, u: Floats, *, t_eval: Floats) -> Any:
-        low, high = next(parts)
-        share = Callback(lambda t, u, flow: progress(low + (high - low) * t / t_eval[-1]))
-        solution = solve(flow, u, t_eval=t_eval, trackers=[share])
+
+def _computed(settings: FlowSettings, progress: Callable[[float], Any]) -> SimpleNamespace:
+    shape, made, _ = _SIGNALS[settings.signal]
+    grid = Grid(shape, spacing=1 / shape[0], boundary=cast(Boundary, settings.boundary))
+    observed = made(grid) + settings.noise * np.random.default_rng(0).normal(size=grid.shape)
+    weights = affinity(_KERNELS[settings.kernel](settings.width), grid)
+    smoothing = GradientFlow(J(weights), metric=settings.metric)
+    keeping = GradientFlow(E(weights, observed, settings.fidelity, measure=settings.metric), metric=settings.metric)
+    rate = relaxation_rate(smoothing)
+    progress(0.3)
+    end = settings.span / rate if rate > 0 else settings.span
+    t = np.concatenate([[0.0], np.geomspace(end / 1000, end, MOMENTS - 1)])
+
+    def followed(flow: GradientFlow, low: float, high: float) -> Solution:
+        share = Callback(lambda t, u, flow: progress(low + (high - low) * t / end))
+        solution = solve(flow, observed, t_eval=t, trackers=[share])
         if not solution.success:
             raise NumericalError(f"flow: {solution.message}")
         return solution
 
-    imports, prepare, run = _program(settings)
-    with one_loop_thread():  # starting a second one takes longer than these small problems
-        names = ran(f"{imports}\n{prepare}")
-        progress(0.3)
-        names = ran(run, **{**names, "solve": followed})
+    j, e = followed(smoothing, 0.3, 0.6), followed(keeping, 0.6, 0.9)
+    limit = equilibrium(keeping).u
+    distance = smoothing.distance_to_constant
     progress(1.0)
-    return SimpleNamespace(**{name: names[name] for name in _NAMES})
+    return SimpleNamespace(
+        observed=observed, t=t, j=j.u, e=e.u, energy_j=j.energy, energy_e=e.energy,
+        distance_j=np.array([distance(u) for u in j.u]), distance_e=np.array([distance(u) for u in e.u]),
+        remaining=np.array([keeping.norm(u - limit) for u in e.u]), rate=rate, rate_e=rate + settings.fidelity,
+        limit=limit, kept=distance(limit) / distance(observed), bounds=diversity_bounds(keeping),
+    )  # fmt: skip
 
 
 def as_python(settings: FlowSettings) -> str:
-    """Return the program that `compute` runs.
+    """Return a program that computes what `compute` does, to the last bit.
 
     It makes ``observed``, the signal that both flows start from; ``t``, the times (T,); ``j`` and ``e``, the states of
     the J-flow and the E-flow (T, ...); ``energy_*``, J and E along their flows; ``distance_*`` to the constant;
@@ -123,20 +173,14 @@ def as_python(settings: FlowSettings) -> str:
     ``rate_e``, mu_2 + fidelity, by which the E-flow comes to its equilibrium; ``kept``, the distance of the equilibrium
     to the constant over that of the signal; ``bounds``, between which ``kept`` lies for every signal.
     """
-    return "\n".join([*_program(settings), 'print("kept", kept, "between", bounds)\n'])
-
-
-def _program(settings: FlowSettings) -> tuple[str, str, str]:
-    """Return the parts of the program: imports, the flows, and their runs."""
-    (side, *others), clean = _SIGNALS[settings.signal]
+    (side, *others), _, clean = _SIGNALS[settings.signal]
     shape = settings.shape if others else side
     metric, fidelity, span = repr(settings.metric), repr(settings.fidelity), repr(settings.span)
-    return (
-        f"""import numpy as np
+    return f"""import numpy as np
 from nlflow import E, {settings.kernel}, GradientFlow, Grid, J, affinity, diversity_bounds, equilibrium, solve
 from nlflow.flows.spectrum import relaxation_rate
-""",
-        f"""grid = Grid({shape!r}, spacing={1 / side!r}, boundary={settings.boundary!r})
+
+grid = Grid({shape!r}, spacing={1 / side!r}, boundary={settings.boundary!r})
 {clean}
 observed = clean + {settings.noise!r} * np.random.default_rng(0).normal(size=grid.shape)
 weights = affinity({settings.kernel}({settings.width!r}), grid)
@@ -145,8 +189,8 @@ keeping = GradientFlow(E(weights, observed, {fidelity}, measure={metric}), metri
 
 rate = relaxation_rate(smoothing)  # mu_2: the J-flow goes to a constant as exp(-mu_2 t)
 rate_e = rate + {fidelity}  # the E-flow to its equilibrium
-""",
-        f"""end = {span} / rate if rate > 0 else {span}
+
+end = {span} / rate if rate > 0 else {span}
 t = np.concatenate([[0.0], np.geomspace(end / 1000, end, {MOMENTS - 1})])
 solution_j, solution_e = solve(smoothing, observed, t_eval=t), solve(keeping, observed, t_eval=t)
 j, e = solution_j.u, solution_e.u
@@ -158,8 +202,9 @@ distance_e = np.array([smoothing.distance_to_constant(u) for u in e])
 remaining = np.array([keeping.norm(u - limit) for u in e])
 kept = smoothing.distance_to_constant(limit) / smoothing.distance_to_constant(observed)
 bounds = diversity_bounds(keeping)
-""",
-    )
+
+print("kept", kept, "between", bounds)
+"""
 
 
 def as_command(settings: FlowSettings) -> str:

@@ -8,7 +8,8 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
-from nlflow.explorer.texts import ran
+import numpy as np
+
 from nlflow.io import files
 from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
@@ -68,9 +69,13 @@ class Source:
 
 def example() -> Source:
     """Return what `EXAMPLE` makes: a photograph of 256 x 256 grey levels with noise of standard deviation 25."""
-    made = ran(EXAMPLE)
-    media = Media(Path("camera.png"), "png", "image", made["noisy"])
-    return Source(media, "camera.png", made["clean"], built_in=True)
+    from skimage import data
+
+    photograph: Array = data.camera()  # type: ignore[no-untyped-call]
+    clean = np.rint(photograph.reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(np.uint8)
+    noise = np.random.default_rng(0).normal(0, 25, clean.shape)
+    noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)
+    return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, built_in=True)
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:

@@ -46,20 +46,6 @@ def call(target: str, function: str, first: str, words: Mapping[str, Any]) -> st
     return f"{target} = {function}(\n" + "".join(f"    {one},\n" for one in given) + ")"
 
 
-def ran(program: str, **given: Any) -> dict[str, Any]:
-    """Run a program that users can copy, and return the names that it makes.
-
-    Parameters
-    ----------
-    program : str
-        Made by this package from checked settings alone, never from other texts.
-    **given
-        Names that the program finds.
-    """
-    exec(compile(program, "<nonlocal explore>", "exec"), given)
-    return given
-
-
 def shell(program: str, name: str, saving: str) -> str:
     """Return a command for the shells of Unix that runs a Python text and saves what it made to a new file.
 

@@ -1,4 +1,7 @@
-"""Checkpoints of an integration: what is written, which problem it belongs to, and how a run goes on from it."""
+"""Checkpoints of an integration: what is written, which problem it belongs to, and how a run goes on from it.
+
+`nlflow.io.checkpoints` writes the files; the tracker `Checkpoint` says when.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ class Checkpointed:
             watcher.bind(self.flow, self.save, self._unlike)
 
     def _unlike(self, arrays: Arrays, meta: Meta) -> str | None:
-        """Return how a checkpoint is not one of this problem, None if it is."""
+        """Return why a checkpoint does not belong to this problem, None if it does."""
         try:
             probe, fingerprint = arrays["probe"], meta["fingerprint"]
             rounding = 1e-4 if arrays["u"].dtype == np.float32 else 1e-9
@@ -181,7 +184,7 @@ class Checkpointed:
 
 
 def _incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) -> str | None:
-    """Return what of a checkpoint is no state of a signal of this shape, None if all is; anybody can sum a checksum."""
+    """Return what is missing or wrong in a checkpoint, None if it is whole; a valid checksum does not prove that."""
     columns = [arrays.get(name) for name in ("reached", "energies", "snapshots")]
     count = 0 if columns[0] is None else columns[0].size
     expected = {"u": shape, "reached": (count,), "energies": (count,), "snapshots": (count, *shape)}

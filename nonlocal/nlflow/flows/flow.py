@@ -35,6 +35,8 @@ class Flow:
         Whether there is a linear part that is self-adjoint in the flow's measure; then spectra are real.
     advice : str
         What integrates a flow that is not linear.
+    needs_integrator : bool
+        Whether `nlflow.solve` has no integrator for it by default.
     evolving : bool
         Whether the kernel is that of u(t).
     every : int
@@ -49,6 +51,7 @@ class Flow:
 
     symmetric: bool = False
     advice: str = "integrate it with RungeKutta()"
+    needs_integrator: bool = False
     during: Callable[[float], Any] = staticmethod(lambda share: None)
 
     def __init__(

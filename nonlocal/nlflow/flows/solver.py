@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -46,7 +47,7 @@ def solve(
 
     Parameters
     ----------
-    flow : GradientFlow or AttentionFlow
+    flow : GradientFlow, AttentionFlow, PFlow or GroupFlow
     start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
         u(0); the observed signal f by default where there is one.
     t : float, optional
@@ -54,13 +55,15 @@ def solve(
     t_eval : array_like, optional
         Increasing output times; 0 and `t` by default.
     integrator : Integrator, optional
-        By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others.
+        By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others; a flow of
+        groups needs one.
     trackers : sequence of Tracker
         Energies, distances, checkpoints, callbacks and stopping rules, in any number.
     progress : bool
         Progress bar on stderr.
     energies : bool
-        Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN.
+        Compute J or E at the output times, one average each; otherwise ``Solution.energy`` is NaN. After a resume the
+        outputs before the checkpoint keep what they had.
     resume : path or True, optional
         A checkpoint of the same problem to go on from; True for that of the `Checkpoint` among the trackers, if there
         is one yet. Deterministic: the result has the bits of an uninterrupted run. Where the newest checkpoint is
@@ -85,7 +88,9 @@ def solve(
         When the checkpoint is damaged or belongs to another problem, and the one before it too.
     """
     if not isinstance(flow, Flow):
-        raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
+        raise InputError(
+            f"flow: got {type(flow).__name__}, expected a flow, such as a GradientFlow or an AttentionFlow"
+        )
     if start is None:
         if flow.observed is None:
             raise InputError("start: needed, since the flow has no observed signal to start from")
@@ -94,6 +99,8 @@ def solve(
     tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
     check_untracked("start or features", tracked, "nlflow.flows.derivatives.run")
     times = _output_times(t, t_eval)
+    if integrator is None and flow.needs_integrator:
+        raise InputError(f"integrator: got none, expected one for a {type(flow).__name__}; {flow.advice}")
     if integrator is None:
         exact = flow.symmetric and not flow.evolving and not flow.more_than("linear")
         integrator = Exponential() if exact else RungeKutta()
@@ -101,7 +108,7 @@ def solve(
         raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
     if integrator.unit_steps and np.any(times != np.round(times)):
         raise InputError(
-            f"t_eval: {type(integrator).__name__} takes whole layers, so times must be whole numbers; got "
+            f"t_eval: {type(integrator).__name__} takes steps of length 1, so times must be whole numbers; got "
             f"{times.tolist()}"
         )
     if not isinstance(trackers, list | tuple):
@@ -164,8 +171,11 @@ class _Loop(Checkpointed):
         except (StepFailureError, StabilityError, NumericalError) as failure:
             status, message = Status.STEP_FAILED, str(failure)
         finally:
-            for watcher in self.watchers:
-                watcher.finish()
+            for flow in (self.flow, self._start[0]):
+                vars(flow).pop("during", None)  # what was watched is not kept with a flow that lives on
+            with ExitStack() as stack:  # all of them finish, also when one fails
+                for watcher in reversed(self.watchers):
+                    stack.callback(watcher.finish)
         if status is Status.STOPPED:
             # The end is seen by all, also by those whose turn it was not; after the checkpoint, which does not hold it.
             for watcher in self.watchers:
@@ -229,9 +239,12 @@ class _Loop(Checkpointed):
             asked = self._asked(u, t >= float(ahead[0]))
             if asked and not bool(xp.all(xp.isfinite(u))):
                 self.state = sound
+                advice = "use a smaller dt, RungeKutta() or Exponential()"
+                if self.flow.needs_integrator:
+                    advice = self.flow.advice
                 return Status.DIVERGED, (
-                    f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; use a smaller dt, "
-                    "RungeKutta() or Exponential(), or scale the signal down where it is very large already"
+                    f"the signal overflowed at t={t:.6g}: the step is unstable for this flow; {advice}, or scale the "
+                    "signal down where it is very large already"
                 )
             applications = now.applications + self.flow.applications - before
             kernel_signal = now.kernel_signal

@@ -257,6 +257,7 @@ class Checkpoint(Tracker):
         try:
             self._save()
         finally:
+            self._write = None  # a later run has a state of its own
             self._lock.close()
 
     @property
@@ -287,11 +288,15 @@ class SteadyState(Tracker):
         super().__init__(every)
         self.rtol = check_number("rtol", rtol, minimum=0)
         self.atol = check_number("atol", atol, minimum=0)
-        self._threshold = 0.0
+        self._speed = 0.0
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Measure the speed at the start."""
-        self._threshold = max(self.rtol * flow.speed(u), self.atol)
+        self._speed = flow.speed(u)
+
+    @property
+    def _threshold(self) -> float:
+        return max(self.rtol * self._speed, self.atol)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Compare the speed with the threshold."""
@@ -299,12 +304,12 @@ class SteadyState(Tracker):
         return f"steady state: rms of du/dt is {speed:.3g}" if speed <= self._threshold else None
 
     def record(self) -> dict[str, NDArray[np.float64]]:
-        """Return the threshold, so that a resumed run stops where the first would have."""
-        return {"threshold": np.array([self._threshold])}
+        """Return the threshold and the speed at the start, which a resumed run compares with."""
+        return {"threshold": np.array([self._threshold]), "speed": np.array([self._speed])}
 
     def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
-        """Take up the threshold of the first run."""
-        self._threshold = float(record["threshold"][0])
+        """Take up the speed at the start of the first run."""
+        self._speed = float(record["speed"][0])
 
 
 class DiscrepancyPrinciple(Tracker):

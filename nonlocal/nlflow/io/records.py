@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from nlflow.backends.machine import environment, git_state, machine_name, source_digest
-from nlflow.errors import FileFormatError, NlflowWarning
+from nlflow.errors import FileFormatError, InputError, NlflowWarning
 from nlflow.io.atomic import make_folder, write_atomic
 from nlflow.io.storage import load_record, save_record
 from nlflow.io.terminal import plain
@@ -52,7 +52,9 @@ class Records(Generic[T]):
         self._pack, self._unpack = pack, unpack
 
     def path(self, name: str) -> Path:
-        """Return the file of a case."""
+        """Return the file of a case, whose name must be one of a file."""
+        if Path(name).name != name:
+            raise InputError(f"name: got {name!r}, expected the name of a file without a folder")
         return self.folder / f"{name}.json"
 
     def read(self, name: str) -> T | None:

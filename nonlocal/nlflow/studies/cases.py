@@ -11,7 +11,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from nlflow.backends.threads import cores
 from nlflow.backends.workers import Call, completed
+from nlflow.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,8 @@ class Case:
     name : str
         Tells it from all other cases of the run, and names its record.
     call : callable
-        Returns the finding, which must not depend on the process that it is called in.
+        Returns the finding, which must not depend on the process that it is called in. It is not None: that says that
+        a case has to be computed.
     arguments : tuple
     """
 
@@ -86,8 +89,11 @@ def run_cases(
     WorkerError
         When worker processes keep dying; what is done is kept.
     """
-    known, left = [], []
+    known, left, names = [], [], set[str]()
     for case in cases:
+        if case.name in names:
+            raise InputError(f"cases: got the name {case.name!r} twice, expected another name for each case")
+        names.add(case.name)
         finding = keeper.read(case.name) if resume and keeper is not None else None
         if finding is None:
             left.append(case)
@@ -99,7 +105,8 @@ def run_cases(
     if not left:
         return
     calls = [(case.call, case.arguments) for case in left]
-    side_by_side = _in_threads(calls, jobs or 1) if threads else completed(calls, jobs=jobs, scheduler=scheduler)
+    count = cores() if jobs in (None, -1) else jobs
+    side_by_side = _in_threads(calls, int(count or 1)) if threads else completed(calls, jobs=jobs, scheduler=scheduler)
     with closing(side_by_side) as results:
         for number, finding in results:
             if keeper is not None:

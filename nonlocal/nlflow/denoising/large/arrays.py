@@ -17,6 +17,7 @@ from nlflow.denoising.inputs import (
     check_patch,
     idle_for,
     noise_model,
+    noiseless,
     scale_for,
     shape_of,
 )
@@ -225,8 +226,9 @@ def _frame(
 ) -> tuple[Frame, str]:
     """Return what blocks have to know of the whole, and why the flow stops where it does."""
     dtype = np.dtype(np.float32 if _single(blocks.image.dtype) else np.float64)
-    spans = [float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)]
-    idle = idle_for(max(spans), float(levels.max()))
+    spans = np.array([float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)])
+    levels, _ = noiseless(levels, spans)
+    idle = idle_for(float(spans.max()), float(levels.max()))
     channels = len(levels)
     dimension = sum(n > 1 for n in blocks.shape)
     scale = levels if idle else scale_for(levels)

@@ -23,11 +23,6 @@ _CODECS = {
 _TIFF = (".tif", ".tiff")
 
 
-def is_zarr(path: Path) -> bool:
-    """Tell whether a path is a zarr array, or names one that is to be."""
-    return path.suffix == ".zarr" or any((path / name).is_file() for name in ("zarr.json", ".zarray"))
-
-
 def open_array(path: Path) -> Any:
     """Return the zarr array in a folder; nothing of it is read but its description.
 

@@ -1,4 +1,4 @@
-"""How strong the noise is."""
+"""Estimates of how strong the noise is (`estimate_sigma`)."""
 
 from __future__ import annotations
 

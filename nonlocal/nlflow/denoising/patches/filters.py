@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from nlflow.backends.numba import RUN
 from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
-from nlflow.errors import InputError
+from nlflow.errors import InputError, NumericalError, check_integer
 
 Array = NDArray[Any]
 _JOBS = 64  # runs whose windows are held at a time; enough to keep threads busy
@@ -35,6 +36,10 @@ class Grouping:
     neighbours: int
     radius: int
     stride: int
+
+    def __post_init__(self) -> None:
+        for name, least in (("patch", 1), ("neighbours", 1), ("radius", 0), ("stride", 1)):
+            check_integer(name, getattr(self, name), minimum=least)
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,16 @@ class Lattice:
             Where these samples lie in a larger image, and its shape: references are those of the larger image.
         """
         whole = shape if whole is None else whole
+        if any(o < 0 or o + n > w for o, n, w in zip(origin, shape, whole, strict=True)):
+            raise InputError(
+                f"origin: got {origin} for samples of shape {shape}, expected a part that lies within whole={whole}"
+            )
         patch = (min(grouping.patch, whole[0]), min(grouping.patch, whole[1]))
         radii = (min(grouping.radius, shape[0] - patch[0]), min(grouping.radius, shape[1] - patch[1]))
         _, rows = _references(shape[0], patch[0], grouping.stride, origin[0], whole[0])
         before, columns = _references(shape[1], patch[1], grouping.stride, origin[1], whole[1])
         # Runs of references begin where those of the larger image do. The first stands in for those of its run that
-        # lie outside: what they would add to lies near the cut, where nobody looks.
+        # lie outside: what they would add to is cut off afterwards.
         columns = np.concatenate([np.full(before % RUN, columns[0]), columns])
         most = min(grouping.neighbours, (2 * radii[0] + 1) * (2 * radii[1] + 1))
         return cls(shape, patch, radii, rows, columns, most)
@@ -138,7 +147,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Stage:
-    """How far a step goes, and what it takes the noise in its images for.
+    """How far a step goes, and how strong it takes the noise to be.
 
     Attributes
     ----------
@@ -159,7 +168,7 @@ class Stage:
 
 
 def _nobody(share: float) -> None:
-    """Hear a share of the work."""
+    """Ignore the progress."""
 
 
 class GroupFilter(Protocol):
@@ -179,7 +188,7 @@ class GroupFilter(Protocol):
         """Return the estimate and the next state, (C, H, W) each; `during` gets the share of the step that is done."""
 
 
-def found(loops: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
+def groups_of(filter: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
     """Return the groups that a filter finds on a guide.
 
     Raises
@@ -187,9 +196,12 @@ def found(loops: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
     InputError
         For members that are not those of the lattice's references and windows.
     """
-    members, counts = loops.find(guide, lattice)
-    if getattr(type(loops), "find", None) is not CompiledFilter.find:
-        _check_members(members, counts, lattice)
+    found: Any = filter.find(guide, lattice)
+    if getattr(filter.find, "__func__", None) is not CompiledFilter.find:
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise InputError(f"find: got {type(found).__name__}, expected a tuple of members and counts")
+        _check_members(*found, lattice)
+    members, counts = found
     return Groups(lattice, members, counts)
 
 
@@ -229,6 +241,13 @@ class CompiledFilter:
         """Return the nearest patches of each reference, by the squared distance over all channels."""
         from nlflow.backends.numba import search
 
+        # The loops order distances, and leave their arrays where one is not finite.
+        most = math.sqrt(float(np.finfo(guide.dtype).max) / (8 * len(guide) * math.prod(lattice.patch)))
+        if not float(np.abs(guide).max()) < most:
+            raise NumericalError(
+                "guide: got NaN, infinity or values whose squares overflow, expected a signal in units of its noise; "
+                "divide it by the standard deviation of the noise first"
+            )
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
         ry, rx = lattice.radii
@@ -264,10 +283,10 @@ class CompiledFilter:
                 )  # fmt: skip
                 add_windows(windows, lattice.rows, lattice.columns, jobs, lattice.radii, sums)
                 during(jobs[1] / total)
-        estimate, following, weights = sums
-        bare = weights == 0  # near the cut of a strip, where no reference reaches and nobody looks
-        estimate[bare], following[bare], weights[bare] = state[bare], state[bare], 1
-        return estimate / weights, following / weights
+        estimate, next_state, weights = sums
+        bare = weights == 0  # near the cut of a strip, which is cut off afterwards
+        estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1
+        return estimate / weights, next_state / weights
 
 
 def _window(lattice: Lattice) -> tuple[int, int]:

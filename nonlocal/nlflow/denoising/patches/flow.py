@@ -19,11 +19,11 @@ from nlflow.denoising.patches.filters import (
     Images,
     Lattice,
     Stage,
-    found,
+    groups_of,
 )
 from nlflow.denoising.patches.plain import PlainFilter
 from nlflow.domains import Grid
-from nlflow.errors import InputError, check_array, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 
@@ -67,7 +67,7 @@ class GroupAffinity(Affinity):
     @cached_property
     def groups(self) -> Groups:
         """Members of each group. O(G (2 r + 1)^m D) for G groups of patches of D samples."""
-        return found(self._filter, as_planes(self.guide), self.lattice)
+        return groups_of(self._filter, as_planes(self.guide), self.lattice)
 
     @property
     def evolves(self) -> bool:
@@ -76,7 +76,7 @@ class GroupAffinity(Affinity):
 
     def update(self, u: Array) -> GroupAffinity:
         """Return the affinity with the groups of another signal."""
-        return GroupAffinity(u, self.lattice, self._filter)
+        return GroupAffinity(u if u.ndim > len(self.domain.shape) else u[..., None], self.lattice, self._filter)
 
     @property
     def memory_bytes(self) -> int:
@@ -115,7 +115,8 @@ class GroupFlow(Flow):
     of the group's patches in the current estimate u and the noise N that the running state z still holds. A
     semi-implicit step of length 1 from z, drawn to z itself (a minimizing movement), is the local Wiener filter
     Pz + C (C + N)^-1 (z - Pz); the patches are put back with their inverse variances as weights. Groups are found anew
-    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal.
+    from z. `RelaxedSemiImplicit` takes these steps; u(t) is the estimate, and u(0) the observed signal. (Another
+    `start` of `solve` serves as the first guide alone.)
 
     Parameters
     ----------
@@ -124,7 +125,7 @@ class GroupFlow(Flow):
     grouping : Grouping or pair of Grouping
         Of all steps, or of the first estimate and of the later steps.
     variance : float or array
-        Of the noise of f: one number, or one for each sample, of the shape of f.
+        Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes.
     missing : bool array of the shape of the nodes, optional
         Samples without data: there the fidelity is 0, so that they follow the estimate. f holds a first guess there.
     channels : bool
@@ -160,6 +161,7 @@ class GroupFlow(Flow):
     """
 
     advice = "integrate it with RelaxedSemiImplicit(steps)"
+    needs_integrator = True
 
     def __init__(
         self,
@@ -176,13 +178,24 @@ class GroupFlow(Flow):
         origin: tuple[int, int] = (0, 0),
         whole: tuple[int, int] | None = None,
     ) -> None:
+        if hasattr(observed, "requires_grad"):
+            raise InputError("observed: got a tensor, expected a NumPy array; convert it with .detach().cpu().numpy()")
         f = np.asarray(check_array("observed", observed, ndim=(2, 3) if channels else (1, 2)))
         self._flat = not channels
         self.shrink = check_number("shrink", shrink, minimum=0)
         self.factor = check_number("factor", factor, minimum=0, strict=True)
         self.search_every = check_integer("search_every", search_every, minimum=1)
-        self.groupings = grouping if isinstance(grouping, tuple) else (grouping, grouping)
-        self.filter = CompiledFilter() if filter is None else filter
+        pair: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
+        self.groupings: tuple[Grouping, Grouping] = pair
+        if len(pair) != 2 or not all(isinstance(one, Grouping) for one in pair):
+            raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a pair (first, later)")
+        self.filter: Any = CompiledFilter() if filter is None else filter
+        if isinstance(self.filter, type) or not all(
+            callable(getattr(self.filter, name, None)) for name in ("find", "step")
+        ):
+            raise InputError(
+                f"filter: got {filter!r}, expected an object with find and step, such as PlainFilter(); see GroupFilter"
+            )
         signal = f if channels else f[..., None]
         self._planes = as_planes(signal)
         lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole) for one in self.groupings]
@@ -193,6 +206,8 @@ class GroupFlow(Flow):
             raise InputError(
                 f"missing: got shape {self.missing.shape}, expected {signal.shape[:-1]}, that of the nodes"
             )
+        if self.missing is not None and self.missing.all():
+            raise InputError("missing: hides every sample; leave at least one")
         self.state: Array = f  # z, the running state
         self._begun = False  # whether there is an estimate that is almost free of noise
         affinity = GroupAffinity(signal, self._lattices[0], self.filter)
@@ -247,13 +262,16 @@ class GroupFlow(Flow):
         leave : float
             Fraction of the noise that the running state keeps.
         """
-        planes, following = self.filter.step(self.groups, self._images(u), self._stage(leave), during=self.during)
+        images = self._images(u)
+        made = self.filter.step(self.groups, images, self._stage(leave), during=self.during)
+        _check_step(made, images.state)
+        planes, next_state = made
         if not self._begun:
-            following = self._seen_planes(planes)
+            next_state = self._seen_planes(planes)
         elif self.missing is not None:
-            following = np.where(self.missing.reshape(planes.shape[1:]), planes, following)
+            next_state = np.where(self.missing.reshape(planes.shape[1:]), planes, next_state)
         self.applications += 1
-        return as_signal(planes, u.shape), as_signal(following, u.shape)
+        return as_signal(planes, u.shape), as_signal(next_state, u.shape)
 
     def _seen_planes(self, estimate: NDArray[Any]) -> NDArray[Any]:
         """Return the observed planes, which follow the estimate where samples are missing."""
@@ -279,14 +297,29 @@ class GroupFlow(Flow):
         return plain.energy(self.groups, self._images(u), self._stage())
 
     def given(self) -> list[Any]:
-        """Return what the flow was given: the observed signal, its noise, and which samples are missing."""
-        return [self.observed, self._variance, self.missing]
+        """Return what the flow was given: the filter with its attributes, the signal, its noise, what is missing."""
+        kind = type(self.filter)
+        own = f"{kind.__module__}.{kind.__qualname__} {sorted(vars(self.filter).items())!r}"
+        return [own, self.observed, self._variance, self.missing]
 
     def __repr__(self) -> str:
         return (
             f"GroupFlow({self.groupings!r}, shrink={self.shrink!r}, factor={self.factor!r}, "
             f"search_every={self.search_every!r}, filter={type(self.filter).__name__})"
         )
+
+
+def _check_step(made: Any, like: NDArray[Any]) -> None:
+    """Refuse what a filter of one's own returns, where it is no estimate and state."""
+    if not isinstance(made, tuple) or len(made) != 2:
+        raise InputError(f"filter: its step returned {type(made).__name__}, expected an estimate and a state")
+    for name, planes in zip(("an estimate", "a state"), made, strict=True):
+        if np.shape(planes) != like.shape or planes.dtype != like.dtype:
+            raise InputError(
+                f"filter: its step returned {name} of shape {np.shape(planes)}, expected {like.shape}, {like.dtype}"
+            )
+        if not np.isfinite(planes).all():
+            raise NumericalError(f"filter: its step returned {name} that is not finite; scale the signal down")
 
 
 def _variances(variance: Any, signal: NDArray[Any]) -> NDArray[Any]:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
+from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
 from nlflow.functionals.energies import E
@@ -105,6 +106,10 @@ class PlainFilter(CompiledFilter):
             values, vectors = np.linalg.eigh(covariance)
             covariance = (vectors * np.maximum(values - shrink, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
         matrices = self.fidelity((covariance + np.swapaxes(covariance, 1, 2)) / 2)
+        if np.shape(matrices) != covariance.shape:
+            raise InputError(
+                f"fidelity: got shape {np.shape(matrices)}, expected {covariance.shape}, one matrix for each group"
+            )
         return E(BlockAffinity(*z.shape[:2]), z, matrices[:, None], measure="degree")
 
 

@@ -58,6 +58,7 @@ class Exponential(Integrator):
 
     def check(self, flow: Flow) -> None:
         """Raise `InputError` for evolving and for non-symmetric flows, and for those that are more than linear."""
+        as_linear(flow)
         if flow.evolving:
             raise InputError("integrator: Exponential needs a frozen kernel; use RungeKutta() or SemiImplicit()")
         if not flow.symmetric:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow.flows import derivatives as autograd
+from nlflow.flows import derivatives
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
 from tests.problems import torch_on_one_thread
@@ -53,14 +53,14 @@ def test_values_of_functionals(name: str, measure: str, method: str) -> None:
     def function(x: Any, q: Any, u: Any, f: Any, strength: Any) -> Any:
         p = build(name, method, x, q)
         e = nl.E(p, f, strength, measure=measure)
-        return autograd.value(nl.J(p), u), autograd.value(e, u)
+        return derivatives.value(nl.J(p), u), derivatives.value(e, u)
 
     inputs = tensors(X, Q, U, F, np.linspace(0.1, 0.9, N))
     assert torch.autograd.gradcheck(function, inputs)
     p = build(name, method, *inputs[:2])
     e = nl.E(p, inputs[3], inputs[4], measure=measure)
     for functional in (nl.J(p), e):
-        value = autograd.value(functional, inputs[2])
+        value = derivatives.value(functional, inputs[2])
         assert float(value.detach()) == pytest.approx(functional.value(inputs[2].detach()), rel=1e-12)
         (gradient,) = torch.autograd.grad(value, inputs[2])
         expected = WEIGHTS[:, None] * functional.gradient(inputs[2].detach()).detach().numpy()
@@ -78,7 +78,7 @@ def test_steps_of_a_flow(integrator: Any, evolving: bool, method: str) -> None:
     def function(x: Any, u: Any, f: Any, strength: Any) -> Any:
         p = build("gaussian", method, x, None)
         flow = nl.GradientFlow(nl.E(p, f, strength, measure="degree"), metric="degree", evolving=evolving, every=2)
-        return autograd.run(flow, u, integrator, 5)
+        return derivatives.run(flow, u, integrator, 5)
 
     inputs = tensors(X, U, F, np.linspace(0.1, 0.9, N))
     assert torch.autograd.gradcheck(function, inputs)
@@ -90,7 +90,7 @@ def test_steps_are_those_of_solve() -> None:
     with torch.no_grad():
         expected = nl.solve(flow, u, t=7.0, integrator=nl.NeutrenoStep()).final
     np.testing.assert_allclose(
-        autograd.run(flow, u, nl.NeutrenoStep(), 7).detach().numpy(), expected.numpy(), rtol=0, atol=1e-14
+        derivatives.run(flow, u, nl.NeutrenoStep(), 7).detach().numpy(), expected.numpy(), rtol=0, atol=1e-14
     )
 
 
@@ -110,7 +110,7 @@ def test_memory_grows_with_the_root_of_the_steps() -> None:
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            autograd.run(flow, u, nl.AttentionStep(), steps)
+            derivatives.run(flow, u, nl.AttentionStep(), steps)
         kept.append(total)
     assert kept[1] <= 6 * kept[0]
 
@@ -119,7 +119,7 @@ def test_memory_grows_with_the_root_of_the_steps() -> None:
 def test_equilibria(name: str, measure: str, method: str) -> None:
     def function(x: Any, q: Any, f: Any, strength: Any) -> Any:
         e = nl.E(build(name, method, x, q), f, strength, measure=measure)
-        return autograd.minimizer(e, rtol=1e-13)
+        return derivatives.minimizer(e, rtol=1e-13)
 
     inputs = tensors(X, Q, F, np.linspace(0.1, 0.9, N))
     # Along random directions, but entry by entry once: every entry asks for two solutions.
@@ -127,7 +127,7 @@ def test_equilibria(name: str, measure: str, method: str) -> None:
     e = nl.E(build(name, method, *inputs[:2]), inputs[2], inputs[3], measure=measure)
     with torch.no_grad():
         expected = e.minimizer().u
-    np.testing.assert_allclose(autograd.minimizer(e).detach().numpy(), expected.numpy(), rtol=0, atol=1e-8)
+    np.testing.assert_allclose(derivatives.minimizer(e).detach().numpy(), expected.numpy(), rtol=0, atol=1e-8)
 
 
 def attention_matrix(q: Any, k: Any, weights: Any) -> Any:
@@ -151,7 +151,7 @@ FLOWS = {
 )
 def test_equilibria_of_flows(name: str, kind: str, method: str) -> None:
     def function(x: Any, q: Any, f: Any, strength: Any) -> Any:
-        return autograd.equilibrium(FLOWS[kind](build(name, method, x, q), f, strength), rtol=1e-13)
+        return derivatives.equilibrium(FLOWS[kind](build(name, method, x, q), f, strength), rtol=1e-13)
 
     inputs = tensors(X, Q, F, np.linspace(0.1, 0.9, N))
     assert torch.autograd.gradcheck(
@@ -178,7 +178,7 @@ def test_equilibria_of_attention_are_resolvents(dtype: str, error: float) -> Non
     number = torch.tensor(strength, dtype=observed.dtype, requires_grad=True)
     observed.requires_grad_()
     p = nl.affinity(nl.ExpDotProduct(), nl.Points(np.arange(float(n)), weights=weights), features, queries=queries)
-    u = autograd.equilibrium(nl.AttentionFlow(p, observed, number))
+    u = derivatives.equilibrium(nl.AttentionFlow(p, observed, number))
     assert u.dtype == observed.dtype
     scale = np.abs(f).max(axis=0)
     np.testing.assert_allclose(u.detach().numpy() / scale, resolvent @ f / scale, rtol=0, atol=error)
@@ -193,7 +193,7 @@ def test_equilibria_of_attention_are_resolvents(dtype: str, error: float) -> Non
 
 def test_a_constant_is_its_own_equilibrium() -> None:
     x, q, f = tensors(X, Q, np.full((N, D), 3.0))
-    u = autograd.equilibrium(nl.AttentionFlow(build("queries", "tiled", x, q), f, 1e-3))
+    u = derivatives.equilibrium(nl.AttentionFlow(build("queries", "tiled", x, q), f, 1e-3))
     np.testing.assert_allclose(u.detach().numpy(), 3.0, rtol=1e-14)
     u.sum().backward()  # u* is a mean of f in which all weights add up to 1
     assert float(f.grad.sum()) == pytest.approx(N * D, rel=1e-8)
@@ -205,13 +205,13 @@ def matrices(roots: Any) -> Any:
 
 
 MATRICES = {
-    "value": lambda p, f, u, given: autograd.value(nl.E(p, f, given), u),
-    "minimizer l2": lambda p, f, u, given: autograd.minimizer(nl.E(p, f, given), rtol=1e-13),
-    "minimizer": lambda p, f, u, given: autograd.minimizer(nl.E(p, f, given, measure="degree"), rtol=1e-13),
-    "equilibrium": lambda p, f, u, given: autograd.equilibrium(nl.AttentionFlow(p, f, given), rtol=1e-13),
-    "implicit steps": lambda p, f, u, given: autograd.run(nl.AttentionFlow(p, f, given), u, nl.SemiImplicit(), 3),
-    "layers": lambda p, f, u, given: autograd.run(nl.AttentionFlow(p, f, given), u, nl.NeutrenoStep(), 3),
-    "scaled": lambda p, f, u, given: autograd.run(
+    "value": lambda p, f, u, given: derivatives.value(nl.E(p, f, given), u),
+    "minimizer l2": lambda p, f, u, given: derivatives.minimizer(nl.E(p, f, given), rtol=1e-13),
+    "minimizer": lambda p, f, u, given: derivatives.minimizer(nl.E(p, f, given, measure="degree"), rtol=1e-13),
+    "equilibrium": lambda p, f, u, given: derivatives.equilibrium(nl.AttentionFlow(p, f, given), rtol=1e-13),
+    "implicit steps": lambda p, f, u, given: derivatives.run(nl.AttentionFlow(p, f, given), u, nl.SemiImplicit(), 3),
+    "layers": lambda p, f, u, given: derivatives.run(nl.AttentionFlow(p, f, given), u, nl.NeutrenoStep(), 3),
+    "scaled": lambda p, f, u, given: derivatives.run(
         nl.GradientFlow(nl.E(p, f, given), metric="degree"), u, nl.SemiImplicit(0.5), 3
     ),
 }  # fmt: skip
@@ -259,7 +259,7 @@ def test_operators_of_matrices(shape: tuple[int, ...], dtype: str) -> None:
 
 def test_matrix_fidelities_against_a_whole_system() -> None:
     x, q, f, roots = tensors(X, Q, F, ROOTS)
-    u = autograd.equilibrium(nl.AttentionFlow(build("queries", "dense", x, q), f, matrices(roots)), rtol=1e-13)
+    u = derivatives.equilibrium(nl.AttentionFlow(build("queries", "dense", x, q), f, matrices(roots)), rtol=1e-13)
     given = matrices(roots).detach().numpy()
     fidelity = np.zeros((N, D, N, D))
     fidelity[np.arange(N), :, np.arange(N), :] = given
@@ -276,7 +276,7 @@ def test_a_hole_has_a_slope() -> None:
     strength = np.linspace(0.0, 0.9, N)
     x, f, given = tensors(X, F, strength)
     p = build("gaussian", "tiled", x.detach(), None)
-    autograd.minimizer(nl.E(p, f, given)).square().sum().backward()
+    derivatives.minimizer(nl.E(p, f, given)).square().sum().backward()
     with torch.no_grad():
         values = [
             float(nl.E(p, f, given + s * torch.eye(N)[0].double()).minimizer(rtol=1e-13).u.square().sum())
@@ -288,8 +288,8 @@ def test_a_hole_has_a_slope() -> None:
 def test_second_derivatives_are_refused() -> None:
     x, q, f = tensors(X, Q, F)
     for u in (
-        autograd.equilibrium(nl.AttentionFlow(build("queries", "dense", x, q), f, 0.5)),
-        autograd.minimizer(nl.E(build("gaussian", "dense", x, None), f, 0.5)),
+        derivatives.equilibrium(nl.AttentionFlow(build("queries", "dense", x, q), f, 0.5)),
+        derivatives.minimizer(nl.E(build("gaussian", "dense", x, None), f, 0.5)),
     ):
         with pytest.raises(nl.InputError, match="create_graph: got True"):
             torch.autograd.grad(u.square().sum(), f, create_graph=True)
@@ -307,7 +307,7 @@ def test_a_width_and_a_fidelity_are_learnt() -> None:
     for _ in range(40):
         width, strength = logs.exp()
         p = nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(float(n))), x / width, method="tiled")
-        restored = autograd.minimizer(nl.E(p, noisy, strength, measure="degree"))
+        restored = derivatives.minimizer(nl.E(p, noisy, strength, measure="degree"))
         error = ((restored - clean) ** 2).mean()
         optimizer.zero_grad()
         error.backward()
@@ -331,21 +331,21 @@ def attention(f: Any, strength: Any, x: Any = None) -> nl.AttentionFlow:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda e, u: autograd.value(e, u.detach().numpy()), "u: got dtype float64, expected torch"),
-        (lambda e, u: autograd.run(nl.GradientFlow(e), u, nl.RungeKutta(), 3), "integrator: got RungeKutta"),
-        (lambda e, u: autograd.run(nl.GradientFlow(e), u, nl.ExplicitEuler(100.0), 3), "dt: got 100"),
-        (lambda e, u: autograd.run(nl.GradientFlow(e), u, nl.ExplicitEuler(0.1), -1), "steps: got -1"),
-        (lambda e, u: autograd.minimizer(nl.J(e.given)), r"functional: got J, expected E"),
-        (lambda e, u: autograd.minimizer(e, maxiter=1), "minimizer: "),
-        (lambda e, u: autograd.equilibrium(e), "flow: got E, expected a GradientFlow or an AttentionFlow"),
-        (lambda e, u: autograd.equilibrium(nl.GradientFlow(e, evolving=True)), "flow: got an evolving kernel"),
-        (lambda e, u: autograd.equilibrium(nl.AttentionFlow(e.given)), "flow: got one without fidelity"),
-        (lambda e, u: autograd.equilibrium(attention(u, 0.0)), "fidelity: got 0 at every node"),
-        (lambda e, u: autograd.equilibrium(attention(u, 0.1), maxiter=1), "equilibrium: its residual is .* raise maxi"),
-        (lambda e, u: autograd.equilibrium(attention(u, 0.1), rtol=0), "rtol: got 0, expected"),
-        (lambda e, u: autograd.equilibrium(attention(u, 0.1), maxiter=0), "maxiter: got 0, expected"),
+        (lambda e, u: derivatives.value(e, u.detach().numpy()), "u: got dtype float64, expected torch"),
+        (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.RungeKutta(), 3), "integrator: got RungeKutta"),
+        (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.ExplicitEuler(100.0), 3), "dt: got 100"),
+        (lambda e, u: derivatives.run(nl.GradientFlow(e), u, nl.ExplicitEuler(0.1), -1), "steps: got -1"),
+        (lambda e, u: derivatives.minimizer(nl.J(e.given)), r"functional: got J, expected E"),
+        (lambda e, u: derivatives.minimizer(e, maxiter=1), "minimizer: "),
+        (lambda e, u: derivatives.equilibrium(e), "flow: got E, expected a GradientFlow or an AttentionFlow"),
+        (lambda e, u: derivatives.equilibrium(nl.GradientFlow(e, evolving=True)), "flow: got an evolving kernel"),
+        (lambda e, u: derivatives.equilibrium(nl.AttentionFlow(e.given)), "flow: got one without fidelity"),
+        (lambda e, u: derivatives.equilibrium(attention(u, 0.0)), "fidelity: got 0 at every node"),
+        (lambda e, u: derivatives.equilibrium(attention(u, 0.1), maxiter=1), "equilibrium: its residual .* raise maxi"),
+        (lambda e, u: derivatives.equilibrium(attention(u, 0.1), rtol=0), "rtol: got 0, expected"),
+        (lambda e, u: derivatives.equilibrium(attention(u, 0.1), maxiter=0), "maxiter: got 0, expected"),
         (
-            lambda e, u: autograd.equilibrium(attention(torch.ones_like(u), 0.1, u), maxiter=1).sum().backward(),
+            lambda e, u: derivatives.equilibrium(attention(torch.ones_like(u), 0.1, u), maxiter=1).sum().backward(),
             "equilibrium: the residual of its derivative is",
         ),
         (lambda e, u: e.minimizer(), "requires a gradient, .* use nlflow.flows.derivatives.minimizer"),

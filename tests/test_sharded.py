@@ -21,7 +21,7 @@ if not torch.distributed.is_available() or not torch.distributed.is_gloo_availab
     pytest.skip("torch is built without gloo", allow_module_level=True)
 
 import nlflow as nl  # noqa: E402
-from nlflow.affinities import sharded as distributed  # noqa: E402
+from nlflow.affinities import sharded  # noqa: E402
 from nlflow.errors import InputError  # noqa: E402
 from tests import sharded_run  # noqa: E402
 
@@ -118,7 +118,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("mode", distributed.MODES)
+@pytest.mark.parametrize("mode", sharded.MODES)
 def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:
     found = sharded_run.numbers(sharded_run.Many(mode), sharded_run.EVERYTHING)
     for name, value in found.items():
@@ -132,7 +132,7 @@ def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:
 
 
 @pytest.mark.parametrize("unit", [1e-60, 1e60])
-@pytest.mark.parametrize("mode", distributed.MODES)
+@pytest.mark.parametrize("mode", sharded.MODES)
 def test_the_unit_of_the_weights_does_not_matter(mode: str, unit: float, alone: None) -> None:
     problem = sharded_run.Many(mode)
     averages, logs = [], []
@@ -149,15 +149,15 @@ def test_what_a_shard_says_of_itself(alone: None) -> None:
     u = p.average(sharded_run.SIGNAL)
     assert repr(u).startswith("Shard(process 0 of 1, tensor([[")
     assert repr(p) == "<ShardedAffinity " + repr(p.kernel) + " on 91 nodes, method='sharded', not symmetric>"
-    assert type(distributed.local(u)) is torch.Tensor
-    distributed.local(u).zero_()
+    assert type(sharded.local(u)) is torch.Tensor
+    sharded.local(u).zero_()
     assert float(u.abs().sum()) == 0  # they share their memory
     u = p.average(sharded_run.SIGNAL)
     # Keys and queries of this process and the keys of all (3 columns), logarithms and weights.
     assert p.memory_bytes == 8 * 91 * (3 * 3 + 2)
     assert u.shape == (91, 2)
-    assert float(u.mean()) == pytest.approx(float(distributed.local(u).mean()), abs=1e-15)
-    assert torch.equal(u.mean(dim=-1).sum(dim=0, keepdim=True), distributed.local(u).mean(-1).sum(0, keepdim=True))
+    assert float(u.mean()) == pytest.approx(float(sharded.local(u).mean()), abs=1e-15)
+    assert torch.equal(u.mean(dim=-1).sum(dim=0, keepdim=True), sharded.local(u).mean(-1).sum(0, keepdim=True))
     assert float(u.abs().max()) == float(u.abs().amax())
 
 
@@ -267,4 +267,4 @@ def test_a_lost_process_ends_the_others(how: str, by_three: Path) -> None:
 
 def test_without_processes_there_is_nothing_to_share() -> None:
     with pytest.raises(InputError, match=r"group: there is no process group; call torch\.distributed\.init_process"):
-        distributed.rows(5)
+        sharded.rows(5)

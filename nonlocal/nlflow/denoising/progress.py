@@ -1,4 +1,4 @@
-"""What a call of the denoiser tells while it runs, and what it leaves to its caller: a flow's course, and weights."""
+"""Progress of a call of the denoiser, and what a `Trail` keeps of it: the course of its flow, and weights."""
 
 from __future__ import annotations
 
@@ -61,7 +61,8 @@ class Trail:
     ----------
     course : dict of str to array
         Of the states that the last call has gone through, the input first: ``t``, the flow's time; ``distance``, to
-        the constant that the J-flow tends to, root mean square in the units of the input. For ``fast`` also ``J`` and
+        the constant that the J-flow tends to, root mean square in the units of the input (of stabilized counts for
+        noise of counts). For ``fast`` also ``J`` and
         ``E``, over the sum of the degrees, in units of the squared noise. Empty where nothing was done, and for noise
         that varies.
     reused : int

@@ -200,6 +200,7 @@ class NeutrenoStep(Integrator):
 
 
 def _needs_degree_metric(flow: Flow, what: str) -> None:
+    as_linear(flow)
     if flow.metric != "degree":
         raise InputError(
             f"integrator: {what} divides by the degree, so the flow must be in the degree metric; build it with "
