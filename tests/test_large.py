@@ -104,7 +104,13 @@ def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
     result, info = denoise_array(da.from_array(image, chunks=chunks), sigma, return_info=True, **options)
     _, told = denoise(image, sigma, return_info=True, **options)
     assert (result.dtype, result.shape) == (image.dtype, image.shape)
-    np.testing.assert_array_equal(result.compute(), in_memory(image, sigma, **options))
+    expected = in_memory(image, sigma, **options)
+    if case == "five channels" and quality != "fast":
+        # Principal axes are sums over the whole, in which threads of BLAS meet in any order: they hold to rounding, and
+        # so do samples of single precision, whose last digit is 1e-6 of the range.
+        np.testing.assert_allclose(result.compute(), expected, rtol=0, atol=1e-5 * float(np.ptp(expected)))
+    else:
+        np.testing.assert_array_equal(result.compute(), expected)
     assert info.tiles > 1
     for name in ("sigma", "sigma_estimated", "steps", "noise", "quality", "functional"):
         assert getattr(info, name) == getattr(told, name), name

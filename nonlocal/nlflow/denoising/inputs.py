@@ -288,8 +288,12 @@ def decorrelated(f: Array) -> Array:
     Three channels take the opponent colours (luminance, red - blue, green - magenta); otherwise the principal axes of
     the signal are taken.
     """
-    flat = f.reshape(-1, f.shape[-1])
-    return channels_for(f.shape[-1], lambda: flat.astype(np.float64).T @ flat.astype(np.float64))
+
+    def moments() -> Array:
+        flat = f.reshape(-1, f.shape[-1]).astype(np.float64)
+        return np.asarray(flat.T @ flat)
+
+    return channels_for(f.shape[-1], moments)
 
 
 def channels_for(count: int, moments: Callable[[], Array]) -> Array:
