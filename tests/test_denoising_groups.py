@@ -241,7 +241,7 @@ def test_loops_are_compiled_for_what_they_are_called_with(dtype: Any):
     group_step(grouped(image, IMAGE), image, image, image, uniform(1, dtype), shrink=1.0, running=False)
     precision = np.dtype(dtype).name
     found: list[Any] = [
-        search.loop(precision),
+        search.loop("find_groups", precision),
         *(loops.loop(name, precision) for name in ("filter_groups", "add_windows")),
     ]
     for loop in found:

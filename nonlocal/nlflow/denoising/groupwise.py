@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.inpainting import FILLING_STEPS, filling_levels
 from nlflow.denoising.inputs import Observation, decorrelated
-from nlflow.denoising.patches import GroupFlow, Grouping, RelaxedSemiImplicit
+from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit
 from nlflow.denoising.patches.flow import as_planes
 from nlflow.denoising.presets import PRESETS, GroupPreset, noisiness
 from nlflow.denoising.progress import within
@@ -25,13 +25,12 @@ FUNCTIONAL = (
     "E of groups of alike patches, fidelity matrix C/s^2 of each group; relaxed semi-implicit steps with an "
     "evolving kernel"
 )
-METHOD = "groups: nearest patches in a window, one Wiener filter for each group"
 
 
-def parameters(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
-    """Return the parameters of the flow of groups."""
+def described(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
+    """Return what `DenoiseInfo` says of every flow of groups."""
     first, later = groupings
-    return {
+    parameters = {
         "patch_size": later.patch,
         "neighbours": later.neighbours,
         "search_radius": later.radius,
@@ -39,6 +38,8 @@ def parameters(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
         "first_patch_size": first.patch,
         "first_neighbours": first.neighbours,
     }
+    method = f"{GroupAffinity.method}: {GroupAffinity.reason}"
+    return {"functional": FUNCTIONAL, "parameters": parameters, "method": method}
 
 
 def channels_of(f: Array, colours: Array, precision: Any) -> Array:
@@ -87,8 +88,8 @@ def whole_problem(f: Array, variance: Array | None, quality: str) -> Problem:
     memory = bytes_needed(planes, groupings, preset.steps, signal.itemsize)
     check_memory(f"the flow of {planes[1]} x {planes[2]} samples", memory, "use denoise(), which cuts them into strips")
     options = {} if varying is None else {"variance": varying}
-    told = {"functional": FUNCTIONAL, "parameters": parameters(groupings), "method": METHOD, "memory_bytes": memory}
     made = problem(signal, preset, groupings, **options)
+    told = {**described(groupings), "memory_bytes": memory}
     return replace(made, back=lambda u: back_from(u, colours, f), told=told)
 
 
@@ -110,11 +111,9 @@ def denoised(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:
         if not last and seen.missing is not None:
             signal = np.where(seen.missing[..., None], path[-1] * precision(level), signal)
     told = {
-        "functional": FUNCTIONAL,
-        "parameters": parameters(groupings),
+        **described(groupings),
         "steps": preset.steps + 1 + (len(levels) - 1) * (FILLING_STEPS + 1),
         "stopped_by": "all steps of the preset were taken",
-        "method": METHOD,
         "tiles": tiles,
         "memory_bytes": memory,
     }

@@ -14,7 +14,7 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.inputs import Observation
 from nlflow.denoising.presets import noisiness
 from nlflow.denoising.progress import RememberingFlow, within
-from nlflow.denoising.runs import Problem, Run, Watch, run
+from nlflow.denoising.runs import ALONE, Problem, Run, Watch, run
 from nlflow.domains import Grid
 from nlflow.errors import MemoryLimitError, NlflowWarning
 from nlflow.flows.integrators import SemiImplicit
@@ -65,7 +65,7 @@ def problem(
     steps: int | None = None,
     store: bool = True,
     unit: float = 1.0,
-    watch: Watch = Watch(),  # noqa: B008  # it cannot be changed
+    watch: Watch = ALONE,
 ) -> Problem:
     """Return the E-flow of a signal (..., C) in units of its noise; what is None is chosen.
 
@@ -97,14 +97,14 @@ def problem(
     return Problem(flow, SemiImplicit(dt=1.0), float(steps or MOST_STEPS), rules, told=told)
 
 
-def solved(f: Array, watch: Watch = Watch(), **options: Any) -> Outcome:  # noqa: B008  # it cannot be changed
+def solved(f: Array, watch: Watch = ALONE, **options: Any) -> Outcome:
     """Run the flow of a signal; see `problem` for the options. Half of the work is told when the weights are there."""
     made = problem(f, watch=watch, **options)
     path, solution = run(made, replace(watch, tell=within(watch.tell, _WEIGHTS_SHARE, 1.0)))
     return Outcome(made, solution, path)
 
 
-def solved_by_level(f: Array, variance: Array, watch: Watch = Watch(), **options: Any) -> Outcome:  # noqa: B008
+def solved_by_level(f: Array, variance: Array, watch: Watch = ALONE, **options: Any) -> Outcome:
     """Run the flow for noise that varies: at a few levels of it, between which each sample interpolates.
 
     The kernel has one width for all samples, so each level is a flow of its own; the levels are a factor of 1.5 apart.

@@ -68,6 +68,10 @@ class Watch:
     trail: Trail | None = None
 
 
+ALONE = Watch()
+"""Nothing beside the result."""
+
+
 @dataclass
 class Run:
     """A flow that was run: the estimates on its path, in units of the noise, and what is told about it."""

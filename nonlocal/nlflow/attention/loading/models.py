@@ -32,7 +32,7 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
 
     Where the folder has a file ``attention.json``, the model gets the terms that it was trained with. The file is an
     object: its ``"attach"`` holds the arguments of `nlflow.attention.attach`, or null for none, and its ``"format"`` is
-    1. What the terms learned is beside it in ``terms.safetensors``.
+    1. The learned values of terms are beside it in ``terms.safetensors``.
 
     Parameters
     ----------

@@ -10,14 +10,12 @@ Products of matrices and eigenvalues are left to BLAS and LAPACK, which beat com
 """
 
 import math
-from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 from numba import njit, prange, types
 
 from nlflow.backends.numba import RUN
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
@@ -380,18 +378,16 @@ def add_windows(windows, rows, columns, jobs, radii, out):
                             target[left + j] += source[j]
 
 
-@cache
-def loop(name: str, precision: str) -> Callable[..., None]:
-    """Return `filter_groups` or `add_windows` compiled for ``float32`` or ``float64``."""
-    real = types.float32 if precision == "float32" else types.float64
+def _loops(real):
     places, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
     counts, members = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2))
     planes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (3, 4, 5))
-    if name == "add_windows":
-        return compiled(add_windows, (windows, places, places, two, two, image))
     number = types.float64
-    return compiled(
-        filter_groups,
-        (planes, planes, planes, planes, members, counts, places, places, two, two, two, number, number, number,
-         types.boolean, types.UniTuple(number, 2), windows),
-    )  # fmt: skip
+    return {
+        "filter_groups": (filter_groups, planes, planes, planes, planes, members, counts, places, places, two, two, two,
+                          number, number, number, types.boolean, types.UniTuple(number, 2), windows),
+        "add_windows": (add_windows, windows, places, places, two, two, image),
+    }  # fmt: skip
+
+
+loop = loader(_loops)

@@ -1,14 +1,12 @@
 """The search for groups of alike patches; see `nlflow.backends.numba.groups` for how images and patches lie."""
 
 import math
-from collections.abc import Callable
-from functools import cache
 
 import numpy as np
 from numba import njit, prange, types
 
 from nlflow.backends.numba import RUN
-from nlflow.backends.numba.loading import compiled
+from nlflow.backends.numba.loading import loader
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
@@ -157,11 +155,24 @@ def find_groups(guide, rows, columns, shape, patch, radii, order, rounding, memb
             counts[reference] = count
 
 
-@cache
-def loop(precision: str) -> Callable[..., None]:
-    """Return `find_groups` compiled for ``float32`` or ``float64``."""
-    real = types.float32 if precision == "float32" else types.float64
+def _loops(real):
     places, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
     order, members = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2))
-    images = types.Array(real, 3, "C")
-    return compiled(find_groups, (images, places, places, two, two, two, order, real, members, order))
+    return {
+        "find_groups": (
+            find_groups,
+            types.Array(real, 3, "C"),
+            places,
+            places,
+            two,
+            two,
+            two,
+            order,
+            real,
+            members,
+            order,
+        )
+    }
+
+
+loop = loader(_loops)

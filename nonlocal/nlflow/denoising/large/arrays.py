@@ -305,8 +305,7 @@ def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: La
         told = {"functional": pixelwise.FUNCTIONAL, "parameters": pixelwise.parameters(frame.kernel, unit),
                 "method": "stencil: weights are computed anew at each average"}  # fmt: skip
     elif frame.groupings is not None:
-        told = {"functional": groupwise.FUNCTIONAL, "parameters": groupwise.parameters(frame.groupings),
-                "method": groupwise.METHOD}  # fmt: skip
+        told = groupwise.described(frame.groupings)
     return DenoiseInfo(
         sigma=float(np.sqrt(np.mean(np.square(frame.scale)))),
         sigma_estimated=estimated_sigma,

@@ -19,7 +19,7 @@ from nlflow.denoising.inputs import in_units
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.presets import PRESETS
-from nlflow.denoising.runs import Watch, run
+from nlflow.denoising.runs import ALONE, run
 from nlflow.denoising.tiles import bytes_needed, margin
 from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
@@ -178,4 +178,4 @@ def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, Grouping], corner
     signal = groupwise.channels_of(f, frame.colours, frame.precision)
     origin, whole = ((0, *corner)[-2:], (1, *frame.shape)[-2:])
     problem = groupwise.problem(signal, PRESETS[frame.quality], groupings, origin=origin, whole=whole)
-    return groupwise.back_from(run(problem, Watch())[0][-1], frame.colours, f)
+    return groupwise.back_from(run(problem, ALONE)[0][-1], frame.colours, f)

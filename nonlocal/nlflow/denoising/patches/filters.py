@@ -252,7 +252,7 @@ class CompiledFilter:
         counts = np.zeros(lattice.count, np.int32)
         ry, rx = lattice.radii
         padded = np.pad(guide, ((0, 0), (ry, ry), (rx, rx)), mode="edge")
-        search.loop(guide.dtype.name)(
+        search.loop("find_groups", guide.dtype.name)(
             padded, lattice.rows, lattice.columns, lattice.shape, lattice.patch, lattice.radii,
             nearest_offsets(lattice.radii)[1], np.finfo(guide.dtype).eps, members, counts,
         )  # fmt: skip

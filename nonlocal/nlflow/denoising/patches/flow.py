@@ -86,10 +86,11 @@ class GroupAffinity(Affinity):
     def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:
         """Return sums over the patches that cover a sample: of 1, or of the means of their groups of some samples."""
         groups, (ph, pw), (height, width) = self.groups, self.lattice.patch, self.lattice.shape
+        members = groups.members.astype(np.int64)
         there = np.arange(groups.members.shape[1]) < groups.counts[:, None]
         total = np.zeros(height * width)
         for offset in (y * width + x for y in range(ph) for x in range(pw)):
-            places = groups.members.astype(np.int64) + offset
+            places = members + offset
             means: Any = 1.0
             if values is not None:
                 means = np.where(there, values[np.minimum(places, len(values) - 1)], 0).sum(axis=1) / groups.counts
@@ -97,14 +98,18 @@ class GroupAffinity(Affinity):
             total += np.bincount(np.where(there, places, 0).ravel(), weights.ravel(), minlength=len(total))
         return total
 
+    @cached_property
+    def _covering(self) -> NDArray[np.float64]:
+        """How many patches cover each sample."""
+        return self._put_back(None)
+
     def _average(self, u: Array) -> Array:
         flat = np.asarray(self.flatten(u), np.float64)
-        counts = self._put_back(None)
-        columns = [self._put_back(flat[:, c]) / counts for c in range(flat.shape[1])]
+        columns = [self._put_back(flat[:, c]) / self._covering for c in range(flat.shape[1])]
         return np.stack(columns, axis=-1).reshape(u.shape).astype(u.dtype)
 
     def _log_degree(self) -> Array:
-        return np.log(self._put_back(None)).reshape(self.domain.shape).astype(self.guide.dtype)
+        return np.log(self._covering).reshape(self.domain.shape).astype(self.guide.dtype)
 
 
 @underflowing
@@ -137,7 +142,7 @@ class GroupFlow(Flow):
     search_every : int
         Groups are found anew after so many steps.
     filter : GroupFilter, optional
-        What finds the groups and computes the step: `CompiledFilter` by default, `PlainFilter` for a fidelity of your
+        It finds the groups and computes the step: `CompiledFilter` by default, `PlainFilter` for a fidelity of your
         own, or a class of your own.
     origin, whole : pair of int, optional
         Where the samples lie in a larger image, and its shape (H, W); see `Lattice.of`.
@@ -210,17 +215,20 @@ class GroupFlow(Flow):
             raise InputError("missing: hides every sample; leave at least one")
         self.state: Array = f  # z, the running state
         self._begun = False  # whether there is an estimate that is almost free of noise
-        affinity = GroupAffinity(signal, self._lattices[0], self.filter)
-        super().__init__(affinity, "l2", f, evolving=True, every=1)
+        self._guide: Array | None = None  # what the groups of the later steps were found on
+        super().__init__(self._grouped(f, 0), "l2", f, evolving=True, every=1)
 
     def _signal(self, u: Array) -> Array:
         return u[..., None] if self._flat else u
 
+    def _grouped(self, guide: Array, stage: int) -> GroupAffinity:
+        """Return the groups of a guide, on the lattice of the first estimate (0) or of the later steps (1)."""
+        return GroupAffinity(self._signal(guide), self._lattices[stage], self.filter)
+
     def rebuilt(self, u: Array) -> Self:
         """Return the flow at u as estimate and as running state, with the groups of u."""
-        lattice = self._lattices[self._begun]
-        result = self._with(GroupAffinity(self._signal(u), lattice, self.filter), u)
-        result.state = u
+        result = self._with(self._grouped(u, int(self._begun)), u)
+        result.state, result._guide = u, None
         return result
 
     def following(self, u: Array, memory: dict[str, Any]) -> Self:
@@ -230,12 +238,10 @@ class GroupFlow(Flow):
         base = memory.get("_flow", self)
         guide, affinity = memory.get("guide"), base.affinity
         if guide is not None and guide is not base._guide:
-            affinity = GroupAffinity(self._signal(guide), self._lattices[1], self.filter)
+            affinity = self._grouped(guide, 1)
         result: Self = base._with(affinity, u)
         result.state, result._guide, result._begun = memory["state"], guide, True
         return result
-
-    _guide: Array | None = None
 
     @property
     def groups(self) -> Groups:
