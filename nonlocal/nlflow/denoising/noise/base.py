@@ -1,0 +1,95 @@
+"""What every model of noise can do: be sampled from, described, written down, made stronger, and undone in part."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
+
+    Attributes
+    ----------
+    samples : array of shape (..., C)
+        In units in which the remaining noise is additive and Gaussian.
+    back : callable
+        From an estimate in these units to one in the units of the input, without bias.
+    missing : bool array of shape (...), or None
+        Samples that tell nothing.
+    rest : Noise or None
+        The Gaussian noise that remains; None where the model does not say how strong it is.
+    """
+
+    samples: Array
+    back: Callable[[Array], Array] = lambda u: u
+    missing: NDArray[np.bool_] | None = None
+    rest: Noise | None = None
+
+
+class Noise(ABC):
+    """A model of noise: a frozen dataclass whose fields are numbers and arrays.
+
+    A subclass says how a picture is sampled with it, how it is told to people, how a denoiser meets it (`reduce`), and
+    what the same noise is with another strength.
+    """
+
+    kind: ClassVar[str]
+    """Name in files and on the command line."""
+
+    @abstractmethod
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with noise of this kind, in the units of the clean one; float64, not clipped or rounded.
+
+        Parameters
+        ----------
+        clean : array_like
+            1-D signal or 2-D image, with a channel axis where there is one.
+        rng : seed or numpy.random.Generator, optional
+        channel_axis : int, optional
+        """
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return what this noise is, in a few words for people."""
+
+    @abstractmethod
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Undo what can be undone without a flow.
+
+        Parameters
+        ----------
+        samples : array of shape (..., C)
+            Finite, in the units of the input; one or two axes besides that of the channels.
+        missing : bool array of shape (...), optional
+            Samples that are missing already; their values do not matter.
+
+        Raises
+        ------
+        InputError
+            For a model that does not fit the samples: their shape, their channels, their values.
+        """
+
+    @abstractmethod
+    def scaled(self, factor: float) -> Self:
+        """Return the same noise with a standard deviation that is `factor` times as large."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the kind and the fields as plain numbers, lists and texts, ready for JSON."""
+        return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Noise):
+        return value.as_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return np.asarray(value).tolist() if isinstance(value, np.ndarray | np.generic) else value
