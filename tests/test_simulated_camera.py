@@ -92,13 +92,31 @@ def test_without_noise_a_smooth_picture_comes_back(name: str) -> None:
     assert np.sqrt(np.mean((file - truth) ** 2)) < 0.9
 
 
-def test_a_shot_repeats_with_its_seed_and_is_worse_with_less_light() -> None:
-    picture = smooth(48)
-    errors = []
+def test_a_pair_repeats_with_its_seed_and_is_worse_with_less_light() -> None:
+    picture, errors = smooth(48), []
     for electrons in (30000.0, 3750.0, 235.0):
-        noisy, truth = Camera(electrons).shot(picture, np.random.default_rng(0))
-        again, _ = Camera(electrons).shot(picture, np.random.default_rng(0))
+        noisy, truth = Camera(electrons).pair(picture, np.random.default_rng(0))
+        again, _ = Camera(electrons).pair(picture, np.random.default_rng(0))
         assert noisy.dtype == np.uint8
         assert np.array_equal(noisy, again)
         errors.append(np.mean((noisy - truth) ** 2))
     assert errors[0] < errors[1] < errors[2]
+
+
+def test_the_truth_is_what_noise_without_clipping_leaves_out() -> None:
+    camera = Camera(940.0, quality=100, subsampling="4:4:4")
+    picture = np.full((48, 48, 3), 128, np.uint8)
+    noisy, truth = camera.pair(picture, np.random.default_rng(0))
+    variance = np.mean((noisy - truth) ** 2)
+    # One percent of the variance is left, and a bend of the tone curve of a few hundredths of a level.
+    assert np.mean((truth - camera.developed(camera.raw(picture))) ** 2) == pytest.approx(variance / 100, rel=0.3)
+    # Linear interpolation averages: of green at others a quarter of the variance is left.
+    green = camera.developed(camera.exposed(camera.raw(picture), np.random.default_rng(1)))[..., 1]
+    assert green[0::2, 0::2].var() == pytest.approx(green[0::2, 1::2].var() / 4, rel=0.3)
+
+
+def test_a_lens_of_no_width_blurs_nothing() -> None:
+    picture = np.random.default_rng(0).integers(0, 256, (16, 16, 3), dtype=np.uint8)
+    sharp, soft = (Camera(np.inf, lens=width).raw(picture) for width in (0.0, 0.7))
+    assert sharp[0, 0] == pytest.approx(to_light(picture[0, 0, 0] / 255) / 2)
+    assert soft.var() < 0.6 * sharp.var()

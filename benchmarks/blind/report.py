@@ -137,11 +137,11 @@ def section_table(figures: Sequence[Figure], section: str) -> str:
 
 NOTE = """Blind denoising: ours gets the samples of the noisy picture and nothing else. PSNR in dB with peak 255 over
 all channels, means over pictures; `default_rng(0)` for each picture. The best white sigma (`balanced`), the width of
-OpenCV and the size of the median are chosen for each picture by the truth, which flatters them; the first two are
-searched as if they had one maximum. cameras: pairs of one shot and the mean of many. simulated: the truth is the camera
-without noise, 8 bits and JPEG (`benchmarks.blind.simulated_camera`). clean: PSNR to the input itself, inf where nothing
-was changed. time: medians of calls in turns. Gains are over the scenes that both methods have; their number is in
-parentheses. BM3D is a closed package for non-commercial use, compared with where the user has installed it."""
+OpenCV and the size of the median are chosen for each picture by the truth, which flatters them; they are searched as
+if they had one maximum. cameras: pairs of one shot and the mean of many. simulated: the truth is the mean of many shots
+too (`benchmarks.blind.simulated_camera` says why). clean: PSNR to the input itself, inf where nothing was changed.
+time: medians of calls in turns. Gains are over the scenes that both methods have; their number is in parentheses. BM3D
+is a closed package for non-commercial use, compared with where the user has installed it."""
 
 
 def document(figures: Sequence[Figure], limited: bool) -> str:

@@ -95,15 +95,15 @@ CAMERAS: Final = tuple(
 
 
 def simulated(data: Path, count: int | None) -> Iterator[Scene]:
-    def shot(path: Path, camera: Camera) -> Sample:
-        return Sample(*camera.shot(imread(path), np.random.default_rng(0)))
+    def pair(path: Path, camera: Camera) -> Sample:
+        return Sample(*camera.pair(imread(path), np.random.default_rng(0)))
 
     half = len(CAMERAS) // 2
     for number, path in enumerate(files(data, "Kodak24", "*.png", count)):
         for k in (number % half, number % half + half):
             iso, camera = CAMERAS[k]
             setting = f"ISO {iso}, {camera.demosaicking}, JPEG {camera.quality} {camera.subsampling}"
-            yield Scene("simulated", setting, path.stem, partial(shot, path, camera))
+            yield Scene("simulated", setting, path.stem, partial(pair, path, camera))
 
 
 # ---- Set12 with noise of a kind
