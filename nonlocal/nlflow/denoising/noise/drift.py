@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
-from nlflow.denoising.noise.recordings import check_recording, recording_of, robust_weights
+from nlflow.denoising.noise.signals import check_recording, recording_of, robust_weights
 from nlflow.errors import InputError, check_number
 
 Array = NDArray[Any]

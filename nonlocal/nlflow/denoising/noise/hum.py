@@ -11,7 +11,13 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
-from nlflow.denoising.noise.recordings import check_recording, prediction_filter, recording_of, robust_weights
+from nlflow.denoising.noise.signals import (
+    channel_of,
+    check_recording,
+    prediction_filter,
+    recording_of,
+    robust_weights,
+)
 from nlflow.errors import InputError, check_array, check_number
 
 Array = NDArray[Any]
@@ -46,6 +52,8 @@ class Hum(Noise):
     is that of generalized least squares with the weights of Huber: the recording is filtered by the error of its own
     linear prediction, so that what a signal is made of counts little, and outliers of that error, as jumps and heart
     beats, do not pull. Errors of the fit are those of 2 parameters a frequency in the noise and the structure near it.
+
+    Where samples are missing the filter is shortened, so that enough of its windows touch no gap.
 
     Cost O(N (p² + m²)) for N samples, p <= 16 and m frequencies.
 
@@ -133,15 +141,17 @@ class Hum(Noise):
 
     def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Hum:
         """Return the hum of these frequencies that a recording of shape (N,) has, with amplitudes and phases."""
-        values = np.asarray(check_array("samples", samples, ndim=1), np.float64)
+        values, present = channel_of(samples, missing)
         needed = 8 * len(self.frequencies)
         if len(values) < needed:
             raise InputError(f"samples: got {len(values)}, expected {needed} at least to fit {self.describe()}")
         basis = waves(self.frequencies, len(values))
-        return _named(self.frequencies, fit(values, basis, missing))
+        return _named(self.frequencies, fit(values, basis, present))
 
 
-def _numbers(name: str, values: Any, count: int | None = None, minimum: float = 0.0, **bounds: Any) -> tuple[float, ...]:
+def _numbers(
+    name: str, values: Any, count: int | None = None, minimum: float = 0.0, **bounds: Any
+) -> tuple[float, ...]:
     """Return checked numbers of a sequence."""
     array = check_array(name, values, ndim=1, hint="a sequence of numbers")
     if count is not None and len(array) != count:
@@ -169,18 +179,14 @@ def _named(frequencies: tuple[float, ...], coefficients: Floats) -> Hum:
     )  # fmt: skip
 
 
-def fit(values: Floats, basis: Floats, missing: NDArray[np.bool_] | None = None) -> Floats:
-    """Return the coefficients of a basis (N, m) that lies on a recording (N,): robust generalized least squares.
-
-    The order in which filter and fit are found in turn does not matter where the basis is narrow in frequency.
-    """
-    present = np.ones(len(values), bool) if missing is None else ~missing
-    centred = np.where(present, values - (np.median(values[present]) if present.any() else 0.0), 0.0)
-    scale = float(np.abs(centred).max())
+def fit(values: Floats, basis: Floats, present: NDArray[np.bool_]) -> Floats:
+    """Return the coefficients of a basis (N, m) that lies on a recording (N,): robust generalized least squares."""
+    scale = float(np.abs(values[present]).max(initial=0.0))
     if scale == 0:
         return np.zeros(basis.shape[1])
-    centred = centred / scale
-    order = max(1, min(_ORDER, len(values) // 64))
+    centred = np.where(present, values / scale, 0.0)
+    centred = np.where(present, centred - np.median(centred[present]), 0.0)
+    order = _order_for(present)
     # A taper keeps the first fit from what leaks of other frequencies.
     taper = np.where(present, np.hanning(len(values) + 2)[1:-1], 0.0)
     coefficients = _least_squares(basis, centred, taper)
@@ -193,6 +199,17 @@ def fit(values: Floats, basis: Floats, missing: NDArray[np.bool_] | None = None)
         target = np.convolve(centred, error_filter, "valid")
         coefficients = _least_squares(filtered, target, weights)
     return coefficients * scale
+
+
+def _order_for(present: NDArray[np.bool_]) -> int:
+    """Return an order so low that half of the samples that are present have a whole past."""
+    order = max(1, min(_ORDER, len(present) // 64))
+    while order > 0:
+        since = np.convolve(present, np.ones(order + 1), "valid") > order + 0.5
+        if 2 * np.count_nonzero(since) >= np.count_nonzero(present):
+            break
+        order //= 2
+    return order
 
 
 def _least_squares(basis: Floats, values: Floats, weights: Floats) -> Floats:

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.hum import Hum, fit, waves
-from nlflow.denoising.noise.recordings import spread_of
-from nlflow.errors import check_array, check_number
+from nlflow.denoising.noise.signals import channel_of, spread_of
+from nlflow.errors import check_number
 
 Array = NDArray[Any]
 
@@ -81,24 +81,22 @@ def find_hum(samples: Any, missing: NDArray[np.bool_] | None = None, *, rate: fl
     An F test of lines on independent estimates of their amplitude: Thomson 1982 (doi 10.1109/PROC.1982.12433), there
     from tapers, here from parts of the recording.
     """
-    values = np.asarray(check_array("samples", samples, ndim=1), np.float64)
+    values, present = channel_of(samples, missing)
     if rate is not None:
         rate = check_number("rate", rate, minimum=0, strict=True, hint="samples a second")
-    present = np.ones(len(values), bool) if missing is None else ~missing
     if len(values) < _LEAST or np.count_nonzero(present) < 3 * len(values) / 4:
         return None
     values = _interpolated(values, present)
-    scale = float(np.abs(values - np.median(values)).max())
-    if scale == 0 or math.isinf(scale):
+    scale = float(np.abs(values).max())
+    if scale == 0:
         return None
-    values = (values - np.median(values)) / scale
-    lines = _series([f for f in _candidates(values) if _is_steady(values, f)], len(values), rate)
+    values = values / scale
+    values = values - np.median(values)
+    series = _series([f for f in _candidates(values) if _is_steady(values, f)], len(values), rate)
+    lines = None if series is None else _refined(values, *series, present)
     if lines is None:
         return None
-    lines = _refined(values, lines, present)
-    if lines is None:
-        return None
-    hum = Hum(tuple(lines)).fitted(values, ~present)
+    hum = Hum(lines).fitted(values, ~present)
     if not _lies_on_a_signal(values, hum, present, _SHARE if rate is None else _SHARE_MAINS):
         return None
     return hum.scaled(scale)
@@ -181,19 +179,17 @@ def _is_fast(frequency: float, size: int) -> bool:
     return frequency * (size // _PARTS) >= _CYCLES
 
 
-def _series(lines: list[float], size: int, rate: float | None) -> list[float] | None:
-    """Return the lines as multiples of one frequency; None where they are none."""
+def _series(lines: list[float], size: int, rate: float | None) -> tuple[float, Floats] | None:
+    """Return the frequency of which all lines are multiples, and which ones; None where there is none."""
     if not lines or not all(_is_fast(f, size) for f in lines):
         return None
-    lowest = min(lines)
+    found = np.sort(lines)
     for number in range(1, _MISSING_HARMONICS + 1):
-        base = lowest / number
-        multiples = np.rint(np.array(lines) / base)
-        weights = multiples
-        base = float(weights @ np.array(lines) / (weights @ multiples))
-        fits = np.abs(np.array(lines) - multiples * base).max() * size <= _HARMONIC
-        if fits and multiples.max() <= _MOST_HARMONICS and len(set(multiples)) == len(lines) and _is_mains(base, rate):
-            return sorted((multiples * base).tolist())
+        multiples = np.rint(found / (found[0] / number))
+        base = float(multiples @ found / (multiples @ multiples))
+        fits = np.abs(found - multiples * base).max() * size <= _HARMONIC
+        if fits and multiples.max() <= _MOST_HARMONICS and (np.diff(multiples) > 0).all() and _is_mains(base, rate):
+            return base, multiples
     return None
 
 
@@ -201,37 +197,23 @@ def _is_mains(base: float, rate: float | None) -> bool:
     return rate is None or any(abs(base * rate / mains - 1) <= _MAINS_ERROR for mains in _MAINS)
 
 
-def _refined(values: Floats, lines: list[float], present: NDArray[np.bool_]) -> list[float] | None:
-    """Return the lines at the frequency that fits best; None where an amplitude grows or falls.
+def _refined(values: Floats, base: float, multiples: Floats, present: NDArray[np.bool_]) -> tuple[float, ...] | None:
+    """Return the lines at the frequency that fits best; None where the hum grows or falls.
 
     To first order ``a exp(i d t)`` is ``a + i d t a``, so that the coefficients of t tell both.
     """
-    time = (np.arange(len(values)) - (len(values) - 1) / 2)[:, None]
-    frequencies = np.array(lines)
-    numbers = np.rint(frequencies / (frequencies[0] / np.rint(frequencies[0] / _base(frequencies))))
+    size = len(values)
+    time = (np.arange(size) / size - (size - 1) / (2 * size))[:, None]
     for _ in range(2):
-        basis = waves(frequencies, len(values))
-        both = fit(values, np.concatenate([basis, time / len(values) * basis], axis=1), ~present)
+        basis = waves(multiples * base, size)
+        both = fit(values, np.concatenate([basis, time * basis], axis=1), present)
         cosine, sine, slope_cosine, slope_sine = both.reshape(4, -1)
         amplitude, slope = cosine - 1j * sine, slope_cosine - 1j * slope_sine
-        energy = np.abs(amplitude) ** 2
-        if not energy.all():
+        energy, change = np.abs(amplitude) ** 2, slope * amplitude.conj()
+        if abs(change.real.sum()) >= 2 * _GROWTH * energy.sum():
             return None
-        change = slope * amplitude.conj()
-        if np.sum(change.real) > 2 * _GROWTH * np.sum(energy) or np.sum(change.real) < -2 * _GROWTH * np.sum(energy):
-            return None
-        turn = float(numbers @ change.imag / (numbers**2 @ energy))
-        frequencies = frequencies + numbers * turn / (2 * math.pi * len(values))
-    return [float(f) for f in frequencies] if 0 < frequencies.min() and frequencies.max() < 0.5 else None
-
-
-def _base(frequencies: Floats) -> float:
-    """Return the frequency of which sorted lines are multiples."""
-    for number in range(1, _MISSING_HARMONICS + 1):
-        base = frequencies[0] / number
-        if np.abs(frequencies / base - np.rint(frequencies / base)).max() < 1e-6:
-            return float(base)
-    return float(frequencies[0])
+        base += float(multiples @ change.imag / (multiples**2 @ energy)) / (2 * math.pi * size)
+    return tuple((multiples * base).tolist()) if base > 0 and multiples.max() * base < 0.5 else None
 
 
 def _lies_on_a_signal(values: Floats, hum: Hum, present: NDArray[np.bool_], share: float) -> bool:
