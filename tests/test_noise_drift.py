@@ -44,12 +44,14 @@ def test_sampled_drift_has_its_strength_and_covariance():
 def test_sampled_drift_is_taken_out_but_for_what_is_fast():
     scale, size = 100, 20000
     drift = Drift(scale, 1.0).sample(np.zeros(size), rng=1)
-    left = removed(drift, scale / 2)
+    noise = np.random.default_rng(2).normal(size=(size, 20))  # beside which weights are independent of the drift
+    both = Drift(scale / 2).reduce(drift[:, None] + noise).samples - Drift(scale / 2).reduce(noise).samples
+    left = both.mean(axis=1)
     # The spectrum of the process times the square of what a wave loses, for equal weights.
     spectrum = lambda f: math.sqrt(2 * math.pi) * scale / 2 * math.exp(-((math.pi * f * scale) ** 2) / 2)  # noqa: E731
     loss = lambda f: 1 - 1 / (1 + (f * scale / 2) ** 4)  # noqa: E731
     expected = 2 * quad(lambda f: spectrum(f) * loss(f) ** 2, 0, 0.1)[0]
-    assert np.var(left) < 1.5 * expected  # expected is 0.2 % of the drift
+    assert 0.5 * expected < np.var(left[500:-500]) < 2 * expected  # 0.004 % of the drift, about as the weights are
 
 
 def test_a_straight_line_goes_up_to_the_ends_and_the_mean_stays():
@@ -69,7 +71,7 @@ def test_peaks_do_not_pull_the_baseline(name):
     clean = np.tile(heart() if name == "heart" else demo_signals()[name], 4)
     noisy = clean + np.std(clean) * 3 * np.sin(2 * np.pi * np.arange(len(clean)) / 4096)
     error = removed(noisy, 1024) - clean
-    assert np.std(error - error.mean()) < 0.12 * np.std(clean)  # of 212 %
+    assert np.std(error - error.mean()) < 0.2 * np.std(clean)  # of 212 %
 
 
 def test_missing_samples_do_not_matter_and_gaps_are_crossed():
@@ -113,9 +115,9 @@ def test_what_is_written_down_can_be_read_back():
 
 def test_bad_input_is_refused():
     for scale in (7.9, -1, math.nan, math.inf, "a"):
-        with pytest.raises(InputError, match="^scale: "):
+        with pytest.raises(InputError, match=r"^scale: "):
             Drift(scale)
-    with pytest.raises(InputError, match="^sigma: "):
+    with pytest.raises(InputError, match=r"^sigma: "):
         Drift(100, -1)
     with pytest.raises(InputError, match="sigma: got none"):
         Drift(100).sample(np.zeros(10))

@@ -139,6 +139,12 @@ class Drift(Noise):
         values = np.where(present, samples, 0.0)
         size = max(float(np.abs(values).max()), 1e-300)
         values = np.where(present, values / size - float(np.mean(values[present] / size)), 0.0)
+        # No baseline bends where a straight line does not: without it cells of unequal sizes do no harm.
+        time = np.arange(len(values)) / len(values)
+        line = np.polynomial.polynomial.polyval(
+            time, np.polynomial.polynomial.polyfit(time[present], values[present], 1)
+        )
+        values = np.where(present, values - line, 0.0)
         cells = _Cells.of(len(values), self.scale)
         weights = present.astype(np.float64)
         baseline = cells.smooth(values, weights)
@@ -148,6 +154,7 @@ class Drift(Noise):
             before, baseline = baseline, cells.smooth(values, weights)
             if np.abs(baseline - before).max() <= _SETTLED * float(np.std(rest[present])):
                 break
+        baseline = baseline + line
         return (baseline - float(np.mean(baseline[present]))) * size
 
 

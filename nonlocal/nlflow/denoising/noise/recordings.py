@@ -29,6 +29,7 @@ _CONTINUED: Final = (5, 8)  # steps up to which its slopes are taken
 _STEEPEST: Final = 3.0  # power of the frequency by which noise grows towards 0, at most
 _HUMP: Final = 0.5  # of the frequencies: a hump that is narrower is a tone of the signal
 _OUTLIER: Final = 3.0  # errors by which a hump stands out
+_STANDS_OUT: Final = math.log(2)  # the same in absolute terms, as a steep spectrum is no straight line
 _NEIGHBOURS: Final = 3  # steps to each side over which the logarithm is smoothed
 _WHITE: Final = 3.5  # errors of the smoothed logarithm within which a spectrum is flat
 _SURE: Final = 0.5  # of the variance: with less that is distributed as noise, what was found is the signal
@@ -160,7 +161,7 @@ def _kept(logarithm: Floats, error: Floats) -> NDArray[np.bool_]:
 
     side = 2 * int(_HUMP * len(logarithm) / 2) + 1
     level = uniform_filter1d(grey_opening(logarithm, (side,), mode="nearest"), 3, mode="nearest")
-    kept = np.asarray(logarithm - level < np.maximum(_OUTLIER * error, 2 * _FLAT))
+    kept = np.asarray(logarithm - level < np.maximum(_OUTLIER * error, _STANDS_OUT))
     kept[:_SLOW] = False
     return kept if np.count_nonzero(kept) > len(kept) // 3 else np.arange(len(kept)) >= _SLOW
 
@@ -168,13 +169,14 @@ def _kept(logarithm: Floats, error: Floats) -> NDArray[np.bool_]:
 def _smoothed(logarithm: Floats, error: Floats, kept: NDArray[np.bool_]) -> tuple[Floats, Floats]:
     """Return straight lines through the neighbours of each frequency, and their error."""
     index = np.arange(len(logarithm), dtype=np.float64)
+    place = np.log(np.maximum(index, 0.5))  # in which powers of the frequency are straight lines
     smooth, blur = np.empty(len(index)), np.empty(len(index))
     for k in range(len(index)):
         reach = _NEIGHBOURS
         while np.count_nonzero(near := kept & (np.abs(index - k) <= reach)) < 4:
             reach += 1
         weight = (1 - ((index[near] - k) / (reach + 1)) ** 2) / error[near] ** 2
-        design = np.stack([np.ones(int(near.sum())), index[near] - k], axis=1)
+        design = np.stack([np.ones(int(near.sum())), place[near] - place[k]], axis=1)
         inverse = np.linalg.inv(design.T @ (weight[:, None] * design))
         row = inverse[0] @ (design * weight[:, None]).T
         smooth[k] = row @ logarithm[near]
