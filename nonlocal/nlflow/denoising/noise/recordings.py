@@ -76,6 +76,10 @@ def spectrum_of_signal(samples: Any, missing: NDArray[np.bool_] | None = None) -
     of less than half of the frequencies is taken for a tone of the signal. Neighbouring frequencies are averaged, so
     that a cliff in the spectrum is seen blurred.
 
+    A rise towards an end of the spectrum within less than half of the frequencies counts as a hump too, for it is what
+    slow structure looks like: with noise as steep as 1 / f `sure` stays near 2/3, and steeper noise is often not told
+    from structure.
+
     What is steady over the whole recording and has a broad spectrum counts as noise. Cost O(N), with 32768 windows at
     most. Deterministic.
 
