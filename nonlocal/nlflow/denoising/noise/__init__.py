@@ -1,7 +1,22 @@
 """Noise: how strong it is, counts and their transform, and how much of it an estimate has left."""
 
+from nlflow.denoising.noise.drift import Drift
 from nlflow.denoising.noise.estimation import estimate_sigma, estimate_sigmas
+from nlflow.denoising.noise.hum import Hum
+from nlflow.denoising.noise.lines import find_hum
+from nlflow.denoising.noise.recordings import spectrum_of_signal
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 from nlflow.denoising.noise.stabilizing import Poisson
 
-__all__ = ["Poisson", "discrepancy", "estimate_sigma", "estimate_sigmas", "perturbation", "sure"]
+__all__ = [
+    "Drift",
+    "Hum",
+    "Poisson",
+    "discrepancy",
+    "estimate_sigma",
+    "estimate_sigmas",
+    "find_hum",
+    "perturbation",
+    "spectrum_of_signal",
+    "sure",
+]
