@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,18 +23,21 @@ from nlflow.denoising.inputs import (
     check_options,
     check_patch,
     noise_model,
-    observe,
+    observed,
+    opened,
     place,
     shape_of,
     spatial_shape,
 )
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.domains.samples import finish
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.denoising.doubts import doubts
+from nlflow.errors import InputError, NlflowWarning, check_choice, check_integer, check_number
 
 Array = NDArray[Any]
 
@@ -44,7 +48,8 @@ def denoise(
     sigma: Any = None,
     *,
     quality: str = "balanced",
-    noise: Any = "gaussian",
+    noise: Any = "auto",
+    strength: float = 1.0,
     channel_axis: int | None = None,
     separate: bool = False,
     mask: Any = None,
@@ -81,9 +86,15 @@ def denoise(
         of their estimates, as suits colours. Give one a channel, or `separate`, where channels differ in their noise.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
-    noise : {'gaussian', 'poisson'} or Poisson
-        Counts are given noise of strength 1 by a transform that stabilizes their variance, and come back through its
-        exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
+    noise : {'auto', 'white', 'poisson'} or Noise
+        'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
+        where it is not sure; 'white' takes it for white and Gaussian of a strength that is estimated; a model of
+        `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
+        covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
+        noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
+        and come back through its exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
+    strength : float
+        Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes.
@@ -178,7 +189,7 @@ def denoise(
     if separate:
         result, info = each_by_itself(
             denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress, quality=quality,
-            noise=noise, stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size,
+            noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size,
             search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
         )  # fmt: skip
         return (result, info) if return_info else result
@@ -199,7 +210,14 @@ def denoise(
         "steps": steps,
     }
     options = check_options(quality, fast, stopping)
-    task = _Task.of(image, sigma, quality, noise, channel_axis, mask, keep, options, trail)
+    strength = check_number("strength", strength, minimum=0)
+    if stopping is not None and isinstance(noise, str) and noise == "auto":
+        noise = "white"  # the rules know no other
+    task = _Task.of(image, sigma, quality, noise, channel_axis, mask, keep, options, trail, strength)
+    if stopping is not None and task.seen.coloured is not None:
+        raise InputError(
+            f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"
+        )
     with telling(progress, quality) as tell:
         if task.seen.idle:
             u, risk = task.unchanged(), None
@@ -209,11 +227,12 @@ def denoise(
             u = task.back(estimate)
         u = task.with_known(u)
         seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing
-        varying = ", varying" if seen.variance is not None else ""
         info = DenoiseInfo(
             sigma=root_mean_square(seen.level),
             sigma_estimated=seen.estimated,
-            noise=f"Gaussian{varying}" if task.model is None else repr(task.model),
+            noise=task.noise,
+            model=None if task.model is None else task.model.as_dict(),
+            confidence="" if task.found is None else task.found.confidence,
             quality=quality,
             residual=root_mean_square((u - task.samples)[present]),
             risk=risk,
@@ -222,6 +241,7 @@ def denoise(
             **told,
         )
         result = finish(image, task.restore(u), preserve_range)
+        task.warn(u)
         if tell is not None:
             tell(1.0)
     return (result, info) if return_info else result
@@ -232,7 +252,7 @@ def problem(
     sigma: Any = None,
     *,
     quality: str = "balanced",
-    noise: Any = "gaussian",
+    noise: Any = "auto",
     channel_axis: int | None = None,
     keep: Any = None,
     preserve_range: bool = False,
@@ -270,8 +290,13 @@ def problem(
     >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
     True
     """
-    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, check_options(quality, {}), None)
+    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, check_options(quality, {}), None, 1.0)
     seen = task.seen
+    if seen.coloured is not None:
+        raise InputError(
+            f"noise: got {task.noise}, for which denoise() solves a flow for each size of the picture; "
+            "give noise='white' or a sigma for one flow"
+        )
     if seen.idle:
         raise InputError(f"image: {seen.idle}, so that there is no flow; denoise() returns it unchanged")
     if quality == "fast":
@@ -297,28 +322,61 @@ class _Task:
     seen: Observation
     samples: Array
     restore: Callable[[Array], Array]
-    model: Poisson | None
+    model: Noise | None
+    found: NoiseEstimate | None
     kept: NDArray[np.bool_] | None
 
     @classmethod
     def of(
         cls, image: Any, sigma: Any, quality: str, noise: Any, channel_axis: int | None, mask: Any, keep: Any,
-        options: dict[str, Any], trail: Trail | None,
+        options: dict[str, Any], trail: Trail | None, strength: float,
     ) -> _Task:  # fmt: skip
         """Observe an image."""
         shape = shape_of("image", image)
         channel_axis = check_axis(len(shape), channel_axis)
         check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
-        model = noise_model(noise, sigma)
+        given = noise_model(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
-        estimate = estimate_sigmas if trail is None else trail.estimate
-        seen, samples, restore = observe(image, sigma, model, channel_axis, mask, estimate)
-        return cls(quality, options, seen, samples, restore, model, kept)
+        samples, missing, restore = opened(image, channel_axis, mask)
+        found = examine(samples, missing) if given == "auto" else None
+        model = found.model if found is not None else given
+        if isinstance(model, str) or (found is not None and isinstance(model, GaussianNoise) and model.is_white):
+            model = None
+        if model is not None and strength != 1:
+            model = model.scaled(strength)
+        used = model
+        if quality == "fast" and isinstance(model, GaussianNoise) and not model.is_white:
+            used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))
+
+        def estimate(signal: Array, absent: NDArray[np.bool_] | None) -> NDArray[np.float64]:
+            levels = (estimate_sigmas if trail is None else trail.estimate)(signal, absent)
+            return levels * strength if strength != 1 else levels
+
+        seen = observed(samples, missing, sigma if sigma is None or strength == 1 else np.asarray(sigma) * strength,
+                        used, channel_axis, estimate)  # fmt: skip
+        if found is not None:
+            seen = replace(seen, estimated=True)
+        return cls(quality, options, seen, samples, restore, model, found, kept)
+
+    @property
+    def noise(self) -> str:
+        """The model of the noise in words."""
+        if self.model is not None:
+            return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
+        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
+
+    def warn(self, u: Array) -> None:
+        """Say what a user would not expect of a result for which the noise was found out."""
+        if self.found is None:
+            return
+        present = slice(None) if self.seen.missing is None else ~self.seen.missing
+        for text in doubts(self.samples[present], u[present], self.found):
+            warnings.warn(text, NlflowWarning, stacklevel=4)
 
     @property
     def unit(self) -> float:
         """The noise in the units of the input; 1 for counts, whose noise has no unit."""
-        return root_mean_square(self.seen.level) if self.model is None else 1.0
+        return 1.0 if isinstance(self.model, Poisson) else root_mean_square(self.seen.level)
 
     def unchanged(self) -> Array:
         """Return the samples, those that are missing with the value of one that is not."""
@@ -354,8 +412,7 @@ class _Task:
 
     def back(self, estimate: Array) -> Array:
         """Return an estimate in the units of the samples."""
-        u = self.seen.back(estimate)
-        return u if self.model is None else np.asarray(self.model.unstabilize(u)).astype(self.samples.dtype)
+        return self.seen.back(estimate).astype(self.samples.dtype, copy=False)
 
     def with_known(self, u: Array) -> Array:
         """Return an estimate with the samples that are kept, or known to be free of noise."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.inpainting import FILLING_STEPS, filling_levels
-from nlflow.denoising.inputs import Observation, decorrelated
+from nlflow.denoising.inputs import Coloured, Observation, decorrelated
+from nlflow.denoising.noise.pyramid import coarse_to_fine, levels_within
+from nlflow.denoising.noise.spectra import correlation
 from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit
 from nlflow.denoising.patches.flow import as_planes
 from nlflow.denoising.presets import PRESETS, GroupPreset, noisiness
@@ -95,6 +99,8 @@ def whole_problem(f: Array, variance: Array | None, quality: str) -> Problem:
 
 def denoised(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:
     """Run the flow of groups on samples (..., C) in units of their noise, in strips where it must be."""
+    if seen.coloured is not None:
+        return _coloured(f, seen, seen.coloured, PRESETS[quality], watch)
     preset, trail = PRESETS[quality], watch.trail
     signal, colours, variance = _prepared(f, seen.variance)
     precision = signal.dtype.type
@@ -121,6 +127,35 @@ def denoised(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:
     if trail is not None and seen.variance is None:
         trail.course = _course([f, *estimates])
     return Run(estimates if watch.every else estimates[-1:], told)
+
+
+def _coloured(f: Array, seen: Observation, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
+    """Run the flow for noise that is not white, on coarser images first."""
+    count = levels_within(f.shape, noise.levels) + 1
+    dimension = sum(n > 1 for n in f.shape[:-1])
+    told: dict[str, Any] = {"tiles": 1, "memory_bytes": 0}
+    shares = np.cumsum([0.0] + [0.25**level for level in range(count)][::-1])
+    shares /= shares[-1]
+
+    def run(signal: Array, spectrum: Array, strength: Array, level: int) -> Array:
+        powers = spectrum.mean(axis=(1, 2))
+        precision = np.float32 if float(np.ptp(signal)) < SINGLE * math.sqrt(float(powers.mean())) else np.float64
+        groupings = preset.groupings(noisiness(signal / math.sqrt(float(powers.mean()))), dimension)
+        turned = count - 1 - level
+        path, tiles, memory = in_tiles(
+            signal.astype(precision), preset, groupings, (strength * powers).astype(precision),
+            seen.missing if level == 0 else None, partial(problem, correlation=correlation(spectrum)),
+            Watch(False, watch.limit, within(watch.tell, shares[turned], shares[turned + 1])),
+        )  # fmt: skip
+        told.update(described(groupings))
+        told["tiles"], told["memory_bytes"] = max(told["tiles"], tiles), max(told["memory_bytes"], memory)
+        return path[-1]
+
+    planes = channels_of(f, noise.axes, np.float64)
+    found = coarse_to_fine(planes, noise.spectrum, noise.strength, noise.levels, run)
+    told |= {"steps": (preset.steps + 1) * count, "stopped_by": "all steps of the preset were taken"}
+    told["parameters"] = {**told["parameters"], "coarser_images": count - 1}
+    return Run([back_from(found, noise.axes, f)], told)
 
 
 def _course(states: list[Array]) -> dict[str, NDArray[np.float64]]:

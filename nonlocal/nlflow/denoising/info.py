@@ -18,7 +18,11 @@ class DenoiseInfo:
     sigma_estimated : bool
         Whether it was estimated from the input.
     noise : str
-        The model of the noise.
+        The model of the noise, in words.
+    model : dict or None
+        The same as numbers, `Noise.as_dict`; None for white noise of `sigma`.
+    confidence : str
+        How sure the model is that was found out: 'high', 'medium' or 'low'; empty when it was given.
     quality : str
         The preset.
     functional : str
@@ -62,6 +66,8 @@ class DenoiseInfo:
     memory_bytes: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
+    model: dict[str, Any] | None = None
+    confidence: str = ""
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

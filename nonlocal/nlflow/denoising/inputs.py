@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, spectra
+from nlflow.denoising.noise.base import Reduction
+from nlflow.denoising.noise.gaussian import OPPONENT
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
@@ -18,6 +20,9 @@ from nlflow.errors import InputError, check_array, check_choice, check_integer, 
 
 Array = NDArray[Any]
 QUALITIES = ("fast", *PRESETS)
+NOISES = ("auto", "white")
+LEVELS = 2  # coarser images, at most
+_SMOOTHING = 1.5  # samples over which the intensity is smoothed that the noise follows
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 _LEAST_VARIANCE = 1e-4
@@ -25,6 +30,28 @@ _LEAST_VARIANCE = 1e-4
 _NOISELESS = 1e12
 # Noise assumed for filling in where there is none, of the standard deviation of the samples.
 _FILLING = 0.08
+
+
+@dataclass(frozen=True)
+class Coloured:
+    """Noise that has a spectrum or follows the intensity, in units of `Observation.level`.
+
+    Attributes
+    ----------
+    axes : array of shape (C, C)
+        Channels along which the noise is independent, as rows.
+    spectrum : array of shape (C, h, w)
+        Its power along them.
+    strength : array of shape (..., 1)
+        Its variance relative to that of the spectrum.
+    levels : int
+        Coarser images on which low frequencies are met.
+    """
+
+    axes: Array
+    spectrum: spectra.Spectrum
+    strength: Array
+    levels: int
 
 
 @dataclass(frozen=True)
@@ -46,6 +73,10 @@ class Observation:
         Why there is nothing to do; empty when there is.
     exact : bool array, or None
         Where samples are known to be free of noise and are kept; of a shape that broadcasts to (..., C).
+    coloured : Coloured, optional
+        The noise, where it is not white.
+    reduction : callable
+        The way back from the units in which the noise is Gaussian.
     """
 
     f: Array
@@ -56,25 +87,34 @@ class Observation:
     estimated: bool
     idle: str
     exact: NDArray[np.bool_] | None
+    coloured: Coloured | None = None
+    reduction: Callable[[Array], Array] = lambda u: u
 
     def back(self, u: Array) -> Array:
         """Return an estimate in the units of the samples."""
-        return (u * self.level + self.offset).astype(self.f.dtype)
+        return self.reduction((u * self.level + self.offset).astype(self.f.dtype))
 
 
-def noise_model(noise: Any, sigma: Any) -> Poisson | None:
-    """Return the model of counts, None for Gaussian noise."""
+def noise_model(noise: Any, sigma: Any) -> Noise | str:
+    """Return a model of the noise, 'white', or 'auto' for noise that is to be found out.
+
+    Raises
+    ------
+    InputError
+        For other words, and for a sigma beside counts.
+    """
     model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise
-    if isinstance(model, Poisson):
-        if sigma is not None:
-            raise InputError(
-                "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
-                "give the read noise as Poisson(gain=..., sigma=...)"
-            )
+    if isinstance(model, Poisson) and sigma is not None:
+        raise InputError(
+            "sigma: got a value with noise='poisson', where the noise follows from the counts; leave it out, or "
+            "give the read noise as Poisson(gain=..., sigma=...)"
+        )
+    if isinstance(model, Noise):
         return model
-    if not (isinstance(noise, str) and noise == "gaussian"):
-        raise InputError(f"noise: got {noise!r}, expected 'gaussian', 'poisson' or an nlflow.Poisson")
-    return None
+    if isinstance(noise, str) and noise in NOISES:
+        return "white" if noise == "auto" and sigma is not None else noise
+    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson' or a model such "
+                     "as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
 def check_axis(ndim: int, channel_axis: Any) -> int | None:
@@ -152,23 +192,45 @@ def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | Non
 def observe(
     image: Any,
     sigma: Any,
-    model: Poisson | None,
+    model: Noise | None,
     channel_axis: int | None,
     mask: Any,
     estimate: Estimate = estimate_sigmas,
 ) -> tuple[Observation, Array, Any]:
     """Return the observation, the samples (..., C) themselves, and how a result gets the shape of the input."""
+    samples, missing, restore = opened(image, channel_axis, mask)
+    seen = observed(samples, missing, sigma, model, channel_axis, estimate)
+    return seen, samples, restore
+
+
+def opened(image: Any, channel_axis: int | None, mask: Any) -> tuple[Array, NDArray[np.bool_] | None, Any]:
+    """Return the samples (..., C), where they are missing, and how a result gets the shape of the input."""
     missing = None
     given = image
     if mask is not None:
         given, missing = _without_missing(image, mask, channel_axis)
     samples, restore = as_signal(given, channel_axis)
-    signal = samples
-    if model is not None:
-        # What is missing may hold anything, negative counts too.
-        counts = signal if missing is None else np.where(missing[..., None], signal.dtype.type(model.offset), signal)
-        signal = model.stabilize(counts)
-        sigma = 1.0
+    return samples, missing, restore
+
+
+def observed(
+    samples: Array,
+    missing: NDArray[np.bool_] | None,
+    sigma: Any,
+    model: Noise | None,
+    channel_axis: int | None,
+    estimate: Estimate = estimate_sigmas,
+) -> Observation:
+    """Return the observation of samples (..., C) with white noise of a strength, or with a model of their noise."""
+    reduction = Reduction(samples, missing=missing) if model is None else model.reduce(samples, missing)
+    signal, missing, rest = reduction.samples, reduction.missing, reduction.rest
+    if isinstance(rest, GaussianNoise):
+        if sigma is not None:
+            raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
+                             "leave one of them out")  # fmt: skip
+        if not rest.is_white:
+            return _coloured(signal, missing, rest, reduction.back)
+        sigma = rest.sigma
     present = signal if missing is None else signal[~missing]
     levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)
     exact = exact if exact is not None and exact.any() else None
@@ -191,8 +253,37 @@ def observe(
     f = np.zeros_like(signal) if idle else in_units(signal, offset, scale)
     if missing is not None:
         f[missing] = 0
-    seen = Observation(f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact)
-    return seen, samples, restore
+    return Observation(
+        f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact, reduction=reduction.back
+    )
+
+
+def _coloured(
+    signal: Array, missing: NDArray[np.bool_] | None, noise: GaussianNoise, back: Callable[[Array], Array]
+) -> Observation:
+    """Return the observation of samples whose noise is not white, in units of its root mean square."""
+    from scipy.ndimage import gaussian_filter
+
+    channels, dimension = signal.shape[-1], signal.ndim - 1
+    counted = noise.counted(channels, dimension)
+    unit = math.sqrt(float(noise.powers(channels, dimension).mean()))
+    present = (signal if missing is None else signal[~missing]).reshape(-1, channels)
+    span = range_of(present)
+    offset, levels = exact_means(present), np.full(channels, unit)
+    idle = idle_for(span, unit)
+    if idle:
+        return Observation(np.zeros_like(signal), None, missing, np.zeros(channels), levels, False, idle, None)
+    f = in_units(signal, offset, levels)
+    if missing is not None:
+        f[missing] = 0
+    axes = OPPONENT if noise.opponent else decorrelated(f)
+    spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
+    intensity = signal.mean(axis=-1, dtype=np.float64)
+    smooth = gaussian_filter(intensity, [_SMOOTHING if n > 1 else 0 for n in intensity.shape], mode="reflect")
+    strength = np.square(noise.relative(smooth))[..., None]
+    levels_wanted = LEVELS if noise.compressed else spectra.levels_for(spectrum, LEVELS)
+    found = Coloured(axes, spectrum, np.maximum(strength, _LEAST_VARIANCE), levels_wanted)
+    return Observation(f, None, missing, offset, levels, False, "", None, found, reduction=back)
 
 
 def noiseless(

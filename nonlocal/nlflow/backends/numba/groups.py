@@ -136,16 +136,21 @@ def _spd_inverse(matrix):
 
 
 @njit(fastmath=_FLAGS)
-def _clipped_inverse(noisy, noise, shrink):
-    """Return (C' + N)^-1, N diagonal, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
+def _clipped_inverse(noisy, noise, whitening, shrink):
+    """Return (C' + N)^-1, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
 
-    C is the covariance of noisy tokens; eigenvalues are cut off at 0.
+    C is the covariance of noisy tokens; eigenvalues are cut off at 0. N^-1/2 is the `whitening` (none, when it is
+    empty) of samples that were divided by the root of their noise.
     """
     size = noisy.shape[0]
     for i in range(size):
         for j in range(size):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
+    if whitening.size:
+        noisy = np.dot(np.dot(whitening, noisy), whitening)
     values, vectors = np.linalg.eigh(noisy)
+    if whitening.size:
+        vectors = np.dot(whitening, np.ascontiguousarray(vectors))
     scaled = np.empty_like(vectors)
     for k in range(size):
         gain = 1 / (max(values[k] - shrink, 0 * shrink) + 1)
@@ -159,7 +164,7 @@ def _clipped_inverse(noisy, noise, shrink):
 
 
 @njit(fastmath=_FLAGS)
-def _wiener(tokens, source, noise, shrink, fast, change, weight):
+def _wiener(tokens, source, noise, correlation, whitening, shrink, fast, change, weight):
     """Filter the tokens of a group, all in one precision.
 
     Parameters
@@ -170,6 +175,8 @@ def _wiener(tokens, source, noise, shrink, fast, change, weight):
         What the covariance C is taken from, about its mean.
     noise : (size,)
         The diagonal of N.
+    correlation, whitening : (size, size)
+        R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for noise that is not correlated.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
     fast : bool
@@ -184,31 +191,48 @@ def _wiener(tokens, source, noise, shrink, fast, change, weight):
     zero, share = real(0), real(1 / count)
     matrix = np.empty((size, size), noise.dtype)
     np.dot(source.T, source, matrix)
+    full = np.empty_like(correlation)
+    for i in range(correlation.shape[0]):
+        for j in range(size):
+            full[i, j] = correlation[i, j] * math.sqrt(noise[i] * noise[j])
     for i in range(size):
         for j in range(size):
             matrix[i, j] *= share
-        if shrink == 0:
+        if shrink == 0 and full.size == 0:
             matrix[i, i] += noise[i]
+    if shrink == 0 and full.size:
+        matrix += full
     if shrink > 0:
-        inverse = _clipped_inverse(matrix, noise, shrink)
+        inverse = _clipped_inverse(matrix, noise, whitening, shrink)
     elif fast:
         inverse = _spd_inverse(matrix)
     else:
         inverse = np.ascontiguousarray(np.linalg.inv(matrix))
+    # N (C + N)^-1, transposed, to act on rows.
+    if full.size:
+        inverse = np.dot(inverse, full)
+    else:
+        for i in range(size):
+            for j in range(size):
+                inverse[j, i] *= noise[i]
     for i in range(size):
         # Variance of a sample of the estimate: that of the filter, and that of the mean. The first cannot be negative,
         # whatever rounding leaves of it.
-        kept = max(1 - noise[i] * inverse[i, i], zero)
+        lost = inverse[i, i]
+        if full.size:
+            lost = zero
+            for j in range(size):
+                lost += full[i, j] * inverse[j, i]
+            lost /= noise[i]
+        kept = max(1 - lost, zero)
         weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
-        for j in range(size):
-            inverse[j, i] *= noise[i]  # N (C + N)^-1, transposed, to act on rows
     np.dot(tokens, inverse, change)
 
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def filter_groups(
-    state, pilot, observed, variance, members, counts, rows, columns, jobs, patch, radii,
-    leave, factor, shrink, running, rounding, out,
+    state, pilot, observed, variance, correlation, whitening, extremes, members, counts, rows, columns, jobs, patch,
+    radii, leave, factor, shrink, running, rounding, out,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
@@ -265,6 +289,8 @@ def filter_groups(
         wide_mean = np.empty(size, np.float64)
         wide_noise = np.empty(size, np.float64)
         wide_weight = np.empty(size, np.float64)
+        wide_correlation = correlation.astype(np.float64)
+        wide_whitening = whitening.astype(np.float64)
         for reference in range(first, last):
             number = (job // runs) * columns.shape[0] + reference
             corners = members[number]
@@ -325,9 +351,12 @@ def filter_groups(
                 else:
                     for j in range(size):
                         noise[j] = max(noise[j], least)
-                    condition = (trace + noise.max()) / noise.min()
+                    condition = (trace + noise.max() * extremes[c, 1]) / (noise.min() * extremes[c, 0])
                     if count * rounding[0] * condition * condition < 1:
-                        _wiener(tokens[:count], source[:count], noise, lowered, True, change[:count], weight)
+                        _wiener(
+                            tokens[:count], source[:count], noise, correlation[c], whitening[c], lowered, True,
+                            change[:count], weight,
+                        )  # fmt: skip
                     else:
                         _gather(state[c], corners, count, ph, pw, wide[0])
                         _gather(pilot[c], corners, count, ph, pw, wide[1])
@@ -336,8 +365,9 @@ def filter_groups(
                         wide_noise[:] = noise
                         fast = count * rounding[1] * condition * condition < 1
                         _wiener(
-                            wide[0, :count], wide[1, :count], wide_noise, shrink, fast, wide[2, :count], wide_weight
-                        )
+                            wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c], wide_whitening[c],
+                            shrink, fast, wide[2, :count], wide_weight,
+                        )  # fmt: skip
                         change[:] = wide[2]
                         weight[:] = wide_weight
                 keep = part / rest
@@ -381,10 +411,10 @@ def add_windows(windows, rows, columns, jobs, radii, out):
 def _loops(real):
     places, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
     counts, members = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2))
-    planes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (3, 4, 5))
+    plane, planes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5))
     number = types.float64
     return {
-        "filter_groups": (filter_groups, planes, planes, planes, planes, members, counts, places, places, two, two, two,
+        "filter_groups": (filter_groups, planes, planes, planes, planes, planes, planes, plane, members, counts, places, places, two, two, two,
                           number, number, number, types.boolean, types.UniTuple(number, 2), windows),
         "add_windows": (add_windows, windows, places, places, two, two, image),
     }  # fmt: skip

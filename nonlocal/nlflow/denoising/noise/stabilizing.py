@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
+from nlflow.denoising.noise.base import Noise, Reduction
+from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
 
 if TYPE_CHECKING:
@@ -24,7 +27,7 @@ _NODES: Final = 64  # of the quadrature over the Gaussian
 
 @underflowing
 @dataclass(frozen=True)
-class Poisson:
+class Poisson(Noise):
     """Counts ``z = gain Poisson(x) + N(offset, sigma²)``: pure Poisson noise, or with a camera's read noise.
 
     Parameters
@@ -70,6 +73,7 @@ class Poisson:
     True
     """
 
+    kind: ClassVar[str] = "poisson"
     gain: float = 1.0
     sigma: float = 0.0
     offset: float = 0.0
@@ -81,6 +85,33 @@ class Poisson:
         offset = check_number("offset", self.offset, hint="the value of the input for no count")
         for name, value in (("gain", gain), ("sigma", sigma), ("offset", offset)):
             object.__setattr__(self, name, value)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> NDArray[Any]:
+        """Return counts of these means; see `Noise.sample`. Values below `offset` count as no light."""
+        values, restore = as_signal(clean, channel_axis)
+        generator = np.random.default_rng(rng)
+        counts = generator.poisson(np.maximum(values.astype(np.float64) - self.offset, 0) / self.gain)
+        read = generator.normal(self.offset, self.sigma, counts.shape) if self.sigma else self.offset
+        return np.asarray(restore(self.gain * counts + read))
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words."""
+        read = f", read noise {self.sigma:.3g}" if self.sigma else ""
+        return f"counts: {self.gain:.3g} a count{read}" + (f", {self.offset:.3g} in the dark" if self.offset else "")
+
+    def reduce(self, samples: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Return the stabilized counts, whose noise is white and of strength 1; see `Noise.reduce`."""
+        # What is missing may hold anything, negative counts too.
+        counts = samples if missing is None else np.where(missing[..., None], samples.dtype.type(self.offset), samples)
+
+        def back(u: NDArray[Any]) -> NDArray[Any]:
+            return np.asarray(self.unstabilize(u)).astype(samples.dtype)
+
+        return Reduction(self.stabilize(counts), back, missing, GaussianNoise(1.0))
+
+    def scaled(self, factor: float) -> Self:
+        """Refuse: counts have the noise that they have."""
+        raise InputError(f"strength: got {factor:g} with counts, whose noise follows from them; leave it at 1")
 
     def stabilize(self, image: Any) -> NDArray[Any]:
         """Return the generalized Anscombe transform of noisy counts: white noise of standard deviation 1.

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from nlflow.backends.numba import RUN
 from nlflow.backends.threads import blas_limited
+from nlflow.denoising.patches.correlation import Correlation
 from nlflow.denoising.patches.search import nearest_offsets, reference_positions
 from nlflow.errors import InputError, NumericalError, check_integer
 
@@ -137,12 +138,15 @@ class Images:
         The running state z, the estimate from which covariances are taken, and the input.
     variance : array of shape (C, H, W) or (C, 1, 1)
         Variance of the noise in the input.
+    correlation : array of shape (C, 2a+1, 2b+1), or None
+        Correlation of the noise of two samples by their offset, 0 in the middle; None for white noise.
     """
 
     state: Array
     pilot: Array
     observed: Array
     variance: Array
+    correlation: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -273,12 +277,16 @@ class CompiledFilter:
         add_windows = loops.loop("add_windows", state.dtype.name)
         # An array that cannot be written to has a type of its own, for which the loop would be compiled again.
         variance = np.require(images.variance, requirements="W")
+        found = Correlation.of(images.correlation, lattice.patch, len(state))
+        matrices = tuple(
+            np.ascontiguousarray(m, state.dtype) for m in (found.matrices, found.whitening, found.extremes)
+        )
         with blas_limited():
             for first in range(0, total, _JOBS):
                 jobs = (first, min(first + _JOBS, total))
                 filter_groups(
-                    state, images.pilot, images.observed, variance, groups.members, groups.counts, lattice.rows,
-                    lattice.columns, jobs, lattice.patch, lattice.radii, stage.leave, stage.factor, stage.shrink,
+                    state, images.pilot, images.observed, variance, *matrices, groups.members, groups.counts,
+                    lattice.rows, lattice.columns, jobs, lattice.patch, lattice.radii, stage.leave, stage.factor, stage.shrink,
                     stage.running, rounding, windows,
                 )  # fmt: skip
                 add_windows(windows, lattice.rows, lattice.columns, jobs, lattice.radii, sums)

@@ -131,6 +131,9 @@ class GroupFlow(Flow):
         Of all steps, or of the first estimate and of the later steps.
     variance : float or array
         Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes.
+    correlation : array of shape (C, 2a+1, 2b+1) or (2a+1, 2b+1), optional
+        Correlation of the noise of two samples by their offset along the axes, 0 in the middle, where it is 1; a signal
+        has a = 0. White noise by default.
     missing : bool array of the shape of the nodes, optional
         Samples without data: there the fidelity is 0, so that they follow the estimate. f holds a first guess there.
     channels : bool
@@ -174,6 +177,7 @@ class GroupFlow(Flow):
         grouping: Grouping | tuple[Grouping, Grouping],
         *,
         variance: Any = 1.0,
+        correlation: Any = None,
         missing: NDArray[np.bool_] | None = None,
         channels: bool = False,
         shrink: float = 1.4,
@@ -206,6 +210,7 @@ class GroupFlow(Flow):
         lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole) for one in self.groupings]
         self._lattices = lattices[0], lattices[1]
         self._variance = _variances(variance, signal)
+        self._correlation = _correlations(correlation, self._planes)
         self.missing = None if missing is None else np.asarray(missing, bool)
         if self.missing is not None and self.missing.shape != signal.shape[:-1]:
             raise InputError(
@@ -254,7 +259,7 @@ class GroupFlow(Flow):
 
     def _images(self, u: Array) -> Images:
         pilot, state = (as_planes(self._signal(v)) for v in (u, self.state))
-        return Images(state, pilot, self._seen_planes(pilot), self._variance)
+        return Images(state, pilot, self._seen_planes(pilot), self._variance, self._correlation)
 
     def step(self, u: Array, leave: float = 0.0) -> tuple[Array, Array]:
         """Return the next estimate, and the running state of which a part of the noise is left.
@@ -306,7 +311,7 @@ class GroupFlow(Flow):
         """Return what the flow was given: the filter with its attributes, the signal, its noise, what is missing."""
         kind = type(self.filter)
         own = f"{kind.__module__}.{kind.__qualname__} {sorted(vars(self.filter).items())!r}"
-        return [own, self.observed, self._variance, self.missing]
+        return [own, self.observed, self._variance, self.missing, self._correlation]
 
     def __repr__(self) -> str:
         return (
@@ -339,6 +344,25 @@ def _variances(variance: Any, signal: NDArray[Any]) -> NDArray[Any]:
     if full.shape[:-1] != signal.shape[:-1]:
         raise InputError(f"variance: got shape {given.shape}, expected one number or {signal.shape[:-1]}")
     return as_planes(np.broadcast_to(full, signal.shape))
+
+
+def _correlations(correlation: Any, planes: NDArray[Any]) -> NDArray[Any] | None:
+    """Return the correlation of the noise for each plane, or None for white noise."""
+    if correlation is None:
+        return None
+    given = np.asarray(check_array("correlation", correlation, ndim=(2, 3)), np.float64)
+    full = given if given.ndim == 3 else given[None]
+    middle = full[:, full.shape[1] // 2, full.shape[2] // 2]
+    sides = full.shape[1] % 2 == full.shape[2] % 2 == 1
+    if len(full) not in (1, len(planes)) or not sides or (planes.shape[1] == 1 and full.shape[1] > 1):
+        raise InputError(
+            f"correlation: got shape {given.shape}, expected ({len(planes)}, 2a+1, 2b+1) with the offset 0 in the "
+            "middle; a signal has a = 0"
+        )
+    if not np.allclose(middle, 1) or np.abs(full).max() > 1 + 1e-6 or not np.allclose(full, full[:, ::-1, ::-1]):
+        raise InputError("correlation: got values that are no correlation, expected 1 in the middle, the same for an "
+                         "offset and its opposite, and none beyond 1")  # fmt: skip
+    return np.broadcast_to(full, (len(planes), *full.shape[1:]))
 
 
 @underflowing

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
+from nlflow.denoising.patches.correlation import Correlation
 from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
 from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
@@ -67,16 +68,18 @@ class PlainFilter(CompiledFilter):
         """Return the estimate and the next state; see `GroupFilter`."""
         state = images.state
         sums, done = np.zeros((3, *state.shape)), 0
-        for tokens in _blocks(groups, images.variance):
+        for tokens in _blocks(groups, images):
             z, members = tokens.lift(state), tokens.places.shape[1]
             left = tokens.left(z, images.observed, stage)
             noise = tokens.noise * left**2 * stage.factor
             root = np.sqrt(noise)
-            energy = self._energy(z / root, tokens.lift(images.pilot) / root, stage.shrink)
-            u = SemiImplicit().step(GradientFlow(energy, metric="degree"), z / root, 1.0) * root
+            white = tokens.whitened(z / root)
+            energy = self._energy(white, tokens.whitened(tokens.lift(images.pilot) / root), stage.shrink)
+            u = tokens.coloured(SemiImplicit().step(GradientFlow(energy, metric="degree"), white, 1.0)) * root
             matrices: Any = energy.fidelity
             filtered = np.linalg.inv(np.eye(z.shape[2]) + matrices[:, 0])
-            kept = 1 - np.diagonal(filtered, axis1=1, axis2=2)[:, None]
+            removed = tokens.coloured(np.swapaxes(tokens.coloured(filtered), 1, 2))
+            kept = 1 - np.diagonal(removed, axis1=1, axis2=2)[:, None]
             # Inverse variance of a sample of the estimate: what the filter keeps of the noise, and that of the mean.
             weights = 1 / (noise * (kept * (1 - 1 / members) + 1 / members))
             following = z + (1 - stage.leave / left) * (u - z)
@@ -91,11 +94,12 @@ class PlainFilter(CompiledFilter):
     def energy(self, groups: Groups, images: Images, stage: Stage) -> float:
         """Return E of the tokens of the pilot, drawn to those of the state; in units of the noise of the input."""
         total = 0.0
-        for tokens in _blocks(groups, images.variance):
-            z, pilot, root = tokens.lift(images.state), tokens.lift(images.pilot), np.sqrt(tokens.noise)
-            strength = root * tokens.left(z, images.observed, stage) * np.sqrt(stage.factor)
+        for tokens in _blocks(groups, images):
+            root = np.sqrt(tokens.noise)
+            z, pilot = (tokens.whitened(tokens.lift(image) / root) for image in (images.state, images.pilot))
+            strength = tokens.left(tokens.lift(images.state), images.observed, stage) * np.sqrt(stage.factor)
             fidelity = self._energy(z / strength, pilot / strength, stage.shrink).fidelity
-            total += E(BlockAffinity(*z.shape[:2]), z / root, fidelity, measure="degree").value(pilot / root)
+            total += E(BlockAffinity(*z.shape[:2]), z, fidelity, measure="degree").value(pilot)
         return total
 
     def _energy(self, z: Array, pilot: Array, shrink: float) -> E:
@@ -124,15 +128,28 @@ class _Tokens:
         Where their samples lie in the plane.
     noise : array of shape (G, 1, D)
         Variance of the noise of the input in each sample of a patch, the mean over the members.
+    correlation : Correlation
     """
 
     plane: int
     places: NDArray[np.int64]
     noise: Array
+    correlation: Correlation
 
     def lift(self, image: Array) -> Array:
         """Return the tokens of an image (C, H, W), shape (G, n, D)."""
         return np.asarray(image[self.plane].ravel()[self.places], np.float64)
+
+    def whitened(self, tokens: Array) -> Array:
+        """Return tokens in units of their noise in coordinates in which it is white."""
+        return self._times(tokens, self.correlation.whitening)
+
+    def coloured(self, tokens: Array) -> Array:
+        """Return tokens from coordinates in which their noise is white."""
+        return self._times(tokens, self.correlation.roots)
+
+    def _times(self, tokens: Array, matrices: Array) -> Array:
+        return tokens @ matrices[self.plane] if matrices.size else tokens
 
     def add(self, values: Array, target: Array) -> None:
         """Add tokens to where they came from."""
@@ -148,9 +165,10 @@ class _Tokens:
         return np.asarray(np.maximum(left, max(stage.leave, _LEAST)))
 
 
-def _blocks(groups: Groups, variance: Array) -> Iterator[_Tokens]:
+def _blocks(groups: Groups, images: Images) -> Iterator[_Tokens]:
     """Give the tokens of all groups in all planes, some groups at a time."""
-    lattice = groups.lattice
+    lattice, variance = groups.lattice, images.variance
+    correlation = Correlation.of(images.correlation, lattice.patch, len(variance))
     (ph, pw), (height, width) = lattice.patch, lattice.shape
     within = (np.arange(ph)[:, None] * width + np.arange(pw)).ravel()
     for members in np.unique(groups.counts):
@@ -160,4 +178,5 @@ def _blocks(groups: Groups, variance: Array) -> Iterator[_Tokens]:
             places = groups.members[alike[start : start + block], :members, None].astype(np.int64) + within
             for c in range(len(variance)):
                 plane = np.broadcast_to(variance[c], (height, width)).ravel()
-                yield _Tokens(c, places, plane[places].astype(np.float64).mean(axis=1, keepdims=True))
+                yield _Tokens(c, places, plane[places].astype(np.float64).mean(axis=1, keepdims=True),
+                              correlation)  # fmt: skip

@@ -1,0 +1,224 @@
+"""Gaussian noise: white or correlated, of one strength or of one that follows the intensity."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Final, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import underflowing
+from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.domains.samples import as_signal
+from nlflow.errors import InputError, check_array, check_number
+
+#: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
+OPPONENT: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3.0], [2.0], [6.0]])
+
+
+@underflowing
+@dataclass(frozen=True, eq=False)
+class GaussianNoise(Noise):
+    """Additive Gaussian noise, z = x + s(x) n, with n stationary of a power spectrum.
+
+    White noise has no spectrum; noise of one strength has no intensities. Both together are the noise of a camera.
+
+    Parameters
+    ----------
+    sigma : float or array of shape (C,)
+        Standard deviation of a sample, in the units of the input: of all channels, or one a channel.
+    spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, n), optional
+        Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size: `sigma` says how strong it is.
+    intensities : array of shape (K,), optional
+        Increasing, in the units of the input; of colours the mean of the channels counts.
+    strengths : array of shape (K,), optional
+        Standard deviation at these intensities, relative to `sigma`; linear between them, constant beyond.
+    opponent : bool
+        Whether the three channels are luminance, red - blue and green - magenta (`OPPONENT`) of a colour picture, along
+        which demosaiced noise is nearly independent, rather than the channels of the input.
+    compressed : bool
+        Whether weak high frequencies were cut off afterwards, as JPEG does, with those of the picture: a denoiser then
+        counts the noise of the middle frequencies there.
+
+    Raises
+    ------
+    InputError
+        For negative or NaN values, a spectrum without power, intensities that do not increase, other lengths.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import GaussianNoise
+    >>> noise = GaussianNoise.from_kernel(np.ones((3, 3)), sigma=5.0)
+    >>> z = noise.sample(np.zeros((256, 256)), rng=0)
+    >>> bool(abs(z.std() - 5) < 0.2), bool(abs(np.mean(z[:, 1:] * z[:, :-1]) / 25 - 2 / 3) < 0.05)
+    (True, True)
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    sigma: Any
+    spectrum: Any = None
+    intensities: Any = None
+    strengths: Any = None
+    opponent: bool = False
+    compressed: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        sigma = np.asarray(check_array("sigma", self.sigma, ndim=(0, 1)), np.float64)
+        if sigma.min() < 0:
+            raise InputError(f"sigma: got {sigma.min():g}, expected numbers >= 0")
+        if self.opponent and sigma.shape not in ((), (3,)):
+            raise InputError(f"opponent: got sigma of shape {sigma.shape}, expected one number, or three")
+        object.__setattr__(self, "sigma", float(sigma) if sigma.ndim == 0 else sigma)
+        if self.spectrum is not None:
+            object.__setattr__(self, "spectrum", _checked_spectrum(self.spectrum))
+            count = len(self.spectrum)
+            if sigma.ndim == 1 and count not in (1, len(sigma)):
+                raise InputError(f"spectrum: got {count} channels, expected 1 or {len(sigma)}, those of sigma")
+        if (self.intensities is None) != (self.strengths is None):
+            raise InputError("strengths: give them together with intensities, or leave both out")
+        if self.intensities is not None:
+            places = np.asarray(check_array("intensities", self.intensities, ndim=1), np.float64)
+            values = np.asarray(check_array("strengths", self.strengths, ndim=1), np.float64)
+            if places.shape != values.shape or (np.diff(places) <= 0).any():
+                raise InputError(
+                    f"intensities: got {places.size} numbers for {values.size} strengths, expected as many, increasing"
+                )
+            if values.min() < 0 or values.max() == 0:
+                raise InputError("strengths: got negative numbers or zeros alone, expected numbers >= 0, some > 0")
+            object.__setattr__(self, "intensities", places)
+            object.__setattr__(self, "strengths", values)
+
+    @classmethod
+    def from_kernel(cls, kernel: Any, sigma: Any = 1.0) -> Self:
+        """Return white noise that was convolved with a kernel, and has the standard deviation `sigma` after that.
+
+        Parameters
+        ----------
+        kernel : array of shape (a, b), for signals (a,)
+            At most 64 samples along an axis.
+        sigma : float or array of shape (C,)
+        """
+        values = np.asarray(check_array("kernel", kernel, ndim=(1, 2)), np.float64)
+        if max(values.shape) > spectra.FREQUENCIES:
+            raise InputError(f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES} along an axis")
+        size = (spectra.FREQUENCIES,) * values.ndim
+        return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
+
+    @property
+    def is_white(self) -> bool:
+        """Whether the noise has one strength and no correlation."""
+        return self.spectrum is None and self.intensities is None
+
+    def powers(self, channels: int, dimension: int) -> spectra.Spectrum:
+        """Return the spectra (channels, h, w) whose means are the variances; a signal has h = 1.
+
+        Raises
+        ------
+        InputError
+            For another number of channels or dimensions.
+        """
+        sigma = np.broadcast_to(np.asarray(self.sigma), (channels,)) if np.ndim(self.sigma) == 0 else self.sigma
+        if len(sigma) != channels or (self.opponent and channels != 3):
+            expected = 3 if self.opponent else len(sigma)
+            raise InputError(f"noise: got a picture of {channels} channel(s), expected {expected}, those of the model")
+        shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
+        if len(shape) not in (1, channels):
+            raise InputError(f"noise: got a picture of {channels} channel(s), expected {len(shape)}")
+        if dimension == 1 and shape.shape[1] > 1:
+            raise InputError(f"noise: got a signal, but a spectrum of {shape.shape[1]} x {shape.shape[2]} frequencies")
+        if dimension == 2 and self.spectrum is not None and shape.shape[1] == 1:
+            raise InputError("noise: got an image, but the spectrum of a signal; give power by both frequencies")
+        rows = spectra.FREQUENCIES if dimension == 2 else 1
+        full = np.broadcast_to(shape, (channels, rows, spectra.FREQUENCIES)) if self.spectrum is None else shape
+        return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
+
+    def counted(self, channels: int, dimension: int) -> spectra.Spectrum:
+        """Return the spectra that a denoiser counts: those of `powers`, with what compression cut off filled up."""
+        powers = self.powers(channels, dimension)
+        if self.compressed:
+            powers = np.broadcast_to(powers.max(axis=(1, 2), keepdims=True), powers.shape)
+        return np.asarray(powers)
+
+    def white(self, channels: int, dimension: int) -> float:
+        """Return the strength of the white noise that comes nearest, for a filter that knows no other noise.
+
+        The root of the mean power at the lower half of the frequencies.
+        """
+        half = spectra.coarser(self.counted(channels, dimension))
+        return math.sqrt(float(half.mean()) * 2 ** np.count_nonzero(np.array(half.shape[1:]) > 1))
+
+    def relative(self, intensity: Array) -> Array:
+        """Return the relative standard deviation at samples of an intensity."""
+        if self.intensities is None:
+            return np.ones_like(intensity, np.float64)
+        return np.interp(intensity, self.intensities, self.strengths)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
+        samples, restore = as_signal(clean, channel_axis)
+        grid, channels = (1, *samples.shape[:-1])[-2:], samples.shape[-1]
+        generator = np.random.default_rng(rng)
+        if self.spectrum is None:
+            sigma = np.broadcast_to(np.asarray(self.sigma, np.float64), (channels,))
+            noise = generator.standard_normal((channels, *grid)) * sigma[:, None, None]
+        else:
+            noise = spectra.sampled(self.powers(channels, samples.ndim - 1), grid, generator)
+        if self.opponent:
+            noise = np.tensordot(OPPONENT.T, noise, axes=1)
+        added = np.moveaxis(noise, 0, -1).reshape(samples.shape)
+        return np.asarray(restore(samples + added * self.relative(samples.mean(axis=-1, keepdims=True))))
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Return the samples as they are; see `Noise.reduce`."""
+        self.powers(samples.shape[-1], samples.ndim - 1)
+        return Reduction(samples, missing=missing, rest=self)
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same noise with `factor` times the standard deviation."""
+        return replace(self, sigma=self.sigma * check_number("factor", factor, minimum=0))
+
+    def range(self) -> float:
+        """Return over how many samples the noise is correlated: where the correlation has fallen to 0.2."""
+        if self.spectrum is None:
+            return 0.0
+        values = spectra.correlation(self.spectrum[:1])[0]
+        middle = values[values.shape[0] // 2, values.shape[1] // 2 :]
+        below = np.flatnonzero(middle < 0.2)
+        return float(below[0] if below.size else len(middle))
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words."""
+        level = math.sqrt(float(np.mean(np.square(self.sigma))))
+        words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
+        reach = f": correlated over {self.range():.0f} samples" if self.spectrum is not None else ""
+        if self.strengths is None:
+            return f"{words}{reach}, sigma {level:.3g}" if reach else f"{words}: sigma {level:.3g}"
+        ends = f"sigma {level * self.strengths[0]:.3g} in the dark to {level * self.strengths[-1]:.3g} in the light"
+        return f"{words}{reach}, {ends}" if reach else f"{words}: {ends}"
+
+    def __repr__(self) -> str:
+        fields = [f"{np.round(self.sigma, 4).tolist()}"]
+        if self.spectrum is not None:
+            fields.append(f"spectrum of {' x '.join(map(str, self.spectrum.shape))}")
+        if self.intensities is not None:
+            fields.append(f"{len(self.intensities)} intensities")
+        fields += [name for name in ("opponent", "compressed") if getattr(self, name)]
+        return f"GaussianNoise({', '.join(fields)})"
+
+
+def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
+    """Return a spectrum as (C, h, w) on the grid of frequencies, of mean 1."""
+    values = np.asarray(check_array("spectrum", spectrum, ndim=(1, 2, 3)), np.float64)
+    if values.min() < 0:
+        raise InputError(f"spectrum: got {values.min():g}, expected powers >= 0")
+    planes = values[None, None] if values.ndim == 1 else values[None] if values.ndim == 2 else values
+    grid = spectra.on_grid(planes)
+    means = grid.mean(axis=(1, 2), keepdims=True)
+    if not (means > 0).all():
+        raise InputError("spectrum: got zeros alone in a channel, expected some power; leave it out for white noise")
+    return np.asarray(grid / means)

@@ -1,0 +1,240 @@
+"""Which noise a picture has: `estimate_noise`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import underflowing
+from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.base import Array, Noise
+from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
+from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.denoising.noise.pyramid import down
+from nlflow.domains.samples import as_signal, range_of
+from nlflow.errors import check_array
+
+LEVELS: Final = 3  # sizes at which blocks are looked at
+_LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
+_REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
+# Middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them.
+_MIDDLE: Final = (3, 4)
+_HIGHEST: Final = (6, 7)
+_CUT: Final = 0.15  # noise at the highest frequencies over that at the middle ones: below, compression cut it off
+_WHITE: Final = 0.75  # the same: above, noise is white
+_LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks
+_NOISY: Final = 0.6  # `BlockNoise.like_noise` from which on blocks show noise, with compression
+_SURE: Final = 0.85  # the same for noise that nothing was cut off
+_BULK: Final = 1.75  # and `BlockNoise.bulk` up to which noise rules the picture
+_COLOURED: Final = 0.45  # `BlockNoise.like_noise` from which on colour differences show noise
+_CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
+_CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
+_STEEPEST: Final = 2.25  # by which noise grows towards low frequencies where structure hides it
+_VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """What `estimate_noise` found.
+
+    Attributes
+    ----------
+    model : Noise
+        Of the noise.
+    confidence : {'high', 'medium', 'low'}
+        High where flat parts show nothing but this noise, low where structure is everywhere.
+    reasons : tuple of str
+        What the verdict rests on, one sentence each.
+    measured : dict
+        By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
+    """
+
+    model: Noise
+    confidence: str
+    reasons: tuple[str, ...] = ()
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return the verdict for people."""
+        return f"{self.model.describe()} (confidence {self.confidence})"
+
+
+@underflowing
+def estimate_noise(image: Any, *, channel_axis: int | None = None, mask: Any = None) -> NoiseEstimate:
+    """Find out which noise a picture or recording has, from itself alone.
+
+    Parameters
+    ----------
+    image : array_like
+        1-D signal or 2-D image, with a channel axis where there is one.
+    channel_axis : int, optional
+    mask : array_like of bool, optional
+        True where samples are missing.
+
+    Returns
+    -------
+    NoiseEstimate
+
+    Raises
+    ------
+    InputError
+        As `denoise`.
+    """
+    samples, _ = as_signal(image, channel_axis)
+    missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
+    return examine(samples, missing)
+
+
+def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
+    """Return the verdict on finite samples (..., C), of which some are missing."""
+    white = GaussianNoise(_white(samples, missing))
+    if samples.ndim == 2 or min(samples.shape[:-1]) < 2 * _LEAST_SIDE or white.sigma == 0 and missing is not None:
+        return NoiseEstimate(white, "medium", ("the picture is too small for more than one white strength",))
+    axes = _axes(samples)
+    planes = samples.astype(np.float64) @ axes.T
+    found = _at_sizes(planes, samples.mean(axis=-1, dtype=np.float64), range_of(samples) / 255, missing)
+    if len(found) < 2 or found[0][0] is None or found[1][0] is None:
+        return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
+    return _Verdict(white, found, len(samples[0, 0]) == 3).estimate()
+
+
+def _white(samples: Array, missing: NDArray[np.bool_] | None) -> float:
+    return float(np.mean(estimate_sigmas(samples, missing)))
+
+
+def _axes(samples: Array) -> Array:
+    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
+    channels = samples.shape[-1]
+    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+
+
+def _at_sizes(
+    planes: Array, intensity: Array, floor: float, missing: NDArray[np.bool_] | None
+) -> list[list[BlockNoise | None]]:
+    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones."""
+    found = []
+    for level in range(LEVELS):
+        if min(intensity.shape) < _LEAST_SIDE:
+            break
+        found.append([block_noise(planes[..., c], intensity, floor, missing) for c in range(planes.shape[-1])])
+        if level < LEVELS - 1:
+            if missing is not None:
+                missing = missing[::2, ::2]
+            planes, intensity = down(planes), down(intensity[..., None])[..., 0]
+    return found
+
+
+@dataclass(frozen=True)
+class _Verdict:
+    """The rules by which figures of blocks become a model."""
+
+    white: GaussianNoise
+    found: list[list[BlockNoise | None]]
+    colour: bool
+
+    def estimate(self) -> NoiseEstimate:
+        fine, half = self._of(0), self._of(1)
+        middle, highest = 2 * half.spread(_MIDDLE, _MIDDLE), fine.spread(_HIGHEST, _HIGHEST)
+        measured = {
+            "middle": middle, "highest": highest, "white": self.white.sigma,
+            "like_noise": [b[0].like_noise for b in self.found if b[0]],
+            "bulk": [b[0].bulk for b in self.found if b[0]], "intensities": half.intensities,
+            "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
+        }  # fmt: skip
+        if highest < _CUT * middle and half.like_noise > _NOISY:
+            return self._camera(middle, measured)
+        if highest < _WHITE * middle and self._trusted():
+            return self._correlated(measured)
+        reasons = ("noise is as strong at high frequencies as at middle ones",)
+        if highest < _WHITE * middle:
+            reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
+        return NoiseEstimate(self.white, "high" if self._trusted() else "medium", reasons, measured)
+
+    def _of(self, level: int, plane: int = 0) -> BlockNoise:
+        found = self.found[level][plane]
+        assert found is not None
+        return found
+
+    def _trusted(self) -> bool:
+        """Tell whether noise rules the picture, or what is coarser of it."""
+        return any(b[0] is not None and b[0].like_noise > _SURE and b[0].bulk < _BULK for b in self.found)
+
+    def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
+        """Return the noise of a photograph whose high frequencies were cut off."""
+        plateau, reasons = _LOST * middle, ["its high frequencies were cut off, as demosaicking and JPEG do"]
+        blotches = self._blotches()
+        if blotches is not None and not self._coarse_trusted() and middle > blotches:
+            plateau = _LOST * blotches
+            reasons.append("texture is everywhere: the noise of the colours says how strong that of the luminance is")
+        shape = np.minimum(self._composed(0) / middle**2, 1.0)
+        planes = [shape]
+        for c in range(1, 3 if self.colour else 1):
+            reach = np.exp(-np.square(_radius() / _CHROMA_REACH))
+            own = self._composed(c) / middle**2 if self.found[1][c] is not None else 0.0
+            planes.append(np.clip(own, _CHROMA**2 * reach * shape, 1.0))
+        spectrum = plateau**2 * np.stack(planes)
+        half = self._of(1)
+        model = GaussianNoise(
+            np.sqrt(spectrum.mean(axis=(1, 2))), spectrum, *_strictly(half), opponent=self.colour, compressed=True
+        )
+        return NoiseEstimate(model, "high" if self._coarse_trusted() else "medium", tuple(reasons), measured)
+
+    def _coarse_trusted(self) -> bool:
+        return any(b[0] is not None and b[0].like_noise > _SURE and b[0].bulk < _BULK for b in self.found[1:])
+
+    def _blotches(self) -> float | None:
+        """Return the noise of the colours at low frequencies, where it shows."""
+        if not self.colour or len(self.found) < 3:
+            return None
+        half, coarse = self.found[1][1], self.found[2][1:]
+        if half is None or half.like_noise < _COLOURED or any(b is None for b in coarse):
+            return None
+        return 4 * max(b.spread((1, 2), (1, 2)) for b in coarse if b is not None)
+
+    def _correlated(self, measured: dict[str, Any]) -> NoiseEstimate:
+        """Return noise of the spectrum that was measured."""
+        spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
+        model = GaussianNoise(np.sqrt(spectrum.mean(axis=(1, 2))), spectrum, opponent=self.colour)
+        if not self.colour:
+            model = GaussianNoise(float(model.sigma[0]), spectrum)
+        return NoiseEstimate(model, "high", ("flat parts show noise that is weaker at high frequencies",), measured)
+
+    def _composed(self, plane: int) -> spectra.Spectrum:
+        """Return the spectrum of a plane: low frequencies from coarser pictures."""
+        share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
+        farthest = np.maximum(share[:, None], share)
+        result = np.zeros((spectra.FREQUENCIES,) * 2)
+        for level, blocks in enumerate(self.found):
+            own = blocks[plane]
+            if own is not None:
+                limit = _REACH / 2**level
+                values = 4.0**level * np.exp(_interpolated(np.log(own.variances), share * (SIDE << level)))
+                if level and own.like_noise < _SURE:  # structure: noise does not rise so steeply to low frequencies
+                    edge = (farthest > 0.8 * limit) & (farthest < 1.3 * limit)
+                    values = np.minimum(values, _STEEPEST * np.median(result[edge]))
+                result = np.where((farthest <= limit) | (result == 0), values, result)
+        return result
+
+
+def _interpolated(table: Array, places: Array) -> Array:
+    """Return a table (8, 8) at fractional places along both axes, bilinear."""
+    from scipy.ndimage import map_coordinates
+
+    grid = np.meshgrid(np.minimum(places, SIDE - 1), np.minimum(places, SIDE - 1), indexing="ij")
+    return np.asarray(map_coordinates(table, grid, order=1, mode="nearest"))
+
+
+def _radius() -> Array:
+    share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
+    return np.hypot(share[:, None], share)
+
+
+def _strictly(blocks: BlockNoise) -> tuple[Array, Array]:
+    """Return intensities that increase, and the relative standard deviations there."""
+    places, first = np.unique(blocks.intensities, return_index=True)
+    return places, np.sqrt(blocks.strengths[first])
