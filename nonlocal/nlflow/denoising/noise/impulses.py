@@ -19,6 +19,7 @@ from nlflow.errors import InputError, check_number
 # Chosen on BSD68 and Kodak photographs, Set12 not looked at.
 _REACH: Final = {1: 6, 2: 2}  # half side of the neighbourhood that a sample is compared with
 _OUT: Final = 3.0  # standard deviations of its neighbours at which a value sticks out of them
+_SPIKE: Final = 4.0  # the same where any value may be an impulse
 _LEAST_NEIGHBOURS: Final = 0.25  # of a neighbourhood that must be no candidates themselves, to compare with
 _UNSURE: Final = 6.0  # neighbours: with as few, their spread counts twice
 _LEAST_SPREAD: Final = 0.01  # of the range: neighbours are not taken to be more alike than this
@@ -198,7 +199,7 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     sides = [[v for v in found if v < middle], [v for v in found if v >= middle]]
     best = {max(side, key=lambda v: found[v]): found[max(side, key=lambda v: found[v])] for side in sides if side}
     if len(best) == 1:
-        (value, density), = best.items()
+        ((value, density),) = best.items()
         other = values[-1] if value < middle else values[0]
         if _follows(views, _unit(other, low, span), density):
             best[other] = density
@@ -282,6 +283,19 @@ def _ranked(ordered: NDArray[np.float64], count: NDArray[np.intp], share: float)
     return np.asarray(low + (at - np.floor(at)) * (high - low))
 
 
+def _sticking_out(plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return where samples are far from what is around them, in two passes: impulses are no neighbours."""
+    found = np.zeros(plane.shape, bool)
+    present = plane[~unknown]
+    if present.size == 0 or present.min() == present.max() or math.isinf(_span(present)):
+        return found
+    scaled = (np.where(unknown, present.min(), plane).astype(np.float64) - float(present.min())) / _span(present)
+    for _ in range(2):
+        median, spread = _surroundings(scaled, unknown | found)
+        found = np.abs(scaled - median) > _SPIKE * spread  # False for NaN
+    return found
+
+
 def _equal_neighbours(side: NDArray[np.bool_], unknown: NDArray[np.bool_]) -> tuple[NDArray[Any], NDArray[Any]]:
     """Return how many neighbours each sample has that are present, and how many of them are marked."""
     from scipy.ndimage import convolve
@@ -353,7 +367,9 @@ def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count
     blocks = int(np.clip(math.sqrt(count / _PER_BLOCK), 2, _BLOCKS))
     cuts = (1, blocks**2) if shape[0] == 1 else (blocks, blocks)
     index = np.add.outer(np.arange(shape[0]) * cuts[0] // shape[0] * cuts[1], np.arange(shape[1]) * cuts[1] // shape[1])
-    seen, met = (sum(np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays) for arrays in (visible, hits))
+    seen, met = (
+        np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
+    )
     mean = met.sum() / seen.sum()
     telling = seen * mean >= _PER_BLOCK / 2
     if np.count_nonzero(telling) < math.prod(cuts) / 4:

@@ -191,7 +191,7 @@ def _medians(values: NDArray[np.float64], count: NDArray[np.intp]) -> NDArray[np
     if count.min() == values.shape[1]:
         return np.asarray(np.median(values, axis=1))
     ordered, rows = np.sort(values, axis=1), np.arange(len(values))
-    middle = (ordered[rows, np.maximum(count - 1, 0) // 2] + ordered[rows, np.minimum(count // 2, values.shape[1] - 1)])
+    middle = ordered[rows, np.maximum(count - 1, 0) // 2] + ordered[rows, np.minimum(count // 2, values.shape[1] - 1)]
     return np.where(count > 0, middle / 2, 0.0)
 
 
@@ -298,5 +298,5 @@ def _alike(steps: list[NDArray[np.float64]]) -> bool:
     """Tell whether the channels have the same offsets."""
     if len(steps) == 1:
         return True
-    related = np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps]))
+    related = np.asarray(np.corrcoef(np.stack([np.clip(s, *np.quantile(s, (0.05, 0.95))) for s in steps])))
     return bool(related[np.triu_indices(len(steps), 1)].min() > _SAME)
