@@ -240,12 +240,17 @@ def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, 
 
 
 def _candidates(present: Array) -> list[Any]:
-    """Return the values that impulses may have: the ends of the range, and the most common values of both halves."""
+    """Return the values that impulses may have: the ends of the range, where they are rare the most common values.
+
+    Other noise may go beyond the impulses, but then hardly any sample is at the end of the range.
+    """
     values, counts = np.unique(present, return_counts=True)
-    half = int(np.searchsorted(np.cumsum(counts), present.size / 2))
-    common = [part[np.argmax(count)] for part, count in ((values[:half], counts[:half]), (values[half:], counts[half:]))
-              if len(part)]  # fmt: skip
-    return sorted({values[0], values[-1], *common})
+    half = int(np.clip(np.searchsorted(np.cumsum(counts), present.size / 2), 1, len(values) - 1))
+    found = [values[0], values[-1]]
+    for part, count, end in ((values[:half], counts[:half], 0), (values[half:], counts[half:], -1)):
+        if count[end] < _LEAST_COUNT:
+            found.append(part[np.argmax(count)])
+    return sorted(set(found))
 
 
 def _reach(shape: tuple[int, ...]) -> tuple[int, int]:

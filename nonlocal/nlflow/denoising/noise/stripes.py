@@ -27,7 +27,7 @@ _AGREED: Final = 0.6  # times their distance from one another: a step this large
 _OPPOSITE: Final = -0.2  # correlation of steps that follow each other
 _UNRELATED: Final = 0.35  # correlation of others
 _LEAST_RATIO: Final = 0.15  # of the quartiles of the sizes of steps: 0.28 for a Gaussian law
-_MOST_RATIO: Final = 3.0  # of standard deviation and robust one
+_MOST_RATIO: Final = 5.0  # of their last decile and their median: 2.4 for a Gaussian law; a few may be edges
 _LEAST_ROWS: Final = 24
 _SAME: Final = 0.8  # correlation of the steps of channels that have the same offsets
 
@@ -280,7 +280,7 @@ class _Marks:
         parts = [differences(part, 1e-3, 1)[0][0] for part in np.array_split(rows, _PARTS, axis=1)]
         middle = np.median(parts, axis=0)
         apart = 1.4826 * np.median(np.abs(parts - middle), axis=0)
-        sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75))
+        sizes = np.quantile(np.abs(steps), (0.25, 0.5, 0.75, 0.9))
         spread = float(sizes[1]) * 1.4826
         if spread <= 1e-9:
             return cls(steps, 0.0, False)
@@ -288,7 +288,7 @@ class _Marks:
         correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
         agree = np.median(np.abs(middle)) > _AGREED * np.median(apart)
         white = correlations[0] < _OPPOSITE and max(map(abs, correlations[1:])) < _UNRELATED
-        gaussian = sizes[0] > _LEAST_RATIO * sizes[2] and np.std(steps) < _MOST_RATIO * spread
+        gaussian = sizes[0] > _LEAST_RATIO * sizes[2] and sizes[3] < _MOST_RATIO * sizes[1]
         error = np.pi / 2 * float(np.median(apart)) ** 2 / _PARTS  # of a median of the parts
         sigma = math.sqrt(max(spread**2 - error, 0.0) / 2)
         return cls(steps, sigma, bool(agree and white and gaussian and sigma > 0))
