@@ -165,9 +165,9 @@ def test_bad_models_are_refused(arguments, name):
 def test_strength_cannot_be_scaled_and_every_sample_cannot_be_missing():
     noise = Impulses(0.1, 0.0, 0.0)
     assert noise.scaled(1.0) == noise
-    with pytest.raises(InputError, match="^factor: got 2"):
+    with pytest.raises(InputError, match=r"^factor: got 2"):
         noise.scaled(2.0)
-    with pytest.raises(InputError, match="^image: every sample"):
+    with pytest.raises(InputError, match=r"^image: every sample"):
         Impulses(0.9, 0.0, 0.0).reduce(np.zeros((2, 2, 1)))
 
 

@@ -284,7 +284,7 @@ class _Marks:
         spread = float(sizes[1]) * 1.4826
         if spread <= 1e-9:
             return cls(steps, 0.0, False)
-        bounded = np.clip(steps, -4 * spread, 4 * spread)
+        bounded = np.where(np.abs(steps) < 4 * spread, steps, 0)  # larger ones are edges
         correlations = [float(np.mean(bounded[k:] * bounded[:-k]) / np.mean(bounded**2)) for k in (1, 2, 3)]
         agree = np.median(np.abs(middle)) > _AGREED * np.median(apart)
         white = correlations[0] < _OPPOSITE and max(map(abs, correlations[1:])) < _UNRELATED
