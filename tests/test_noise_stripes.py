@@ -121,6 +121,12 @@ def test_blinds_bricks_and_signals_have_none():
     assert found(np.ones((50, 50))) is None
 
 
+def test_rows_that_drift_are_no_stripes():
+    # All parts of a row agree on its steps, but they are those of a random walk.
+    drift = np.cumsum(np.random.default_rng(0).normal(0, 5, 256))[:, None] * np.ones(256)
+    assert found(drift + np.random.default_rng(1).normal(0, 1, drift.shape)) is None
+
+
 # ---- the interface
 
 
