@@ -3,6 +3,7 @@
 from nlflow.denoising.noise.base import Noise
 from nlflow.denoising.noise.drift import Drift
 from nlflow.denoising.noise.estimation import estimate_sigma, estimate_sigmas
+from nlflow.denoising.noise.files import load_noise, noise_of
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hum import Hum
 from nlflow.denoising.noise.lines import find_hum
@@ -23,6 +24,8 @@ __all__ = [
     "estimate_sigma",
     "estimate_sigmas",
     "find_hum",
+    "load_noise",
+    "noise_of",
     "perturbation",
     "spectrum_of_signal",
     "sure",
