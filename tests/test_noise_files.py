@@ -10,7 +10,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow.denoising.noise import Drift, GaussianNoise, Hum, Noise, Poisson, load_noise, noise_of
+from nlflow.denoising.noise import (
+    Drift,
+    GaussianNoise,
+    Hum,
+    Impulses,
+    Noise,
+    Poisson,
+    Speckle,
+    Stripes,
+    load_noise,
+    noise_of,
+)
 from nlflow.errors import FileFormatError, InputError
 
 RNG = np.random.default_rng(5)
@@ -25,6 +36,9 @@ MODELS = [
     Hum((0.1, 0.2), (1 / 3, 2.0), (0.0, -1e-300)),
     Hum((0.1,)),
     Drift(400.0),
+    Impulses(0.1, 0.0, 255.0, random=True),
+    Stripes(3.0, axis=1, shared=False),
+    Speckle(4.5),
 ]
 
 
@@ -113,6 +127,9 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch: pyt
         ('{"kind": "poisson", "gain": [1]}', "gain: "),
         ('{"kind": "hum", "frequencies": []}', "frequencies: "),
         ('{"kind": "hum", "frequencies": [0.7]}', "frequencies: got 0.7"),
+        ('{"kind": "stripes", "sigma": 1, "axis": 0.5}', "axis: got 0.5"),
+        ('{"kind": "impulses", "density": 2, "low": 0, "high": 1}', "density: got 2"),
+        ('{"kind": "impulses", "density": 0.1}', "got impulses without low, high"),
         ('{"kind": "drift", "scale": 1}', "scale: got 1"),
     ],
 )

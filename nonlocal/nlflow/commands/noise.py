@@ -121,7 +121,7 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
             return {name: estimate_noise(data[:, c], mask=lost[c]) for c, name in enumerate(media.columns)}
         missing = given.missing
         if missing is not None and axis is not None:
-            missing = missing.any(axis=axis)
+            missing = np.asarray(missing.any(axis=axis))
         return {"": estimate_noise(data, channel_axis=axis, mask=missing)}
 
 

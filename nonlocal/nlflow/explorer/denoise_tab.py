@@ -84,7 +84,7 @@ class DenoiseTab(Tab):
         self.noise_text = markup()
         noise = heading("Noise"), self.noise_text, self.noise
         course = heading("Course of the flow"), columns(self.energies, self.distances)
-        below = self.below(*noise, *course)
+        below = self.below(*course, *noise)
         views = [self.status, self.part, self.pictures, self.lines, self.rest, *below, self.download]
         self.panel = beside(controls, views)
         self._adapt()

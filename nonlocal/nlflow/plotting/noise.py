@@ -190,7 +190,7 @@ def _image_figure(values: Array, found: NoiseEstimate, title: str | None) -> Fig
     measured = measured_curves(found, model)
     planes = [(name, one.plane) for name, one in (("measured", measured), ("model", model)) if one.plane is not None]
     figure = new_figure(14, 7.4, 110, _heading(title, str(found)))
-    layout = [["picture", "levels", "powers"], ["picture", "measured", "model"]]
+    layout: Any = [["picture", "levels", "powers"], ["picture", "measured", "model"]]
     axes = figure.subplot_mosaic(layout, width_ratios=[1.35, 1, 1])
     _picture(axes["picture"], values)
     _levels(axes["levels"], model, measured)
@@ -236,7 +236,7 @@ def _levels(axis: Axes, model: NoiseCurves, measured: NoiseCurves) -> None:
 
 def _powers(axis: Axes, curves: dict[str, NoiseCurves], title: str) -> None:
     """Draw powers by frequency, in decades."""
-    styles = {"model": {"color": _MODEL}, "measured": {"color": _MEASURED, "linestyle": "--"},
+    styles: dict[str, dict[str, Any]] = {"model": {"color": _MODEL}, "measured": {"color": _MEASURED, "linestyle": "--"},
               "recording": {"color": _PICTURE, "linewidth": 0.9}}  # fmt: skip
     highest, shown = 0.0, []
     for name, one in curves.items():

@@ -92,7 +92,7 @@ def _model(entry: Any, place: str, depth: int) -> Noise:
         raise InputError(f"{place}: got {shortened(repr(entry), 60)}, expected an object with a kind and its fields")
     if depth == 0:
         raise InputError(f"{place}: got models within models {_DEEPEST} deep, expected fewer")
-    known = {model.kind: model for model in _models(Noise)}
+    known = {model.kind: model for model in _models(Noise)}  # type: ignore[type-abstract]  # those below it are not
     kind = entry.get("kind")
     if not isinstance(kind, str) or kind not in known:
         got = "no kind" if kind is None else f"the kind {shortened(repr(kind), 60)}"

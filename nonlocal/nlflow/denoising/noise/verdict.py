@@ -32,6 +32,7 @@ _NOISY: Final = 0.6  # `BlockNoise.like_noise` from which on blocks show noise, 
 _SURE: Final = 0.85  # the same for noise that nothing was cut off
 _BULK: Final = 1.75  # and `BlockNoise.bulk` up to which noise rules the picture
 _COLOURED: Final = 0.45  # `BlockNoise.like_noise` from which on colour differences show noise
+_OF_COLOURS: Final = 0.75  # noise of the luminance at middle frequencies over that of colours at low ones, at most
 _CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
 _CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
 _STEEPEST: Final = 2.25  # by which noise grows towards low frequencies where structure hides it
@@ -168,8 +169,8 @@ class _Verdict:
         """Return the noise of a photograph whose high frequencies were cut off."""
         plateau, reasons = _LOST * middle, ["its high frequencies were cut off, as demosaicking and JPEG do"]
         blotches = self._blotches()
-        if blotches is not None and not self._coarse_trusted() and middle > blotches:
-            plateau = _LOST * blotches
+        if blotches is not None and not self._coarse_trusted() and middle > _OF_COLOURS * blotches:
+            plateau = _LOST * _OF_COLOURS * blotches
             reasons.append("texture is everywhere: the noise of the colours says how strong that of the luminance is")
         shape = np.minimum(self._composed(0) / middle**2, 1.0)
         planes = [shape]
@@ -235,6 +236,9 @@ def _radius() -> Array:
 
 
 def _strictly(blocks: BlockNoise) -> tuple[Array, Array]:
-    """Return intensities that increase, and the relative standard deviations there."""
+    """Return intensities that increase, and the relative standard deviations there.
+
+    Half of the way in logarithms: compression exaggerates, since it leaves nothing of weak noise.
+    """
     places, first = np.unique(blocks.intensities, return_index=True)
-    return places, np.sqrt(blocks.strengths[first])
+    return places, blocks.strengths[first] ** 0.25
