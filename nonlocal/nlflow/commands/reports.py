@@ -42,7 +42,8 @@ def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _given_sigma(report: dict[str, Any]) -> str:
     origin = report["sigma_given"]
-    words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
+    found = "estimated" if report["denoise"]["sigma_estimated"] else "of the model"
+    words = found if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
     columns = report.get("columns", ())
     level = _of_columns(columns, "sigma") if len(columns) > 1 else f"{report['denoise']['sigma']:.4g}"
     return f"{level} ({words})"
