@@ -43,8 +43,9 @@ class DenoiseTab(Tab):
         self.quality = choice("quality", "quality", _QUALITIES, self.start)
         self.knobs = {
             "sigma": Knob("sigma", "noise σ", 0.5, 80, 0.5, 25, **moved),
-            "strength": Knob("strength", "strength", 0.25, 4, 0.05, 1, choosable=False, unit="× the noise found",
-                             **moved),
+            "strength": Knob(
+                "strength", "strength", 0.25, 4, 0.05, 1, choosable=False, unit="× the noise found", **moved
+            ),
             "fidelity": Knob("fidelity", "fidelity λ̃", 0, 4, 0.05, 0.5, unit="mean, where chosen", **moved),
             "steps": Knob("steps", "time", 1, 20, 1, 1, unit="steps of length 1", **moved),
             "width": Knob("width", "kernel width", 0.5, 80, 0.5, 16, **moved),
@@ -193,7 +194,6 @@ class DenoiseTab(Tab):
             note=view.command_note(settings, source),
         )
         return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
-
 
     def _show_noise(self, result: DenoiseResult, unit: str) -> None:
         """Show what the noise was found to be; nothing where the user has said it."""

@@ -236,8 +236,11 @@ def _levels(axis: Axes, model: NoiseCurves, measured: NoiseCurves) -> None:
 
 def _powers(axis: Axes, curves: dict[str, NoiseCurves], title: str) -> None:
     """Draw powers by frequency, in decades."""
-    styles: dict[str, dict[str, Any]] = {"model": {"color": _MODEL}, "measured": {"color": _MEASURED, "linestyle": "--"},
-              "recording": {"color": _PICTURE, "linewidth": 0.9}}  # fmt: skip
+    styles: dict[str, dict[str, Any]] = {
+        "model": {"color": _MODEL},
+        "measured": {"color": _MEASURED, "linestyle": "--"},
+        "recording": {"color": _PICTURE, "linewidth": 0.9},
+    }
     highest, shown = 0.0, []
     for name, one in curves.items():
         if one.powers.size and one.powers.max() > 0:
