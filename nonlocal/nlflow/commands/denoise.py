@@ -61,8 +61,8 @@ others are done, and the exit code is 1. A run that ended early leaves complete 
 command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
 An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, its noise is taken to be white (or
-of counts), and OUT is written block by block by processes of this machine, or by the workers of --scheduler. Until it is complete it is called OUT.partial; with
---existing resume the same command goes on with that.
+of counts), and OUT is written block by block by processes of this machine, or by the workers of --scheduler. Until it
+is complete it is called OUT.partial; with --existing resume the same command goes on with that.
 
 \b
 Examples:
@@ -263,7 +263,9 @@ def denoise(
         raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
     words: dict[str, Any] = {
         "quality": quality,
-        "noise": _noise(noise, level if sigma_map is None else sigma_map, strength, gain=gain, read_noise=read_noise, offset=offset),
+        "noise": _noise(
+            noise, level if sigma_map is None else sigma_map, strength, gain=gain, read_noise=read_noise, offset=offset
+        ),
         "strength": 1.0 if strength is None else strength,
         "stopping": stopping,
         "max_memory": max_memory,

@@ -11,7 +11,7 @@ import numpy as np
 
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, spectra
 from nlflow.errors import InputError
-from nlflow.plotting.base import PALETTE, Array, finish, new_figure
+from nlflow.plotting.base import PALETTE, Array, draw_line, finish, new_figure, show_decades
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -253,7 +253,7 @@ def _powers(axis: Axes, curves: dict[str, NoiseCurves], title: str) -> None:
         return
     lowest = max(float(np.concatenate(shown).min()), highest * 10.0**-_DECADES)
     axis.set_yscale("log")
-    axis.set_ylim(lowest / 2, highest * 2)
+    show_decades(axis, lowest, highest, 2.0)
     axis.set_xlim(0, 0.5)
     axis.legend(fontsize=9, frameon=False, loc="best")
 
@@ -295,7 +295,7 @@ def _signal_figure(values: Array, found: list[NoiseEstimate], names: Sequence[st
     for c in range(rows):
         one = found[c if len(found) > 1 else 0]
         signal, (left, right) = values[:, c], axes[c]
-        left.plot(signal, color=_MODEL, linewidth=0.6)
+        draw_line(left, signal, slice(0, len(signal)), color=_MODEL, linewidth=0.6)
         name = f"{names[c]}: " if c < len(names) else f"channel {c} of {channels}: " if channels > 1 else ""
         finish(left, f"{name}{one}" if len(found) > 1 else f"{name}the recording", "sample")
         left.title.set_wrap(True)

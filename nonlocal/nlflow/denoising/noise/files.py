@@ -22,8 +22,8 @@ def load_noise(path: str | os.PathLike[str]) -> Noise:
     Parameters
     ----------
     path : path
-        JSON as `Noise.save` writes it: an object with the ``kind`` and the fields of a model. Fields that have a default
-        may be left out, so that ``{"kind": "gaussian", "sigma": 5}`` is a whole file.
+        JSON as `Noise.save` writes it: an object with the ``kind`` and the fields of a model. Fields that have a
+        default may be left out, so that ``{"kind": "gaussian", "sigma": 5}`` is a whole file.
 
     Returns
     -------
