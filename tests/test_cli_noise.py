@@ -111,6 +111,10 @@ def test_samples_that_are_missing_do_not_count(folder: Path) -> None:
     assert abs(float(told["noise"].rpartition(" ")[2]) - SIGMA) < 0.8
     other = dict(rows(run("noise", "filled.npy", "--mask", "mask.png").stdout))
     assert other["noise"] == told["noise"]
+    report = json.loads(run("noise", "holes.npy", "--mask", "nan", "--json").stdout)
+    found = estimate_noise(np.where(hidden, 0, values), mask=hidden)
+    assert report["missing"] == 400
+    np.testing.assert_array_equal(report["measured"]["spectrum"], found.measured["spectrum"])
     assert "400" in fails("noise", "holes.npy")
     assert dict(rows(run("noise", "colours.npy", "--mask", "nan").stdout))["missing"] == "1200 sample(s)"
 
