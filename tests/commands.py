@@ -22,7 +22,7 @@ IMAGE = RNG.integers(0, 256, (12, 16), dtype=np.uint8)
 class Info:
     sigma: float
     sigma_estimated: bool
-    noise: str = "gaussian"
+    noise: str = "white"
     quality: str = "balanced"
     functional: str = "E"
     parameters: dict[str, Any] = dataclasses.field(default_factory=lambda: {"patch_size": 7})
@@ -32,6 +32,7 @@ class Info:
     residual: float = float("nan")
     levels: tuple[float, ...] = (1.0, 2.0)
     seconds: float = 0.125
+    confidence: str = ""
     columns: tuple[Info, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
@@ -56,7 +57,8 @@ class Denoiser:
             warnings.warn(self.warning, NlflowWarning, stacklevel=2)
         result = np.where(np.isfinite(image), image, 0.0) * 0.5
         level = 12.5 if sigma is None else float(np.sqrt(np.mean(np.square(sigma))))
-        info = Info(level, sigma is None, noise=str(options["noise"]), quality=options["quality"])
+        found = {"noise": "white", "confidence": "high"} if options["noise"] == "auto" else {"noise": options["noise"]}
+        info = Info(level, sigma is None, quality=options["quality"], **found)
         columns = (info,) * image.shape[options["channel_axis"]] if options["separate"] else ()
         return result, dataclasses.replace(info, columns=columns)
 
@@ -72,7 +74,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
 OPTIONS = {
     **dict.fromkeys(("width", "patch_size", "search_radius", "fidelity", "steps")),
     "quality": "balanced",
-    "noise": "gaussian",
+    "noise": "auto",
+    "strength": 1.0,
     "channel_axis": None,
     "separate": False,
     "mask": None,

@@ -55,7 +55,7 @@ def test_image(folder: Path, denoiser: Denoiser) -> None:
     assert table == {
         "input": "in.png, image of 12 x 16, uint8",
         "sigma": "12.5 (estimated)",
-        "noise": "gaussian",
+        "noise": "white (confidence high)",
         "quality": "balanced",
         "functional": "E",
         "steps": "4",

@@ -36,7 +36,7 @@ def denoise(image, *args, **options):
         time.sleep(60)
     except KeyboardInterrupt:
         pass  # as a flow does that returns what it has reached
-    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
+    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
 sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
 from nlflow.commands.main import main
 main()
@@ -97,7 +97,7 @@ def denoise(image, *args, **options):
     if len(calls) == 2:
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
-    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0})
+    return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
 sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
 from nlflow.commands.main import main
 main()

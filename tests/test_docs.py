@@ -10,6 +10,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.names import resolved
@@ -75,7 +76,7 @@ def test_what_the_reference_lists_is_documented(name: str) -> None:
 def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), flags=re.S)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "start.md", "exec"), names)
@@ -84,6 +85,8 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     pairs = [tuple(map(float, found.groups())) for found in errors if found is not None]
     assert len(pairs) == 2
     assert all(after < 0.5 * before for before, after in pairs)
+    assert any(line.startswith("white noise: sigma 2") for line in said)  # of 25, to 20 %
+    assert np.std(names["again"]) < np.std(names["noisy"])
     assert names["smoothing"].distance_to_constant(names["forgotten"]) < 1e-8
     share = names["keeping"].distance_to_constant(names["kept"]) / names["keeping"].distance_to_constant(names["f"])
     low, high = names["diversity_bounds"](names["keeping"])

@@ -300,6 +300,23 @@ def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
 
 
+def test_strength_is_for_noise_that_is_found(desk: Desk) -> None:
+    tab = DenoiseTab(desk, example())
+    assert tab.settings(full=False).strength is None
+    tab.knobs["strength"]._handle_msg({"value": 1.5, "chosen": False, "move": 1})
+    assert tab.settings(full=False).strength == 1.5
+    settle(tab)
+    assert "confidence" in tab.noise_text.object
+    assert tab.noise.visible
+    assert [line["name"] for line in tab.levels.shown["lines"] + tab.powers.shown["lines"]] == ["σ", "power"]
+    tab.knobs["sigma"]._handle_msg({"value": 20.0, "chosen": False, "move": 1})
+    assert tab.settings(full=False).strength is None
+    settle(tab)
+    assert tab.knobs["strength"].shown["disabled"]
+    assert not tab.noise.visible
+    assert "given" in tab.noise_text.object
+
+
 def test_parts_beside_each_other_keep_their_least_width() -> None:
     narrow = widgets.columns(widgets.heading("a"), widgets.heading("b"), weights=(1, 2), least=120)
     assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "2 1 240px"]

@@ -115,6 +115,43 @@ def test_what_a_quality_does_not_have_is_left_out() -> None:
     assert settings.words() == {"quality": "balanced", "sigma": 5.0}
 
 
+def test_the_noise_that_was_found_is_drawn() -> None:
+    source = sources.example()
+    result = denoising_view.compute(DenoiseSettings(strength=2.0), source)
+    assert result.noise is not None
+    np.testing.assert_allclose(result.noise.sigmas, result.info.sigma)
+    alone = denoising_view.compute(DenoiseSettings(), source)
+    assert result.info.sigma == pytest.approx(2 * alone.info.sigma)
+    assert "--strength" not in denoising_view.as_command(DenoiseSettings(), source)
+    assert "strength=2.0" in denoising_view.as_python(DenoiseSettings(strength=2.0), source)
+    assert denoising_view.compute(DenoiseSettings(sigma=25.0), source).noise is None
+
+
+def test_the_noise_of_a_table_is_that_of_its_first_column(tmp_path: Path) -> None:
+    values = np.stack([RNG.normal(0, s, 400) for s in (1.0, 5.0)], axis=1)
+    np.savetxt(tmp_path / "a.csv", values, delimiter=",", header="a,b", comments="")
+    source = sources.open_source(tmp_path / "a.csv")
+    result = denoising_view.compute(DenoiseSettings(), source)
+    assert source.media.separate
+    assert result.noise is not None
+    np.testing.assert_allclose(result.noise.sigmas, result.info.columns[0].sigma)
+
+
+def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -> None:
+    from nlflow.denoising import progress
+
+    seen: list[int] = []
+    real = progress.examine
+    monkeypatch.setattr(progress, "examine", lambda *given: (seen.append(1), real(*given))[1])
+    trail, picture = Trail(), RNG.normal(0, 3, (96, 96, 1))
+    first = trail.examine(picture, None)
+    assert trail.examine(picture.copy(), None) is first
+    assert len(seen) == 1
+    trail.examine(picture, np.zeros((96, 96), bool))
+    assert trail.examine(picture + 1, None) is not first
+    assert len(seen) == 3
+
+
 OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
 
 
@@ -563,6 +600,19 @@ def test_large_pictures_are_shown_reduced_and_say_so() -> None:
     assert shown[0, 0] == np.rint(values[:3, :3].mean())
     content, note = pictures.picture(np.zeros((4, 4, 2)), pictures.Scale(0, 1), channel_axis=2, orientation=6)
     assert "mean of 2 channels" in note
+
+
+def test_pictures_of_twelve_bits_in_sixteen_are_shown_in_their_own_range() -> None:
+    values = RNG.integers(100, 4000, (200, 200)).astype(np.uint16)
+    values[0, :3] = 65535  # hot pixels
+    scale = pictures.grey_scale(values)
+    assert 100 <= scale.low < 110
+    assert 3990 < scale.high < 4000
+    whole = pictures.Scale(0.0, 65535.0)
+    for wide in (values * 16, np.full((3, 3), 700, np.uint16), np.zeros((0, 3), np.uint16)):
+        assert pictures.grey_scale(wide) == whole
+    dark = RNG.integers(0, 20, (30, 40), np.uint8)  # 8 bits are meant to be looked at as they are
+    assert pictures.grey_scale(dark) == pictures.Scale(0.0, 255.0)
 
 
 def test_residuals_have_grey_for_nothing() -> None:

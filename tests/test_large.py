@@ -25,7 +25,7 @@ from nlflow import FileFormatError, Grid, InputError, MemoryLimitError, NlflowWa
 from nlflow.denoising.large import denoise_array, denoise_store, open_image
 from nlflow.denoising.large import store as storing
 from nlflow.denoising.large.survey import Blocks, estimated, statistics
-from nlflow.denoising.noise import estimate_sigma
+from nlflow.denoising.noise import GaussianNoise, Speckle, estimate_sigma
 from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import exact_means, exact_sums, mean_of_sums
 from nlflow.errors import WorkerError
@@ -225,6 +225,16 @@ def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(result, denoise(GREY, 20.0, quality="fast", steps=1))
 
 
+def test_noise_is_white_and_as_strong_as_asked_for():
+    lazy = da.from_array(GREY, chunks=(70, 80))
+    expected = denoise(GREY, noise="white", strength=1.5, quality="fast", steps=1, preserve_range=True)
+    for noise in ("auto", "white"):
+        result = denoise_array(lazy, noise=noise, strength=1.5, quality="fast", steps=1)
+        np.testing.assert_allclose(result.compute(), expected, rtol=1e-6)  # sigma is a mean, to rounding the same
+    twice = denoise_array(lazy, 10.0, strength=2.0, quality="fast", steps=1)
+    np.testing.assert_array_equal(twice.compute(), denoise(GREY, 20.0, quality="fast", steps=1))
+
+
 # ---- what is refused
 
 
@@ -244,6 +254,11 @@ def test_loops_of_many_threads_at_once(layer: str, monkeypatch: pytest.MonkeyPat
         (da.from_array(GREY), {"steps": 3}, "steps: only quality='fast' has it"),
         (da.from_array(GREY), {"channel_axis": 5}, "channel_axis: got 5"),
         (da.from_array(GREY), {"noise": "poisson", "sigma": 3.0}, "sigma: got a value with noise='poisson'"),
+        (da.from_array(GREY), {"noise": "poisson", "strength": 2.0}, "strength: got 2 with counts"),
+        (da.from_array(GREY), {"noise": "gaussian"}, "noise: got 'gaussian', expected one of 'auto', 'white'"),
+        (da.from_array(GREY), {"noise": GaussianNoise(3.0)}, "noise: got GaussianNoise for an array in blocks"),
+        (da.from_array(GREY), {"noise": Speckle(4.0)}, "noise: got Speckle for an array in blocks"),
+        (da.from_array(GREY), {"strength": -1}, "strength: got -1"),
         (da.from_array(GREY), {"max_memory": 0}, "max_memory: got 0"),
     ],
 )

@@ -23,11 +23,14 @@ TIFF description, sample rate and format, column names. A note names what OUT ca
 format than IN if it can hold the data; NPY and CSV keep all digits.
 
 \b
-The noise is white and Gaussian, and its level is estimated, unless told otherwise:
-  --sigma 20                            standard deviation, in the file's units
+The kind of noise and its strength are found out from the file, unless told otherwise:
+  --strength 1.5                        1.5 times the noise that was found: smoother
+  --sigma 20                            white noise of this standard deviation, in the file's units
   --sigma 12,10,15                      one for each channel
   --sigma map.tif                       one for each pixel (.tif, .npy, .png)
-  --sigma auto                          estimated, as without --sigma
+  --sigma auto                          found out, as without --sigma
+  --noise white                         white noise; its strength is estimated
+  --noise model.json                    a model, from `nonlocal noise FILE --save model.json`
   --noise poisson                       counts of photons or events
   --noise poisson --gain 2.1 --read-noise 4 --offset 100
                                         raw data of a camera
@@ -57,9 +60,9 @@ for all, or a folder with files of the same names; --compare is a folder for fig
 others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
 command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
-An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, and OUT is written block by block
-by processes of this machine, or by the workers of --scheduler. Until it is complete it is called OUT.partial; with
---existing resume the same command goes on with that.
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, its noise is taken to be white (or
+of counts), and OUT is written block by block by processes of this machine, or by the workers of --scheduler. Until it
+is complete it is called OUT.partial; with --existing resume the same command goes on with that.
 
 \b
 Examples:
@@ -68,6 +71,8 @@ Examples:
   nonlocal denoise noisy.png out.png --reference original.png --json > report.json
   nonlocal denoise photos denoised --quality best
   nonlocal denoise 'frames/*.tif' denoised --mask frames/dead-pixels.png --existing skip
+  nonlocal denoise night.jpg out.png --strength 1.3
+  nonlocal denoise photos denoised --noise camera.json
   nonlocal denoise counts.tif out.tif --noise poisson
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
@@ -115,18 +120,38 @@ def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | N
     return (numbers[0] if len(numbers) == 1 else numbers), None
 
 
-def _noise(kind: str, gain: float | None, read_noise: float | None, offset: float | None) -> Any:
-    """Return the noise as `nlflow.denoise` wants it."""
+def _noise(
+    word: str, level: Any, strength: float | None, *, gain: float | None, read_noise: float | None, offset: float | None
+) -> Any:
+    """Return the noise as `nlflow.denoise` wants it: a word, or a model."""
     given = {"gain": gain, "sigma": read_noise, "offset": offset}
     words = {name: value for name, value in given.items() if value is not None}
-    if not words:
-        return kind
-    if kind != "poisson":
+    if words and word != "poisson":
         option = "--read-noise" if "sigma" in words else f"--{next(iter(words))}"
         raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
-    from nlflow.denoising.noise import Poisson
+    if word == "gaussian":
+        raise typer.BadParameter("got gaussian, which is now called white; say --noise white", param_hint="--noise")
+    if strength is not None and word == "poisson":
+        raise typer.BadParameter("is not for counts, whose noise follows from them; leave it out",
+                                 param_hint="--strength")  # fmt: skip
+    if word in ("auto", "white"):
+        return word
+    from nlflow.denoising.noise import Poisson, load_noise
 
-    return Poisson(**words)
+    if word == "poisson":
+        return Poisson(**words) if words else word
+    if not (word.lower().endswith(".json") or Path(word).exists()):
+        raise typer.BadParameter(
+            f"got {word!r}, expected auto, white, poisson or a file that nonlocal noise --save has written",
+            param_hint="--noise",
+        )
+    if level is not None:
+        raise typer.BadParameter(f"is said by the model in {word} already; leave one of them out", param_hint="--sigma")
+    model = load_noise(word)
+    if strength is not None and isinstance(model, Poisson):
+        raise typer.BadParameter(f"is not for counts, of which {word} holds a model; leave it out",
+                                 param_hint="--strength")  # fmt: skip
+    return model
 
 
 def _of_fast(quality: Quality, stopping: str | None, **options: float | None) -> dict[str, Any]:
@@ -153,10 +178,15 @@ def denoise(
         typer.Option(
             metavar="NUMBER|FILE|auto",
             help="Standard deviation of the noise in the file's units: one, one a channel or column, or a map "
-            "[default: auto, which estimates it].",
+            "[default: auto, which finds it out].",
         ),
     ] = None,
-    noise: Annotated[Literal["gaussian", "poisson"], typer.Option(help="Distribution of the noise.")] = "gaussian",
+    noise: Annotated[
+        str, typer.Option(metavar="auto|white|poisson|FILE", help="Kind of the noise: found out, a word, or a model.")
+    ] = "auto",
+    strength: Annotated[
+        float | None, typer.Option(metavar="NUMBER", help="Count so many times the noise that was found or given.")
+    ] = None,
     gain: Annotated[float | None, typer.Option(metavar="NUMBER", help="Units of the file per count.")] = None,
     read_noise: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Gaussian noise beside that of counts, in the file's units.")
@@ -229,9 +259,14 @@ def denoise(
 ) -> None:
     """Remove noise from images and signals."""
     level, sigma_map = _split_sigma(sigma)
+    if strength is not None and not 0 <= strength < math.inf:
+        raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
     words: dict[str, Any] = {
         "quality": quality,
-        "noise": _noise(noise, gain, read_noise, offset),
+        "noise": _noise(
+            noise, level if sigma_map is None else sigma_map, strength, gain=gain, read_noise=read_noise, offset=offset
+        ),
+        "strength": 1.0 if strength is None else strength,
         "stopping": stopping,
         "max_memory": max_memory,
         **_of_fast(

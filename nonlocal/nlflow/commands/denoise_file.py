@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ class Options:
 
 
 @dataclass
-class _Inputs:
+class Inputs:
     """What was read for a job; `missing` has the shape of the data, `notes` are those of the files beside the input."""
 
     media: Media
@@ -96,9 +96,9 @@ def denoise_file(
     start = time.perf_counter()
     if job.missing:
         raise FileFormatError(job.missing)
-    given = _read(job, options)
+    given = read_inputs(job.source, job.beside, options)
     media = given.media
-    form = "" if job.figure is None else _check_figure(job.figure)
+    form = "" if job.figure is None else check_figure("--compare", job.figure)
     notes = [*media.notes, *files.check_output(job.target, media), *given.notes]
     for text in notes:
         tell("note", text)
@@ -137,23 +137,21 @@ def denoise_file(
     }
 
 
-def _read(job: Job, options: Options) -> _Inputs:
-    """Read the input and what belongs to it, and check that all of it fits together."""
-    media = files.read(
-        job.source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column
-    )
+def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> Inputs:
+    """Read an input and what belongs to it, and check that all of it fits together."""
+    media = files.read(source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column)
     if isinstance(options.sigma, list) and media.columns and len(options.sigma) != len(media.columns):
         raise InputError(
             f"--sigma: got {len(options.sigma)} numbers for {media.path}, expected one for all columns, or "
             f"{len(media.columns)}, one for each of {', '.join(media.columns)}; a first column that is kept has none"
         )
-    given = _Inputs(media, options.sigma)
+    given = Inputs(media, options.sigma)
     readers = {"mask": companions.read_mask, "keep": companions.read_mask, "reference": companions.read_reference,
                "sigma": companions.read_map}  # fmt: skip
     for name, reader in readers.items():
         option = f"--{name}"
-        if option in job.beside:
-            values, notes = reader(option, job.beside[option], media)
+        if option in beside:
+            values, notes = reader(option, beside[option], media)
             setattr(given, name, values)
             given.notes += notes
     finite = np.isfinite(media.data)
@@ -177,7 +175,7 @@ def _over_channels(mask: Array, media: Media) -> Array:
     return np.broadcast_to(mask, media.data.shape)
 
 
-def _denoise(given: _Inputs, options: Options, progress: bool) -> tuple[Array, dict[str, Any], list[str]]:
+def _denoise(given: Inputs, options: Options, progress: bool) -> tuple[Array, dict[str, Any], list[str]]:
     """Return the result, how it was found, and warnings."""
     from nlflow.denoising import denoise
 
@@ -198,16 +196,16 @@ def _denoise(given: _Inputs, options: Options, progress: bool) -> tuple[Array, d
     return result, outcome.as_dict(), warned
 
 
-def _check_figure(path: Path) -> str:
+def check_figure(option: str, path: Path) -> str:
     """Return the format of a figure that can be written to `path`."""
     form = path.suffix.lower().removeprefix(".")
     if form not in FIGURES:
-        raise FileFormatError(f"--compare: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
+        raise FileFormatError(f"{option}: got {path}, expected a name that ends in .png, .pdf or .svg; rename it")
     files.check_target(path)
     return form
 
 
-def _columns(given: _Inputs, result: Array, details: dict[str, Any]) -> list[dict[str, Any]]:
+def _columns(given: Inputs, result: Array, details: dict[str, Any]) -> list[dict[str, Any]]:
     """Return what was done to each column of a table, with its name; takes it out of `details`."""
     media = given.media
     parts = details.pop("columns", ())
@@ -260,7 +258,7 @@ def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, floa
     return figures
 
 
-def _draw(given: _Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
+def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
     """Return the figure of noisy data, result and residual as the content of a file."""
     from nlflow.plotting import comparison_figure, render
 

@@ -10,7 +10,7 @@ import typer
 
 from nlflow.backends.machine import version
 from nlflow.denoising.large import denoise_store
-from nlflow.io.terminal import print_json, print_table, progress_bar
+from nlflow.io.terminal import echo, print_json, print_table, progress_bar
 
 
 def denoise_large(
@@ -28,6 +28,9 @@ def denoise_large(
         raise typer.BadParameter(f"got {len(sources)} inputs, expected one for an OUT of zarr", param_hint="IN")
     if words["existing"] == "skip":
         raise typer.BadParameter("got skip, expected refuse, overwrite or resume for one OUT", param_hint="--existing")
+    if words["noise"] == "auto" and sigma is None and not quiet:
+        echo("nonlocal: note: the noise is taken to be white, since blocks know no other; to have it found out, name "
+             "OUT .tif or .npy", err=True)  # fmt: skip
     start = time.perf_counter()
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 

@@ -13,7 +13,7 @@ from typing import Annotated, ParamSpec, TypeVar
 import typer
 
 from nlflow.backends.interrupts import delivered, terminable
-from nlflow.commands import attention, demo, denoise, explore, info, study, validate
+from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
 from nlflow.io.terminal import echo, mendable
 
 P = ParamSpec("P")
@@ -27,6 +27,7 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal denoise in.png out.png --compare a.pdf draw before and after
   nonlocal denoise photos denoised                all images of a folder
   nonlocal denoise ecg.csv out.csv --json         signals; report for programs
+  nonlocal noise photo.jpg --figure noise.png     which noise a file has
   nonlocal explore noisy.png                      sliders, on a page in the browser
   nonlocal demo                                   noise added and removed again
   nonlocal study time-order                       measured rates beside the theory
@@ -95,6 +96,7 @@ def _options(
 
 for _command, _short in (
     (denoise, "Remove noise from images and signals."),
+    (noise, "Find out which noise a file has."),
     (demo, None),
     (study, "Measure rates of convergence beside the theory."),
     (attention, "See what the layers of a transformer do."),

@@ -13,7 +13,7 @@ _SHOWN = 8  # columns of a table in a summary; --json has all
 def line(report: dict[str, Any]) -> str:
     """Return what a report says in one line."""
     figures = "".join(f", {name} {value}" for name, value in _figures(report))
-    return f"sigma {_given_sigma(report)}{figures}, {report['seconds_total']:.2f} s"
+    return f"sigma {_given_sigma(report)}, {_noise(report)}{figures}, {report['seconds_total']:.2f} s"
 
 
 def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
@@ -23,9 +23,10 @@ def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
     rows = [
         ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
         ("sigma", _given_sigma(report)),
+        ("noise", _noise(report)),
     ]
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
-    for name in ("sigma", "sigma_estimated"):
+    for name in ("sigma", "sigma_estimated", "noise", "confidence"):
         details.pop(name, None)
     seconds = details.pop("seconds", report["seconds_total"])
     for name, value in details.items():
@@ -41,10 +42,27 @@ def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
 
 def _given_sigma(report: dict[str, Any]) -> str:
     origin = report["sigma_given"]
-    words = "estimated" if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
+    found = "estimated" if report["denoise"]["sigma_estimated"] else "of the model"
+    words = found if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
     columns = report.get("columns", ())
     level = _of_columns(columns, "sigma") if len(columns) > 1 else f"{report['denoise']['sigma']:.4g}"
     return f"{level} ({words})"
+
+
+def _noise(report: dict[str, Any]) -> str:
+    """Return what the noise was taken to be; of each column of a table where they differ."""
+    columns = report.get("columns", ())
+    told = [verdict(column.get("noise", ""), column.get("confidence", "")) for column in columns[:_SHOWN]]
+    if len(set(told)) > 1:
+        more = f" and {len(columns) - _SHOWN} more" if len(columns) > _SHOWN else ""
+        return "; ".join(f"{column['name']} {text}" for column, text in zip(columns, told, strict=False)) + more
+    details = report["denoise"]
+    return verdict(details["noise"], details.get("confidence", ""))
+
+
+def verdict(noise: str, confidence: str) -> str:
+    """Return a model of noise in words, and how sure it is where it was found out."""
+    return f"{noise} (confidence {confidence})" if confidence else noise
 
 
 def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:

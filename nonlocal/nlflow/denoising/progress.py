@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
+from nlflow.denoising.noise import NoiseEstimate
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.verdict import examine
 from nlflow.domains import Grid
 from nlflow.flows.flow import Flow
 from nlflow.flows.linear import GradientFlow, LinearFlow
@@ -92,6 +94,7 @@ class Trail:
         self.reused = 0
         self._kept: OrderedDict[str, tuple[Affinity, list[Warning]]] = OrderedDict()
         self._level: tuple[str, NDArray[np.float64]] = ("", np.empty(0))
+        self._verdict: tuple[str, NoiseEstimate | None] = ("", None)
 
     def __call__(self, share: float) -> None:
         """Tell the share of the work that is done."""
@@ -100,11 +103,18 @@ class Trail:
 
     def estimate(self, signal: Array, missing: NDArray[np.bool_] | None) -> NDArray[np.float64]:
         """Return the noise of each channel, as `estimate_sigmas` has it; that of the last samples is kept."""
-        parts = [signal] if missing is None else [signal, missing]
-        key = repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
+        key = _content(signal, missing)
         if key != self._level[0]:
             self._level = key, estimate_sigmas(signal, missing)
         return self._level[1]
+
+    def examine(self, samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+        """Return which noise samples have, as `examine` says it; the verdict on the last samples is kept."""
+        key = _content(samples, missing)
+        before = self._verdict[1] if key == self._verdict[0] else None
+        found = examine(samples, missing) if before is None else before
+        self._verdict = key, found
+        return found
 
     def weights(
         self, build: Callable[[], Affinity], kernel: Kernel, grid: Grid, compared: Array, *settings: Any
@@ -137,6 +147,12 @@ class Trail:
         while len(self._kept) > _KEPT or sum(one.memory_bytes for one, _ in self._kept.values()) > _MOST_BYTES:
             self._kept.popitem(last=False)
         return operator
+
+
+def _content(samples: Array, missing: NDArray[np.bool_] | None) -> str:
+    """Return what tells samples from others."""
+    parts = [samples] if missing is None else [samples, missing]
+    return repr([(part.dtype.str, part.shape, digest(np.ascontiguousarray(part).data)) for part in parts])
 
 
 def _warning(message: Warning | str) -> Warning:

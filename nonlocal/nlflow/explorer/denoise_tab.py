@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.denoising import Trail
+from nlflow.denoising import DenoiseInfo, Trail
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.errors import format_bytes
 from nlflow.explorer import denoising_view as view
@@ -43,6 +43,9 @@ class DenoiseTab(Tab):
         self.quality = choice("quality", "quality", _QUALITIES, self.start)
         self.knobs = {
             "sigma": Knob("sigma", "noise σ", 0.5, 80, 0.5, 25, **moved),
+            "strength": Knob(
+                "strength", "strength", 0.25, 4, 0.05, 1, choosable=False, unit="× the noise found", **moved
+            ),
             "fidelity": Knob("fidelity", "fidelity λ̃", 0, 4, 0.05, 0.5, unit="mean, where chosen", **moved),
             "steps": Knob("steps", "time", 1, 20, 1, 1, unit="steps of length 1", **moved),
             "width": Knob("width", "kernel width", 0.5, 80, 0.5, 16, **moved),
@@ -62,6 +65,8 @@ class DenoiseTab(Tab):
             "energies of the flow", "time", "over the degrees, in σ²", {"E": {}, "J": {}}, markers=True
         )
         self.distances = Lines("distance to the constant", "time (0: the input)", "", {"distance": {}}, markers=True)
+        self.levels = Lines("noise by intensity", "intensity", "", {"σ": {}})
+        self.powers = Lines("noise by frequency", "cycles a sample", "power", {"power": {}}, log="y")
         self.full_button = button("Compute in full", partial(self.start, full=True), primary=True)
         self.download = Download(lambda _: self._download(), label="")
         suffixes = tuple(EXTENSIONS)
@@ -76,8 +81,12 @@ class DenoiseTab(Tab):
         undo = button("Undo to defaults", self.undo)
         controls = [self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
                     columns(undo, self.full_button, least=120)]  # fmt: skip
+        self.noise = columns(self.levels, self.powers)
+        self.noise_text = markup()
+        noise = heading("Noise"), self.noise_text, self.noise
         course = heading("Course of the flow"), columns(self.energies, self.distances)
-        views = [self.status, self.part, self.pictures, self.lines, self.rest, *self.below(*course), self.download]
+        below = self.below(*course, *noise)
+        views = [self.status, self.part, self.pictures, self.lines, self.rest, *below, self.download]
         self.panel = beside(controls, views)
         self._adapt()
 
@@ -87,6 +96,8 @@ class DenoiseTab(Tab):
         given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
         for name in ("patch_size", "search_radius", "steps"):
             given[name] = None if given[name] is None else int(given[name])
+        if given["sigma"] is not None or given["strength"] == 1:
+            given["strength"] = None
         if self.quality.value != "fast":
             given |= dict.fromkeys(OF_FAST)
         crop = None if full else preview(self._source, place)
@@ -96,6 +107,7 @@ class DenoiseTab(Tab):
         """Compute what the controls say."""
         for name in OF_FAST:
             self.knobs[name].show(disabled=self.quality.value != "fast")
+        self.knobs["strength"].show(disabled=self.knobs["sigma"].value is not None)
         settings, source, trail, stills = self.settings(full=full), self._source, self._trail, self._stills
         whole = settings.crop is None and preview(source) is not None
         self.ask(
@@ -169,6 +181,7 @@ class DenoiseTab(Tab):
         else:
             self.lines.draw(shown.lines, xlabel=shown.axis, ylabel=unit)
             self.rest.draw(shown.rest, xlabel=shown.axis, ylabel=unit)
+        self._show_noise(result, unit)
         time = course.get("t", np.empty(0))
         curves = {name: (time, values) for name, values in course.items() if name != "t"}
         self.energies.draw({name: curves[name] for name in ("E", "J") if name in curves})
@@ -181,6 +194,16 @@ class DenoiseTab(Tab):
             note=view.command_note(settings, source),
         )
         return f"{source.name}: {info.steps} step{'s' if info.steps != 1 else ''} in {info.seconds:.2f} s"
+
+    def _show_noise(self, result: DenoiseResult, unit: str) -> None:
+        """Show what the noise was found to be; nothing where the user has said it."""
+        curves, info = result.noise, result.info
+        self.noise.visible = curves is not None
+        told = "; ".join(dict.fromkeys(_verdict(one) for one in info.columns or (info,)))
+        self.noise_text.object = note(f"{'found' if info.sigma_estimated else 'given'}: {told}")
+        if curves is not None:
+            self.levels.draw({"σ": (curves.intensities, curves.sigmas)} if curves.sigmas.size else {}, ylabel=unit)
+            self.powers.draw({"power": (curves.frequencies, curves.powers)} if curves.powers.size else {})
 
 
 @dataclass
@@ -254,6 +277,14 @@ def _part(result: DenoiseResult, source: Source) -> str:
     size = " × ".join(map(str, source.shape))
     what = "pixels" if source.media.kind == "image" else "samples"
     return f'<p class="part">A part is shown and computed, in full resolution: {what} {ranges} of {size}.</p>'
+
+
+def _verdict(info: DenoiseInfo) -> str:
+    """Return the model of the noise in words, and how sure it is."""
+    if not info.confidence:
+        return f"{info.noise} noise, σ {digits(info.sigma)}" if info.model is None else info.noise
+    words = info.noise if info.model is not None else f"white noise, σ {digits(info.sigma)}"
+    return f"{words} (confidence {info.confidence})"
 
 
 def _rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
+from nlflow.denoising.noise import GaussianNoise, noise_of
 from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
 from nlflow.io.formats.media import Array, Media
+from nlflow.plotting.noise import NoiseCurves, model_curves
 
 _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
@@ -30,7 +32,9 @@ class DenoiseSettings:
     Attributes
     ----------
     sigma : float or None
-        Standard deviation of the noise, in the units of the file.
+        Standard deviation of white noise, in the units of the file; found out with its kind where not given.
+    strength : float or None
+        How many times the noise that was found counts.
     quality : {'fast', 'balanced', 'best'}
     width : float or None
         Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
@@ -45,6 +49,7 @@ class DenoiseSettings:
     """
 
     sigma: float | None = None
+    strength: float | None = None
     quality: str = "fast"
     width: float | None = None
     patch_size: int | None = None
@@ -78,6 +83,8 @@ class DenoiseResult:
         (signals) where there is a reference; of a table the means over its columns.
     notes : tuple of str
         Warnings.
+    noise : NoiseCurves or None
+        Of the noise that was found out; of a table that of its first column.
     """
 
     settings: DenoiseSettings
@@ -88,6 +95,7 @@ class DenoiseResult:
     course: dict[str, NDArray[np.float64]]
     figures: dict[str, float | None] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    noise: NoiseCurves | None = None
 
     @property
     def residual(self) -> Array:
@@ -132,7 +140,17 @@ def compute(
         figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
         figures[f"{measure}_output"] = _figure(measure, clean, result, source.media)
     notes = tuple(dict.fromkeys(str(one.message) for one in caught))
-    return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes)
+    curves = _noise(info, noisy, source.media) if settings.sigma is None else None
+    return DenoiseResult(settings, noisy, result, clean, info, dict(trail.course), figures, notes, curves)
+
+
+def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
+    """Return the curves of the noise that a call has found."""
+    axis = media.channel_axis
+    if info.columns:
+        info, noisy, axis = info.columns[0], np.take(noisy, 0, -1 if axis is None else axis), None
+    model = GaussianNoise(info.sigma) if info.model is None else noise_of(info.model)
+    return model_curves(model, noisy, channel_axis=axis)
 
 
 def _measures(media: Media) -> tuple[str, str]:

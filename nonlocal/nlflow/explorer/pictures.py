@@ -18,6 +18,8 @@ from nlflow.io.formats.media import Array, upright
 
 #: Pixels along the longer side beyond which a picture is shown reduced.
 MOST_PIXELS = 1024
+_BULK = (0.1, 99.9)  # percentiles: a few hot pixels do not count
+_SMALL = 0.25  # of the range of 16 bits
 _POINTS = 1600  # of a line: pairs of least and largest value
 
 
@@ -36,7 +38,15 @@ class Scale:
 
 
 def grey_scale(values: Array) -> Scale:
-    """Return the scale of samples: all of an 8-bit or 16-bit type, otherwise from the least to the largest."""
+    """Return the scale of samples: all of an 8-bit or 16-bit type, otherwise from the least to the largest.
+
+    16-bit samples that use less than a quarter of their range, as those of 12-bit cameras do, are shown from their
+    0.1 % to their 99.9 % percentile: in the whole range they would be nearly black.
+    """
+    if values.dtype == np.uint16 and values.size:
+        low, high = (float(x) for x in np.percentile(values, _BULK))
+        if 0 < high - low < _SMALL * np.iinfo(np.uint16).max:
+            return Scale(low, high)
     if values.dtype in (np.uint8, np.uint16):
         return Scale(0.0, float(np.iinfo(values.dtype).max))
     finite = values[np.isfinite(values)]

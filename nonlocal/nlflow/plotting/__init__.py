@@ -6,6 +6,7 @@ from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure
 from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
 from nlflow.plotting.layers import layers_figure
+from nlflow.plotting.noise import noise_figure
 from nlflow.plotting.rates import Series, bounds_figure, rate_figure
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "decay_figure",
     "layers_figure",
     "new_figure",
+    "noise_figure",
     "phase_figure",
     "psnr",
     "rate_figure",

@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow.denoising.quality import psnr
 from nlflow.errors import InputError
-from nlflow.plotting.base import Array, check_shape, new_figure
+from nlflow.plotting.base import Array, check_shape, draw_line, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -20,7 +20,6 @@ _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
 _MISSING, _KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn
 _LONG = 1200  # samples from which on a signal gets a magnified part
-_BINS = 2000  # columns of a line: more than this and only the envelope can be seen
 
 
 def comparison_figure(
@@ -169,9 +168,9 @@ def _draw_signals(
         lines += [] if clean is None else [(clean, "clean", _CLEAN, 1.6)]
         lines.append((result, f"denoised{quality[1]}", _RESULT, 1.1))
         for array, name, colour, thickness in lines:
-            _line(group[0], array[:, channel], whole, color=colour, linewidth=thickness, label=name)
+            draw_line(group[0], array[:, channel], whole, color=colour, linewidth=thickness, label=name)
             if part:
-                _line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
+                draw_line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
         missing = np.isnan(noisy[:, channel])
         for axis, span in zip(group[:-1], (whole, part), strict=False):
             _shade(axis, missing, span or whole, (0, 1), color=_MISSING, alpha=0.3, label="missing")
@@ -182,7 +181,7 @@ def _draw_signals(
         if part:
             group[0].axvspan(part.start, part.stop - 1, color=_RESULT, alpha=0.15, linewidth=1.5)
             group[1].set_title(f"the shaded part, samples {part.start} to {part.stop - 1}", fontsize=9, loc="left")
-        _line(group[-1], (noisy - result)[:, channel], whole, color=_RESIDUAL, linewidth=0.6)
+        draw_line(group[-1], (noisy - result)[:, channel], whole, color=_RESIDUAL, linewidth=0.6)
         own = float(np.broadcast_to(levels, channels)[channel])
         for level in (-own, own):
             group[-1].axhline(level, color="black", linewidth=0.8, linestyle="--")
@@ -224,16 +223,3 @@ def _lively_part(result: Array) -> slice:
     first = np.vstack([np.zeros((1, result.shape[1])), np.cumsum(np.abs(np.diff(result, axis=0)), axis=0)])
     start = int(starts[np.argmax((first[starts + width - 1] - first[starts]).sum(axis=1))])
     return slice(start, start + width)
-
-
-def _line(axis: Axes, values: Array, part: slice, **style: Any) -> None:
-    """Draw `values[part]`; for a long line its envelope, which looks the same and takes no time."""
-    x, y = np.arange(part.start, part.stop), values[part]
-    step = len(y) // _BINS
-    if step > 2:
-        full = len(y) // step * step
-        blocks = y[:full].reshape(-1, step)
-        x = np.concatenate([np.repeat(x[:full:step], 2), x[full:]])
-        ends = [np.fmin.reduce(blocks, axis=1), np.fmax.reduce(blocks, axis=1)]  # without what is missing
-        y = np.concatenate([np.stack(ends, axis=1).ravel(), y[full:]])
-    axis.plot(x, y, **style)

@@ -23,7 +23,7 @@ from nlflow.denoising.inputs import (
 )
 from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
-from nlflow.denoising.noise import Poisson
+from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import PRESETS, ratio_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
@@ -37,7 +37,7 @@ def denoise_array(
     sigma: Any = None,
     *,
     quality: str = "balanced",
-    noise: Any = "gaussian",
+    noise: Any = "auto",
     channel_axis: int | None = None,
     max_memory: float | None = None,
     width: float | None = None,
@@ -45,6 +45,7 @@ def denoise_array(
     search_radius: int | None = None,
     fidelity: float | None = None,
     steps: int | None = None,
+    strength: float = 1.0,
     return_info: bool = False,
 ) -> Any:
     """Denoise a Dask array, block by block, with the result of `nlflow.denoise` on the whole.
@@ -61,7 +62,9 @@ def denoise_array(
     sigma : float or array_like of shape (C,), optional
         Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
         windows of the whole image, when not given.
-    quality, noise, channel_axis, width, patch_size, search_radius, fidelity, steps
+    noise : str or Poisson
+        White noise, which ``'auto'`` means here too, ``'poisson'``, or a `Poisson`. Other noise is not for blocks.
+    quality, channel_axis, width, patch_size, search_radius, fidelity, steps, strength
         As `nlflow.denoise`.
     max_memory : float, optional
         Bytes of working memory for one block; half of the physical memory by default. Blocks are not cut further.
@@ -117,7 +120,7 @@ def denoise_array(
         "fidelity": fidelity,
         "steps": steps,
     }
-    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, **fast)
+    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, strength, **fast)
     return (result, info) if return_info else result
 
 
@@ -125,9 +128,10 @@ def denoised(
     image: Any,
     sigma: Any,
     quality: str = "balanced",
-    noise: Any = "gaussian",
+    noise: Any = "auto",
     channel_axis: int | None = None,
     max_memory: float | None = None,
+    strength: float = 1.0,
     **fast: Any,
 ) -> tuple[Any, DenoiseInfo, str]:
     """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
@@ -135,7 +139,10 @@ def denoised(
     options = check_options(quality, fast)
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
-    model = noise_model(noise, sigma)
+    model = _counts(noise, sigma)
+    strength = check_number("strength", strength, minimum=0)
+    if model is not None and strength != 1:
+        model.scaled(strength)  # refused
     blocks = _blocks(image, channel_axis)
     check_patch(options["patch_size"], blocks.shape)
     levels = None if sigma is None else _levels(sigma, blocks)
@@ -144,7 +151,7 @@ def denoised(
         levels = np.ones(len(found.mean))
     elif levels is None:
         levels = np.full(len(found.mean), estimated(blocks, found))
-    frame, why = _frame(blocks, found, levels, quality, model, options)
+    frame, why = _frame(blocks, found, levels * strength, quality, model, options)
     blocks = _wide_enough(blocks, frame.halo)
     layout = blocks.layout(frame.halo)
     memory = _memory(blocks, frame)
@@ -157,6 +164,19 @@ def denoised(
     )  # fmt: skip
     info = _info(frame, sigma is None and model is None, why, memory, layout)
     return result, info, digest(f"{found.digest} {_described(frame)}")
+
+
+def _counts(noise: Any, sigma: Any) -> Poisson | None:
+    """Return the model of counts, or None for white noise; blocks know no other."""
+    model = noise_model(noise, sigma)
+    if isinstance(model, Poisson):
+        return model
+    if isinstance(model, Noise):
+        raise InputError(
+            f"noise: got {type(model).__name__} for an array in blocks, expected 'white', 'poisson' or a Poisson; give "
+            "sigma for white noise, or use nlflow.denoise on parts that fit the memory"
+        )
+    return None
 
 
 def _described(frame: Frame) -> str:

@@ -3,6 +3,7 @@
 from nlflow.denoising.noise.base import Noise
 from nlflow.denoising.noise.drift import Drift
 from nlflow.denoising.noise.estimation import estimate_sigma, estimate_sigmas
+from nlflow.denoising.noise.files import load_noise, noise_of
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hum import Hum
 from nlflow.denoising.noise.impulses import Impulses, find_impulses
@@ -34,6 +35,8 @@ __all__ = [
     "find_impulses",
     "find_speckle",
     "find_stripes",
+    "load_noise",
+    "noise_of",
     "perturbation",
     "spectrum_of_signal",
     "sure",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -9,6 +10,9 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from nlflow.io.atomic import write_content
+from nlflow.io.encoding import encode
 
 Array = NDArray[Any]
 
@@ -85,6 +89,21 @@ class Noise(ABC):
     def as_dict(self) -> dict[str, Any]:
         """Return the kind and the fields as plain numbers, lists and texts, ready for JSON."""
         return {"kind": self.kind} | {field.name: _plain(getattr(self, field.name)) for field in fields(self)}  # type: ignore[arg-type]
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the model to a file, from which `load_noise` reads it to the last bit.
+
+        Parameters
+        ----------
+        path : path
+            JSON; a file that is there is replaced. It appears complete or not at all.
+
+        Raises
+        ------
+        FileFormatError
+            If the file cannot be written.
+        """
+        write_content(path, f"{encode(self.as_dict(), indent=None)}\n".encode())
 
 
 def _plain(value: Any) -> Any:

@@ -18,6 +18,8 @@ from nlflow.errors import InputError, check_array, check_number
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3.0], [2.0], [6.0]])
 
+_ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
+
 
 @underflowing
 @dataclass(frozen=True, eq=False)
@@ -221,4 +223,5 @@ def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     means = grid.mean(axis=(1, 2), keepdims=True)
     if not (means > 0).all():
         raise InputError("spectrum: got zeros alone in a channel, expected some power; leave it out for white noise")
-    return np.asarray(grid / means)
+    # One that has been here before keeps its bits, so that a model comes back from a file as it was.
+    return np.asarray(grid / np.where(np.abs(means - 1) < _ROUNDING, 1.0, means))

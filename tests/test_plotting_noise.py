@@ -1,0 +1,122 @@
+"""Curves of noise against samples of it and closed forms; what the figure shows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from nlflow.denoising.noise import Drift, GaussianNoise, Hum, Impulses, NoiseEstimate, Poisson, Speckle, estimate_noise
+from nlflow.errors import InputError
+from nlflow.plotting import noise_figure, render
+from nlflow.plotting.noise import by_frequency, measured_curves, model_curves
+
+RAMP = np.linspace(20, 220, 96)[:, None] + np.zeros(96)
+
+
+def test_curves_of_gaussian_noise_are_those_of_its_samples() -> None:
+    kernel = np.outer([1.0, 2.0, 1.0], [1.0, 2.0, 1.0])
+    shape = GaussianNoise.from_kernel(kernel).spectrum
+    noise = GaussianNoise(5.0, shape, [0.0, 200.0], [0.5, 1.5])
+    curves = model_curves(noise, RAMP)
+    rng = np.random.default_rng(0)
+    for intensity in (50.0, 120.0, 200.0):
+        drawn = np.std(noise.sample(np.full((512, 512), intensity), rng=rng))
+        # The error of a standard deviation of 512² samples that are correlated over 3 x 3: 0.5 %.
+        assert np.interp(intensity, curves.intensities, curves.sigmas) == pytest.approx(drawn, rel=0.02)
+    # The power along a row of a separable kernel of mean power 1: (1 + cos 2πf)² squared, and its mean over circles.
+    assert curves.plane is not None
+    row = curves.plane[32, 32:]
+    expected = (1 + np.cos(2 * np.pi * np.arange(32) / 64)) ** 2
+    np.testing.assert_allclose(row / row[0], expected / 4, atol=1e-12)
+    assert np.all(np.diff(curves.powers) < 0)
+
+
+def test_the_mean_of_the_power_is_the_variance() -> None:
+    curves = model_curves(GaussianNoise(3.0), RAMP)
+    np.testing.assert_allclose(curves.powers, 9.0)
+    np.testing.assert_allclose(curves.sigmas, 3.0)
+    frequencies, powers, plane = by_frequency(np.full((1, 64), 4.0))
+    assert plane is None
+    np.testing.assert_allclose(powers, 4.0)
+    np.testing.assert_allclose(frequencies, np.arange(1, 33) / 64)
+
+
+def test_luminance_of_colours_is_drawn() -> None:
+    spectrum = np.ones((3, 64, 64))
+    noise = GaussianNoise([6.0, 2.0, 1.0], spectrum, opponent=True)
+    colours = np.stack([RAMP] * 3, axis=-1)
+    curves = model_curves(noise, colours, channel_axis=-1)
+    np.testing.assert_allclose(curves.powers, 36.0)
+    sample = noise.sample(np.zeros((256, 256, 3)), rng=1, channel_axis=-1)
+    np.testing.assert_allclose(curves.sigmas, np.sqrt(np.mean(sample**2)), rtol=0.02)
+
+
+def test_models_without_formulas_are_sampled() -> None:
+    poisson = model_curves(Poisson(2.0, 3.0), RAMP)
+    # 128² samples: a standard deviation is off by 0.6 %, the largest of 32 of them by less than 2.5 %.
+    np.testing.assert_allclose(poisson.sigmas, np.sqrt(2.0 * poisson.intensities + 9.0), rtol=0.025)
+    assert poisson.powers.mean() == pytest.approx(2 * np.median(RAMP) + 9, rel=0.05)
+    speckle = model_curves(Speckle(4.0), RAMP)
+    np.testing.assert_allclose(speckle.sigmas, speckle.intensities / 2, rtol=0.05)
+    assert model_curves(Impulses(0.1, 0.0, 255.0), RAMP).sigmas.min() > 0
+    wave = np.sin(np.arange(900) / 30)
+    hum = model_curves(Hum((0.25,), (2.0,)), wave)
+    assert hum.frequencies[np.argmax(hum.powers)] == 0.25
+    for unknown in (Hum((0.1,)), Drift(400.0)):
+        assert model_curves(unknown, wave).sigmas.size == 0
+
+
+def test_what_was_measured_has_the_strength_of_the_model() -> None:
+    model = GaussianNoise(5.0, None, [0.0, 200.0], [0.5, 1.5])
+    curves = model_curves(model, RAMP)
+    places = np.array([50.0, 100.0, 150.0])
+    found = NoiseEstimate(model, "high", (), {"intensities": places, "strengths": 7 * model.relative(places)})
+    measured = measured_curves(found, curves)
+    np.testing.assert_allclose(measured.sigmas, 5.0 * model.relative(places), rtol=1e-3)
+    assert measured.plane is None
+    assert measured_curves(NoiseEstimate(model, "high"), curves).sigmas.size == 0
+
+
+def labels(axis: object) -> list[str]:
+    return axis.get_legend_handles_labels()[1]  # type: ignore[attr-defined]
+
+
+def test_figure_of_a_picture() -> None:
+    noisy = GaussianNoise(9.0).sample(RAMP, rng=0)
+    found = estimate_noise(noisy)
+    figure = noise_figure(noisy, found, channel_axis=None, title="a $file$.png")
+    assert figure.get_suptitle() == f"a $file$.png\n{found}"
+    titles = [axis.get_title() for axis in figure.axes]
+    assert titles[:5] == [
+        "the picture", "σ of a sample by intensity", "power by frequency, mean over directions",
+        "power by both frequencies, measured", "power by both frequencies, model",
+    ]  # fmt: skip
+    assert labels(figure.axes[1]) == ["model", "measured, rescaled"]
+    assert labels(figure.axes[2]) == ["model", "measured"]
+    assert render(figure, "png").startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("shape", [(5, 7), (1, 1), (40, 3), (200, 30, 3), (30, 40, 5)])
+def test_figures_of_odd_pictures(shape: tuple[int, ...]) -> None:
+    axis = 2 if len(shape) == 3 else None
+    values = np.random.default_rng(0).normal(100, 5, shape)
+    render(noise_figure(values, estimate_noise(values, channel_axis=axis), channel_axis=axis), "png")
+    constant, missing = np.full(shape, 3.0), np.ones(shape, bool)
+    render(noise_figure(constant, NoiseEstimate(GaussianNoise(0.0), "low"), channel_axis=axis, missing=missing), "png")
+
+
+def test_figure_of_recordings() -> None:
+    rng = np.random.default_rng(0)
+    wave = np.sin(np.arange(900) / 30)[:, None] + rng.normal(0, [0.1, 0.2], (900, 2))
+    wave[10:20, 0] = np.nan
+    each = [NoiseEstimate(GaussianNoise(s), "high") for s in (0.1, 0.2)]
+    figure = noise_figure(wave, each, channel_axis=-1, names=("a", "b"))
+    assert [axis.get_title() for axis in figure.axes][::2] == [f"a: {each[0]}", f"b: {each[1]}"]
+    recording, model = figure.axes[3].lines
+    # The recording is noise alone at high frequencies: 0.04 for a σ of 0.2, of 6 windows and 64 frequencies to 10 %.
+    assert np.mean(np.asarray(recording.get_ydata())[64:]) == pytest.approx(0.04, rel=0.15)
+    np.testing.assert_allclose(np.asarray(model.get_ydata()), 0.04)
+    together = noise_figure(wave[:, :1], each[:1], channel_axis=-1, title="x")
+    assert together.get_suptitle() == f"x\n{each[0]}"
+    with pytest.raises(InputError, match="expected an image or a signal"):
+        noise_figure(np.zeros((2, 3, 4)), each, channel_axis=None)
