@@ -125,7 +125,7 @@ def test_coarser_takes_the_lower_half() -> None:
 
 
 def test_what_remains_is_what_the_finer_image_holds_after_the_coarse_one() -> None:
-    """Pure noise, of which the coarse flow leaves a tenth of the power: what is left in the finer image by frequency."""
+    """Pure noise, of which the coarse flow leaves a tenth of the power: what is left by frequency."""
     model, size, repeats = GaussianNoise.from_kernel(BLUR), 128, 60
     rng, total = np.random.default_rng(0), np.zeros((size, size))
     for _ in range(repeats):
