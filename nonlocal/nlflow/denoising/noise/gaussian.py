@@ -158,7 +158,7 @@ class GaussianNoise(Noise):
         """Return the relative standard deviation at samples of an intensity."""
         if self.intensities is None:
             return np.ones_like(intensity, np.float64)
-        return np.interp(intensity, self.intensities, self.strengths)
+        return np.asarray(np.interp(intensity, self.intensities, self.strengths))
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
