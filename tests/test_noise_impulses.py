@@ -1,0 +1,177 @@
+"""Impulses: sampling, where they are found, and pictures that have none."""
+
+import numpy as np
+import pytest
+from scipy.ndimage import median_filter
+from skimage import data
+
+from nlflow import InputError, denoise
+from nlflow.denoising.noise import Impulses, find_impulses
+from tests.pictures import psnr, steps_and_waves, waves
+
+CLEAN = {name: getattr(data, name)().astype(np.float32)[:256, :256] for name in ("camera", "coins", "brick", "grass",
+                                                                                   "page", "text", "moon")}  # fmt: skip
+
+
+def found(image):
+    return find_impulses(np.asarray(image)[..., None])
+
+
+# ---- the model
+
+
+def test_a_part_of_the_samples_is_replaced_by_each_value_half_of_the_time():
+    z = Impulses(0.3, -1.0, 2.0).sample(np.zeros((400, 400)), rng=0)
+    error = np.sqrt(0.15 * 0.85 / z.size)
+    for value in (-1.0, 2.0):
+        assert np.mean(z == value) == pytest.approx(0.15, abs=5 * error)
+    assert set(np.unique(z)) == {-1.0, 0.0, 2.0}
+
+
+def test_random_values_are_uniform():
+    z = Impulses(0.5, 2.0, 5.0, random=True).sample(np.zeros(200_000), rng=0)
+    values = z[z != 0]
+    assert values.mean() == pytest.approx(3.5, abs=0.02)
+    assert values.std() == pytest.approx(3 / np.sqrt(12), abs=0.02)
+
+
+def test_channels_are_replaced_by_themselves_and_a_pixel_is_missing_where_any_is():
+    clean = np.full((3, 40, 50), 7.0)
+    noise = Impulses(0.2, 0.0, 20.0)
+    z = noise.sample(clean, rng=0, channel_axis=0)
+    replaced = z != 7
+    assert not np.array_equal(replaced[0], replaced[1])
+    np.testing.assert_array_equal(noise.reduce(np.moveaxis(z, 0, -1)).missing, replaced.any(axis=0))
+
+
+@pytest.mark.parametrize("units", [1 / 255, 1.0, 257.0])
+def test_impulses_are_found_and_nothing_else_is(units):
+    clean = (CLEAN["coins"] * units).clip(20 * units)
+    noise = Impulses(0.2, 0.0, 255.0 * units)
+    z = noise.sample(clean, rng=1)
+    np.testing.assert_array_equal(noise.reduce(z[..., None]).missing, z != clean)
+
+
+def test_areas_of_the_values_themselves_stay():
+    clean = np.full((80, 80), 100.0)
+    clean[20:60, 20:60] = 255.0
+    noise = Impulses(0.1, 0.0, 255.0)
+    z = noise.sample(clean, rng=0)
+    missing = noise.reduce(z[..., None]).missing
+    inside = np.s_[22:58, 22:58]
+    assert np.mean(missing[inside][z[inside] == 255]) < 0.01
+    assert missing[z == 0].all()
+    assert np.mean(missing[:18][z[:18] == 255]) == 1
+
+
+def test_what_is_missing_already_does_not_count_and_stays_missing():
+    clean = np.full((60, 60), 100.0)
+    noise = Impulses(0.1, 0.0, 255.0)
+    z = noise.sample(clean, rng=0)
+    gone = np.zeros(z.shape, bool)
+    gone[10:30, 10:30] = True
+    hidden = np.where(gone, 255.0, z)
+    np.testing.assert_array_equal(noise.reduce(hidden[..., None], gone).missing, gone | (z != 100))
+    assert find_impulses(hidden[..., None], gone).density == pytest.approx(0.1, abs=0.02)
+
+
+def test_random_impulses_that_stick_out_are_found():
+    clean = waves(80, 80)
+    noise = Impulses(0.1, -6.0, 6.0, random=True)
+    z = noise.sample(clean, rng=0)
+    missing = noise.reduce(z[..., None]).missing
+    assert missing[np.abs(z - clean) > 2.5].mean() > 0.98
+    assert missing[z == clean].mean() < 0.01
+
+
+def test_no_density_finds_nothing():
+    z = CLEAN["camera"][..., None]
+    assert Impulses(0.0, 0.0, 255.0).reduce(z).missing is None
+
+
+# ---- found without being told
+
+
+@pytest.mark.parametrize("density", [0.02, 0.2, 0.5])
+@pytest.mark.parametrize("name", ["camera", "coins", "brick", "grass"])
+def test_density_and_values_are_found(name, density):
+    model = found(Impulses(density, 0.0, 255.0).sample(CLEAN[name], rng=0))
+    assert (model.low, model.high) == (0.0, 255.0)
+    # Five standard deviations of the share that was drawn, and what is not seen in dark and bright parts.
+    assert model.density == pytest.approx(density, abs=5 * np.sqrt(density / CLEAN[name].size) + 0.1 * density)
+
+
+def test_one_value_alone_is_found():
+    model = found(Impulses(0.05, 255.0, 255.0).sample(CLEAN["coins"].clip(0, 200), rng=0))
+    assert model.low == model.high == 255
+    assert model.density == pytest.approx(0.05, abs=0.01)
+
+
+def test_values_inside_the_range_of_other_noise_are_found():
+    noisy = CLEAN["coins"] + np.random.default_rng(1).normal(0, 10, CLEAN["coins"].shape)
+    noisy[0, :2] = -40, 300
+    model = found(Impulses(0.2, 0.0, 255.0).sample(noisy, rng=0))
+    assert (model.low, model.high) == (0, 255)
+
+
+def test_impulses_of_signals_and_of_colours_are_found():
+    signal = steps_and_waves(3000)
+    model = found(Impulses(0.1, -9.0, 9.0).sample(signal, rng=0))
+    assert (model.low, model.high) == (-9, 9)
+    assert model.density == pytest.approx(0.1, abs=0.03)
+    colours = data.astronaut()[:200, :200].astype(float)
+    assert find_impulses(Impulses(0.1, 0.0, 255.0).sample(colours, rng=0, channel_axis=-1)).density == pytest.approx(
+        0.1, abs=0.01
+    )
+
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("sigma", [0, 20, 200])
+def test_clean_pictures_and_clipped_noise_have_none(name, sigma):
+    noise = np.random.default_rng(0).normal(0, sigma, CLEAN[name].shape)
+    assert found(np.clip(np.rint(CLEAN[name] + noise), 0, 255)) is None
+
+
+@pytest.mark.parametrize("image", [np.zeros((9, 9)), np.eye(64), steps_and_waves(500), (data.horse() * 255.0)])
+def test_flat_pictures_drawings_and_signals_have_none(image):
+    assert found(image) is None
+
+
+def test_a_saturated_photograph_has_none():
+    assert found(np.clip(2 * CLEAN["camera"] - 120, 0, 255)) is None
+
+
+def test_what_was_found_is_filled_in():
+    clean = CLEAN["camera"][60:160, 60:160].astype(float)
+    z = Impulses(0.2, 0.0, 255.0).sample(clean, rng=0)
+    missing = found(z).reduce(z[..., None]).missing
+    best = max(psnr(clean, median_filter(z, size)) for size in (3, 5, 7))
+    assert psnr(clean, denoise(z, 0.0, mask=missing)) > best + 3
+
+
+# ---- the interface
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [((1.0, 0, 1), "density"), ((-0.1, 0, 1), "density"), ((0.1, 2, 1), "low"), ((0.1, 0, np.inf), "high"),
+     ((0.1, 0, 1, 2), "random"), (("a", 0, 1), "density")],
+)  # fmt: skip
+def test_bad_models_are_refused(arguments, name):
+    with pytest.raises(InputError, match=f"^{name}: got"):
+        Impulses(*arguments)
+
+
+def test_strength_cannot_be_scaled_and_every_sample_cannot_be_missing():
+    noise = Impulses(0.1, 0.0, 0.0)
+    assert noise.scaled(1.0) == noise
+    with pytest.raises(InputError, match=r"^factor: got 2"):
+        noise.scaled(2.0)
+    with pytest.raises(InputError, match=r"^image: every sample"):
+        Impulses(0.9, 0.0, 0.0).reduce(np.zeros((2, 2, 1)))
+
+
+def test_a_model_is_told_and_written_down():
+    noise = Impulses(np.float32(0.25), 0, 255)
+    assert noise.as_dict() == {"kind": "impulses", "density": 0.25, "low": 0.0, "high": 255.0, "random": False}
+    assert "25 %" in noise.describe()
