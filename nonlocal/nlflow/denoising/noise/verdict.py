@@ -37,8 +37,8 @@ _WHITE: Final = 0.92  # noise at the highest frequencies over that at the next l
 _STRONGER: Final = 0.6  # the same over that at middle ones: below, there is structure
 _VISIBLE: Final = 0.015  # of the range: weaker noise that is not white cannot be told from fine texture
 _LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks
-_NOISY: Final = 0.6  # `BlockNoise.like_noise` from which on blocks show noise, with compression
-_SURE: Final = 0.8  # the same for noise that nothing was cut off
+_NOISY: Final = {True: 0.6, False: 0.68}  # `BlockNoise.like_noise` from which on blocks show noise, in colours and grey
+_SURE: Final = 0.78  # the same for noise that nothing was cut off
 _BULK: Final = 2.4  # and `BlockNoise.bulk` up to which noise rules the picture
 _CERTAIN: Final = 0.85  # the same two where texture that looks like noise must be told from it
 _RULED: Final = 1.75
@@ -53,6 +53,7 @@ _CLEAR: Final = 0.9  # `BlockNoise.like_noise` from which on low frequencies are
 # are measured well; and the power of the frequency by which it may grow.
 _REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
 _FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
+_GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from which on it is no camera's
 _GROWTH: Final = 0.8
 _SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
@@ -224,7 +225,7 @@ class _Verdict:
             "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
         }  # fmt: skip
         rounding = _ROUNDED * self.span / 255
-        cut = highest < min(_CUT * middle, rounding) and half.like_noise > _NOISY and fine.like_noise < _SPARSE
+        cut = highest < min(_CUT * middle, rounding) and half.like_noise > _NOISY[self.colour] and fine.like_noise < _SPARSE
         if cut and not self._growing(middle):
             return self._camera(middle, measured)
         falling = highest < _WHITE * fine.spread((4, 5), (4, 5))
@@ -270,7 +271,7 @@ class _Verdict:
         """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
         coarsest = self.found[-1][0]
         ruled = coarsest is not None and coarsest.like_noise > _CLEAR and coarsest.bulk < _BULK
-        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _FALLING * middle
+        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
 
     def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
         """Return the noise of a photograph whose high frequencies were cut off."""
