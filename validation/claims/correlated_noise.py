@@ -216,8 +216,8 @@ CLAIM = Claim(
     title="The step with Σ is the best linear estimate of a group",
     statement=(
         "Patches of a group have the covariance C, and Gaussian noise of the covariance Σ. One semi-implicit step of "
-        "the flow of E with the fidelity Λ = C Σ⁻¹ is m + C (C + Σ)⁻¹ (z − m). Sampled from priors of smooth patches and "
-        "of stripes, with blurred noise, streaks and noise of high frequencies, its mean squared error is "
+        "the flow of E with the fidelity Λ = C Σ⁻¹ is m + C (C + Σ)⁻¹ (z − m). Sampled from priors of smooth patches "
+        "and of stripes, with blurred noise, streaks and noise of high frequencies, its mean squared error is "
         "tr(C − C (C + Σ)⁻¹ C), and tr(Σ (C + Σ)⁻¹ Σ)/n more for the mean m of n patches. No other linear map does "
         "better: neither the step that takes the noise for white with the same trace, nor random ones on the same "
         "samples. Means are held against the closed form by t tests with a false-alarm rate of "
