@@ -8,6 +8,7 @@ from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hum import Hum
 from nlflow.denoising.noise.impulses import Impulses, find_impulses
 from nlflow.denoising.noise.lines import find_hum
+from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.recordings import spectrum_of_signal
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
@@ -20,6 +21,7 @@ __all__ = [
     "GaussianNoise",
     "Hum",
     "Impulses",
+    "Mixture",
     "Noise",
     "NoiseEstimate",
     "Poisson",

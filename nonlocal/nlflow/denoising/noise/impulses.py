@@ -24,6 +24,8 @@ _LEAST_NEIGHBOURS: Final = 0.25  # of a neighbourhood that must be no candidates
 _UNSURE: Final = 6.0  # neighbours: with as few, their spread counts twice
 _LEAST_SPREAD: Final = 0.01  # of the range: neighbours are not taken to be more alike than this
 _AREA: Final = 1e-5  # probability of so many equal neighbours among impulses, below which they are an area
+_WAYS: Final = {1: 1.0, 2: 6.0}  # in which a piece of samples goes on
+_LEAST_PIECE: Final = 4  # samples that impulses alone may join
 _BLOCKS: Final = 6  # along each axis: impulses are found in all of them
 _LEAST_COUNT: Final = 12  # impulses to believe in any
 _LEAST_VISIBLE: Final = 0.05  # of the samples: where a value would stick out, so that there is something to count
@@ -316,7 +318,25 @@ def _in_area(side: NDArray[np.bool_], unknown: NDArray[np.bool_], density: float
     from scipy.stats import binom
 
     present, equal = _equal_neighbours(side, unknown)
-    return np.asarray(side & (binom.sf(equal - 1, present, density) < _AREA))
+    return np.asarray(side & ((binom.sf(equal - 1, present, density) < _AREA) | _in_piece(side, density)))
+
+
+def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
+    """Return where marked samples hang together in a piece that is larger than impulses make.
+
+    Of N samples about N (c p)^s begin a piece of s that were strewn with a density p, with c ways to go on from a
+    sample. (A border or a thin line has few neighbours of its value, but is one piece.)
+    """
+    from scipy.ndimage import label
+
+    on = density * _WAYS[2 if side.shape[0] > 1 else 1]
+    if on >= 1:
+        return np.zeros_like(side)
+    most = max(math.log(side.size) / -math.log(on), _LEAST_PIECE)
+    pieces, _ = label(side, np.ones((3, 3)))
+    large = np.bincount(pieces.ravel()) > most
+    large[0] = False
+    return np.asarray(large[pieces])
 
 
 def _density(views: list[_View], value: float) -> float:

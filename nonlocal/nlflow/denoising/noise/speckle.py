@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_number
 
@@ -148,7 +149,7 @@ class Speckle(Noise):
             ratio = np.maximum(1 + _POWER * (np.asarray(u, np.float64) - where), 0) ** (1 / _POWER)
             return np.asarray(scale * (relative * ratio), dtype=u.dtype)
 
-        return Reduction(stable.astype(samples.dtype), back, missing)
+        return Reduction(stable.astype(samples.dtype), back, missing, GaussianNoise(self.stable_sigma))
 
     def scaled(self, factor: float) -> Self:
         """Return speckle of looks / factor², whose standard deviation is `factor` times as large."""

@@ -77,13 +77,13 @@ def remaining(spectrum: Spectrum) -> Spectrum:
 def levels_for(spectrum: Spectrum, most: int) -> int:
     """Return how many coarser images it takes until noise is no longer stronger at low frequencies than at high ones.
 
-    One more for each time that the lower half of the frequencies holds more than 0.55 of the power (white noise has a
+    One more for each time that the lower half of the frequencies holds more than 0.65 of the power (white noise has a
     quarter of it there).
     """
     total, count = spectrum.sum(axis=0, keepdims=True), 0
     while count < most:
         half = coarser(total)
-        if half.mean() < 0.55 ** (np.count_nonzero(np.array(total.shape[1:]) > 1) / 2) * total.mean():
+        if half.mean() < 0.65 ** (np.count_nonzero(np.array(total.shape[1:]) > 1) / 2) * total.mean():
             break
         total, count = half, count + 1
     return count

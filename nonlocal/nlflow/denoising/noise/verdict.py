@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import numpy as np
@@ -11,15 +11,21 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise import spectra
-from nlflow.denoising.noise.base import Array, Noise
+from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.denoising.noise.impulses import find_impulses
+from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
+from nlflow.denoising.noise.recordings import spectrum_of_signal
+from nlflow.denoising.noise.speckle import Speckle, find_speckle
+from nlflow.denoising.noise.stripes import find_stripes
 from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import check_array
 
 LEVELS: Final = 3  # sizes at which blocks are looked at
+_FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
 # Middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them.
@@ -29,14 +35,25 @@ _CUT: Final = 0.15  # noise at the highest frequencies over that at the middle o
 _WHITE: Final = 0.75  # the same: above, noise is white
 _LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks
 _NOISY: Final = 0.6  # `BlockNoise.like_noise` from which on blocks show noise, with compression
-_SURE: Final = 0.85  # the same for noise that nothing was cut off
-_BULK: Final = 1.75  # and `BlockNoise.bulk` up to which noise rules the picture
+_SURE: Final = 0.75  # the same for noise that nothing was cut off
+_BULK: Final = 2.4  # and `BlockNoise.bulk` up to which noise rules the picture
+_CERTAIN: Final = 0.85  # the same two where texture that looks like noise must be told from it
+_RULED: Final = 1.75
 _COLOURED: Final = 0.45  # `BlockNoise.like_noise` from which on colour differences show noise
 _OF_COLOURS: Final = 0.75  # noise of the luminance at middle frequencies over that of colours at low ones, at most
 _CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
 _CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
-_STEEPEST: Final = 2.25  # by which noise grows towards low frequencies where structure hides it
+_STRUCTURE: Final = 0.65  # `BlockNoise.like_noise` below which the blocks of a size show structure
+_STEEPEST: Final = 2.25  # by which noise grows towards low frequencies then
+_CLEAR: Final = 0.9  # `BlockNoise.like_noise` from which on low frequencies are measured well
+# Frequencies, as shares of the highest, from which the noise at lower ones is bounded, when they are not and when they
+# are measured well; and the power of the frequency by which it may grow.
+_REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
+_FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
+_GROWTH: Final = 0.8
+_SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
+_ON_LINE: Final = 1.5  # ratio of variances to a line up to which they lie on it
 
 
 @dataclass(frozen=True)
@@ -92,16 +109,72 @@ def estimate_noise(image: Any, *, channel_axis: int | None = None, mask: Any = N
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
-    """Return the verdict on finite samples (..., C), of which some are missing."""
+    """Return the verdict on finite samples (..., C), of which some are missing.
+
+    Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest.
+    """
+    parts: list[Noise] = []
+    rest = Reduction(samples, missing=missing)
+    for find in (find_impulses, find_speckle, find_stripes):
+        found: Noise | None = find(rest.samples, rest.missing)
+        if found is not None:
+            parts.append(found)
+            rest = found.reduce(rest.samples, rest.missing)
+            if isinstance(found, Speckle):
+                return NoiseEstimate(_together(parts), "high", ("the local spread is proportional to the local mean",))
+    verdict = _gaussian(rest.samples, rest.missing)
+    if not parts:
+        return verdict
+    last: list[Noise] = [verdict.model]
+    return replace(verdict, model=_together(parts + last))
+
+
+def _together(parts: list[Noise]) -> Noise:
+    return parts[0] if len(parts) == 1 else Mixture(parts)
+
+
+def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+    """Return the verdict on samples whose noise is Gaussian."""
     white = GaussianNoise(_white(samples, missing))
-    if samples.ndim == 2 or min(samples.shape[:-1]) < 2 * _LEAST_SIDE or white.sigma == 0 and missing is not None:
+    if samples.ndim == 2:
+        return _of_signal(samples, missing, white)
+    if min(samples.shape[:-1]) < 2 * _LEAST_SIDE or (white.sigma == 0 and missing is not None):
         return NoiseEstimate(white, "medium", ("the picture is too small for more than one white strength",))
+    if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
+        return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
     axes = _axes(samples)
     planes = samples.astype(np.float64) @ axes.T
-    found = _at_sizes(planes, samples.mean(axis=-1, dtype=np.float64), range_of(samples) / 255, missing)
+    intensity = samples.mean(axis=-1, dtype=np.float64)
+    if missing is not None:  # coarser pictures look through holes
+        holes = missing[..., None]
+        planes, intensity = _filled(planes, holes), _filled(intensity[..., None], holes)[..., 0]
+    found = _at_sizes(planes, intensity, range_of(intensity) / 255, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    return _Verdict(white, found, len(samples[0, 0]) == 3).estimate()
+    return _Verdict(white, found, samples.shape[-1] == 3).estimate()
+
+
+def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
+    """Return values (H, W, C) with a weighted mean of the neighbours where there are holes."""
+    from scipy.ndimage import gaussian_filter
+
+    weights = gaussian_filter((~holes).astype(np.float64), (1, 1, 0)) + 1e-6
+    smooth = gaussian_filter(np.where(holes, 0.0, values), (1, 1, 0)) / weights
+    return np.where(holes, smooth, values)
+
+
+def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
+    """Return the verdict on a recording (N, C)."""
+    found = [spectrum_of_signal(samples[:, c], missing) for c in range(samples.shape[1])]
+    spectra_found = [f for f in found if f is not None]
+    if len(spectra_found) < len(found) or not found:
+        return NoiseEstimate(white, "medium", ("noise is as strong at high frequencies as at low ones",))
+    size = min(len(power) for power, _ in spectra_found)
+    grid = np.concatenate([spectra.on_grid(power[None, None]) for power, _ in spectra_found])
+    sure = min(share for _, share in spectra_found)
+    model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
+    reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
+    return NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
 
 
 def _white(samples: Array, missing: NDArray[np.bool_] | None) -> float:
@@ -124,8 +197,7 @@ def _at_sizes(
             break
         found.append([block_noise(planes[..., c], intensity, floor, missing) for c in range(planes.shape[-1])])
         if level < LEVELS - 1:
-            if missing is not None:
-                missing = missing[::2, ::2]
+            missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
             planes, intensity = down(planes), down(intensity[..., None])[..., 0]
     return found
 
@@ -147,14 +219,32 @@ class _Verdict:
             "bulk": [b[0].bulk for b in self.found if b[0]], "intensities": half.intensities,
             "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
         }  # fmt: skip
-        if highest < _CUT * middle and half.like_noise > _NOISY:
+        cut = highest < _CUT * middle and half.like_noise > _NOISY and fine.like_noise < _SPARSE
+        if cut and not self._growing(middle):
             return self._camera(middle, measured)
         if highest < _WHITE * middle and self._trusted():
             return self._correlated(measured)
         reasons = ("noise is as strong at high frequencies as at middle ones",)
+        if highest > _WHITE * middle and fine.like_noise > _SURE:
+            varying = self._varying(fine)
+            if varying is not None:
+                return replace(varying, measured=measured)
         if highest < _WHITE * middle:
             reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
         return NoiseEstimate(self.white, "high" if self._trusted() else "medium", reasons, measured)
+
+    def _varying(self, fine: BlockNoise) -> NoiseEstimate | None:
+        """Return white noise whose variance grows with the intensity, where it clearly does."""
+        x, v = fine.intensities, fine.strengths
+        if len(v) < 3 or v.max() < _VARYING * v.min() or (np.diff(x) <= 0).any():
+            return None
+        slope, start = np.polyfit(x, v, 1, w=1 / np.sqrt(v))
+        line = np.maximum(start + slope * x, 0.1 * v.min())
+        if slope <= 0 or np.abs(np.log(v / line)).max() > math.log(_ON_LINE):
+            return None
+        level = math.sqrt(float(np.mean(np.square(fine.variances[6:, 6:] ** 0.5))))
+        model = GaussianNoise(level, intensities=x, strengths=np.sqrt(line))
+        return NoiseEstimate(model, "high", ("the variance grows with the intensity along a line",))
 
     def _of(self, level: int, plane: int = 0) -> BlockNoise:
         found = self.found[level][plane]
@@ -164,6 +254,12 @@ class _Verdict:
     def _trusted(self) -> bool:
         """Tell whether noise rules the picture, or what is coarser of it."""
         return any(b[0] is not None and b[0].like_noise > _SURE and b[0].bulk < _BULK for b in self.found)
+
+    def _growing(self, middle: float) -> bool:
+        """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
+        coarsest = self.found[-1][0]
+        ruled = coarsest is not None and coarsest.like_noise > _CLEAR and coarsest.bulk < _BULK
+        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _FALLING * middle
 
     def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
         """Return the noise of a photograph whose high frequencies were cut off."""
@@ -186,7 +282,7 @@ class _Verdict:
         return NoiseEstimate(model, "high" if self._coarse_trusted() else "medium", tuple(reasons), measured)
 
     def _coarse_trusted(self) -> bool:
-        return any(b[0] is not None and b[0].like_noise > _SURE and b[0].bulk < _BULK for b in self.found[1:])
+        return any(b[0] is not None and b[0].like_noise > _CERTAIN and b[0].bulk < _RULED for b in self.found[1:])
 
     def _blotches(self) -> float | None:
         """Return the noise of the colours at low frequencies, where it shows."""
@@ -215,11 +311,26 @@ class _Verdict:
             if own is not None:
                 limit = _REACH / 2**level
                 values = 4.0**level * np.exp(_interpolated(np.log(own.variances), share * (SIDE << level)))
-                if level and own.like_noise < _SURE:  # structure: noise does not rise so steeply to low frequencies
+                if level and own.like_noise < _STRUCTURE:
                     edge = (farthest > 0.8 * limit) & (farthest < 1.3 * limit)
                     values = np.minimum(values, _STEEPEST * np.median(result[edge]))
                 result = np.where((farthest <= limit) | (result == 0), values, result)
-        return result
+        return self._levelled(result, plane)
+
+    def _levelled(self, spectrum: spectra.Spectrum, plane: int) -> spectra.Spectrum:
+        """Return a spectrum that grows no faster than noise does at the lowest frequencies, where structure is."""
+        coarsest = self.found[-1][plane]
+        radius = np.maximum(_radius(), 1 / spectra.FREQUENCIES)
+        levels = {
+            sure: float(np.median(spectrum[(radius >= low) & (radius < high)]))
+            for sure, (low, high) in _REFERENCE.items()
+        }
+        like = 0.0 if coarsest is None or len(self.found) < LEVELS else coarsest.like_noise
+        steep = levels[True] > _FALLING * levels[False]
+        sure = like > (_SURE if steep else _CLEAR)
+        (low, high), level = _REFERENCE[sure], levels[sure]
+        middle = math.sqrt(low * high)
+        return np.where(radius < low, np.minimum(spectrum, level * (middle / radius) ** _GROWTH), spectrum)
 
 
 def _interpolated(table: Array, places: Array) -> Array:

@@ -1,0 +1,77 @@
+"""Several kinds of noise at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture(Noise):
+    """Several kinds of noise, in the order in which they are undone: what came last comes first.
+
+    Parameters
+    ----------
+    parts : sequence of Noise
+        Such as ``[Impulses(0.05, 0, 255), Stripes(3.0), GaussianNoise(10.0)]``.
+
+    Raises
+    ------
+    InputError
+        For anything else.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import GaussianNoise, Impulses, Mixture
+    >>> noise = Mixture([Impulses(0.1, 0, 255), GaussianNoise(5.0)])
+    >>> z = noise.sample(np.full((64, 64), 100.0), rng=0)
+    >>> bool(0.05 < np.mean((z == 0) | (z == 255)) < 0.15)
+    True
+    """
+
+    kind: ClassVar[str] = "mixture"
+    parts: Any
+
+    def __post_init__(self) -> None:
+        """Check the parts."""
+        parts = tuple(self.parts) if isinstance(self.parts, list | tuple) else ()
+        if not parts or not all(isinstance(part, Noise) and not isinstance(part, Mixture) for part in parts):
+            raise InputError(f"parts: got {self.parts!r}, expected a list of models of noise")
+        object.__setattr__(self, "parts", parts)
+
+    def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
+        """Return a picture with all of them; see `Noise.sample`."""
+        generator, picture = np.random.default_rng(rng), clean
+        for part in reversed(self.parts):
+            picture = part.sample(picture, rng=generator, channel_axis=channel_axis)
+        return np.asarray(picture)
+
+    def describe(self) -> str:
+        """Return what this noise is, in a few words."""
+        return "; ".join(part.describe() for part in self.parts)
+
+    def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
+        """Undo one after the other; see `Noise.reduce`."""
+        result = Reduction(samples, missing=missing)
+        for part in self.parts:
+            result = _after(result, part.reduce(result.samples, result.missing))
+        return result
+
+    def scaled(self, factor: float) -> Self:
+        """Return the same with Gaussian parts of `factor` times the standard deviation; the others stay."""
+        parts = [part.scaled(factor) if isinstance(part, GaussianNoise) else part for part in self.parts]
+        return replace(self, parts=parts)
+
+
+def _after(first: Reduction, second: Reduction) -> Reduction:
+    """Return two reductions as one."""
+    before, after = first.back, second.back
+    return replace(second, back=lambda u: before(after(u)))
