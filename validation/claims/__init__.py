@@ -23,6 +23,7 @@ MODULES = (
     "energy_balance",
     "order_of_evolving_flows",
     "nonlocal_bayes",
+    "correlated_noise",
     "token_similarity",
     "energy_by_block",
     "gradient_cosine",

@@ -150,7 +150,7 @@ def _clipped_inverse(noisy, noise, whitening, shrink):
         noisy = np.dot(np.dot(whitening, noisy), whitening)
     values, vectors = np.linalg.eigh(noisy)
     if whitening.size:
-        vectors = np.dot(whitening, np.ascontiguousarray(vectors))
+        vectors = np.asfortranarray(np.dot(whitening, np.ascontiguousarray(vectors)))
     scaled = np.empty_like(vectors)
     for k in range(size):
         gain = 1 / (max(values[k] - shrink, 0 * shrink) + 1)
@@ -218,14 +218,15 @@ def _wiener(tokens, source, noise, correlation, whitening, shrink, fast, change,
     for i in range(size):
         # Variance of a sample of the estimate: that of the filter, and that of the mean. The first cannot be negative,
         # whatever rounding leaves of it.
-        lost = inverse[i, i]
+        kept = max(1 - inverse[i, i], zero)
+        of_mean = share
         if full.size:
-            lost = zero
+            kept = correlation[i, i]  # 1, or a little more: eigenvalues were raised
+            of_mean = share * kept
             for j in range(size):
-                lost += full[i, j] * inverse[j, i]
-            lost /= noise[i]
-        kept = max(1 - lost, zero)
-        weight[i] = 1 / (noise[i] * (kept * (1 - share) + share))
+                kept -= full[i, j] * inverse[j, i] / noise[i]
+            kept = max(kept, zero)
+        weight[i] = 1 / (noise[i] * (kept * (1 - share) + of_mean))
     np.dot(tokens, inverse, change)
 
 
@@ -414,8 +415,9 @@ def _loops(real):
     plane, planes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5))
     number = types.float64
     return {
-        "filter_groups": (filter_groups, planes, planes, planes, planes, planes, planes, plane, members, counts, places, places, two, two, two,
-                          number, number, number, types.boolean, types.UniTuple(number, 2), windows),
+        "filter_groups": (filter_groups, planes, planes, planes, planes, planes, planes, plane, members, counts, places,
+                          places, two, two, two, number, number, number, types.boolean, types.UniTuple(number, 2),
+                          windows),
         "add_windows": (add_windows, windows, places, places, two, two, image),
     }  # fmt: skip
 

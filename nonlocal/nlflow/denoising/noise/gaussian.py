@@ -32,7 +32,7 @@ class GaussianNoise(Noise):
     ----------
     sigma : float or array of shape (C,)
         Standard deviation of a sample, in the units of the input: of all channels, or one a channel.
-    spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, n), optional
+    spectrum : array of shape (h, w) or (C, h, w), for signals (n,) or (C, 1, n), optional
         Power by frequency in the order of `numpy.fft.fft2`, >= 0, of any scale and size: `sigma` says how strong it is.
     intensities : array of shape (K,), optional
         Increasing, in the units of the input; of colours the mean of the channels counts.
@@ -102,12 +102,14 @@ class GaussianNoise(Noise):
         Parameters
         ----------
         kernel : array of shape (a, b), for signals (a,)
-            At most 64 samples along an axis.
+            At most 32 samples along an axis.
         sigma : float or array of shape (C,)
         """
         values = np.asarray(check_array("kernel", kernel, ndim=(1, 2)), np.float64)
-        if max(values.shape) > spectra.FREQUENCIES:
-            raise InputError(f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES} along an axis")
+        if max(values.shape) > spectra.FREQUENCIES // 2:  # farther offsets would alias
+            raise InputError(
+                f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES // 2} samples along an axis"
+            )
         size = (spectra.FREQUENCIES,) * values.ndim
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
@@ -158,18 +160,18 @@ class GaussianNoise(Noise):
         """Return the relative standard deviation at samples of an intensity."""
         if self.intensities is None:
             return np.ones_like(intensity, np.float64)
-        return np.interp(intensity, self.intensities, self.strengths)
+        return np.asarray(np.interp(intensity, self.intensities, self.strengths))
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
         samples, restore = as_signal(clean, channel_axis)
         grid, channels = (1, *samples.shape[:-1])[-2:], samples.shape[-1]
+        powers = self.powers(channels, samples.ndim - 1)
         generator = np.random.default_rng(rng)
         if self.spectrum is None:
-            sigma = np.broadcast_to(np.asarray(self.sigma, np.float64), (channels,))
-            noise = generator.standard_normal((channels, *grid)) * sigma[:, None, None]
+            noise = generator.standard_normal((channels, *grid)) * np.sqrt(powers[:, :1, :1])
         else:
-            noise = spectra.sampled(self.powers(channels, samples.ndim - 1), grid, generator)
+            noise = spectra.sampled(powers, grid, generator)
         if self.opponent:
             noise = np.tensordot(OPPONENT.T, noise, axes=1)
         added = np.moveaxis(noise, 0, -1).reshape(samples.shape)
@@ -185,13 +187,14 @@ class GaussianNoise(Noise):
         return replace(self, sigma=self.sigma * check_number("factor", factor, minimum=0))
 
     def range(self) -> float:
-        """Return over how many samples the noise is correlated: where the correlation has fallen to 0.2."""
+        """Return over how many samples the noise is correlated: where the correlation falls to 0.2 on all axes."""
         if self.spectrum is None:
             return 0.0
         values = spectra.correlation(self.spectrum[:1])[0]
-        middle = values[values.shape[0] // 2, values.shape[1] // 2 :]
-        below = np.flatnonzero(middle < 0.2)
-        return float(below[0] if below.size else len(middle))
+        rows, columns = (n // 2 for n in values.shape)
+        reaches = [np.append(np.flatnonzero(along < 0.2), len(along))[0]
+                   for along in (values[rows:, columns], values[rows, columns:])]  # fmt: skip
+        return float(max(reaches))
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
@@ -219,6 +222,9 @@ def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     if values.min() < 0:
         raise InputError(f"spectrum: got {values.min():g}, expected powers >= 0")
     planes = values[None, None] if values.ndim == 1 else values[None] if values.ndim == 2 else values
+    if planes.shape[2] == 1:
+        raise InputError(f"spectrum: got shape {values.shape}, expected power by both frequencies; of an image (h, w), "
+                         "of a signal (n,)")  # fmt: skip
     grid = spectra.on_grid(planes)
     means = grid.mean(axis=(1, 2), keepdims=True)
     if not (means > 0).all():

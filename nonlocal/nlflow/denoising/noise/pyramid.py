@@ -11,6 +11,7 @@ Imaging Sci. 2017 (doi 10.1137/17M1111826).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -31,7 +32,7 @@ def down(image: Array) -> Array:
     axes = halved(image.shape)
     size = tuple((n + 1) // 2 if axis in axes else n for axis, n in enumerate(image.shape))
     lower = dctn(image, axes=axes, norm="ortho")[tuple(slice(0, n) for n in size)]
-    scale = np.sqrt(np.prod(size) / np.prod(image.shape))
+    scale = math.sqrt(math.prod(size) / math.prod(image.shape))
     return np.asarray(idctn(lower, axes=axes, norm="ortho") * scale)
 
 
@@ -40,7 +41,7 @@ def up(image: Array, shape: tuple[int, ...]) -> Array:
     from scipy.fft import dctn, idctn
 
     axes = halved(shape)
-    spectrum = dctn(image, axes=axes, norm="ortho") * np.sqrt(np.prod(shape) / np.prod(image.shape))
+    spectrum = dctn(image, axes=axes, norm="ortho") * math.sqrt(math.prod(shape) / math.prod(image.shape))
     for axis in axes:
         gain = spectra.fade(np.arange(image.shape[axis]) / image.shape[axis])
         spectrum = spectrum * np.expand_dims(gain, tuple(a for a in range(image.ndim) if a != axis)).astype(image.dtype)

@@ -6,7 +6,6 @@ noise of a sample. A signal has h = 1.
 
 from __future__ import annotations
 
-import math
 from typing import Any, Final
 
 import numpy as np
@@ -105,7 +104,7 @@ def sampled(spectrum: Spectrum, shape: tuple[int, int], rng: np.random.Generator
     # The covariance as a function of the offset, laid out for the larger image.
     covariance = np.zeros((len(spectrum), *shape))
     offsets = [np.rint(np.fft.fftfreq(n) * n).astype(int) for n in full.shape[1:]]
-    rows, columns = (o[np.abs(o) < math.ceil(n / 2) + 1] for o, n in zip(offsets, shape, strict=True))
+    rows, columns = (o[np.abs(o) <= n // 2] for o, n in zip(offsets, shape, strict=True))
     covariance[:, rows[:, None] % shape[0], columns % shape[1]] = full[:, rows[:, None], columns]
     power = np.maximum(np.real(np.fft.fft2(covariance)), 0)
     wanted, got = spectrum.mean(axis=(1, 2)), power.mean(axis=(1, 2))

@@ -32,10 +32,13 @@ _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coeffi
 _MIDDLE: Final = (3, 4)
 _HIGHEST: Final = (6, 7)
 _CUT: Final = 0.15  # noise at the highest frequencies over that at the middle ones: below, compression cut it off
-_WHITE: Final = 0.75  # the same: above, noise is white
+_ROUNDED: Final = 1.2  # and no more than so many steps of 8 bits
+_WHITE: Final = 0.92  # noise at the highest frequencies over that at the next lower ones: above, it is white
+_STRONGER: Final = 0.6  # the same over that at middle ones: below, there is structure
+_VISIBLE: Final = 0.015  # of the range: weaker noise that is not white cannot be told from fine texture
 _LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks
-_NOISY: Final = 0.6  # `BlockNoise.like_noise` from which on blocks show noise, with compression
-_SURE: Final = 0.75  # the same for noise that nothing was cut off
+_NOISY: Final = {True: 0.6, False: 0.68}  # `BlockNoise.like_noise` from which on blocks show noise, in colours and grey
+_SURE: Final = 0.78  # the same for noise that nothing was cut off
 _BULK: Final = 2.4  # and `BlockNoise.bulk` up to which noise rules the picture
 _CERTAIN: Final = 0.85  # the same two where texture that looks like noise must be told from it
 _RULED: Final = 1.75
@@ -50,6 +53,7 @@ _CLEAR: Final = 0.9  # `BlockNoise.like_noise` from which on low frequencies are
 # are measured well; and the power of the frequency by which it may grow.
 _REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
 _FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
+_GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from which on it is no camera's
 _GROWTH: Final = 0.8
 _SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
@@ -151,7 +155,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     found = _at_sizes(planes, intensity, range_of(intensity) / 255, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    return _Verdict(white, found, samples.shape[-1] == 3).estimate()
+    return _Verdict(white, found, samples.shape[-1] == 3, range_of(intensity)).estimate()
 
 
 def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
@@ -209,6 +213,7 @@ class _Verdict:
     white: GaussianNoise
     found: list[list[BlockNoise | None]]
     colour: bool
+    span: float
 
     def estimate(self) -> NoiseEstimate:
         fine, half = self._of(0), self._of(1)
@@ -219,17 +224,19 @@ class _Verdict:
             "bulk": [b[0].bulk for b in self.found if b[0]], "intensities": half.intensities,
             "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
         }  # fmt: skip
-        cut = highest < _CUT * middle and half.like_noise > _NOISY and fine.like_noise < _SPARSE
+        rounding = _ROUNDED * self.span / 255
+        cut = highest < min(_CUT * middle, rounding) and half.like_noise > _NOISY[self.colour] and fine.like_noise < _SPARSE
         if cut and not self._growing(middle):
             return self._camera(middle, measured)
-        if highest < _WHITE * middle and self._trusted():
+        falling = highest < _WHITE * fine.spread((4, 5), (4, 5))
+        if falling and middle > _VISIBLE * self.span and self._trusted():
             return self._correlated(measured)
         reasons = ("noise is as strong at high frequencies as at middle ones",)
-        if highest > _WHITE * middle and fine.like_noise > _SURE:
+        if not falling and middle > _VISIBLE * self.span and fine.like_noise > _SURE:
             varying = self._varying(fine)
             if varying is not None:
                 return replace(varying, measured=measured)
-        if highest < _WHITE * middle:
+        if falling or highest < _STRONGER * middle:
             reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
         return NoiseEstimate(self.white, "high" if self._trusted() else "medium", reasons, measured)
 
@@ -252,14 +259,19 @@ class _Verdict:
         return found
 
     def _trusted(self) -> bool:
-        """Tell whether noise rules the picture, or what is coarser of it."""
-        return any(b[0] is not None and b[0].like_noise > _SURE and b[0].bulk < _BULK for b in self.found)
+        """Tell whether noise rules the picture, or what is coarser of it; and the colours, which have little texture."""
+
+        def ruled(plane: int, sure: float) -> bool:
+            blocks = [b[plane] for b in self.found]
+            return any(b is not None and b.like_noise > sure and b.bulk < _BULK for b in blocks)
+
+        return ruled(0, _SURE) and (not self.colour or ruled(1, _CLEAR))
 
     def _growing(self, middle: float) -> bool:
         """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
         coarsest = self.found[-1][0]
         ruled = coarsest is not None and coarsest.like_noise > _CLEAR and coarsest.bulk < _BULK
-        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _FALLING * middle
+        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
 
     def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
         """Return the noise of a photograph whose high frequencies were cut off."""

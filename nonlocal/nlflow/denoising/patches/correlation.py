@@ -52,5 +52,9 @@ class Correlation:
         values, vectors = np.linalg.eigh(np.where(inside, function[:, places[0], places[1]], 0.0))
         values = np.maximum(values, LEAST)
         turned = np.swapaxes(vectors, 1, 2)
-        made = [(vectors * power[:, None]) @ turned for power in (values, np.sqrt(values), 1 / np.sqrt(values))]
-        return cls(*made, np.stack([values.min(axis=1), values.max(axis=1)], axis=1))
+
+        def raised(power: float) -> Array:
+            return np.asarray((vectors * values[:, None] ** power) @ turned)
+
+        extremes = np.stack([values.min(axis=1), values.max(axis=1)], axis=1)
+        return cls(raised(1), raised(0.5), raised(-0.5), extremes)

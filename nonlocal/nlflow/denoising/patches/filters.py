@@ -286,8 +286,8 @@ class CompiledFilter:
                 jobs = (first, min(first + _JOBS, total))
                 filter_groups(
                     state, images.pilot, images.observed, variance, *matrices, groups.members, groups.counts,
-                    lattice.rows, lattice.columns, jobs, lattice.patch, lattice.radii, stage.leave, stage.factor, stage.shrink,
-                    stage.running, rounding, windows,
+                    lattice.rows, lattice.columns, jobs, lattice.patch, lattice.radii, stage.leave, stage.factor,
+                    stage.shrink, stage.running, rounding, windows,
                 )  # fmt: skip
                 add_windows(windows, lattice.rows, lattice.columns, jobs, lattice.radii, sums)
                 during(jobs[1] / total)

@@ -79,9 +79,10 @@ class PlainFilter(CompiledFilter):
             matrices: Any = energy.fidelity
             filtered = np.linalg.inv(np.eye(z.shape[2]) + matrices[:, 0])
             removed = tokens.coloured(np.swapaxes(tokens.coloured(filtered), 1, 2))
-            kept = 1 - np.diagonal(removed, axis1=1, axis2=2)[:, None]
+            own = tokens.variances
+            kept = own - np.diagonal(removed, axis1=1, axis2=2)[:, None]
             # Inverse variance of a sample of the estimate: what the filter keeps of the noise, and that of the mean.
-            weights = 1 / (noise * (kept * (1 - 1 / members) + 1 / members))
+            weights = 1 / (noise * (kept * (1 - 1 / members) + own / members))
             following = z + (1 - stage.leave / left) * (u - z)
             for target, values in zip(sums, (u, following, np.ones_like(u)), strict=True):
                 tokens.add(weights * values, target)
@@ -135,6 +136,12 @@ class _Tokens:
     places: NDArray[np.int64]
     noise: Array
     correlation: Correlation
+
+    @property
+    def variances(self) -> Array:
+        """Variance of the samples of a patch in units of `noise`: 1, or a little more where eigenvalues were raised."""
+        matrices = self.correlation.matrices
+        return np.diagonal(matrices[self.plane]) if matrices.size else np.ones(self.places.shape[2])
 
     def lift(self, image: Array) -> Array:
         """Return the tokens of an image (C, H, W), shape (G, n, D)."""
