@@ -15,6 +15,7 @@ from nlflow.denoising.noise import (
     GaussianNoise,
     Hum,
     Impulses,
+    Mixture,
     Noise,
     Poisson,
     Speckle,
@@ -39,6 +40,7 @@ MODELS = [
     Impulses(0.1, 0.0, 255.0, random=True),
     Stripes(3.0, axis=1, shared=False),
     Speckle(4.5),
+    Mixture([Impulses(0.05, 0.0, 255.0), CAMERA]),
 ]
 
 
@@ -49,6 +51,8 @@ def same(one: Any, other: Any) -> bool:
         left, right = getattr(one, field.name), getattr(other, field.name)
         if isinstance(left, np.ndarray):
             np.testing.assert_array_equal(left, right, strict=True)
+        elif isinstance(left, tuple) and isinstance(left[0], Noise):
+            assert all(same(a, b) for a, b in zip(left, right, strict=True))
         else:
             assert left == right, field.name
             assert type(left) is type(right)
@@ -130,6 +134,11 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch: pyt
         ('{"kind": "stripes", "sigma": 1, "axis": 0.5}', "axis: got 0.5"),
         ('{"kind": "impulses", "density": 2, "low": 0, "high": 1}', "density: got 2"),
         ('{"kind": "impulses", "density": 0.1}', "got impulses without low, high"),
+        ('{"kind": "mixture", "parts": []}', "parts: "),
+        ('{"kind": "mixture", "parts": 5}', "parts: "),
+        ('{"kind": "mixture", "parts": [5, {"kind": "poisson"}]}', r"noise.parts\[0\]: got 5, expected an object"),
+        ('{"kind": "mixture", "parts": [{"kind": "pink"}]}', r"noise.parts\[0\]: got the kind 'pink'"),
+        ('{"kind": "mixture", "parts": {"kind": "poisson"}}', "parts: "),
         ('{"kind": "drift", "scale": 1}', "scale: got 1"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -24,6 +25,7 @@ _REPEATS: Final = 8
 _MOST: Final = 512  # samples along an axis of a picture that are shown: the grain is to be seen
 _MOST_ROWS: Final = 3  # channels of a recording
 _RANGE: Final = (0.5, 99.5)  # percentiles of a picture that are black and white
+_WIDTH: Final = 120  # of a heading
 _DECADES: Final = 6.0  # of a spectrum, at most: below, it was cut off
 
 
@@ -203,7 +205,8 @@ def _image_figure(values: Array, found: NoiseEstimate, title: str | None) -> Fig
 
 
 def _heading(title: str | None, verdict: str) -> str:
-    return f"{title}\n{verdict}" if title else verdict
+    shown = "\n".join(wrap(verdict, _WIDTH))
+    return f"{title}\n{shown}" if title else shown
 
 
 def _picture(axis: Axes, values: Array) -> None:
