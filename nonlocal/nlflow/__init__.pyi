@@ -3,7 +3,9 @@ from .affinities import affinity as affinity
 from .affinities import from_matrix as from_matrix
 from .denoising import DenoiseInfo as DenoiseInfo
 from .denoising import denoise as denoise
+from .denoising.noise import GaussianNoise as GaussianNoise
 from .denoising.noise import Poisson as Poisson
+from .denoising.noise import estimate_noise as estimate_noise
 from .denoising.noise import estimate_sigma as estimate_sigma
 from .denoising.patches import PatchGroups as PatchGroups
 from .denoising.total_variation import nonlocal_tv as nonlocal_tv
@@ -78,6 +80,7 @@ __all__ = [
     "Exponential",
     "FileFormatError",
     "Gaussian",
+    "GaussianNoise",
     "GradientFlow",
     "Grid",
     "InputError",
@@ -111,6 +114,7 @@ __all__ = [
     "diversity",
     "diversity_bounds",
     "equilibrium",
+    "estimate_noise",
     "estimate_sigma",
     "fidelity_for_diversity",
     "from_matrix",

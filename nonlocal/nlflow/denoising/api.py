@@ -15,6 +15,7 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
+from nlflow.denoising.doubts import doubts
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
@@ -36,7 +37,6 @@ from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
 from nlflow.domains.samples import finish
-from nlflow.denoising.doubts import doubts
 from nlflow.errors import InputError, NlflowWarning, check_choice, check_integer, check_number
 
 Array = NDArray[Any]
@@ -189,8 +189,8 @@ def denoise(
     if separate:
         result, info = each_by_itself(
             denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress, quality=quality,
-            noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width, patch_size=patch_size,
-            search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
+            noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width,
+            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
@@ -338,10 +338,11 @@ class _Task:
         given = noise_model(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
         samples, missing, restore = opened(image, channel_axis, mask)
-        found = examine(samples, missing) if given == "auto" else None
-        model = found.model if found is not None else given
-        if isinstance(model, str) or (found is not None and isinstance(model, GaussianNoise) and model.is_white):
-            model = None
+        look = examine if trail is None else trail.examine
+        found = look(samples, missing) if given == "auto" else None
+        model = found.model if found is not None else None if isinstance(given, str) else given
+        if found is not None and isinstance(model, GaussianNoise) and model.is_white:
+            model = None  # its strength is estimated below
         if model is not None and strength != 1:
             model = model.scaled(strength)
         used = model
@@ -363,7 +364,7 @@ class _Task:
         """The model of the noise in words."""
         if self.model is not None:
             return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
-        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
+        return "white and Gaussian" + (", varying" if self.seen.variance is not None else "")
 
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""

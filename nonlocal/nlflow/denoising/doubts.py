@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
@@ -12,18 +11,37 @@ from nlflow.denoising.noise import NoiseEstimate
 from nlflow.domains.samples import range_of
 
 _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than an eighth of a grey level
+_TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
+_PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
 
 def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list[str]:
     """Return warnings about the result u of samples, both of shape (..., C), with noise that was found out."""
-    texts = []
     span, removed = range_of(samples), root_mean_square(samples - u)
-    if span > 0 and removed < _NOTHING * span and found.confidence != "high":
-        texts.append(
-            f"the result is nearly the input: {found}; if you see noise, give its standard deviation (sigma) or a "
-            "model of it (noise)"
-        )
-    elif found.confidence == "low":
-        texts.append(f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma "
-                     "or noise where it is wrong")  # fmt: skip
-    return texts
+    if span == 0:
+        return []
+    if removed < _NOTHING * span and found.confidence != "high":
+        return [f"the result is nearly the input: {found}; if you see noise, give its standard deviation (sigma) or a "
+                "model of it (noise)"]  # fmt: skip
+    if found.confidence == "low":
+        return [f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma or "
+                "noise where it is wrong"]  # fmt: skip
+    if found.confidence == "medium" and _torn(samples, u):
+        return [f"what was removed follows the edges of the picture: {found}; a strength below 1 keeps more of it"]
+    return []
+
+
+def _torn(samples: NDArray[Any], u: NDArray[Any]) -> bool:
+    """Tell whether much more was removed near edges than in flat parts of the same intensity."""
+    if u.ndim != 3 or min(u.shape[:2]) < 32:
+        return False
+    lightness = u.mean(axis=-1, dtype=np.float64)
+    removed = np.square((samples - u).mean(axis=-1, dtype=np.float64))
+    steep = np.hypot(*np.gradient(lightness))
+    ratios = []
+    for part in np.array_split(np.argsort(lightness, axis=None, kind="stable"), _PARTS):
+        own = part[np.argsort(steep.ravel()[part], kind="stable")]
+        few = max(len(own) // _PARTS, 1)
+        flat, edges = removed.ravel()[own[:few]].mean(), removed.ravel()[own[-few:]].mean()
+        ratios.append(float(np.sqrt(edges / max(flat, 1e-30))))
+    return float(np.median(ratios)) > _TORN

@@ -134,7 +134,7 @@ def _coloured(f: Array, seen: Observation, noise: Coloured, preset: GroupPreset,
     count = levels_within(f.shape, noise.levels) + 1
     dimension = sum(n > 1 for n in f.shape[:-1])
     told: dict[str, Any] = {"tiles": 1, "memory_bytes": 0}
-    shares = np.cumsum([0.0] + [0.25**level for level in range(count)][::-1])
+    shares = np.cumsum([0.0, *(0.25**level for level in reversed(range(count)))])
     shares /= shares[-1]
 
     def run(signal: Array, spectrum: Array, strength: Array, level: int) -> Array:

@@ -66,7 +66,7 @@ class DenoiseInfo:
     memory_bytes: int = 0
     seconds: float = 0.0
     compile_seconds: float = 0.0
-    model: dict[str, Any] | None = None
+    model: dict[str, Any] | None = field(default=None, repr=False)
     confidence: str = ""
     columns: tuple[DenoiseInfo, ...] = ()
 

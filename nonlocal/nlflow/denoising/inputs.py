@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, spectra
 from nlflow.denoising.noise.base import Reduction
-from nlflow.denoising.noise.gaussian import OPPONENT
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.gaussian import OPPONENT
 from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number

@@ -138,7 +138,7 @@ def _measured(squares: Array, variances: Array, used: NDArray[np.bool_]) -> Arra
     total, count = energies.sum(axis=1), max(int(_SHARE * len(squares)), min(20, len(squares)))
     result = np.empty(SIDE * SIDE)
     for k in range(4):
-        own = _CLASSES == k
+        own = k == _CLASSES
         others = total - energies[:, own].sum(axis=1)
         chosen = np.argpartition(others, min(count, len(others) - 1))[:count]
         lower = max(int(_KEPT * count), 1)

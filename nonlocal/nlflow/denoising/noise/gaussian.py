@@ -19,6 +19,10 @@ from nlflow.errors import InputError, check_array, check_number
 OPPONENT: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3.0], [2.0], [6.0]])
 
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
+# What compression cut off counts as the strongest noise up to this share of the frequencies, and beyond as this part of
+# its power.
+_FILLED: Final = 0.6
+_LEAST: Final = 0.5
 
 
 @underflowing
@@ -145,7 +149,9 @@ class GaussianNoise(Noise):
         """Return the spectra that a denoiser counts: those of `powers`, with what compression cut off filled up."""
         powers = self.powers(channels, dimension)
         if self.compressed:
-            powers = np.broadcast_to(powers.max(axis=(1, 2), keepdims=True), powers.shape)
+            share = [2 * np.abs(np.fft.fftfreq(n)) for n in powers.shape[1:]]
+            falling = np.exp(-((np.hypot(share[0][:, None], share[1]) / _FILLED) ** 4))
+            powers = np.maximum(powers, powers.max(axis=(1, 2), keepdims=True) * np.maximum(falling, _LEAST))
         return np.asarray(powers)
 
     def white(self, channels: int, dimension: int) -> float:

@@ -36,7 +36,7 @@ _ROUNDED: Final = 1.2  # and no more than so many steps of 8 bits
 _WHITE: Final = 0.92  # noise at the highest frequencies over that at the next lower ones: above, it is white
 _STRONGER: Final = 0.6  # the same over that at middle ones: below, there is structure
 _VISIBLE: Final = 0.015  # of the range: weaker noise that is not white cannot be told from fine texture
-_LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks
+_LOST: Final = 1.12  # by which compression lowers the noise of the quietest blocks
 _NOISY: Final = {True: 0.6, False: 0.68}  # `BlockNoise.like_noise` from which on blocks show noise, in colours and grey
 _SURE: Final = 0.78  # the same for noise that nothing was cut off
 _BULK: Final = 2.4  # and `BlockNoise.bulk` up to which noise rules the picture
@@ -55,7 +55,9 @@ _REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
 _FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
 _GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from which on it is no camera's
 _GROWTH: Final = 0.8
-_SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
+_SPARSE: Final = (
+    0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
+)
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
 _ON_LINE: Final = 1.5  # ratio of variances to a line up to which they lie on it
 
@@ -147,15 +149,30 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
     axes = _axes(samples)
-    planes = samples.astype(np.float64) @ axes.T
-    intensity = samples.mean(axis=-1, dtype=np.float64)
+    span = range_of(samples)
+    if math.isinf(span) or span == 0:
+        return NoiseEstimate(white, "low", ("the picture has no range that can be computed with",))
+    # In parts of the range, so that no square leaves the range of floats.
+    scaled = samples.astype(np.float64) / span
+    planes, intensity = scaled @ axes.T, scaled.mean(axis=-1)
     if missing is not None:  # coarser pictures look through holes
         holes = missing[..., None]
         planes, intensity = _filled(planes, holes), _filled(intensity[..., None], holes)[..., 0]
     found = _at_sizes(planes, intensity, range_of(intensity) / 255, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    return _Verdict(white, found, samples.shape[-1] == 3, range_of(intensity)).estimate()
+    return _in_units(
+        _Verdict(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity)).estimate(), span
+    )
+
+
+def _in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
+    """Return a verdict on samples that were divided by `span` in the units of the samples."""
+    model: Any = found.model
+    places = None if model.intensities is None else model.intensities * span
+    units = {"middle": span, "highest": span, "white": span, "intensities": span, "spectrum": span**2}
+    measured = {name: value * units[name] if name in units else value for name, value in found.measured.items()}
+    return replace(found, model=replace(model, sigma=model.sigma * span, intensities=places), measured=measured)
 
 
 def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
@@ -225,7 +242,11 @@ class _Verdict:
             "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
         }  # fmt: skip
         rounding = _ROUNDED * self.span / 255
-        cut = highest < min(_CUT * middle, rounding) and half.like_noise > _NOISY[self.colour] and fine.like_noise < _SPARSE
+        cut = (
+            highest < min(_CUT * middle, rounding)
+            and half.like_noise > _NOISY[self.colour]
+            and fine.like_noise < _SPARSE
+        )
         if cut and not self._growing(middle):
             return self._camera(middle, measured)
         falling = highest < _WHITE * fine.spread((4, 5), (4, 5))
@@ -259,7 +280,7 @@ class _Verdict:
         return found
 
     def _trusted(self) -> bool:
-        """Tell whether noise rules the picture, or what is coarser of it; and the colours, which have little texture."""
+        """Tell whether noise rules the picture, or what is coarser of it; and colours, which have little texture."""
 
         def ruled(plane: int, sure: float) -> bool:
             blocks = [b[plane] for b in self.found]
@@ -271,7 +292,7 @@ class _Verdict:
         """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
         coarsest = self.found[-1][0]
         ruled = coarsest is not None and coarsest.like_noise > _CLEAR and coarsest.bulk < _BULK
-        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
+        return ruled and not self.colour and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
 
     def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
         """Return the noise of a photograph whose high frequencies were cut off."""
@@ -342,7 +363,8 @@ class _Verdict:
         sure = like > (_SURE if steep else _CLEAR)
         (low, high), level = _REFERENCE[sure], levels[sure]
         middle = math.sqrt(low * high)
-        return np.where(radius < low, np.minimum(spectrum, level * (middle / radius) ** _GROWTH), spectrum)
+        bound = level * (middle / radius) ** _GROWTH
+        return np.asarray(np.where(radius < low, np.minimum(spectrum, bound), spectrum))
 
 
 def _interpolated(table: Array, places: Array) -> Array:
@@ -355,7 +377,7 @@ def _interpolated(table: Array, places: Array) -> Array:
 
 def _radius() -> Array:
     share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
-    return np.hypot(share[:, None], share)
+    return np.asarray(np.hypot(share[:, None], share))
 
 
 def _strictly(blocks: BlockNoise) -> tuple[Array, Array]:
