@@ -30,7 +30,7 @@ from nlflow.denoising.inputs import (
     shape_of,
     spatial_shape,
 )
-from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson
+from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Speckle
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.progress import Trail, telling, within
@@ -190,7 +190,8 @@ def denoise(
         result, info = each_by_itself(
             denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress, quality=quality,
             noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width,
-            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps, preserve_range=preserve_range, seed=seed,
+            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
+            steps=steps, preserve_range=preserve_range, seed=seed,
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
@@ -382,8 +383,16 @@ class _Task:
     def unchanged(self) -> Array:
         """Return the samples, those that are missing with the value of one that is not."""
         if self.seen.missing is None:
+            return self.known
+        return np.where(self.seen.missing[..., None], self.known[~self.seen.missing][0], self.known)
+
+    @property
+    def known(self) -> Array:
+        """The samples without what needs no flow to be taken out, such as stripes."""
+        reduced = self.seen.reduced
+        if reduced is None or isinstance(self.model, Poisson | Speckle):
             return self.samples
-        return np.where(self.seen.missing[..., None], self.samples[~self.seen.missing][0], self.samples)
+        return self.seen.reduction(reduced).astype(self.samples.dtype, copy=False)
 
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples in units of the noise."""
@@ -418,7 +427,8 @@ class _Task:
     def with_known(self, u: Array) -> Array:
         """Return an estimate with the samples that are kept, or known to be free of noise."""
         seen = self.seen
-        for known in (seen.exact, None if self.kept is None else self.kept[..., None]):
-            if known is not None:
-                u = np.where(known if seen.missing is None else known & ~seen.missing[..., None], self.samples, u)
+        kept = None if self.kept is None else self.kept[..., None]
+        for where, values in ((seen.exact, self.known), (kept, self.samples)):
+            if where is not None:
+                u = np.where(where if seen.missing is None else where & ~seen.missing[..., None], values, u)
         return u

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, spectra
 from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT
+from nlflow.denoising.noise.mixture import with_stripes
 from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
@@ -77,6 +78,8 @@ class Observation:
         The noise, where it is not white.
     reduction : callable
         The way back from the units in which the noise is Gaussian.
+    reduced : array of shape (..., C), or None
+        The samples in these units, where a model changed them.
     """
 
     f: Array
@@ -89,6 +92,7 @@ class Observation:
     exact: NDArray[np.bool_] | None
     coloured: Coloured | None = None
     reduction: Callable[[Array], Array] = lambda u: u
+    reduced: Array | None = None
 
     def back(self, u: Array) -> Array:
         """Return an estimate in the units of the samples."""
@@ -222,14 +226,17 @@ def observed(
     estimate: Estimate = estimate_sigmas,
 ) -> Observation:
     """Return the observation of samples (..., C) with white noise of a strength, or with a model of their noise."""
+    if isinstance(model, GaussianNoise):
+        model = with_stripes(model)
     reduction = Reduction(samples, missing=missing) if model is None else model.reduce(samples, missing)
     signal, missing, rest = reduction.samples, reduction.missing, reduction.rest
+    changed = None if signal is samples else signal
     if isinstance(rest, GaussianNoise):
         if sigma is not None:
             raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                              "leave one of them out")  # fmt: skip
         if not rest.is_white:
-            return _coloured(signal, missing, rest, reduction.back)
+            return replace(_coloured(signal, missing, rest, reduction.back), reduced=changed)
         sigma = rest.sigma
     present = signal if missing is None else signal[~missing]
     levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)
@@ -254,8 +261,9 @@ def observed(
     if missing is not None:
         f[missing] = 0
     return Observation(
-        f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact, reduction=reduction.back
-    )
+        f, variance, missing, offset, levels if idle else scale, sigma is None, idle, exact,
+        reduction=reduction.back, reduced=changed,
+    )  # fmt: skip
 
 
 def _coloured(

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.denoising.noise.stripes import Stripes
 from nlflow.errors import InputError
+
+_LINE: Final = 0.3  # of the power in a line of the spectrum, from which on it stands for stripes
+_BESIDE: Final = 0.2  # of the line, that the lines beside it have at most
+_WEAK: Final = 0.01  # of the noise: what is left beside stripes counts as none
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +75,29 @@ class Mixture(Noise):
         """Return the same with Gaussian parts of `factor` times the standard deviation; the others stay."""
         parts = [part.scaled(factor) if isinstance(part, GaussianNoise) else part for part in self.parts]
         return replace(self, parts=parts)
+
+
+def with_stripes(noise: GaussianNoise) -> Noise:
+    """Return noise whose spectrum has a line of no extent along an axis as stripes and the rest.
+
+    Such noise is the same along whole rows or columns, much farther than a patch reaches.
+    """
+    if noise.spectrum is None or noise.spectrum.shape[1] == 1 or noise.opponent or noise.intensities is not None:
+        return noise
+    for axis in (0, 1):
+        power = np.moveaxis(noise.spectrum, axis + 1, 1)  # frequencies across the stripes, then along them
+        line, beside = power[:, :, 0], (power[:, :, 1] + power[:, :, -1]) / 2
+        share = float((line - beside).sum() / power.sum())
+        if share < _LINE or beside.sum() > _BESIDE * line.sum():
+            continue
+        rest = power.copy()
+        rest[:, :, 0] = beside
+        level = math.sqrt(float(np.mean(np.square(noise.sigma))))
+        stripes = Stripes(level * math.sqrt(share), axis=axis, shared=False)
+        sigma = level * math.sqrt(max(1 - share, 0.0))
+        left = GaussianNoise(sigma, np.moveaxis(rest, 1, axis + 1)) if sigma > _WEAK * level else GaussianNoise(0.0)
+        return Mixture([stripes, left])
+    return noise
 
 
 def _after(first: Reduction, second: Reduction) -> Reduction:

@@ -249,7 +249,7 @@ class _Verdict:
         )
         if cut and not self._growing(middle):
             return self._camera(middle, measured)
-        falling = highest < _WHITE * fine.spread((4, 5), (4, 5))
+        falling = highest < max(_WHITE * fine.spread((4, 5), (4, 5)), _CUT * middle)
         if falling and middle > _VISIBLE * self.span and self._trusted():
             return self._correlated(measured)
         reasons = ("noise is as strong at high frequencies as at middle ones",)
@@ -259,7 +259,8 @@ class _Verdict:
                 return replace(varying, measured=measured)
         if falling or highest < _STRONGER * middle:
             reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
-        return NoiseEstimate(self.white, "high" if self._trusted() else "medium", reasons, measured)
+        sure = fine.like_noise > _SURE and fine.bulk < _BULK and not falling
+        return NoiseEstimate(self.white, "high" if sure else "medium", reasons, measured)
 
     def _varying(self, fine: BlockNoise) -> NoiseEstimate | None:
         """Return white noise whose variance grows with the intensity, where it clearly does."""
