@@ -78,6 +78,13 @@ def test_images_of_one_and_two_pixels(shape: tuple[int, ...], quality: str) -> N
 def test_noise_is_estimated_in_any_unit(unit: float) -> None:
     expected = nl.estimate_sigma(picture(32))
     with np.errstate(under="ignore"):
+        assert np.isfinite(nl.estimate_noise(picture(32) * unit).model.sigma)
+        model = nl.GaussianNoise(unit)
+        if unit < 1e150:
+            assert np.isfinite(model.sample(np.zeros((4, 4)), rng=0)).all()
+        else:
+            with pytest.raises(nl.InputError, match="whose square overflows"):
+                model.sample(np.zeros((4, 4)))
         assert nl.estimate_sigma(picture(32) * unit) == pytest.approx(expected * unit, rel=1e-9)
     assert nl.estimate_sigma(np.full((32, 32), unit)) <= 4 * EPS * unit
 

@@ -222,11 +222,14 @@ def test_what_compression_cut_off_counts_as_a_plateau() -> None:
     line = power_of(np.array([1.0, 2, 1]), (64,))
     model = GaussianNoise(2.0, np.multiply.outer(line, line), compressed=True)
     powers, counted = model.powers(1, 2), model.counted(1, 2)
-    np.testing.assert_array_equal(counted, np.full((1, 64, 64), powers.max()))
+    assert (counted >= powers).all()
+    assert counted.min() == pytest.approx(powers.max() / 2)  # at the highest frequencies, where compression cut
+    low = np.abs(np.fft.fftfreq(64)) < 0.1
+    np.testing.assert_allclose(counted[0][np.ix_(low, low)], powers.max(), rtol=0.05)
     plain = GaussianNoise(2.0, np.multiply.outer(line, line))
     np.testing.assert_array_equal(plain.counted(1, 2), powers)
-    # The white noise that comes nearest: the power of the lower half, of the plateau all of it.
-    assert model.white(1, 2) == pytest.approx(np.sqrt(powers.max()))
+    # The white noise that comes nearest: the power of the lower half, of the plateau most of it.
+    assert model.white(1, 2) == pytest.approx(np.sqrt(powers.max()), rel=0.15)
     assert GaussianNoise(2.0).white(3, 2) == pytest.approx(2)
     assert GaussianNoise(2.0).white(1, 1) == pytest.approx(2)
     lower = np.concatenate([line[:16], line[48:]])

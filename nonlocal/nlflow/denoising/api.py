@@ -365,7 +365,7 @@ class _Task:
         """The model of the noise in words."""
         if self.model is not None:
             return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
-        return "white and Gaussian" + (", varying" if self.seen.variance is not None else "")
+        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
 
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""

@@ -12,6 +12,7 @@ from nlflow.denoising.noise import NoiseEstimate
 from nlflow.domains.samples import range_of
 
 _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than an eighth of a grey level
+_CLEAN: Final = 1e-6  # of the range: there is no noise at all
 _TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
 _PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
@@ -20,6 +21,8 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
     """Return warnings about the result u of samples, both of shape (..., C), with noise that was found out."""
     span, removed = range_of(samples), root_mean_square(samples - u)
     if span == 0:
+        return []
+    if removed < _CLEAN * span:
         return []
     if removed < _NOTHING * span and found.confidence != "high":
         return [f"the result is nearly the input: {found}; if you see noise, give its standard deviation (sigma) or a "

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal
@@ -22,6 +22,7 @@ _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by 
 # What compression cut off counts as the strongest noise up to this share of the frequencies, and beyond as this part of
 # its power.
 _FILLED: Final = 0.6
+_LARGEST: Final = 1e150  # standard deviation whose square is a number
 _LEAST: Final = 0.5
 
 
@@ -134,6 +135,8 @@ class GaussianNoise(Noise):
         if len(sigma) != channels or (self.opponent and channels != 3):
             expected = 3 if self.opponent else len(sigma)
             raise InputError(f"noise: got a picture of {channels} channel(s), expected {expected}, those of the model")
+        if float(np.max(sigma)) > _LARGEST:
+            raise InputError(f"sigma: got {np.max(sigma):g}, whose square overflows; take another unit of the samples")
         shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
         if len(shape) not in (1, channels):
             raise InputError(f"noise: got a picture of {channels} channel(s), expected {len(shape)}")
@@ -204,7 +207,7 @@ class GaussianNoise(Noise):
 
     def describe(self) -> str:
         """Return what this noise is, in a few words."""
-        level = math.sqrt(float(np.mean(np.square(self.sigma))))
+        level = root_mean_square(np.atleast_1d(self.sigma))
         words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
         reach = f": correlated over {self.range():.0f} samples" if self.spectrum is not None else ""
         if self.strengths is None:

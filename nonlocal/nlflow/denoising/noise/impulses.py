@@ -318,7 +318,7 @@ def _in_area(side: NDArray[np.bool_], unknown: NDArray[np.bool_], density: float
     from scipy.stats import binom
 
     present, equal = _equal_neighbours(side, unknown)
-    return np.asarray(side & ((binom.sf(equal - 1, present, density) < _AREA) | _in_piece(side, density)))
+    return np.asarray(side & ((binom.sf(equal - 1, present, density) < _AREA) | _in_piece(side & ~unknown, density)))
 
 
 def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:

@@ -26,6 +26,7 @@ from nlflow.errors import check_array
 
 LEVELS: Final = 3  # sizes at which blocks are looked at
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
+_LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
 # Middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them.
@@ -119,6 +120,13 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
 
     Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest.
     """
+    present = samples if missing is None else samples[~missing]
+    span = range_of(present) if present.size else 0.0
+    if not _LEAST_RANGE < span < 1 / _LEAST_RANGE:
+        reason = "the picture is constant" if span == 0 else "its squares leave the range of floats"
+        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low" if span else "high", (reason,))
+    if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * SIDE:
+        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", ("the picture is very small",))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
     for find in (find_impulses, find_speckle, find_stripes):
@@ -150,8 +158,8 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
     axes = _axes(samples)
     span = range_of(samples)
-    if math.isinf(span) or span == 0:
-        return NoiseEstimate(white, "low", ("the picture has no range that can be computed with",))
+    if span == 0:
+        return NoiseEstimate(white, "high", ("the picture is constant",))
     # In parts of the range, so that no square leaves the range of floats.
     scaled = samples.astype(np.float64) / span
     planes, intensity = scaled @ axes.T, scaled.mean(axis=-1)
