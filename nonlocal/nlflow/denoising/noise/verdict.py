@@ -49,7 +49,7 @@ _CHROMA: Final = 0.8  # least noise of colour differences over that of the lumin
 _CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
 _STRUCTURE: Final = 0.65  # `BlockNoise.like_noise` below which the blocks of a size show structure
 _STEEPEST: Final = 2.25  # by which noise grows towards low frequencies then
-_CLEAR: Final = 0.9  # `BlockNoise.like_noise` from which on low frequencies are measured well
+_CLEAR: Final = 0.9  # `BlockNoise.like_noise` of blocks that show hardly anything but noise
 # Frequencies, as shares of the highest, from which the noise at lower ones is bounded, when they are not and when they
 # are measured well; and the power of the frequency by which it may grow.
 _REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
@@ -369,7 +369,7 @@ class _Verdict:
         }
         like = 0.0 if coarsest is None or len(self.found) < LEVELS else coarsest.like_noise
         steep = levels[True] > _FALLING * levels[False]
-        sure = like > (_SURE if steep else _CLEAR)
+        sure = steep and like > _SURE
         (low, high), level = _REFERENCE[sure], levels[sure]
         middle = math.sqrt(low * high)
         bound = level * (middle / radius) ** _GROWTH
