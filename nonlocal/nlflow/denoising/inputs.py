@@ -193,20 +193,6 @@ def place(name: str, value: Any, shape: tuple[int, ...], channel_axis: int | Non
     raise InputError(f"{name}: got shape {mask.shape}, expected {spatial}, one boolean for each sample")
 
 
-def observe(
-    image: Any,
-    sigma: Any,
-    model: Noise | None,
-    channel_axis: int | None,
-    mask: Any,
-    estimate: Estimate = estimate_sigmas,
-) -> tuple[Observation, Array, Any]:
-    """Return the observation, the samples (..., C) themselves, and how a result gets the shape of the input."""
-    samples, missing, restore = opened(image, channel_axis, mask)
-    seen = observed(samples, missing, sigma, model, channel_axis, estimate)
-    return seen, samples, restore
-
-
 def opened(image: Any, channel_axis: int | None, mask: Any) -> tuple[Array, NDArray[np.bool_] | None, Any]:
     """Return the samples (..., C), where they are missing, and how a result gets the shape of the input."""
     missing = None
@@ -398,6 +384,5 @@ def decorrelated(f: Array) -> Array:
 def channels_for(count: int, moments: Callable[[], Array]) -> Array:
     """Return the new channels of `decorrelated` as rows, from the second moments (C, C) of all samples."""
     if count == 3:
-        rows = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
-        return np.asarray(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        return np.asarray(OPPONENT)
     return np.asarray(np.linalg.eigh(moments())[1].T[::-1])

@@ -15,8 +15,9 @@ from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
 
+_ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
-OPPONENT: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]]) / np.sqrt([[3.0], [2.0], [6.0]])
+OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
 # What compression cut off counts as the strongest noise up to this share of the frequencies, and beyond as this part of

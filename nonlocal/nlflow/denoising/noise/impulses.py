@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Array, Noise, Reduction
-from nlflow.domains.samples import as_signal
+from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import InputError, check_number
 
 # Chosen on BSD68 and Kodak photographs, Set12 not looked at.
@@ -188,11 +188,11 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     """
     absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
     present = samples[~absent].ravel()
-    if present.size == 0 or present.min() == present.max() or math.isinf(_span(present)):
+    if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
         return None
     values = _candidates(present)
     # float64, from 0 to 1: what is found does not depend on the units then.
-    low, span = float(present.min()), _span(present)
+    low, span = float(present.min()), range_of(present)
     views = [_View.of(plane, unknown, values, low, span) for plane, unknown in _planes(samples, absent)]
     found = {value: density for value in values if (density := _density(views, _unit(value, low, span)))}
     if not found:
@@ -227,10 +227,6 @@ class _View:
         scaled = (np.where(unknown, low, plane).astype(np.float64) - low) / span
         median, spread = _surroundings(scaled, unknown | np.isin(plane, values))
         return cls(scaled, unknown, median, spread)
-
-
-def _span(present: Array) -> float:
-    return float(present.max()) - float(present.min())
 
 
 def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
@@ -294,9 +290,9 @@ def _sticking_out(plane: Array, unknown: NDArray[np.bool_]) -> NDArray[np.bool_]
     """Return where samples are far from what is around them, in two passes: impulses are no neighbours."""
     found = np.zeros(plane.shape, bool)
     present = plane[~unknown]
-    if present.size == 0 or present.min() == present.max() or math.isinf(_span(present)):
+    if present.size == 0 or present.min() == present.max() or math.isinf(range_of(present)):
         return found
-    scaled = (np.where(unknown, present.min(), plane).astype(np.float64) - float(present.min())) / _span(present)
+    scaled = (np.where(unknown, present.min(), plane).astype(np.float64) - float(present.min())) / range_of(present)
     for _ in range(2):
         median, spread = _surroundings(scaled, unknown | found)
         found = np.abs(scaled - median) > _SPIKE * spread  # False for NaN

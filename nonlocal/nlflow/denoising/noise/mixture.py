@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Final, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import root_mean_square
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.stripes import Stripes
@@ -92,7 +93,7 @@ def with_stripes(noise: GaussianNoise) -> Noise:
             continue
         rest = power.copy()
         rest[:, :, 0] = beside
-        level = math.sqrt(float(np.mean(np.square(noise.sigma))))
+        level = root_mean_square(np.atleast_1d(noise.sigma))
         stripes = Stripes(level * math.sqrt(share), axis=axis, shared=False)
         sigma = level * math.sqrt(max(1 - share, 0.0))
         left = GaussianNoise(sigma, np.moveaxis(rest, 1, axis + 1)) if sigma > _WEAK * level else GaussianNoise(0.0)

@@ -56,9 +56,7 @@ _REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
 _FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
 _GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from which on it is no camera's
 _GROWTH: Final = 0.8
-_SPARSE: Final = (
-    0.75  # `BlockNoise.like_noise` of the picture itself, below which compression left noise here and there
-)
+_SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture, below which compression left noise here and there
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
 _ON_LINE: Final = 1.5  # ratio of variances to a line up to which they lie on it
 
@@ -279,8 +277,7 @@ class _Verdict:
         line = np.maximum(start + slope * x, 0.1 * v.min())
         if slope <= 0 or np.abs(np.log(v / line)).max() > math.log(_ON_LINE):
             return None
-        level = math.sqrt(float(np.mean(np.square(fine.variances[6:, 6:] ** 0.5))))
-        model = GaussianNoise(level, intensities=x, strengths=np.sqrt(line))
+        model = GaussianNoise(fine.spread(_HIGHEST, _HIGHEST), intensities=x, strengths=np.sqrt(line))
         return NoiseEstimate(model, "high", ("the variance grows with the intensity along a line",))
 
     def _of(self, level: int, plane: int = 0) -> BlockNoise:
@@ -290,17 +287,16 @@ class _Verdict:
 
     def _trusted(self) -> bool:
         """Tell whether noise rules the picture, or what is coarser of it; and colours, which have little texture."""
+        return self._ruled(_SURE) and (not self.colour or self._ruled(_CLEAR, plane=1))
 
-        def ruled(plane: int, sure: float) -> bool:
-            blocks = [b[plane] for b in self.found]
-            return any(b is not None and b.like_noise > sure and b.bulk < _BULK for b in blocks)
-
-        return ruled(0, _SURE) and (not self.colour or ruled(1, _CLEAR))
+    def _ruled(self, like: float, bulk: float = _BULK, *, first: int = 0, plane: int = 0) -> bool:
+        """Tell whether noise rules a plane at any size from the `first` on."""
+        blocks = [b[plane] for b in self.found[first:]]
+        return any(b is not None and b.like_noise > like and b.bulk < bulk for b in blocks)
 
     def _growing(self, middle: float) -> bool:
         """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
-        coarsest = self.found[-1][0]
-        ruled = coarsest is not None and coarsest.like_noise > _CLEAR and coarsest.bulk < _BULK
+        ruled = self._ruled(_CLEAR, first=len(self.found) - 1)
         return ruled and not self.colour and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
 
     def _camera(self, middle: float, measured: dict[str, Any]) -> NoiseEstimate:
@@ -317,14 +313,13 @@ class _Verdict:
             own = self._composed(c) / middle**2 if self.found[1][c] is not None else 0.0
             planes.append(np.clip(own, _CHROMA**2 * reach * shape, 1.0))
         spectrum = plateau**2 * np.stack(planes)
-        half = self._of(1)
-        model = GaussianNoise(
-            np.sqrt(spectrum.mean(axis=(1, 2))), spectrum, *_strictly(half), opponent=self.colour, compressed=True
-        )
+        places, strengths = _strictly(self._of(1))
+        model = self._model(spectrum, intensities=places, strengths=strengths, compressed=True)
         return NoiseEstimate(model, "high" if self._coarse_trusted() else "medium", tuple(reasons), measured)
 
     def _coarse_trusted(self) -> bool:
-        return any(b[0] is not None and b[0].like_noise > _CERTAIN and b[0].bulk < _RULED for b in self.found[1:])
+        """Tell whether noise rules a coarser picture so much that it is no texture."""
+        return self._ruled(_CERTAIN, _RULED, first=1)
 
     def _blotches(self) -> float | None:
         """Return the noise of the colours at low frequencies, where it shows."""
@@ -338,10 +333,13 @@ class _Verdict:
     def _correlated(self, measured: dict[str, Any]) -> NoiseEstimate:
         """Return noise of the spectrum that was measured."""
         spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
-        model = GaussianNoise(np.sqrt(spectrum.mean(axis=(1, 2))), spectrum, opponent=self.colour)
-        if not self.colour:
-            model = GaussianNoise(float(model.sigma[0]), spectrum)
+        model = self._model(spectrum)
         return NoiseEstimate(model, "high", ("flat parts show noise that is weaker at high frequencies",), measured)
+
+    def _model(self, spectrum: spectra.Spectrum, **options: Any) -> GaussianNoise:
+        """Return noise of a spectrum, of opponent colours or alike in all channels."""
+        levels = np.sqrt(spectrum.mean(axis=(1, 2)))
+        return GaussianNoise(levels if self.colour else float(levels[0]), spectrum, opponent=self.colour, **options)
 
     def _composed(self, plane: int) -> spectra.Spectrum:
         """Return the spectrum of a plane: low frequencies from coarser pictures."""
