@@ -276,7 +276,7 @@ MODELS = {
     "grey": GaussianNoise.from_kernel(BOX),
     "camera": GaussianNoise(
         [1.0, 1.4, 1.2], GaussianNoise.from_kernel(np.ones((2, 2))).spectrum, [-4, 0, 6], [0.6, 1, 1.4], opponent=True,
-        compressed=True,
+        compressed=0.5,
     ),
     "signal": GaussianNoise.from_kernel(np.ones(6)),
 }  # fmt: skip

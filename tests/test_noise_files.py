@@ -27,7 +27,7 @@ from nlflow.errors import FileFormatError, InputError
 
 RNG = np.random.default_rng(5)
 CAMERA = GaussianNoise(
-    np.array([3.0, 1 / 3, np.pi]), RNG.random((3, 64, 64)), [10.0, 90.5], [0.5, 1.5], opponent=True, compressed=True
+    np.array([3.0, 1 / 3, np.pi]), RNG.random((3, 64, 64)), [10.0, 90.5], [0.5, 1.5], opponent=True, compressed=0.5
 )
 MODELS = [
     GaussianNoise(5.0),

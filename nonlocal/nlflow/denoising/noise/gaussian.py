@@ -20,11 +20,7 @@ _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
-# What compression cut off counts as the strongest noise up to this share of the frequencies, and beyond as this part of
-# its power.
-_FILLED: Final = 0.6
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
-_LEAST: Final = 0.5
 
 
 @underflowing
@@ -47,9 +43,10 @@ class GaussianNoise(Noise):
     opponent : bool
         Whether the three channels are luminance, red - blue and green - magenta (`OPPONENT`) of a colour picture, along
         which demosaiced noise is nearly independent, rather than the channels of the input.
-    compressed : bool
-        Whether weak high frequencies were cut off afterwards, as JPEG does, with those of the picture: a denoiser then
-        counts the noise of the middle frequencies there.
+    compressed : float from 0 to 1
+        How much of the weak high frequencies was cut off afterwards, as JPEG does. Quiet parts, where noise is
+        measured, lose more of it than others, so a denoiser counts a power p, relative to the strongest, as
+        p^(1 - compressed).
 
     Raises
     ------
@@ -72,7 +69,7 @@ class GaussianNoise(Noise):
     intensities: Any = None
     strengths: Any = None
     opponent: bool = False
-    compressed: bool = False
+    compressed: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -87,6 +84,10 @@ class GaussianNoise(Noise):
             count = len(self.spectrum)
             if sigma.ndim == 1 and count not in (1, len(sigma)):
                 raise InputError(f"spectrum: got {count} channels, expected 1 or {len(sigma)}, those of sigma")
+        lost = check_number("compressed", self.compressed, minimum=0)
+        if lost > 1:
+            raise InputError(f"compressed: got {lost:g}, expected a number from 0 (nothing was cut off) to 1")
+        object.__setattr__(self, "compressed", lost)
         if (self.intensities is None) != (self.strengths is None):
             raise InputError("strengths: give them together with intensities, or leave both out")
         if self.intensities is not None:
@@ -153,9 +154,8 @@ class GaussianNoise(Noise):
         """Return the spectra that a denoiser counts: those of `powers`, with what compression cut off filled up."""
         powers = self.powers(channels, dimension)
         if self.compressed:
-            share = [2 * np.abs(np.fft.fftfreq(n)) for n in powers.shape[1:]]
-            falling = np.exp(-((np.hypot(share[0][:, None], share[1]) / _FILLED) ** 4))
-            powers = np.maximum(powers, powers.max(axis=(1, 2), keepdims=True) * np.maximum(falling, _LEAST))
+            strongest = powers.max(axis=(1, 2), keepdims=True)
+            powers = strongest * (powers / strongest) ** (1 - self.compressed)
         return np.asarray(powers)
 
     def white(self, channels: int, dimension: int) -> float:
@@ -222,7 +222,8 @@ class GaussianNoise(Noise):
             fields.append(f"spectrum of {' x '.join(map(str, self.spectrum.shape))}")
         if self.intensities is not None:
             fields.append(f"{len(self.intensities)} intensities")
-        fields += [name for name in ("opponent", "compressed") if getattr(self, name)]
+        fields += ["opponent"] if self.opponent else []
+        fields += [f"compressed {self.compressed:g}"] if self.compressed else []
         return f"GaussianNoise({', '.join(fields)})"
 
 
