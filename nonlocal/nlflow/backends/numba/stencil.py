@@ -16,6 +16,7 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
+from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.exponential import FLAGS, float32_of, float64_of
 from nlflow.backends.numba.loading import loader
 
@@ -130,14 +131,15 @@ def _box_line(line, spare, out, columns, width):
             size *= 2
 
 
-@njit(fastmath=FLAGS)
-def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
+@njit(cache=True, fastmath=FLAGS)
+def tile_weights(image, place, di, dj, ri, rj, offset, scale, spatial, tokens, b, line, spare):
     """Weights k(x, x + s) of one offset on a tile, left in ``b[:rows, :columns]``.
 
-    `row` and `column` are the tile's corner in the coordinates of the padded `image`. The weight is
+    `place` has the row and column of the tile's corner in the padded `image`, and its rows and columns. The weight is
     ``spatial * exp(-max(scale * squared_patch_distance - offset, 0))``, averaged over the patch when `tokens` is set.
     The other arrays are work space.
     """
+    row, column, rows, columns = place
     ei = 2 * ri if tokens else ri
     ej = 2 * rj if tokens else rj
     channels = image.shape[0]
@@ -171,6 +173,9 @@ def _tile_weights(image, row, column, rows, columns, di, dj, ri, rj, offset, sca
         length -= 2 * rj
 
 
+_tile_weights = caller(tile_weights)
+
+
 @njit(inline="always")
 def _tiles(rows, columns):
     """Number of tiles along columns and in all, for a range of rows and columns."""
@@ -179,11 +184,13 @@ def _tiles(rows, columns):
 
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
-def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
+def store_weights(tile_of, image, offsets, spatial, reach, offset, scale, tokens, isolated, weights):
     """Fill ``weights[row, offset, column]`` with half of a symmetric stencil.
 
     Parameters
     ----------
+    tile_of : int
+        Address of `tile_weights`.
     image : (C, H + 2 m_i, W + 2 m_j)
         Padded by m = search radius + patch radius (twice the patch radius for `tokens`).
     offsets, spatial : (S, 2), (S,)
@@ -214,10 +221,10 @@ def store_weights(image, offsets, spatial, reach, offset, scale, tokens, isolate
             skip = min(max(Ri - di - top, 0), rows)
             used = max(min(columns, W + abs(dj) - left), 0)
             if used > 0 and skip < rows:
+                place = (top + skip + ri + (ei - ri), left - shift + Rj + ej, rows - skip, used)
                 _tile_weights(
-                    image, top + skip + ri + (ei - ri), left - shift + Rj + ej, rows - skip, used, di, dj, ri, rj,
-                    offset, scale, spatial[s], tokens, b, line, spare,
-                )  # fmt: skip
+                    tile_of, (image, place, di, dj, ri, rj, offset, scale, spatial[s], tokens, b, line, spare)
+                )
             for i in range(rows):
                 target = weights[top + i, s, left : left + columns]
                 y = top + i - Ri
@@ -285,7 +292,7 @@ def apply_weights(weights, offsets, centre, signal, out):
 
 
 @njit(parallel=True, cache=True, fastmath=FLAGS)
-def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
+def apply_recomputed(tile_of, image, offsets, spatial, reach, offset, scale, tokens, isolated, centre, signal, out):
     """The sums of `apply_weights` with weights that are computed on the way and never stored.
 
     Slower by the cost of the weights, O(1) memory a tile. Arguments as in `store_weights` and `apply_weights`.
@@ -315,10 +322,8 @@ def apply_recomputed(image, offsets, spatial, reach, offset, scale, tokens, isol
             dj = offsets[s, 1]
             shift = max(dj, 0)
             back = max(-dj, 0)
-            _tile_weights(
-                image, top - di + Ri + ei, left - shift + Rj + ej, rows + di, columns + abs(dj), di, dj, ri, rj,
-                offset, scale, spatial[s], tokens, b, line, spare,
-            )  # fmt: skip
+            place = (top - di + Ri + ei, left - shift + Rj + ej, rows + di, columns + abs(dj))
+            _tile_weights(tile_of, (image, place, di, dj, ri, rj, offset, scale, spatial[s], tokens, b, line, spare))
             if isolated:
                 for i in range(rows + di):
                     y = top + i - di
@@ -380,17 +385,21 @@ def apply_table(table, signal, out):
                 target[j] += part[j]
 
 
-_PAIRS, _REACH, _FLAG = types.int64[:, ::1], types.UniTuple(types.int64, 4), types.boolean
-loop = loader(
-    lambda f: {
-        "store_weights": (
-            store_weights, f[:, :, ::1], _PAIRS, f[::1], _REACH, f, f, _FLAG, _FLAG, f[:, :, ::1],
-        ),
-        "apply_weights": (apply_weights, f[:, :, ::1], _PAIRS, f, f[:, :, ::1], f[:, :, ::1]),
-        "apply_recomputed": (
-            apply_recomputed, f[:, :, ::1], _PAIRS, f[::1], _REACH, f, f, _FLAG, _FLAG, f, f[:, :, ::1], f[:, :, ::1],
-        ),
-        "apply_table": (apply_table, f[:, ::1], f[:, :, ::1], f[:, :, ::1]),
+_PAIRS, _FOUR, _FLAG = types.int64[:, ::1], types.UniTuple(types.int64, 4), types.boolean
+
+
+def _loops(f):
+    """Return the loops for Numba's type of a float."""
+    line, plane, planes, number = f[::1], f[:, ::1], f[:, :, ::1], types.int64
+    tile = Callee(tile_weights, (planes, _FOUR, *(number,) * 4, f, f, f, _FLAG, plane, line, line))
+    weights = (tile, planes, _PAIRS, line, _FOUR, f, f, _FLAG, _FLAG)
+    return {
+        "store_weights": (store_weights, *weights, planes),
+        "apply_weights": (apply_weights, planes, _PAIRS, f, planes, planes),
+        "apply_recomputed": (apply_recomputed, *weights, f, planes, planes),
+        "apply_table": (apply_table, plane, planes, planes),
     }
-)  # fmt: skip
+
+
+loop = loader(_loops)
 """Loop of a name, for ``float32`` or ``float64``."""
