@@ -19,7 +19,6 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
@@ -204,61 +203,12 @@ def _refer(reference, top, first, total):
     return moved
 
 
-@njit(cache=True)
-def group_sums(code, scale, limit, size, tile, x, y, lows, highs, values, sums, peaks):
-    """Do one group of queries of `pair_sums`."""
-    d = x.shape[0]
-    sources, channels = values.shape
-    width = _VECTORS * BYTES // x.itemsize
-    radial = code != 3
-    begin = tile * width
-    own, table = _room(d, width, x), _room(_LINE, width, x)
-    low, high = np.empty(d), np.empty(d)
-    for c in range(d):
-        low[c] = high[c] = x[c, begin]
-        for i in range(width):
-            own[c, i] = x[c, begin + i]
-            low[c] = min(low[c], own[c, i])
-            high[c] = max(high[c], own[c, i])
-    part, total = _room(channels, width, x), np.zeros((channels, width))
-    reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
-    for block in range((sources + size - 1) // size):
-        if radial and not _near(low, high, lows, highs, block, limit):
-            continue
-        end = min((block + 1) * size, sources)
-        for start in range(block * size, end, _LINE):
-            count = min(_LINE, end - start)
-            if code == 0:
-                _gaussian(d, own, y, start, count, reference, scale, table, top)
-            elif code == 1:
-                _laplace(d, own, y, start, count, reference, scale, table, top)
-            elif code == 2:
-                _top_hat(d, own, y, start, count, reference, scale, table, top)
-            else:
-                _dot_product(d, own, y, start, count, reference, scale, table, top)
-                if _refer(reference, top, start == 0, total):
-                    _dot_product(d, own, y, start, count, reference, scale, table, top)
-            _add(table, count, values, start, part)
-            for c in range(channels):
-                for i in range(width):
-                    total[c, i] += part[c, i]
-    for i in range(width):
-        peaks[begin + i] = reference[i]
-        for c in range(channels):
-            sums[begin + i, c] = total[c, i]
-
-
-_group_sums = caller(group_sums)
-
-
 @njit(parallel=True, cache=True)
-def pair_sums(one, code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
+def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
     """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
 
     Parameters
     ----------
-    one : int
-        Address of `group_sums`.
     code : int
         Which kernel, of `CODES`.
     scale : float
@@ -280,21 +230,55 @@ def pair_sums(one, code, scale, limit, size, x, y, lows, highs, values, sums, pe
         Written, float64: for the dot product a number that is near the largest logit of the row, to the base 2, or
         between it and 0; 0 for radial kernels.
     """
+    d, queries = x.shape
+    sources, channels = values.shape
     width = _VECTORS * BYTES // x.itemsize
-    for tile in prange(x.shape[1] // width):
-        _group_sums(one, (code, scale, limit, size, np.int64(tile), x, y, lows, highs, values, sums, peaks))
+    radial = code != 3
+    for tile in prange(queries // width):
+        begin = tile * width
+        own, table = _room(d, width, x), _room(_LINE, width, x)
+        low, high = np.empty(d), np.empty(d)
+        for c in range(d):
+            low[c] = high[c] = x[c, begin]
+            for i in range(width):
+                own[c, i] = x[c, begin + i]
+                low[c] = min(low[c], own[c, i])
+                high[c] = max(high[c], own[c, i])
+        part, total = _room(channels, width, x), np.zeros((channels, width))
+        reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
+        for block in range((sources + size - 1) // size):
+            if radial and not _near(low, high, lows, highs, block, limit):
+                continue
+            end = min((block + 1) * size, sources)
+            for start in range(block * size, end, _LINE):
+                count = min(_LINE, end - start)
+                if code == 0:
+                    _gaussian(d, own, y, start, count, reference, scale, table, top)
+                elif code == 1:
+                    _laplace(d, own, y, start, count, reference, scale, table, top)
+                elif code == 2:
+                    _top_hat(d, own, y, start, count, reference, scale, table, top)
+                else:
+                    _dot_product(d, own, y, start, count, reference, scale, table, top)
+                    if _refer(reference, top, start == 0, total):
+                        _dot_product(d, own, y, start, count, reference, scale, table, top)
+                _add(table, count, values, start, part)
+                for c in range(channels):
+                    for i in range(width):
+                        total[c, i] += part[c, i]
+        for i in range(width):
+            peaks[begin + i] = reference[i]
+            for c in range(channels):
+                sums[begin + i, c] = total[c, i]
 
 
 _BOXES = types.float64[:, ::1]
-
-
-def _loops(f):
-    """Return the loop for Numba's type of a float."""
-    numbers, arrays = (types.int64, f, types.float64, types.int64), (f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1])
-    results = (_BOXES, types.float64[::1])
-    one = Callee(group_sums, (*numbers, types.int64, *arrays, *results))
-    return {"pair_sums": (pair_sums, one, *numbers, *arrays, *results)}
-
-
-loop = loader(_loops)
+loop = loader(
+    lambda f: {
+        "pair_sums": (
+            pair_sums, types.int64, f, types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1],
+            _BOXES, types.float64[::1],
+        ),
+    }
+)  # fmt: skip
 """Loop of a name, for ``float32`` or ``float64``."""
