@@ -72,7 +72,7 @@ def test_json_holds_the_model(folder: Path) -> None:
     assert report["version"]
 
 
-@pytest.mark.parametrize("name", ["in.png", "colour.png", "one.csv"])
+@pytest.mark.parametrize("name", ["in.png", pytest.param("colour.png", marks=pytest.mark.slow), "one.csv"])
 def test_figure_and_model_are_written(folder: Path, name: str) -> None:
     before = listing()
     result = run("noise", name, "--figure", "noise.png", "--save", "model.json")

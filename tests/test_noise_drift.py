@@ -18,8 +18,15 @@ def removed(values, scale, missing=None):
     return Drift(scale).reduce(values[:, None], missing).samples[:, 0]
 
 
-@pytest.mark.parametrize("scale", [30, 100, 500])  # the last on means of neighbours
-@pytest.mark.parametrize("ratio", [0.5, 1, 2])
+# The longest scale goes by means of neighbours. Each scale and each ratio occurs in a case that is not slow.
+@pytest.mark.parametrize(
+    ("scale", "ratio"),
+    [
+        pytest.param(scale, ratio, marks=[] if i == j else pytest.mark.slow)
+        for i, scale in enumerate([30, 100, 500])
+        for j, ratio in enumerate([0.5, 1, 2])
+    ],
+)
 def test_a_wave_keeps_the_share_of_the_formula(scale, ratio):
     wave = np.sin(2 * np.pi * T / (ratio * scale))
     noise = np.random.default_rng(0).normal(0, 30, (len(T), 40))  # beside which weights are independent of the wave

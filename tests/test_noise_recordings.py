@@ -32,7 +32,10 @@ def decibels_wrong(found, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", QUIET)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[] if name in ("Blocks", "Doppler", "heart") else pytest.mark.slow) for name in QUIET],
+)
 @pytest.mark.parametrize("decibel", [5, 15])
 def test_the_spectrum_is_found_on_signals(kind, name, decibel):
     clean = signal(name)

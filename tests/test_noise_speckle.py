@@ -131,7 +131,9 @@ def test_looks_of_signals_and_of_colours_are_found():
     assert find_speckle(z, gone).looks == pytest.approx(4, rel=0.15)
 
 
-@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in ("camera", "page") else pytest.mark.slow) for name in CLEAN]
+)
 def test_other_noise_and_clean_pictures_are_no_speckle(name):
     clean, rng = CLEAN[name], np.random.default_rng(0)
     white, read = rng.normal(size=(2, *clean.shape))

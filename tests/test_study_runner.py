@@ -347,7 +347,7 @@ def test_numbers_that_nobody_measures_are_refused(tmp_path: Path, kind: str, col
         ("mixing", {"nodes": [8, 9], "kernel": "dot:scale=2"}),
         ("mixing", {"nodes": [8], "origin": 0, "boundary": "isolated"}),
         ("equilibrium", {"nodes": 12, "fidelity": [1, 0.1, 0.01], "boundary": "reflect"}),
-        ("stability", {"nodes": 12, "boundary": "reflect"}),
+        ("stability", {"nodes": 12, "kernel": "laplace:width=0.1", "boundary": "reflect"}),
     ],
     ids=str,
 )

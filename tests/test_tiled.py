@@ -210,9 +210,16 @@ def everything(p: nl.Affinity, u: Any, f: Any) -> dict[str, Any]:
     return result
 
 
+# Each kernel with one of the methods; with the other it is slow.
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("method", ["dense", "tiled"])
-@pytest.mark.parametrize("name", ["gaussian", "laplace", "dot product", "queries"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        pytest.param(name, method, marks=pytest.mark.slow if (number + turn) % 2 else [])
+        for number, name in enumerate(["gaussian", "laplace", "dot product", "queries"])
+        for turn, method in enumerate(["dense", "tiled"])
+    ],
+)
 def test_everything_is_what_the_dense_matrix_gives(name: str, method: str, device: str) -> None:
     kernel, asymmetric, _ = KERNELS[name]
     n = 30

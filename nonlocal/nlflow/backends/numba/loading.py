@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from nlflow.backends.interrupts import delivered
@@ -31,14 +31,23 @@ def loader(loops: Callable[[Any], dict[str, tuple[Any, ...]]]) -> Callable[..., 
     Parameters
     ----------
     loops : callable
-        Numba's type of a float to {name: (loop, type of the first argument, ...)}.
+        Numba's type of a float to {name: (loop, type of the first argument, ...)}. The first arguments may be what the
+        loop calls by address (`nlflow.backends.numba.calls.Callee`), the last of them compiled first; who calls the
+        loop leaves them out.
     """
 
     @cache
     def loop(name: str, dtype: str = "float64") -> Callable[..., None]:
         from numba import types
 
+        from nlflow.backends.numba.calls import Callee
+
         function, *arguments = loops(types.float32 if dtype == "float32" else types.float64)[name]
-        return compiled(function, types.void(*arguments))
+        called = [argument for argument in arguments if isinstance(argument, Callee)]
+        for callee in reversed(called):
+            compiled(callee.function, types.void(*callee.arguments))
+        addresses = [callee.address() for callee in called]
+        ready = compiled(function, types.void(*[types.intp] * len(called), *arguments[len(called) :]))
+        return partial(ready, *addresses) if called else ready
 
     return loop

@@ -6,6 +6,7 @@ import numpy as np
 from numba import njit, prange, types
 
 from nlflow.backends.numba import RUN
+from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
@@ -62,12 +63,91 @@ def _tied(guide, y, x, patch, radii, limit, rounding):
     return limit - slack, limit + slack
 
 
+@njit(cache=True, fastmath=_FLAGS)
+def find_job(guide, rows, columns, job, shape, patch, radii, order, rounding, members, counts):
+    """Find the groups of one run of references; the others of the arguments are those of `find_groups`."""
+    H, W = shape
+    ph, pw = patch
+    Ry, Rx = radii
+    runs = (columns.shape[0] + RUN - 1) // RUN
+    wanted = members.shape[1]
+    offsets = (2 * Ry + 1) * (2 * Rx + 1)
+    y = rows[job // runs]
+    first = (job % runs) * RUN
+    last = min(first + RUN, columns.shape[0])
+    left = columns[first]
+    length = columns[last - 1] - left + pw
+    distance = np.empty((last - first, offsets), guide.dtype)
+    squares = np.empty(length, guide.dtype)
+    sums = np.empty(length, guide.dtype)
+    candidates = np.empty(offsets, guide.dtype)
+    for dy in range(-Ry, Ry + 1):
+        outside = y + dy < 0 or y + dy > H - ph
+        for dx in range(-Rx, Rx + 1):
+            o = (dy + Ry) * (2 * Rx + 1) + dx + Rx
+            if outside:
+                for r in range(last - first):
+                    distance[r, o] = -1
+                continue
+            squares[:] = 0
+            for c in range(guide.shape[0]):
+                for r in range(ph):
+                    here = guide[c, y + r + Ry, left + Rx : left + Rx + length]
+                    there = guide[c, y + r + dy + Ry, left + dx + Rx : left + dx + Rx + length]
+                    for j in range(length):
+                        squares[j] += (here[j] - there[j]) * (here[j] - there[j])
+            sums[:] = 0
+            for c in range(pw):
+                for j in range(length - pw + 1):
+                    sums[j] += squares[j + c]
+            for r in range(last - first):
+                x = columns[first + r] + dx
+                distance[r, o] = sums[x - dx - left] if 0 <= x <= W - pw else -1
+    for r in range(last - first):
+        x = columns[first + r]
+        reference = (job // runs) * columns.shape[0] + first + r
+        chosen = members[reference]
+        chosen[0] = y * W + x
+        distance[r, Ry * (2 * Rx + 1) + Rx] = -1  # it is there already
+        found = 0
+        for o in range(offsets):
+            if distance[r, o] >= 0:
+                candidates[found] = distance[r, o]
+                found += 1
+        highest = np.inf
+        if found >= wanted:
+            limit = _kth_smallest(candidates, found, wanted - 2) if wanted > 1 else -1
+            lowest, highest = _tied(guide, y, x, patch, radii, limit, rounding)
+            spare = 1 - wanted
+            for o in range(offsets):
+                if 0 <= distance[r, o] <= highest:
+                    spare += 1
+            for k in range(offsets - 1, -1, -1):
+                if spare <= 0:
+                    break
+                o = order[k]
+                if lowest <= distance[r, o] <= highest:
+                    distance[r, o] = -1
+                    spare -= 1
+        count = 1
+        for o in range(offsets):
+            if 0 <= distance[r, o] <= highest:
+                chosen[count] = (y + o // (2 * Rx + 1) - Ry) * W + x + o % (2 * Rx + 1) - Rx
+                count += 1
+        counts[reference] = count
+
+
+_find_job = caller(find_job)
+
+
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
-def find_groups(guide, rows, columns, shape, patch, radii, order, rounding, members, counts):
+def find_groups(one, guide, rows, columns, shape, patch, radii, order, rounding, members, counts):
     """Find the patches nearest to each reference patch, itself first, in its window.
 
     Parameters
     ----------
+    one : int
+        Address of `find_job`.
     guide : (C, H + 2 Ry, W + 2 Rx)
         What is compared, padded by the search radii (with anything finite).
     rows, columns : (A,), (B,)
@@ -83,96 +163,20 @@ def find_groups(guide, rows, columns, shape, patch, radii, order, rounding, memb
     counts : (A B,) int32, output
         How many there are: n, or fewer where the window holds fewer patches.
     """
-    H, W = shape
-    ph, pw = patch
-    Ry, Rx = radii
     runs = (columns.shape[0] + RUN - 1) // RUN
-    wanted = members.shape[1]
-    offsets = (2 * Ry + 1) * (2 * Rx + 1)
     for job in prange(rows.shape[0] * runs):
-        y = rows[job // runs]
-        first = (job % runs) * RUN
-        last = min(first + RUN, columns.shape[0])
-        left = columns[first]
-        length = columns[last - 1] - left + pw
-        distance = np.empty((last - first, offsets), guide.dtype)
-        squares = np.empty(length, guide.dtype)
-        sums = np.empty(length, guide.dtype)
-        candidates = np.empty(offsets, guide.dtype)
-        for dy in range(-Ry, Ry + 1):
-            outside = y + dy < 0 or y + dy > H - ph
-            for dx in range(-Rx, Rx + 1):
-                o = (dy + Ry) * (2 * Rx + 1) + dx + Rx
-                if outside:
-                    for r in range(last - first):
-                        distance[r, o] = -1
-                    continue
-                squares[:] = 0
-                for c in range(guide.shape[0]):
-                    for r in range(ph):
-                        here = guide[c, y + r + Ry, left + Rx : left + Rx + length]
-                        there = guide[c, y + r + dy + Ry, left + dx + Rx : left + dx + Rx + length]
-                        for j in range(length):
-                            squares[j] += (here[j] - there[j]) * (here[j] - there[j])
-                sums[:] = 0
-                for c in range(pw):
-                    for j in range(length - pw + 1):
-                        sums[j] += squares[j + c]
-                for r in range(last - first):
-                    x = columns[first + r] + dx
-                    distance[r, o] = sums[x - dx - left] if 0 <= x <= W - pw else -1
-        for r in range(last - first):
-            x = columns[first + r]
-            reference = (job // runs) * columns.shape[0] + first + r
-            chosen = members[reference]
-            chosen[0] = y * W + x
-            distance[r, Ry * (2 * Rx + 1) + Rx] = -1  # it is there already
-            found = 0
-            for o in range(offsets):
-                if distance[r, o] >= 0:
-                    candidates[found] = distance[r, o]
-                    found += 1
-            highest = np.inf
-            if found >= wanted:
-                limit = _kth_smallest(candidates, found, wanted - 2) if wanted > 1 else -1
-                lowest, highest = _tied(guide, y, x, patch, radii, limit, rounding)
-                spare = 1 - wanted
-                for o in range(offsets):
-                    if 0 <= distance[r, o] <= highest:
-                        spare += 1
-                for k in range(offsets - 1, -1, -1):
-                    if spare <= 0:
-                        break
-                    o = order[k]
-                    if lowest <= distance[r, o] <= highest:
-                        distance[r, o] = -1
-                        spare -= 1
-            count = 1
-            for o in range(offsets):
-                if 0 <= distance[r, o] <= highest:
-                    chosen[count] = (y + o // (2 * Rx + 1) - Ry) * W + x + o % (2 * Rx + 1) - Rx
-                    count += 1
-            counts[reference] = count
+        _find_job(
+            one,
+            (guide, rows, columns, np.int64(job), shape, patch, radii, order, rounding, members, counts),
+        )
 
 
 def _loops(real):
     places, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
     order, members = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2))
-    return {
-        "find_groups": (
-            find_groups,
-            types.Array(real, 3, "C"),
-            places,
-            places,
-            two,
-            two,
-            two,
-            order,
-            real,
-            members,
-            order,
-        )
-    }
+    inputs, options = (types.Array(real, 3, "C"), places, places), (two, two, two, order, real, members, order)
+    job = Callee(find_job, (*inputs, types.int64, *options))
+    return {"find_groups": (find_groups, job, *inputs, *options)}
 
 
 loop = loader(_loops)
