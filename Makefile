@@ -6,7 +6,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV   := .venv
 BIN    := $(VENV)/bin
-PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 
 # Stamps: the file is there when the step is done.
 MADE  := $(VENV)/.made-in

@@ -1,6 +1,6 @@
 """Noise: models of it, which one a picture has, how strong it is, and how much of it an estimate has left."""
 
-from nlflow.denoising.noise.base import Noise
+from nlflow.denoising.noise.base import Noise, NoiseEstimate
 from nlflow.denoising.noise.drift import Drift
 from nlflow.denoising.noise.estimation import estimate_sigma, estimate_sigmas
 from nlflow.denoising.noise.files import load_noise, noise_of
@@ -14,7 +14,7 @@ from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stabilizing import Poisson
 from nlflow.denoising.noise.stripes import Stripes, find_stripes
-from nlflow.denoising.noise.verdict import NoiseEstimate, estimate_noise
+from nlflow.denoising.noise.verdict import estimate_noise
 
 __all__ = [
     "Drift",

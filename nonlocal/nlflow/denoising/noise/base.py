@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -112,3 +112,29 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(item) for item in value]
     return np.asarray(value).tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+@dataclass(frozen=True)
+class NoiseEstimate:
+    """What `estimate_noise` found.
+
+    Attributes
+    ----------
+    model : Noise
+        Of the noise.
+    confidence : {'high', 'medium', 'low'}
+        High where flat parts show nothing but this noise, low where structure is everywhere.
+    reasons : tuple of str
+        What the verdict rests on, one sentence each.
+    measured : dict
+        By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
+    """
+
+    model: Noise
+    confidence: str
+    reasons: tuple[str, ...] = ()
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """Return the verdict for people."""
+        return f"{self.model.describe()} (confidence {self.confidence})"

@@ -1,0 +1,292 @@
+"""The rules by which the noise in the blocks of a picture, at several sizes of it, becomes a model.
+
+Their thresholds were chosen on PolyU photographs, simulated cameras and Set12 with coloured noise.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from nlflow.denoising.noise import spectra
+from nlflow.denoising.noise.base import Array, NoiseEstimate
+from nlflow.denoising.noise.blocks import SIDE, BlockNoise
+from nlflow.denoising.noise.gaussian import GaussianNoise
+
+_Light = tuple[Array, Array] | tuple[None, None]  # intensities, and relative standard deviations there
+LEVELS: Final = 3  # sizes at which blocks are looked at
+_REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
+# Middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them.
+_MIDDLE: Final = (3, 4)
+_HIGHEST: Final = (6, 7)
+_CUT: Final = 0.15  # noise at the highest frequencies over that at the middle ones: below, compression cut it off
+_ROUNDED: Final = 1.2  # and no more than so many steps of 8 bits
+_WHITE: Final = 0.92  # noise at the highest frequencies over that at the next lower ones: above, it is white
+_STRONGER: Final = 0.6  # the same over that at middle ones: below, there is structure
+_VISIBLE: Final = 0.015  # of the range: weaker noise that is not white cannot be told from fine texture
+_DRAWN: Final = 5.0  # `BlockNoise.bulk` from which on it is structure that JPEG left of a clean picture
+_LOST: Final = 1.25  # by which compression lowers the noise of the quietest blocks, where it leaves colours none
+_OF_BLOTCHES: Final = 1.12  # the same where colours tell how strong noise is
+_NOISY: Final = {True: 0.6, False: 0.68}  # `BlockNoise.like_noise` from which on blocks show noise, in colours and grey
+_SURE: Final = 0.78  # the same for noise that nothing was cut off
+_NEARBY: Final = 0.65  # and the least for the picture itself
+_BULK: Final = 2.4  # and `BlockNoise.bulk` up to which noise rules the picture
+_CERTAIN: Final = 0.85  # the same two where texture that looks like noise must be told from it
+_RULED: Final = 1.75
+_COLOURED: Final = 0.45  # `BlockNoise.like_noise` from which on colour differences show noise
+_OF_COLOURS: Final = 0.75  # noise of the luminance at middle frequencies over that of colours at low ones, at most
+_GREEN: Final = 0.58  # `BlockNoise.like_noise` from which on green - magenta shows noise at middle frequencies
+_COLOURED_COARSE: Final = 0.6
+_TEXTURE: Final = 0.19  # texture of green - magenta over that of the luminance
+_OF_GREEN: Final = 1.15  # noise of the luminance at middle frequencies over that of green - magenta
+_TOO_MUCH: Final = 2.5  # noise of the luminance over what colours say, from which on it is texture
+_SEEN: Final = 4 / 255  # of the range: with less in green - magenta the picture counts as clean
+_BY_COLOURS: Final = "texture is everywhere: the noise of the colours says how strong that of the luminance is"
+_CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
+_CHROMA_MOST: Final = 1.4  # and the greatest
+_CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
+_STRUCTURE: Final = 0.65  # `BlockNoise.like_noise` below which the blocks of a size show structure
+_STEEPEST: Final = 2.25  # by which noise grows towards low frequencies then
+_CLEAR: Final = 0.9  # `BlockNoise.like_noise` of blocks that show hardly anything but noise
+# Frequencies, as shares of the highest, from which the noise at lower ones is bounded, when they are not and when they
+# are measured well; and the power of the frequency by which it may grow.
+_REFERENCE: Final = {False: (0.2, 0.3), True: (0.12, 0.18)}
+_FALLING: Final = 3.0  # ratio of the two, from which on noise itself falls, and not structure with it
+_GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from which on it is no camera's
+_GROWTH: Final = 0.8
+_SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture, below which compression left noise here and there
+# `GaussianNoise.compressed` by the same: the fewer blocks kept noise, the more was cut off.
+_COMPRESSED: Final = (0.68, 0.78, 0.95), (0.85, 0.33, 0.0)
+_UNSURE: Final = 0.67  # and the most where only colours tell how strong it is
+_VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
+_ON_LINE: Final = 1.5  # ratio of variances to a line up to which they lie on it
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules by which figures of blocks become a model."""
+
+    white: GaussianNoise
+    found: list[list[BlockNoise | None]]
+    colour: bool
+    span: float
+
+    def estimate(self) -> NoiseEstimate:
+        """Return the model, what it rests on, and how sure it is."""
+        fine, half = self._of(0), self._of(1)
+        middle, highest = 2 * half.spread(_MIDDLE, _MIDDLE), fine.spread(_HIGHEST, _HIGHEST)
+        measured = {
+            "middle": middle, "highest": highest, "white": self.white.sigma,
+            "like_noise": [b[0].like_noise for b in self.found if b[0]],
+            "bulk": [b[0].bulk for b in self.found if b[0]], "intensities": half.intensities,
+            "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
+        }  # fmt: skip
+        rounding = _ROUNDED * self.span / 255
+        cut = (
+            highest < min(_CUT * middle, rounding)
+            and half.like_noise > _NOISY[self.colour]
+            and fine.like_noise < _SPARSE
+            and half.bulk < _DRAWN
+        )
+        if cut and (self.colour or not self._growing(middle)):
+            return self._camera(self._plateau(middle), measured)
+        falling = highest < max(_WHITE * fine.spread((4, 5), (4, 5)), _CUT * middle)
+        bound, colours = self._bounded(middle), self._of_colours(middle)
+        texture = colours is not None and middle > _TOO_MUCH * colours
+        if falling and middle > _VISIBLE * self.span and self._trusted() and not texture:
+            if self.colour and not self._growing(middle):
+                return self._camera((middle, ()), measured)
+            return self._correlated(measured)
+        if falling and bound is not None and bound > _SEEN * self.span:
+            return self._camera((bound, (_BY_COLOURS,)), measured)
+        reasons = ("noise is as strong at high frequencies as at middle ones",)
+        if not falling and fine.like_noise > _SURE:
+            varying = self._varying(fine)
+            if varying is not None:
+                return replace(varying, measured=measured)
+        if falling or highest < _STRONGER * middle:
+            reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
+        sure = fine.like_noise > _SURE and fine.bulk < _BULK and not falling
+        return NoiseEstimate(self.white, "high" if sure else "medium", reasons, measured)
+
+    def _varying(self, fine: BlockNoise) -> NoiseEstimate | None:
+        """Return white noise whose variance grows with the intensity, where it clearly does."""
+        places, strengths = _line(fine)
+        if places is None:
+            return None
+        model = GaussianNoise(fine.spread(_HIGHEST, _HIGHEST), intensities=places, strengths=strengths)
+        return NoiseEstimate(model, "high", ("the variance grows with the intensity along a line",))
+
+    def _of(self, level: int, plane: int = 0) -> BlockNoise:
+        found = self.found[level][plane]
+        assert found is not None
+        return found
+
+    def _trusted(self) -> bool:
+        """Tell whether noise rules the picture, or what is coarser of it; and colours, which have little texture.
+
+        Noise looks like noise at each size. Grass and gravel do so from afar alone.
+        """
+        if self._of(0).like_noise < _NEARBY and self._of(1).like_noise < _CERTAIN:
+            return False
+        return self._ruled(_SURE) and (not self.colour or self._ruled(_CLEAR, plane=1))
+
+    def _ruled(self, like: float, bulk: float = _BULK, *, first: int = 0, plane: int = 0) -> bool:
+        """Tell whether noise rules a plane at any size from the `first` on."""
+        blocks = [b[plane] for b in self.found[first:]]
+        return any(b is not None and b.like_noise > like and b.bulk < bulk for b in blocks)
+
+    def _growing(self, middle: float) -> bool:
+        """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
+        ruled = self._ruled(_CLEAR, first=len(self.found) - 1)
+        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
+
+    def _camera(self, level: tuple[float, tuple[str, ...]], measured: dict[str, Any]) -> NoiseEstimate:
+        """Return the noise of a photograph, which is flat up to middle frequencies and falls beyond."""
+        plateau, reasons = level
+        middle = measured["middle"]
+        shape = np.minimum(self._composed(0) / middle**2, 1.0)
+        planes = [plateau**2 * shape]
+        for c in range(1, 3 if self.colour else 1):
+            reach = np.exp(-np.square(_radius() / _CHROMA_REACH))
+            own = self._composed(c, cut=True) if self.found[1][c] is not None else 0.0
+            planes.append(plateau**2 * np.clip(own / plateau**2, _CHROMA**2 * reach * shape, _CHROMA_MOST**2))
+        lost = float(np.interp(self._of(0).like_noise, *_COMPRESSED))
+        if plateau < middle:  # what is uncertain is filled up less
+            lost = min(lost, _UNSURE)
+        model = self._model(np.stack(planes), self._light(), lost)
+        words = ("its high frequencies were cut off, as demosaicking and JPEG do", *reasons)
+        return NoiseEstimate(model, "high" if self._coarse_trusted() else "medium", words, measured)
+
+    def _plateau(self, middle: float) -> tuple[float, tuple[str, ...]]:
+        """Return the noise of the luminance at middle frequencies where compression cut off higher ones, and why."""
+        bound, colours = self._bounded(middle), self._of_colours(middle)
+        if bound is not None and colours is not None:
+            sure = self._coarse_trusted() and middle <= _TOO_MUCH * colours
+            return (middle, ()) if sure else (bound, (_BY_COLOURS,))
+        blotches = math.inf if self._coarse_trusted() else self._blotches()
+        return (_LOST * middle, ()) if middle <= blotches else (_OF_BLOTCHES * blotches, (_BY_COLOURS,))
+
+    def _bounded(self, middle: float) -> float | None:
+        """Return the noise of the luminance, between what its blocks say and the least of what colours say."""
+        colours, half = self._of_colours(middle), self._of(1)
+        if colours is None:
+            return None
+        if middle > _TOO_MUCH * colours:
+            return colours
+        trust = np.clip((half.like_noise - 0.7) / 0.2, 0, 1) * np.clip((4.2 - half.bulk) / 1.5, 0, 1)
+        return float(middle**trust * min(colours, middle) ** (1 - trust))
+
+    def _of_colours(self, middle: float) -> float | None:
+        """Return the noise of the luminance at middle frequencies as that of green - magenta tells it, where it does.
+
+        Texture is weak in this plane: a share of that of the luminance.
+        """
+        green = self.found[1][2] if self.colour else None
+        if green is None or green.like_noise < _GREEN:
+            return None
+        power = (2 * green.spread((1, 2), (1, 2))) ** 2 - (_TEXTURE * middle) ** 2
+        return _OF_GREEN * math.sqrt(max(power, 0.0))
+
+    def _coarse_trusted(self) -> bool:
+        """Tell whether noise rules a coarser picture so much that it is no texture."""
+        return self._ruled(_CERTAIN, _RULED, first=1)
+
+    def _blotches(self) -> float:
+        """Return how strong the noise of the luminance is at most, as low frequencies of the colours tell it."""
+        if not self.colour or len(self.found) < 3:
+            return math.inf
+        half, coarse = self.found[1][1], self.found[2][1:]
+        if half is None or half.like_noise < _COLOURED or any(b is None for b in coarse):
+            return math.inf
+        return _OF_COLOURS * 4 * max(b.spread((1, 2), (1, 2)) for b in coarse if b is not None)
+
+    def _correlated(self, measured: dict[str, Any]) -> NoiseEstimate:
+        """Return noise of the spectrum that was measured."""
+        spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
+        model = self._model(spectrum, _line(self._of(1)))
+        return NoiseEstimate(model, "high", ("flat parts show noise that is weaker at high frequencies",), measured)
+
+    def _model(self, spectrum: spectra.Spectrum, light: _Light, compressed: float = 0.0) -> GaussianNoise:
+        """Return noise of a spectrum, of opponent colours or alike in all channels."""
+        levels = np.sqrt(spectrum.mean(axis=(1, 2)))
+        sigma = levels if self.colour else float(levels[0])
+        return GaussianNoise(sigma, spectrum, light[0], light[1], opponent=self.colour, compressed=compressed)
+
+    def _light(self) -> _Light:
+        """Return intensities that increase, and the relative standard deviations there.
+
+        Half of the way in logarithms where texture may pass for noise.
+        """
+        half = self._of(1)
+        places, first = np.unique(half.intensities, return_index=True)
+        return places, half.strengths[first] ** (0.5 if self._coarse_trusted() else 0.25)
+
+    def _composed(self, plane: int, *, cut: bool = False) -> spectra.Spectrum:
+        """Return the spectrum of a plane: low frequencies from coarser pictures.
+
+        What compression `cut` off at middle frequencies tells nothing of lower ones.
+        """
+        share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
+        farthest = np.maximum(share[:, None], share)
+        result = np.zeros((spectra.FREQUENCIES,) * 2)
+        for level, blocks in enumerate(self.found):
+            own = blocks[plane]
+            if own is not None:
+                limit = _REACH / 2**level
+                values = 4.0**level * np.exp(_interpolated(np.log(own.variances), share * (SIDE << level)))
+                if level and own.like_noise < _STRUCTURE:
+                    edge = (farthest > 0.8 * limit) & (farthest < 1.3 * limit)
+                    values = np.minimum(values, _STEEPEST * np.median(result[edge]))
+                result = np.where((farthest <= limit) | (result == 0), values, result)
+        coarsest = self.found[-1][plane]
+        if cut and coarsest is not None and coarsest.like_noise > _COLOURED_COARSE:
+            return result
+        return self._levelled(result, plane)
+
+    def _levelled(self, spectrum: spectra.Spectrum, plane: int) -> spectra.Spectrum:
+        """Return a spectrum that grows no faster than noise does at the lowest frequencies, where structure is."""
+        coarsest = self.found[-1][plane]
+        radius = np.maximum(_radius(), 1 / spectra.FREQUENCIES)
+        levels = {
+            sure: float(np.median(spectrum[(radius >= low) & (radius < high)]))
+            for sure, (low, high) in _REFERENCE.items()
+        }
+        like = 0.0 if coarsest is None or len(self.found) < LEVELS else coarsest.like_noise
+        steep = levels[True] > _FALLING * levels[False]
+        sure = steep and like > _SURE
+        (low, high), level = _REFERENCE[sure], levels[sure]
+        middle = math.sqrt(low * high)
+        bound = level * (middle / radius) ** _GROWTH
+        return np.asarray(np.where(radius < low, np.minimum(spectrum, bound), spectrum))
+
+
+def _line(blocks: BlockNoise) -> _Light:
+    """Return intensities and relative standard deviations where the variance clearly grows along a line."""
+    from scipy.stats import theilslopes
+
+    x, v = blocks.intensities, blocks.strengths
+    if len(v) < 3 or v.max() < _VARYING * v.min() or (np.diff(x) <= 0).any():
+        return None, None
+    slope, start = theilslopes(v, x)[:2]
+    line = np.maximum(start + slope * x, 0.5 * v.min())
+    # One may lie beside it: a step of intensities that is wide, of which the quietest part was measured.
+    if slope <= 0 or np.sort(np.abs(np.log(v / line)))[-2] > math.log(_ON_LINE):
+        return None, None
+    return x, np.sqrt(line)
+
+
+def _interpolated(table: Array, places: Array) -> Array:
+    """Return a table (8, 8) at fractional places along both axes, bilinear."""
+    from scipy.ndimage import map_coordinates
+
+    grid = np.meshgrid(np.minimum(places, SIDE - 1), np.minimum(places, SIDE - 1), indexing="ij")
+    return np.asarray(map_coordinates(table, grid, order=1, mode="nearest"))
+
+
+def _radius() -> Array:
+    share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
+    return np.asarray(np.hypot(share[:, None], share))
