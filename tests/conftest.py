@@ -15,6 +15,15 @@ hypothesis.settings.register_profile("nlflow", derandomize=True, deadline=None, 
 hypothesis.settings.load_profile("nlflow")
 
 
+# Files with one long test: started first, no process waits for them at the end.
+LONGEST = ("test_processors.py", "test_docs.py", "test_public.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the files with the longest tests first; all else keeps its place."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
     """Run compiled loops in one thread: on a busy machine the start of a thread costs more than all of a small loop.
