@@ -38,11 +38,11 @@ demo: $(CORE)
 
 test: lint
 	@echo '== pytest'
-	@$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -m 'not slow' -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: lint
 	@echo '== pytest, all tests'
-	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest --cov -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 portable: $(DEV)
 	@$(BIN)/python -m validation.robustness.processors $(ARGS)
