@@ -127,10 +127,10 @@ def test_tables_come_back_to_the_last_bit(rows: list[list[float]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder) / "a.csv", Path(folder) / "b.csv"
         first.write_text("\n".join(",".join(map(repr, row)) for row in rows))
-        table = files.read(first)
+        table = files.read(first, first_column="denoise")  # one that increases counts as time otherwise
         np.testing.assert_array_equal(table.data.reshape(len(rows), -1), rows)
         files.write(second, table.data, table)
-        np.testing.assert_array_equal(files.read(second).data, table.data)
+        np.testing.assert_array_equal(files.read(second, first_column="denoise").data, table.data)
 
 
 @given(st.binary(max_size=300))

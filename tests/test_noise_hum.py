@@ -236,7 +236,12 @@ def signals_of_tones():
     }
 
 
-@pytest.mark.parametrize("name", sorted(signals_of_tones()))
+SLOW = ("pulses", "few pulses", "note", "three", "seasons", "chord")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(signals_of_tones())]
+)
 def test_tones_that_are_the_signal_are_kept(name):
     values = signals_of_tones()[name]
     rng = np.random.default_rng(0)

@@ -42,6 +42,9 @@ _GREEN: Final = 0.58  # `BlockNoise.like_noise` from which on green - magenta sh
 _COLOURED_COARSE: Final = 0.6
 _TEXTURE: Final = 0.19  # texture of green - magenta over that of the luminance
 _OF_GREEN: Final = 1.15  # noise of the luminance at middle frequencies over that of green - magenta
+_AT_MOST: Final = 1.8  # noise of the luminance over what colours say, as gradient-corrected demosaicking leaves it
+_COARSE_COLOURS: Final = 0.7  # `BlockNoise.like_noise` from which on red - blue tells it at low frequencies
+_OF_RED_BLUE: Final = 1.1  # noise of the luminance over that of red - blue there, at most
 _TOO_MUCH: Final = 2.5  # noise of the luminance over what colours say, from which on it is texture
 _SEEN: Final = 4 / 255  # of the range: with less in green - magenta the picture counts as clean
 _BY_COLOURS: Final = "texture is everywhere: the noise of the colours says how strong that of the luminance is"
@@ -59,7 +62,7 @@ _GROWN: Final = 2.5  # noise at low frequencies over that at middle ones, from w
 _GROWTH: Final = 0.8
 _SPARSE: Final = 0.75  # `BlockNoise.like_noise` of the picture, below which compression left noise here and there
 # `GaussianNoise.compressed` by the same: the fewer blocks kept noise, the more was cut off.
-_COMPRESSED: Final = (0.68, 0.78, 0.95), (0.85, 0.33, 0.0)
+_COMPRESSED: Final = (0.68, 0.78, 0.95), (0.85, 0.33, 0.15)
 _UNSURE: Final = 0.67  # and the most where only colours tell how strong it is
 _VARYING: Final = 3.0  # ratio of variances from which on white noise counts as depending on the intensity
 _ON_LINE: Final = 1.5  # ratio of variances to a line up to which they lie on it
@@ -98,7 +101,7 @@ class Rules:
         texture = colours is not None and middle > _TOO_MUCH * colours
         if falling and middle > _VISIBLE * self.span and self._trusted() and not texture:
             if self.colour and not self._growing(middle):
-                return self._camera((middle, ()), measured)
+                return self._camera((self._capped(middle, colours), ()), measured)
             return self._correlated(measured)
         if falling and bound is not None and bound > _SEEN * self.span:
             return self._camera((bound, (_BY_COLOURS,)), measured)
@@ -163,12 +166,27 @@ class Rules:
 
     def _plateau(self, middle: float) -> tuple[float, tuple[str, ...]]:
         """Return the noise of the luminance at middle frequencies where compression cut off higher ones, and why."""
-        bound, colours = self._bounded(middle), self._of_colours(middle)
+        bound, colours, half = self._bounded(middle), self._of_colours(middle), self._of(1)
         if bound is not None and colours is not None:
+            if half.like_noise > _CLEAR and half.bulk < _RULED:
+                return min(middle, self._ceiling()), ()
             sure = self._coarse_trusted() and middle <= _TOO_MUCH * colours
-            return (middle, ()) if sure else (bound, (_BY_COLOURS,))
+            return (self._capped(middle, colours), ()) if sure else (bound, (_BY_COLOURS,))
         blotches = math.inf if self._coarse_trusted() else self._blotches()
-        return (_LOST * middle, ()) if middle <= blotches else (_OF_BLOTCHES * blotches, (_BY_COLOURS,))
+        if middle > blotches:
+            return _OF_BLOTCHES * blotches, (_BY_COLOURS,)
+        return min(_LOST * middle, self._ceiling()), ()
+
+    def _ceiling(self) -> float:
+        """Return what the noise of red - blue at the lowest frequencies, which compression spares, allows at most."""
+        coarse = self.found[2][1] if self.colour and len(self.found) == LEVELS else None
+        if coarse is None or coarse.like_noise < _COARSE_COLOURS:
+            return math.inf
+        return _OF_RED_BLUE * 4 * coarse.spread((1, 2), (1, 2))
+
+    def _capped(self, middle: float, colours: float | None) -> float:
+        """Return the noise of the luminance, at most so much as colours allow."""
+        return middle if colours is None else min(middle, _AT_MOST * colours)
 
     def _bounded(self, middle: float) -> float | None:
         """Return the noise of the luminance, between what its blocks say and the least of what colours say."""
