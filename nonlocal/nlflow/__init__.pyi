@@ -37,6 +37,9 @@ from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .flows.p_flow import PFlow as PFlow
+from .flows.reactions import AllenCahn as AllenCahn
+from .flows.reactions import FisherKPP as FisherKPP
+from .flows.reactions import Reaction as Reaction
 from .flows.result import Solution as Solution
 from .flows.result import Status as Status
 from .flows.solver import solve as solve
@@ -62,6 +65,7 @@ from .studies import run_study as run_study
 
 __all__ = [
     "Affinity",
+    "AllenCahn",
     "AttentionFlow",
     "AttentionStep",
     "Batch",
@@ -79,6 +83,7 @@ __all__ = [
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
+    "FisherKPP",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
@@ -100,6 +105,7 @@ __all__ = [
     "PatchGroups",
     "Points",
     "Poisson",
+    "Reaction",
     "RungeKutta",
     "SemiImplicit",
     "Solution",

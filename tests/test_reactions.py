@@ -1,0 +1,392 @@
+"""Reactions and sources: exact solutions, orders, energies that fall, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.integrate import solve_ivp
+
+import nlflow as nl
+from nlflow.errors import InputError, NumericalError, StabilityError
+from nlflow.flows import derivatives
+from nlflow.flows.integrators import FixedStep
+from tests.problems import Floats, torch_on_one_thread
+
+GRID = nl.Grid(24, spacing=1 / 24, boundary="reflect")
+X = GRID.nodes[:, 0]
+WEIGHTS = nl.affinity(nl.Gaussian(width=0.1), GRID, method="dense")
+START = 0.5 + 0.4 * np.cos(5 * X**2)
+F = np.sin(3 * X)
+ROUNDING = 1e-15  # of energies, which are of order 1
+
+
+def wave(t: float, x: Floats) -> Floats:
+    return np.sin(2 * t) * np.cos(3 * x[:, 0])
+
+
+def moving(t: float) -> Floats:
+    return F * np.cos(t)
+
+
+def energy(fidelity: float = 0.4, measure: str = "degree") -> nl.E:
+    return nl.E(WEIGHTS, F, fidelity, measure=measure)
+
+
+FLOWS: dict[str, Callable[[], Any]] = {
+    "reaction": lambda: nl.GradientFlow(energy(measure="l2"), "l2", reaction=nl.AllenCahn(3.0)),
+    "reaction, degree": lambda: nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=nl.FisherKPP(6.0)),
+    "array": lambda: nl.GradientFlow(energy(2.0), "degree", source=F),
+    "source": lambda: nl.GradientFlow(energy(4.0), "degree", source=wave),
+    "observed": lambda: nl.GradientFlow(energy(2.0), "degree", observed=moving),
+    "all": lambda: nl.GradientFlow(energy(), "degree", reaction=nl.AllenCahn(2.0), source=wave, observed=moving),
+    "attention": lambda: nl.AttentionFlow(WEIGHTS, moving, 0.5, reaction=nl.FisherKPP(4.0), source=lambda t: t * F),
+}
+
+
+def rates(flow: Any) -> Callable[[float, Floats], Floats]:
+    """Return du/dt of (t, u), written from the formulas."""
+    terms = flow.terms
+    matrix = np.array([flow.affinity.average(row) for row in np.eye(24)]).T
+    rate = np.exp(flow.affinity.log_degree) if flow.metric == "l2" else np.ones(24)
+
+    def rate_of(t: float, u: Floats) -> Floats:
+        result = rate * (matrix @ u - u)
+        if flow.fidelity is not None:
+            f = moving(t) if terms.observed is not None else F
+            result = result + np.asarray(flow.fidelity.values) * (f - u)
+        if isinstance(terms.reaction, nl.AllenCahn):
+            result = result + terms.reaction.strength * (u - u**3)
+        if isinstance(terms.reaction, nl.FisherKPP):
+            result = result + terms.reaction.rate * (u - u**2)
+        if terms.source is not None:
+            g = F if not terms.source.timed else t * F if isinstance(flow, nl.AttentionFlow) else wave(t, X[:, None])
+            result = result + g
+        return np.asarray(result)
+
+    return rate_of
+
+
+def reference(flow: Any, t: float) -> Floats:
+    found = solve_ivp(rates(flow), (0, t), START, method="DOP853", rtol=3e-14, atol=1e-16)
+    return np.asarray(found.y[:, -1])
+
+
+def slope(flow: Any, integrator: Callable[[float], Any], steps: list[float], expected: Floats) -> float:
+    errors = [np.abs(nl.solve(flow, START, t=1.0, integrator=integrator(dt)).final - expected).max() for dt in steps]
+    return float(np.polyfit(np.log(steps), np.log(errors), 1)[0])
+
+
+# Numbers of steps at which the first term of the error outweighs the others, and rounding.
+INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
+    "euler": (nl.ExplicitEuler, [100, 150, 200]),
+    "rk": (lambda dt: nl.RungeKutta(dt=dt, adaptive=False), [48, 56, 64]),
+}
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("integrator", INTEGRATORS)
+@pytest.mark.parametrize("name", FLOWS)
+def test_orders(name: str, integrator: str) -> None:
+    flow = FLOWS[name]()
+    make, numbers = INTEGRATORS[integrator]
+    assert slope(flow, make, [1 / n for n in numbers], reference(flow, 1.0)) == pytest.approx(make(1.0).order, abs=0.1)
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("name", FLOWS)
+def test_tolerances_are_met(name: str) -> None:
+    flow = FLOWS[name]()
+    found = nl.solve(flow, START, t=1.0, integrator=nl.RungeKutta(1e-9, 1e-11))
+    assert found.success
+    assert np.abs(found.final - reference(flow, 1.0)).max() < 1e-8
+    # The slope at the end of a step is that at the start of the next, also where it depends on time.
+    steps = found.stats["steps"] + found.stats["rejected"]
+    assert found.stats["applications"] == 6 * steps + 1
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_logistic_growth(kind: str, dtype: str) -> None:
+    """Constants do not diffuse, so u' = u (1 - u), with the dtype and kind of the start."""
+    start: Any = np.full(24, 0.1, dtype)
+    weights, tolerance = WEIGHTS, 1e-6 if dtype == "float32" else 1e-10
+    if kind == "torch":
+        torch = torch_on_one_thread()
+        start = torch.asarray(start)
+        weights = nl.affinity(nl.Gaussian(width=0.1), nl.Points(X), torch.asarray(X[:, None], dtype=start.dtype))
+    flow = nl.GradientFlow(nl.J(weights), "degree", reaction=nl.FisherKPP())
+    final = nl.solve(flow, start, t=3.0, integrator=nl.RungeKutta(tolerance, tolerance)).final
+    assert type(final) is type(start)
+    assert final.dtype == start.dtype
+    exact = 1 / (1 + 9 * np.exp(-3.0))
+    assert np.abs(np.asarray(final) - exact).max() < 20 * tolerance
+
+
+@pytest.mark.parametrize("metric", ["l2", "degree"])
+def test_allen_cahn_descends_and_keeps_its_range(metric: str) -> None:
+    flow = nl.GradientFlow(nl.J(WEIGHTS), metric, reaction=nl.AllenCahn(4.0))
+    start = np.random.default_rng(3).uniform(-1, 1, 24)
+    times = np.linspace(0, 4, 40)
+    # Theory asks for dt (d + 2 s) <= 1 for the range.
+    step = 1 / (8.0 + (float(np.max(flow.affinity.degree)) if metric == "l2" else 1.0))
+    for integrator in (nl.ExplicitEuler(step), nl.RungeKutta(1e-8, 1e-10)):
+        found = nl.solve(flow, start, t_eval=times, integrator=integrator, trackers=[nl.Energy()])
+        assert np.all(np.diff(found.energy) <= ROUNDING)
+        assert found.energy[0] - found.energy[-1] > 0.1
+        assert np.all(np.diff(found.records["energy"]["value"]) <= ROUNDING)
+        assert np.abs(found.u).max() <= 1 + 1e-12
+
+
+@pytest.mark.numerical
+@pytest.mark.parametrize("name", ["reaction", "reaction, degree", "array"])
+def test_velocity_is_minus_the_gradient_of_the_energy(name: str) -> None:
+    flow = FLOWS[name]()
+    measure = flow.functional.affinity.measure(flow.metric, START)
+    if flow.metric == "degree":
+        measure = measure * np.exp(flow.functional.affinity.log_total())
+    v = np.random.default_rng(5).standard_normal(24)
+    h = 1e-5
+    change = (flow.energy(START + h * v) - flow.energy(START - h * v)) / (2 * h)
+    assert change == pytest.approx(-np.sum(measure * flow.velocity(START) * v), rel=1e-7)
+
+
+@pytest.mark.numerical
+def test_energies_belong_to_their_time() -> None:
+    found = nl.solve(FLOWS["observed"](), START, t_eval=[0.0, 0.5, 1.0])
+    for t, u, value in zip(found.t, found.u, found.energy, strict=True):
+        assert value == pytest.approx(nl.E(WEIGHTS, moving(t), 2.0, measure="degree").value(u), rel=1e-12)
+    assert np.array_equal(nl.solve(FLOWS["observed"](), t=0.0).final, F)  # f(0) is where it starts
+
+
+def test_evolving_kernels() -> None:
+    """With a constant signal every kernel averages it to itself."""
+    affinity = nl.affinity(nl.Gaussian(width=0.5), nl.Points(X), START[:, None])
+    flow = nl.GradientFlow(nl.J(affinity), "degree", evolving=True, reaction=nl.FisherKPP(), source=lambda t: 0 * X)
+    found = nl.solve(flow, np.full(24, 0.1), t=1.0, integrator=nl.RungeKutta(1e-9, 1e-11))
+    assert found.final == pytest.approx(1 / (1 + 9 * np.exp(-1.0)), abs=1e-8)
+    euler = nl.solve(flow, START, t=0.2, integrator=nl.ExplicitEuler(0.1)).final
+    u = START
+    for _ in range(2):
+        averaged = affinity.update(u).symmetrized().average(u)
+        u = u + 0.1 * (averaged - u + u * (1 - u))
+    assert euler == pytest.approx(u, abs=1e-14)
+
+
+def test_steps_above_the_limit_are_refused() -> None:
+    plain = nl.GradientFlow(nl.J(WEIGHTS), "degree")
+    flow = nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=nl.AllenCahn(50.0))
+    rho = 2 / nl.ExplicitEuler(1.0).stability_limit(plain)
+    limit = nl.ExplicitEuler(1.0).stability_limit(flow)
+    assert limit == pytest.approx(2 / (rho + 100.0), rel=1e-12)
+    ends = np.full(24, 0.999)
+    stable = nl.solve(flow, ends, t=200 * limit, integrator=nl.ExplicitEuler(0.999 * limit)).final
+    assert np.abs(stable - 1).max() < 1e-3
+    fixed = nl.RungeKutta(dt=1.7 * limit, adaptive=False)
+    for integrator in (nl.ExplicitEuler(1.01 * limit), fixed):
+        with pytest.raises(StabilityError, match="dt: got"):
+            nl.solve(flow, ends, t=1.0, integrator=integrator)
+
+
+@pytest.mark.parametrize("name", ["array", "reaction, degree", "observed"])
+@pytest.mark.parametrize(
+    "integrator", [nl.SemiImplicit(), nl.AttentionStep(), nl.NeutrenoStep(), nl.Exponential()], ids=repr
+)
+def test_integrators_refuse_terms_by_name(name: str, integrator: Any) -> None:
+    flow = FLOWS[name]() if name != "observed" else nl.GradientFlow(energy(), "degree", observed=moving)
+    words = {"array": "source g", "reaction, degree": "reaction FisherKPP.0, 1", "observed": "observed signal f.t"}
+    kind = type(integrator).__name__
+    with pytest.raises(InputError, match=rf"integrator: {kind} .* would leave out the {words[name]}.*use RungeKutta"):
+        nl.solve(flow, START, t=1.0, integrator=integrator)
+
+
+def test_integrators_that_do_not_know_time_refuse_it() -> None:
+    class Midpoint(FixedStep):
+        order = 2.0
+
+        def stability_limit(self, flow: Any) -> float:
+            return 1.0
+
+        def step(self, flow: Any, u: Any, dt: float) -> Any:
+            return u + dt * flow.when(flow.time + dt / 2).velocity(u + dt / 2 * flow.velocity(u))
+
+    flow = FLOWS["all"]()
+    with pytest.raises(InputError, match="Midpoint does not say that it takes terms that depend on time"):
+        nl.solve(flow, START, t=1.0, integrator=Midpoint(0.1))
+    assert nl.solve(FLOWS["reaction"](), START, t=0.2, integrator=Midpoint(0.1)).success
+    Midpoint.takes_time = True
+    assert slope(flow, Midpoint, [1 / 8, 1 / 12, 1 / 16], reference(flow, 1.0)) == pytest.approx(2, abs=0.1)
+
+
+def test_limits_and_derivatives_refuse_terms() -> None:
+    flow = FLOWS["reaction, degree"]()
+    with pytest.raises(InputError, match="GradientFlow"):
+        nl.equilibrium(flow, START)
+    assert not flow.conserves_mean
+    torch = torch_on_one_thread()
+    points = torch.asarray(X[:, None])
+    weights = nl.affinity(nl.Gaussian(width=0.1), nl.Points(X), points)
+    u = torch.asarray(START).requires_grad_()
+    flow = nl.GradientFlow(nl.J(weights), "degree", reaction=nl.FisherKPP())
+    derivatives.run(flow, u, nl.ExplicitEuler(0.1), 3).sum().backward()
+    h = torch.zeros_like(u).detach()
+    h[4] = 1e-6
+    ends = [derivatives.run(flow, u.detach() + s * h, nl.ExplicitEuler(0.1), 3).sum() for s in (1, -1)]
+    assert float(u.grad[4]) == pytest.approx(float(ends[0] - ends[1]) / 2e-6, rel=1e-6)
+    timed = nl.GradientFlow(nl.J(weights), "degree", source=lambda t: torch.asarray(START) * t)
+    with pytest.raises(InputError, match="depend on time"):
+        derivatives.run(timed, u, nl.ExplicitEuler(0.1), 3)
+
+
+# --- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("integrator", [nl.ExplicitEuler(0.1), nl.RungeKutta(1e-6, 1e-9, dt=0.7)], ids=repr)
+def test_resumed_runs_have_the_bits_of_whole_ones(integrator: Any, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    times = [0.0, 0.35, 1.1]
+    whole = nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator)
+    calls = iter(range(9))
+    stop = nl.Callback(lambda *_: next(calls) == 3)
+    nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator, trackers=[stop, nl.Checkpoint(path)])
+    resumed = nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator, resume=path)
+    assert np.array_equal(resumed.u, whole.u)
+    assert np.array_equal(resumed.energy, whole.energy)
+
+
+OTHERS: dict[str, Callable[[], Any]] = {
+    "another strength": lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.AllenCahn(2.0), source=wave),
+    "another reaction": lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.FisherKPP(interval=(-1, 1)), source=wave),
+    "no reaction": lambda: nl.GradientFlow(nl.J(WEIGHTS), source=wave),
+    "another source": lambda: nl.GradientFlow(
+        nl.J(WEIGHTS), reaction=nl.AllenCahn(), source=lambda t, x: 2 * wave(t, x)
+    ),
+    "a fixed source": lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.AllenCahn(), source=F),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_checkpoints_of_other_terms_are_refused(other: str, tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    flow = nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.AllenCahn(), source=wave)
+    nl.solve(flow, START, t=0.1, trackers=[nl.Checkpoint(path)])
+    with pytest.raises(nl.FileFormatError, match="another problem"):
+        nl.solve(OTHERS[other](), START, t=0.1, resume=path)
+
+
+def test_checkpoints_of_another_observed_signal_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    nl.solve(FLOWS["observed"](), START, t=0.1, trackers=[nl.Checkpoint(path)])
+    other = nl.GradientFlow(energy(), "l2", observed=lambda t: F * np.cos(t + 1e-9 * t))
+    with pytest.raises(nl.FileFormatError, match="another problem"):
+        nl.solve(other, START, t=0.1, resume=path)
+
+
+# --- bad input -------------------------------------------------------------------------------------------------------
+
+BAD: dict[str, tuple[Callable[[], Any], str]] = {
+    "shape": (lambda: nl.Reaction(lambda u: u.sum(), (0, 1), bound=1), r"returns shape \(\), expected shape \(128,\)"),
+    "type": (lambda: nl.Reaction(lambda u: 1.0, (0, 1), bound=1), "returns float, expected shape"),
+    "dtype": (lambda: nl.Reaction(lambda u: u.astype(float), (0, 1), bound=1), "float64, expected ndarray of float32"),
+    "in place": (lambda: nl.Reaction(lambda u: np.multiply(u, 2, out=u), (0, 1), bound=2), "changes its argument"),
+    "derivative": (
+        lambda: nl.Reaction(np.sin, (0, 1), derivative=lambda u: -np.cos(u)),
+        r"derivative: it disagrees with the function of sin\(0, 1\): at u = .* got -.*, expected about 0",
+    ),
+    "potential": (
+        lambda: nl.Reaction(np.sin, (0, 1), bound=1, potential=lambda u: -np.cos(u)),
+        "potential: it disagrees with the function",
+    ),
+    "bound": (lambda: nl.Reaction(np.sin, (0, 1), bound=0.5), "bound: got 0.5, but sin.* has a slope of 1 on"),
+    "no bound": (lambda: nl.Reaction(np.sin, (0, 1)), "bound: got none without a derivative"),
+    "infinite": (lambda: nl.Reaction(np.log, (-1, 1), bound=1), "function: log.* is not finite on its interval"),
+    "interval": (lambda: nl.Reaction(np.sin, (1, 1), bound=1), "expected low < high"),
+    "pair": (lambda: nl.Reaction(np.sin, 3, bound=1), r"interval: got 3, expected a pair"),  # type: ignore[arg-type]
+    "function": (lambda: nl.Reaction(3, (0, 1), bound=1), "function: got int, expected a callable"),  # type: ignore[arg-type]
+    "strength": (lambda: nl.AllenCahn(0.0), "strength: got 0.0, expected"),
+    "no reaction": (lambda: nl.GradientFlow(nl.J(WEIGHTS), reaction=np.sin), "reaction: got ufunc, expected a Reac"),  # type: ignore[arg-type]
+    "source": (lambda: nl.GradientFlow(nl.J(WEIGHTS), source=np.ones(5)), "source: got shape"),
+    "arguments": (lambda: nl.GradientFlow(nl.J(WEIGHTS), source=lambda t, x, u: u), "source: got a callable of 3"),
+    "observed": (lambda: nl.GradientFlow(nl.J(WEIGHTS), observed=moving), "observed: got a signal without a fidelity"),
+    "fixed": (lambda: nl.GradientFlow(energy(), observed=F), "observed: got ndarray, expected a callable"),  # type: ignore[arg-type]
+    "f(0)": (lambda: nl.GradientFlow(energy(), observed=lambda t: F[:3]), r"observed: got shape \(3,\) at t=0, expec"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_terms(name: str) -> None:
+    make, message = BAD[name]
+    with pytest.raises(InputError, match=message):
+        make()
+
+
+def test_a_corner_is_no_disagreement() -> None:
+    corner = nl.Reaction(lambda u: np.maximum(u, 0), (-1, 1), derivative=lambda u: 1.0 * (u > 0))
+    assert corner.bound == 1.0
+
+
+SOURCES: dict[str, tuple[Any, str]] = {
+    "shape": (lambda t: F[:3], r"source: got shape \(3,\) at t=0, expected \(24,\)"),
+    "channels": (np.ones((24, 2)), r"source: got shape \(24, 2\), expected \(24,\), that of the signal"),
+    "number": (lambda t: 1.0, "source: got float at t=0, expected"),
+    "dtype": (lambda t: F.astype(np.float32), "source: got ndarray of float32, expected ndarray of float64"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_sources_unlike_the_signal_are_refused(name: str) -> None:
+    source, message = SOURCES[name]
+    with pytest.raises(InputError, match=message):
+        nl.solve(nl.GradientFlow(nl.J(WEIGHTS), source=source), START, t=1.0)
+
+
+def test_sources_on_grids_and_channels() -> None:
+    """A callable of the nodes returns a value, or a row of channels, for each of them."""
+    grid = nl.Grid((4, 6))
+    weights = nl.affinity(nl.Gaussian(width=1.0), grid)
+    for shape in ((4, 6), (4, 6, 2)):
+        rows = lambda t, x, shape=shape: np.ones((24, *shape[2:])) * (1 + t)  # noqa: E731
+        found = nl.solve(nl.GradientFlow(nl.J(weights), source=rows), np.zeros(shape), t=2.0)
+        assert found.final == pytest.approx(np.full(shape, 4.0), rel=1e-6)
+
+
+def test_a_start_outside_the_interval_is_refused() -> None:
+    flow = nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.AllenCahn())
+    with pytest.raises(InputError, match=r"start: got values from 0.* to 1\.8, expected them in \[-1.0, 1.0\]"):
+        nl.solve(flow, START * 2 / START.max() * 0.9, t=1.0)
+    wider = nl.AllenCahn(interval=(-2, 2))
+    assert wider.bound == 11.0
+    assert nl.solve(nl.GradientFlow(nl.J(WEIGHTS), reaction=wider), 2 * START, t=1.0).success
+
+
+def test_a_reaction_that_overflows_is_named() -> None:
+    def blow(u: Any) -> Any:
+        return np.exp(u)
+
+    reaction = nl.Reaction(blow, (0, 50), derivative=blow)
+    with pytest.raises(NumericalError, match=r"reaction: blow\(0, 50\) is not finite at u = 1000"):
+        reaction(np.array([1.0, 1000.0]))
+    flow = nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=nl.Reaction(blow, (0, 1), derivative=blow))
+    euler = nl.solve(flow, np.ones(24), t=10.0, integrator=nl.ExplicitEuler(0.4))
+    adaptive = nl.solve(flow, np.ones(24), t=10.0)
+    for failed in (euler, adaptive):  # the solution runs to infinity at t = exp(-1)
+        assert failed.status is nl.Status.STEP_FAILED
+        assert not failed.success
+    assert "reaction: blow(0, 1) is not finite at u = " in euler.message
+    assert adaptive.t[-1] == pytest.approx(np.exp(-1), abs=1e-6)
+    nowhere = nl.GradientFlow(nl.J(WEIGHTS), source=lambda t: F / max(1 - t, 0) if t < 1 else F * np.inf)
+    failed = nl.solve(nowhere, START, t=2.0, integrator=nl.ExplicitEuler(0.25))
+    assert failed.status is nl.Status.STEP_FAILED
+    assert "source: NaN or infinite at t=1" in failed.message
+
+
+def test_no_energy_without_a_potential() -> None:
+    flow = nl.GradientFlow(nl.J(WEIGHTS), reaction=nl.Reaction(np.sin, (-1, 1), bound=1.0))
+    assert not flow.has_energy
+    assert np.isnan(nl.solve(flow, START, t=0.1).energy).all()
+    with pytest.raises(InputError, match="has a reaction without potential"):
+        nl.solve(flow, START, t=0.1, trackers=[nl.Energy()])
