@@ -348,6 +348,11 @@ def test_reactions_on_extreme_kernels(name: str) -> None:
     assert np.abs(found.u).max() <= 1 + 8 * EPS
     if flow.has_energy and np.all(np.isfinite(found.energy)):
         assert np.all(np.diff(found.energy / (np.abs(found.energy).max() or 1.0)) <= 1e-12)
+    if affinity.symmetric:
+        for step in (nl.ETD2RK(0.25), nl.ETD4RK(0.25)):
+            close = nl.solve(flow, u, t=7.75, integrator=step).final
+            assert np.abs(close - found.final).max() <= 0.5
+            assert np.abs(close).max() <= 1 + 1e-3
     logistic = nl.AttentionFlow(affinity, reaction=nl.FisherKPP(1.0))
     for size in (1e-300, 1e-12, 0.5):
         final = nl.solve(logistic, np.full(n, size), t=2.0, integrator=nl.RungeKutta(1e-9, 0.0, dt=0.1)).final

@@ -84,6 +84,8 @@ def slope(flow: Any, integrator: Callable[[float], Any], steps: list[float], exp
 INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
     "euler": (nl.ExplicitEuler, [100, 150, 200]),
     "rk": (lambda dt: nl.RungeKutta(dt=dt, adaptive=False), [48, 56, 64]),
+    "etd 2": (nl.ETD2RK, [64, 96, 128]),
+    "etd 4": (nl.ETD4RK, [64, 80, 96]),
 }
 
 
@@ -93,6 +95,10 @@ INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
 def test_orders(name: str, integrator: str) -> None:
     flow = FLOWS[name]()
     make, numbers = INTEGRATORS[integrator]
+    if name == "array" and "etd" in integrator:  # nothing is left but the linear part, which is exact
+        expected = reference(flow, 1.0)
+        assert np.abs(nl.solve(flow, START, t=1.0, integrator=make(0.25)).final - expected).max() < 1e-12
+        return
     assert slope(flow, make, [1 / n for n in numbers], reference(flow, 1.0)) == pytest.approx(make(1.0).order, abs=0.1)
 
 
@@ -120,11 +126,12 @@ def test_logistic_growth(kind: str, dtype: str) -> None:
         start = torch.asarray(start)
         weights = nl.affinity(nl.Gaussian(width=0.1), nl.Points(X), torch.asarray(X[:, None], dtype=start.dtype))
     flow = nl.GradientFlow(nl.J(weights), "degree", reaction=nl.FisherKPP())
-    final = nl.solve(flow, start, t=3.0, integrator=nl.RungeKutta(tolerance, tolerance)).final
-    assert type(final) is type(start)
-    assert final.dtype == start.dtype
     exact = 1 / (1 + 9 * np.exp(-3.0))
-    assert np.abs(np.asarray(final) - exact).max() < 20 * tolerance
+    for integrator in (nl.RungeKutta(tolerance, tolerance), nl.ETD4RK(3e-2 if dtype == "float32" else 3e-3)):
+        final = nl.solve(flow, start, t=3.0, integrator=integrator).final
+        assert type(final) is type(start)
+        assert final.dtype == start.dtype
+        assert np.abs(np.asarray(final) - exact).max() < 20 * tolerance
 
 
 @pytest.mark.parametrize("metric", ["l2", "degree"])
@@ -134,7 +141,7 @@ def test_allen_cahn_descends_and_keeps_its_range(metric: str) -> None:
     times = np.linspace(0, 4, 40)
     # Theory asks for dt (d + 2 s) <= 1 for the range.
     step = 1 / (8.0 + (float(np.max(flow.affinity.degree)) if metric == "l2" else 1.0))
-    for integrator in (nl.ExplicitEuler(step), nl.RungeKutta(1e-8, 1e-10)):
+    for integrator in (nl.ExplicitEuler(step), nl.RungeKutta(1e-8, 1e-10), nl.ETD2RK(0.1), nl.ETD4RK(0.1)):
         found = nl.solve(flow, start, t_eval=times, integrator=integrator, trackers=[nl.Energy()])
         assert np.all(np.diff(found.energy) <= ROUNDING)
         assert found.energy[0] - found.energy[-1] > 0.1
@@ -245,7 +252,9 @@ def test_limits_and_derivatives_refuse_terms() -> None:
 # --- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("integrator", [nl.ExplicitEuler(0.1), nl.RungeKutta(1e-6, 1e-9, dt=0.7)], ids=repr)
+@pytest.mark.parametrize(
+    "integrator", [nl.ExplicitEuler(0.1), nl.RungeKutta(1e-6, 1e-9, dt=0.7), nl.ETD4RK(0.1)], ids=repr
+)
 def test_resumed_runs_have_the_bits_of_whole_ones(integrator: Any, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     times = [0.0, 0.35, 1.1]

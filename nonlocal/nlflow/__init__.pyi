@@ -27,6 +27,8 @@ from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
+from .flows.integrators import ETD2RK as ETD2RK
+from .flows.integrators import ETD4RK as ETD4RK
 from .flows.integrators import AttentionStep as AttentionStep
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
@@ -64,6 +66,8 @@ from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
 
 __all__ = [
+    "ETD2RK",
+    "ETD4RK",
     "Affinity",
     "AllenCahn",
     "AttentionFlow",

@@ -130,8 +130,12 @@ class LinearFlow(Flow):
     def conserves_mean(self) -> bool:
         """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
-        own = self.more_than("average") is not None or self._depth("average") < self._depth("conserves_mean")
-        return self.symmetric and not (pulls or own)
+        return self.symmetric and self.plain and not (pulls or self.terms.words)
+
+    @property
+    def plain(self) -> bool:
+        """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
+        return self.overridden("average") is None and self._depth("average") >= self._depth("plain")
 
     def _depth(self, name: str) -> int:
         """Return how far from this object a method is defined: 0 on itself, then class by class."""

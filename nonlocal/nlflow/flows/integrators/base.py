@@ -72,7 +72,8 @@ def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
     if linear.terms.words:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}() and would leave out the "
-            f"{' and the '.join(linear.terms.words)}; use RungeKutta() or ExplicitEuler(dt)"
+            f"{' and the '.join(linear.terms.words)}; use RungeKutta(), ETD4RK(dt) or "
+            "ExplicitEuler(dt)"
         )
     name = linear.more_than(piece)
     if name is not None:
@@ -88,7 +89,7 @@ def check_time(flow: Flow, integrator: Integrator) -> None:
     if flow.timed and not integrator.takes_time:
         raise InputError(
             f"integrator: {type(integrator).__name__} does not say that it takes terms that depend on time, got "
-            f"{flow!r}; use RungeKutta() or ExplicitEuler(dt), or ask for flow.when(t) in each stage and set takes_time"
+            f"{flow!r}; use RungeKutta() or ETD4RK(dt), or ask for flow.when(t) in each stage and set takes_time"
         )
 
 
