@@ -258,11 +258,18 @@ def test_limits_and_derivatives_refuse_terms() -> None:
 def test_resumed_runs_have_the_bits_of_whole_ones(integrator: Any, tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     times = [0.0, 0.35, 1.1]
-    whole = nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator)
+    seen: list[tuple[float, float]] = []
+
+    def look(t: float, u: Floats, flow: Any) -> None:
+        seen.append((t, flow.time))  # what watches gets the flow of its moment
+
+    whole = nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator, trackers=[nl.Callback(look)])
     calls = iter(range(9))
     stop = nl.Callback(lambda *_: next(calls) == 3)
     nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator, trackers=[stop, nl.Checkpoint(path)])
-    resumed = nl.solve(FLOWS["all"](), START, t_eval=times, integrator=integrator, resume=path)
+    again = {"t_eval": times, "integrator": integrator, "resume": path, "trackers": [nl.Callback(look)]}
+    resumed = nl.solve(FLOWS["all"](), START, **again)
+    assert all(t == time for t, time in seen)
     assert np.array_equal(resumed.u, whole.u)
     assert np.array_equal(resumed.energy, whole.energy)
 
@@ -285,6 +292,24 @@ def test_checkpoints_of_other_terms_are_refused(other: str, tmp_path: Path) -> N
     nl.solve(flow, START, t=0.1, trackers=[nl.Checkpoint(path)])
     with pytest.raises(nl.FileFormatError, match="another problem"):
         nl.solve(OTHERS[other](), START, t=0.1, resume=path)
+
+
+def test_checkpoints_of_another_fixed_source_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint"
+    nl.solve(nl.GradientFlow(nl.J(WEIGHTS), source=F), START, t=0.1, trackers=[nl.Checkpoint(path)])
+    with pytest.raises(nl.FileFormatError, match="another problem"):
+        nl.solve(nl.GradientFlow(nl.J(WEIGHTS), source=F + 1e-12), START, t=0.1, resume=path)
+
+
+def test_a_step_belongs_to_its_own_time() -> None:
+    """Also where nobody has brought the flow to that moment."""
+    flow = FLOWS["source"]()
+    for integrator in (nl.ExplicitEuler(0.1), nl.RungeKutta(dt=0.1, adaptive=False), nl.ETD2RK(0.1)):
+        there = integrator.advance(flow.when(0.7), START, 0.7, 1.0, {})
+        found = integrator.advance(flow, START, 0.7, 1.0, {})
+        assert np.array_equal(found[0], there[0])
+        assert found[1] == pytest.approx(0.8)
+        assert not np.array_equal(found[0], integrator.advance(flow, START, 0.0, 1.0, {})[0])
 
 
 def test_checkpoints_of_another_observed_signal_are_refused(tmp_path: Path) -> None:
