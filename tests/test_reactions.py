@@ -150,9 +150,9 @@ def test_allen_cahn_descends_and_keeps_its_range(metric: str) -> None:
 
 
 @pytest.mark.numerical
-@pytest.mark.parametrize("name", ["reaction", "reaction, degree", "array"])
+@pytest.mark.parametrize("name", ["reaction", "reaction, degree", "array", "all", "attention"])
 def test_velocity_is_minus_the_gradient_of_the_energy(name: str) -> None:
-    flow = FLOWS[name]()
+    flow = FLOWS[name]().when(0.3)
     measure = flow.functional.affinity.measure(flow.metric, START)
     if flow.metric == "degree":
         measure = measure * np.exp(flow.functional.affinity.log_total())

@@ -202,8 +202,8 @@ class ETD4RK(ExponentialStep):
 
     Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006; Hochbruck and Ostermann 2010, doi
     10.1017/S0962492910000048, table 5.1 and section 5.3), as `ETD2RK` otherwise. A reaction whose slope is at most b
-    asks for h <= 2.7 / b. Four expansions a step, or four transforms and nine back. Where h rho is large and the
-    signal rough, the order may fall to 3.
+    asks for h <= 2.7 / b. Four expansions a step, or four transforms and nine back. Where h rho is large the order may
+    fall to 3, and lower as long as modes that decay within a step are in the signal.
 
     Parameters
     ----------
