@@ -271,7 +271,8 @@ def test_every_integrator_is_tested_here() -> None:
 @pytest.mark.parametrize("integrator", EVERY_INTEGRATOR, ids=str)
 def test_declarations(integrator: Integrator) -> None:
     flow = problem("degree").flow
-    expected = {"RungeKutta": 5.0, "Exponential": math.inf, "ETD2RK": 2.0, "ETD4RK": 4.0}.get(type(integrator).__name__, 1.0)
+    orders = {"RungeKutta": 5.0, "Exponential": math.inf, "ETD2RK": 2.0, "ETD4RK": 4.0}
+    expected = orders.get(type(integrator).__name__, 1.0)
     assert integrator.order == expected
     assert integrator.unit_steps == isinstance(integrator, nl.AttentionStep | nl.NeutrenoStep)
     assert integrator.stability_limit(flow) > 0
