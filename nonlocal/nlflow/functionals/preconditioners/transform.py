@@ -42,19 +42,24 @@ class Diagonal:
             return False
         return grid.boundary != "isolated" and affinity.known_spectrum() is not None
 
-    def applied(self, v: NDArray[Any], *functions: Floats) -> list[NDArray[Any]]:
-        """Return functions of P times `v`, of its shape and dtype; each is known by its values, as `rest` is."""
-        gains = [values.reshape(values.shape + (1,) * (v.ndim - values.ndim)) for values in functions]
-        # In float64: rounding of the large parts must not get into those that are multiplied by 1 / phi.
+    def forward(self, v: NDArray[Any]) -> NDArray[Any]:
+        """Return the transform of `v`, in double precision: P times `v` is ``(1 - rest)`` times it."""
+        # Rounding of the large parts must not get into those that are multiplied by 1 / phi.
         v64 = v.astype(np.float64, copy=False)
         options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
+        return np.asarray(fft.dctn(v64, **options) if self._cosine else fft.rfftn(v64, **options))
+
+    @staticmethod
+    def times(gains: Floats, image: NDArray[Any]) -> NDArray[Any]:
+        """Return a function of P, whose values belong to those of `rest`, times what has this transform."""
+        return np.asarray(gains.reshape(gains.shape + (1,) * (image.ndim - gains.ndim)) * image)
+
+    def back(self, image: NDArray[Any], dtype: Any) -> NDArray[Any]:
+        """Return what has this transform."""
+        options: dict[str, Any] = {"axes": self._axes, "workers": cores()}
         if self._cosine:
-            moved = fft.dctn(v64, **options)
-            back = [fft.idctn(gain * moved, **options) for gain in gains]
-        else:
-            moved = fft.rfftn(v64, **options)
-            back = [fft.irfftn(gain * moved, s=self._shape, **options) for gain in gains]
-        return [np.asarray(one, dtype=v.dtype) for one in back]
+            return np.asarray(fft.idctn(image, **options), dtype=dtype)
+        return np.asarray(fft.irfftn(image, s=self._shape, **options), dtype=dtype)
 
 
 class Transform(Diagonal):
@@ -79,7 +84,7 @@ class Transform(Diagonal):
 
     def __call__(self, r: NDArray[Any]) -> NDArray[Any]:
         """Return the preconditioned residual, of the shape and dtype of `r`."""
-        return self.applied(r, self._gains)[0]
+        return self.back(self.times(self._gains, self.forward(r)), r.dtype)
 
 
 def _symbol_shape(grid: Grid) -> tuple[int, ...]:
