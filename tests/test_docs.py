@@ -33,7 +33,7 @@ def listed() -> set[str]:
     for line in (DOCS / "reference" / "index.rst").read_text(encoding="utf-8").splitlines():
         if line.startswith(".. currentmodule::"):
             module = line.split()[-1]
-        elif re.fullmatch(r"   [A-Za-z_.]+", line):
+        elif re.fullmatch(r"   [A-Za-z0-9_.]+", line):
             names.add(f"{module}.{line.strip()}")
     return names
 

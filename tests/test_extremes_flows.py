@@ -331,3 +331,40 @@ def test_matrices_of_any_size(scale: float) -> None:
     # Logarithms of entries are rounded: 700 roundings where they are as large as that.
     assert np.abs(affinity.average(u) - expected.ravel()).max() <= 4 * 5 * EPS * (8 + abs(math.log(scale)))
     assert nl.from_matrix([[scale]], nl.Points([0.0])).average(np.array([3.0]))[0] == 3.0
+
+
+# ---- reactions
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_reactions_on_extreme_kernels(name: str) -> None:
+    """Values keep their range, the energy falls, and constants follow the equation of one number."""
+    affinity = case(name).affinity()
+    n = case(name).n
+    u = np.linspace(-1.0, 1.0, n) if n > 1 else np.array([0.5])
+    flow = nl.AttentionFlow(affinity, reaction=nl.AllenCahn(1.0))
+    found = nl.solve(flow, u, t_eval=np.arange(0.0, 8.0, 0.25), integrator=nl.ExplicitEuler(0.25))
+    assert found.success
+    assert np.abs(found.u).max() <= 1 + 8 * EPS
+    if flow.has_energy and np.all(np.isfinite(found.energy)):
+        assert np.all(np.diff(found.energy / (np.abs(found.energy).max() or 1.0)) <= 1e-12)
+    if affinity.symmetric:
+        for step in (nl.ETD2RK(0.25), nl.ETD4RK(0.25)):
+            close = nl.solve(flow, u, t=7.75, integrator=step).final
+            assert np.abs(close - found.final).max() <= 0.5
+            assert np.abs(close).max() <= 1 + 1e-3
+    logistic = nl.AttentionFlow(affinity, reaction=nl.FisherKPP(1.0))
+    for size in (1e-300, 1e-12, 0.5):
+        final = nl.solve(logistic, np.full(n, size), t=2.0, integrator=nl.RungeKutta(1e-9, 0.0, dt=0.1)).final
+        exact_final = size * math.exp(2) / (1 + size * math.expm1(2))
+        assert np.abs(final / exact_final - 1).max() <= 1e-7
+
+
+@pytest.mark.parametrize("size", [1e-290, 1e290])
+def test_reactions_of_any_size(size: float) -> None:
+    """R(u) = -u on intervals far from 1."""
+    decay = nl.Reaction(lambda u: -u, (-size, size), derivative=lambda u: 0 * u - 1)
+    assert decay.bound == 1.0
+    flow = nl.AttentionFlow(case("wide").affinity(), reaction=decay)
+    final = nl.solve(flow, np.full(case("wide").n, size), t=1.0, integrator=nl.RungeKutta(1e-9, 0.0)).final
+    assert np.abs(final / size - math.exp(-1)).max() <= 1e-8

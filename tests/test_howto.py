@@ -29,6 +29,7 @@ def test_there_is_a_page_for_each_kind_of_part() -> None:
         "own_groups",
         "own_integrator",
         "own_kernel",
+        "own_reaction",
     ]
 
 

@@ -27,6 +27,8 @@ from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
+from .flows.integrators import ETD2RK as ETD2RK
+from .flows.integrators import ETD4RK as ETD4RK
 from .flows.integrators import AttentionStep as AttentionStep
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
@@ -37,6 +39,9 @@ from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
 from .flows.p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .flows.p_flow import PFlow as PFlow
+from .flows.reactions import AllenCahn as AllenCahn
+from .flows.reactions import FisherKPP as FisherKPP
+from .flows.reactions import Reaction as Reaction
 from .flows.result import Solution as Solution
 from .flows.result import Status as Status
 from .flows.solver import solve as solve
@@ -61,7 +66,10 @@ from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
 
 __all__ = [
+    "ETD2RK",
+    "ETD4RK",
     "Affinity",
+    "AllenCahn",
     "AttentionFlow",
     "AttentionStep",
     "Batch",
@@ -79,6 +87,7 @@ __all__ = [
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
+    "FisherKPP",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
@@ -100,6 +109,7 @@ __all__ = [
     "PatchGroups",
     "Points",
     "Poisson",
+    "Reaction",
     "RungeKutta",
     "SemiImplicit",
     "Solution",

@@ -163,6 +163,7 @@ class Checkpointed:
         if self.flow.evolving:
             signal = u if steps % self.flow.every == 0 else own(arrays["kernel_signal"], like)
             self.flow = self.flow.following(signal, memory)
+        self.flow = self.flow.when(t)
         self.state = State(u, t, steps, memory, signal, outputs)
         for name, watcher in zip(self.names, self.watchers, strict=True):
             prefix = f"record/{name}/"
@@ -220,7 +221,10 @@ def fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: In
     for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), *words):
         digest.update(text.encode())
     pieces = [piece for piece in given if piece is not None and not isinstance(piece, str)]
-    for piece in (times, u, *pieces):
+    # What depends on time: at the start, at an odd moment and at the end.
+    moments = (0.0, 0.3819660112501051 * float(times[-1]), float(times[-1])) if flow.timed else ()
+    changing = [signal for t in moments for signal in flow.moments(t, u)]
+    for piece in (times, u, *pieces, *changing):
         alone = isinstance(piece, float) or piece is times
         array = np.asarray(piece) if alone else flow.affinity.whole(piece)
         digest.update(str((array.dtype, array.shape)).encode())

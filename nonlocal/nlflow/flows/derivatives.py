@@ -108,6 +108,8 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
         )
     with torch.no_grad():
         integrator.check(flow.rebuilt(u) if flow.evolving else flow)
+    if flow.timed:
+        raise InputError(f"flow: got {flow!r}, whose terms depend on time, expected one that does not; use solve()")
 
     # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
     follows = flow.evolving and flow.every == 1

@@ -45,6 +45,10 @@ class Flow:
     applications : int
         How often P has been applied so far, a multichannel signal counting once. Flows that come of `rebuilt` share
         the count.
+    time : float
+        What depends on time belongs to this moment; see `when`.
+    timed : bool
+        Whether something depends on time beside the signal.
     during : callable
         A long step calls it with the share of the step that is done; the time loop tells it to trackers.
     """
@@ -52,6 +56,7 @@ class Flow:
     symmetric: bool = False
     advice: str = "integrate it with RungeKutta()"
     needs_integrator: bool = False
+    time: float = 0.0
     during: Callable[[float], Any] = staticmethod(lambda share: None)
 
     def __init__(
@@ -85,6 +90,27 @@ class Flow:
     @applications.setter
     def applications(self, count: int) -> None:
         self._count[0] = count
+
+    @property
+    def timed(self) -> bool:
+        """Whether something depends on time beside the signal: a source, an observed signal."""
+        return False
+
+    def when(self, t: float) -> Self:
+        """Return the flow as it is at time t; itself where nothing depends on time."""
+        return self._at_time(t) if self.timed and t != self.time else self
+
+    def _at_time(self, t: float) -> Self:
+        """Return a copy for another time."""
+        result = copy.copy(self)
+        result.time = t
+        return result
+
+    def is_like(self, other: Flow | None) -> bool:
+        """Whether another flow, one that came of this one, has the velocities of this one."""
+        if other is None or not self.timed:
+            return other is self
+        return other.affinity is self.affinity and other.time == self.time
 
     @property
     def functional(self) -> Any:
@@ -136,6 +162,11 @@ class Flow:
     def given(self) -> list[Any]:
         """Return what the flow was given beside its kernel: arrays, numbers and words that tell it from others."""
         return [self.observed]
+
+    def moments(self, t: float, like: Array) -> list[Array]:
+        """Return what depends on time as it is at t, signals like `like`; `given` has the rest."""
+        del t, like
+        return []
 
     def measure(self, like: Array) -> Array:
         """Return the flow's node measure: w (L2 metric) or the stationary law w d / sum w d (degree metric)."""

@@ -4,7 +4,8 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
 
     du/dt = r (Pu - u) + phi (f - u)
 
-with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does).
+with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does). There may be terms
+beside it: a reaction R(u), a source g(t, x), an observed signal f(t) (`nlflow.flows.terms`).
 
 The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal: `average`,
 `diffusion` and `linear` use that one, and so are linear. `velocity` and what is measured of a signal (`energy`,
@@ -14,12 +15,17 @@ The kernel of an evolving flow belongs to u(t), at every t. A flow object holds 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, Self
+
+import numpy as np
 
 from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice
 from nlflow.flows.flow import Flow
+from nlflow.flows.reactions import Reaction
+from nlflow.flows.terms import Terms, as_terms
 from nlflow.functionals.energies import METRICS, E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
@@ -28,12 +34,14 @@ from nlflow.functionals.fidelity import Fidelity, as_fidelity
 class LinearFlow(Flow):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
-    A subclass may add to `velocity`, a reaction term say. Integrators that are made of the linear pieces refuse it then
-    (see `more_than`), and those that use `velocity` take it as it is.
+    A subclass may add to `velocity`. Integrators that are made of the linear pieces refuse it then, as they refuse
+    terms (see `more_than`), and those that use `velocity` take it as it is.
 
     Attributes
     ----------
     fidelity : Fidelity or None
+    terms : Terms
+        What there is beside the linear part: reaction, source, an observed signal that changes with time.
     """
 
     def __init__(
@@ -45,8 +53,10 @@ class LinearFlow(Flow):
         *,
         evolving: bool,
         every: int,
+        terms: Terms | None = None,
     ) -> None:
         super().__init__(affinity, metric, observed, evolving=evolving, every=every)
+        self.terms = terms or Terms()
         self._take(affinity, fidelity)
 
     def _take(self, affinity: Affinity, fidelity: Fidelity | None) -> None:
@@ -67,13 +77,30 @@ class LinearFlow(Flow):
         stated = self.functional if isinstance(self.functional, E) else None
         fidelity = None if self.fidelity is None else self.fidelity.values
         own = (fidelity, "") if stated is None else (stated.fidelity, stated.measure)
-        return [own[1], self.observed, own[0]]
+        fixed = None if self.terms.observed is not None else self.observed
+        return [own[1], fixed, own[0], *self.terms.given()]
+
+    @property
+    def timed(self) -> bool:
+        """Whether a source or the observed signal depends on time."""
+        return self.terms.timed
+
+    def _at_time(self, t: float) -> Self:
+        """Return a copy for another time."""
+        result = super()._at_time(t)
+        if self.terms.observed is not None:
+            result.observed = self.terms.observed.at(t, self.observed)
+        return result
+
+    def moments(self, t: float, like: Array) -> list[Array]:
+        """Return source and observed signal at t, those that depend on time."""
+        return self.terms.moments(t, like)
 
     def more_than(self, piece: str) -> str | None:
         """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
 
         `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
-        overrides adds to the pieces below it, unless they are overridden there too.
+        overrides adds to the pieces below it, unless they are overridden there too. Terms are in `velocity` alone.
 
         Parameters
         ----------
@@ -90,6 +117,10 @@ class LinearFlow(Flow):
         >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
         (None, 'velocity')
         """
+        return "velocity" if self.terms.words else self.overridden(piece)
+
+    def overridden(self, piece: str) -> str | None:
+        """Return what `more_than` does, terms left aside."""
         order = ("average", "diffusion", "linear", "velocity")
         depth = self._depth(piece)
         above = order[order.index(piece) + 1 :]
@@ -99,8 +130,12 @@ class LinearFlow(Flow):
     def conserves_mean(self) -> bool:
         """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
-        own = self.more_than("average") is not None or self._depth("average") < self._depth("conserves_mean")
-        return self.symmetric and not (pulls or own)
+        return self.symmetric and self.plain and not (pulls or self.terms.words)
+
+    @property
+    def plain(self) -> bool:
+        """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
+        return self.overridden("average") is None and self._depth("average") >= self._depth("plain")
 
     def _depth(self, name: str) -> int:
         """Return how far from this object a method is defined: 0 on itself, then class by class."""
@@ -128,7 +163,16 @@ class LinearFlow(Flow):
         result = -now.diffusion(u)
         if now.fidelity is not None and now.observed is not None:
             result = result + now.fidelity.times(now.observed - u)
-        return result
+        return result + now.terms.driving(now.time, u) if now.terms.drives else result
+
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as a signal of this flow, for which its terms are known, or raise `InputError`."""
+        u = super().check_signal(name, value)
+        if self.terms.reaction is not None:
+            self.terms.reaction.check_start(name, u)
+        if self.terms.drives:
+            self.terms.driving(self.time, u)
+        return u
 
     def _times_rate(self, v: Array) -> Array:
         return v if isinstance(self._rate, float) else over_channels(self._rate, v) * v
@@ -165,12 +209,28 @@ class LinearFlow(Flow):
         """Return the functional at `u`; NaN for a flow that descends none, infinity where no float holds it."""
         now = self.at(u)
         functional = now.functional
-        if functional is None:
+        if functional is None or not now.terms.has_potential:
             return math.nan
         try:
-            return functional.value(u, average=now.average(u))
+            value = functional.value(u, average=now.average(u))
+            return value + now._potential(functional.affinity, u) if now.terms.drives else value
         except NumericalError:
             return math.inf
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether `energy` is a number."""
+        return super().has_energy and self.terms.has_potential
+
+    def _potential(self, affinity: Affinity, u: Array) -> float:
+        """Return the potential of the terms at u, in the measure of the flow's metric."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            value = self.terms.potential(self.time, u, affinity.measure(self.metric, u))
+        if self.metric == "l2" or value == 0:
+            return value if math.isfinite(value) else math.inf
+        # Of a normalized measure; its total may be out of the range of floats.
+        exponent = math.log(abs(value)) + affinity.log_total() if math.isfinite(value) else math.inf
+        return math.copysign(math.exp(exponent), value) if exponent < 709 else math.inf
 
     def _replaced(self, affinity: Affinity, fidelity: Fidelity | None, u: Array) -> Self:
         """Return a copy with this affinity, which was taken from the signal `u`."""
@@ -203,6 +263,14 @@ class GradientFlow(LinearFlow):
         1: the kernel follows the signal, and `velocity` is P(u) u - u (times d, with the fidelity). n > 1: the kernel
         is taken from the signal every n steps and frozen between. This splits the flow in time, which makes any
         integrator one of order 1 in the time between two kernels, and no tolerance sees that error.
+    reaction : Reaction, optional
+        A pointwise term R(u) that is added to du/dt, such as `AllenCahn`. Where it has a potential F the flow descends
+        J (or E) + sum m F(u) with m = w (L2) or w d (degree), which `energy` is then.
+    source : array or callable, optional
+        A term g that is added to du/dt: an array shaped like the signal, or a callable of t, or of t and the nodes, of
+        shape (N, m), that returns one. It adds -sum m g u to the energy, which only falls where g does not change.
+    observed : callable, optional
+        f(t), or f(t, x) as a source, in place of the functional's f, whose shape and dtype it has.
 
     Examples
     --------
@@ -216,21 +284,37 @@ class GradientFlow(LinearFlow):
     True
     """
 
-    def __init__(self, functional: J, metric: str = "l2", *, evolving: bool = False, every: int = 1) -> None:
+    def __init__(
+        self,
+        functional: J,
+        metric: str = "l2",
+        *,
+        evolving: bool = False,
+        every: int = 1,
+        reaction: Reaction | None = None,
+        source: Array | Callable[..., Array] | None = None,
+        observed: Callable[..., Array] | None = None,
+    ) -> None:
         if not isinstance(functional, J):
             raise InputError(
                 f"functional: got {type(functional).__name__}, expected J(affinity) or E(affinity, f, ...)"
             )
         check_choice("metric", metric, METRICS)
+        if observed is not None and not isinstance(functional, E):
+            raise InputError("observed: got a signal without a fidelity, expected none, or E(affinity, f, ...)")
+        terms = as_terms(functional.affinity, reaction, source, observed)
+        signal = functional.observed if terms.observed is None else terms.observed.at(0.0, functional.observed)
         super().__init__(
-            functional.affinity, metric, functional.fidelity_in(metric), functional.observed,
-            evolving=evolving, every=every,
+            functional.affinity, metric, functional.fidelity_in(metric), signal,
+            evolving=evolving, every=every, terms=terms,
         )  # fmt: skip
         self._functional = functional
 
     @property
     def functional(self) -> J:
-        """The functional that the flow descends."""
+        """The functional that the flow descends, without the potential of its terms."""
+        if isinstance(self._functional, E) and self.terms.observed is not None:
+            return self._functional.with_observed(self.observed)
         return self._functional
 
     def rebuilt(self, u: Array) -> Self:
@@ -243,7 +327,8 @@ class GradientFlow(LinearFlow):
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
         name = type(self._functional).__name__
-        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}, {self.affinity!r})"
+        more = "".join(f", {word}" for word in self.terms.words)
+        return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}{more}, {self.affinity!r})"
 
 
 @underflowing
@@ -258,11 +343,11 @@ class AttentionFlow(LinearFlow):
     ----------
     affinity : Affinity
         Used as it is, not symmetrized.
-    observed : array, optional
-        The signal f; needed when a fidelity is given.
+    observed : array or callable, optional
+        The signal f, or f(t) or f(t, x) as a source of `GradientFlow`; needed when a fidelity is given.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
         lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
-    evolving, every
+    evolving, every, reaction, source
         As in `GradientFlow`.
     """
 
@@ -274,18 +359,21 @@ class AttentionFlow(LinearFlow):
         *,
         evolving: bool = False,
         every: int = 1,
+        reaction: Reaction | None = None,
+        source: Array | Callable[..., Array] | None = None,
     ) -> None:
         if not isinstance(affinity, Affinity):
             raise InputError(
                 f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
             )
         term: Fidelity | None = None
+        terms = as_terms(affinity, reaction, source, observed if callable(observed) else None)
         if observed is not None:
-            observed = affinity.check_signal("observed", observed)
+            observed = affinity.check_signal("observed", observed) if terms.observed is None else terms.observed.at(0.0)
             term = as_fidelity(fidelity, observed, affinity)
         elif not isinstance(fidelity, float | int) or fidelity != 0:
             raise InputError("observed: the signal f is needed when a fidelity is given")
-        super().__init__(affinity, "degree", term, observed, evolving=evolving, every=every)
+        super().__init__(affinity, "degree", term, observed, evolving=evolving, every=every, terms=terms)
 
     @property
     def functional(self) -> J | None:
@@ -302,4 +390,5 @@ class AttentionFlow(LinearFlow):
 
     def __repr__(self) -> str:
         kind = "evolving" if self.evolving else "frozen"
-        return f"AttentionFlow({kind}, every={self.every}, {self.affinity!r})"
+        more = "".join(f", {word}" for word in self.terms.words)
+        return f"AttentionFlow({kind}, every={self.every}{more}, {self.affinity!r})"

@@ -35,7 +35,7 @@ class Solution:
     u : array of shape (T, ...)
         The signal at each of them, type, dtype and device as given.
     energy : array of shape (T,)
-        J or E at each of them; NaN for flows that descend no functional.
+        J or E at each of them, with the potential of a reaction and a source; NaN for flows that descend no functional.
     success : bool
         Whether the integration ended as asked: at its time or by a stopping rule.
     status : Status

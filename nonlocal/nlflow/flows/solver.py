@@ -24,6 +24,7 @@ from nlflow.errors import (
 from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
+from nlflow.flows.integrators.base import check_time
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
 
@@ -91,6 +92,7 @@ def solve(
         raise InputError(
             f"flow: got {type(flow).__name__}, expected a flow, such as a GradientFlow or an AttentionFlow"
         )
+    flow = flow.when(0.0)
     if start is None:
         if flow.observed is None:
             raise InputError("start: needed, since the flow has no observed signal to start from")
@@ -119,6 +121,7 @@ def solve(
     if flow.evolving:
         flow = flow.rebuilt(u)
     integrator.check(flow)
+    check_time(flow, integrator)
     watchers = [*trackers, Progress()] if progress else list(trackers)
     return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
 
@@ -250,6 +253,7 @@ class _Loop(Checkpointed):
             kernel_signal = now.kernel_signal
             if self.flow.evolving and (now.steps + 1) % self.flow.every == 0:
                 self.flow, kernel_signal = self.flow.following(u, memory), u
+            self.flow = self.flow.when(t)
             self.state = replace(
                 now, u=u, t=t, steps=now.steps + 1, memory=memory, kernel_signal=kernel_signal,
                 applications=applications,

@@ -101,7 +101,8 @@ class Energy(_Series):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Begin a new series; raise `InputError` for a flow without a functional."""
         if not flow.has_energy:
-            raise InputError("trackers: Energy needs a flow that descends a functional; this one is not symmetric")
+            why = "is not symmetric" if flow.functional is None else "has a reaction without potential"
+            raise InputError(f"trackers: Energy needs a flow that descends a functional; this one {why}")
         super().start(flow, u, t, end)
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:

@@ -12,6 +12,7 @@ semidefinite matrix Lambda_i, which weighs the channels of u_i - f_i (`nlflow.fu
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import Any
 
@@ -182,6 +183,12 @@ class E(J):
     def with_affinity(self, affinity: Affinity) -> E:
         """Return the same functional with another affinity of k (an evolving kernel)."""
         return E(affinity, self._observed, self._fidelity, measure=self.measure)
+
+    def with_observed(self, observed: Array) -> E:
+        """Return the same functional with another signal f of the same shape and dtype."""
+        result = copy.copy(self)
+        result._observed = check_shape("observed", self.affinity.check_signal("observed", observed), self._observed)
+        return result
 
     @property
     def fidelity(self) -> Array | float:

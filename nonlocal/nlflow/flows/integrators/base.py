@@ -31,11 +31,15 @@ class Integrator(ABC):
     order : float
         Order of accuracy in the step, for frozen kernels and for kernels that follow the signal; infinity for the exact
         exponential. See `order_for`.
+    takes_time : bool
+        Whether the method asks for the velocity of each stage at its own time (`Flow.when`), as a source that changes
+        with time needs it.
     unit_steps : bool
         Whether the method has no step size: every step is one layer, and times are whole numbers.
     """
 
     order: ClassVar[float]
+    takes_time: ClassVar[bool] = False
     unit_steps: ClassVar[bool] = False
 
     def order_for(self, flow: Flow) -> float:
@@ -64,10 +68,32 @@ class Integrator(ABC):
 
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
     """Raise `InputError` where an integrator that is made of a linear piece would leave out a part of the flow."""
-    name = as_linear(flow).more_than(piece)
+    linear = as_linear(flow)
+    if linear.terms.words:
+        raise InputError(
+            f"integrator: {type(integrator).__name__} is made of the flow's {piece}() and would leave out the "
+            f"{' and the '.join(linear.terms.words)}; use RungeKutta(), ETD4RK(dt) or "
+            "ExplicitEuler(dt)"
+        )
+    name = linear.more_than(piece)
     if name is not None:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}(), got a {type(flow).__name__}, "
             f"whose {name}() says more and would be left out; use RungeKutta() or ExplicitEuler(dt), or override "
             f"{piece}() too"
         )
+
+
+def check_time(flow: Flow, integrator: Integrator) -> None:
+    """Raise `InputError` where a flow depends on time and an integrator would take all its stages at one moment."""
+    if flow.timed and not integrator.takes_time:
+        raise InputError(
+            f"integrator: {type(integrator).__name__} does not say that it takes terms that depend on time, got "
+            f"{flow!r}; use RungeKutta() or ETD4RK(dt), or ask for flow.when(t) in each stage and set takes_time"
+        )
+
+
+def with_bound(flow: Flow, limit: float) -> float:
+    """Return a limit of explicit steps for the linear part, 2 / rho, shortened by a reaction: 2 / (rho + bound)."""
+    bound = as_linear(flow).terms.bound
+    return limit if bound == 0 else 1 / (1 / limit + bound / 2)

@@ -9,7 +9,7 @@ from typing import Any
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of
+from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of, with_bound
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit, largest_eigenvalue
 
@@ -19,7 +19,8 @@ class FixedStep(Integrator):
 
     A subclass defines `step`, its ``order``, and `stability_limit` and `check` where it has a limit. A step of more
     than one stage has its order for evolving kernels too if its stages call `Flow.velocity`, which takes the kernel
-    from the signal that it gets.
+    from the signal that it gets. `step` gets the flow of the moment at which it begins, ``flow.time``; a stage at
+    another moment is asked of ``flow.when(flow.time + c * dt)``, and then ``takes_time`` may be True.
 
     Parameters
     ----------
@@ -37,6 +38,7 @@ class FixedStep(Integrator):
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal after one step and the time reached; see `Integrator.advance`."""
         del memory
+        flow = flow.when(t)
         remaining = target - t
         # A remainder within rounding of the step is the step, so that 0.1 + 0.1 + ... meets its target.
         if remaining <= self.dt * (1 + 1e-9):
@@ -48,8 +50,9 @@ class FixedStep(Integrator):
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
 
-    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. Of a flow whose
-    `velocity` is more than linear the limit is that of the linear part alone: what is added may need a shorter step.
+    In the L2 metric rho(A) <= lambda + 2 max d, half of it for positive definite kernels. For any flow. With a reaction
+    whose slope is at most b the limit is 2 / (rho(A) + b). Of a flow whose `velocity` is overridden the limit is that
+    of the linear part alone: what is added may need a shorter step.
 
     Parameters
     ----------
@@ -58,14 +61,15 @@ class ExplicitEuler(FixedStep):
     """
 
     order = 1.0
+    takes_time = True
 
     def stability_limit(self, flow: Flow) -> float:
-        """Return 2 / rho(A), A being the linear part of the flow with the kernel that it holds."""
-        return euler_limit(as_linear(flow))
+        """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds."""
+        return with_bound(flow, euler_limit(as_linear(flow)))
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` when dt is above the stability limit."""
-        if self.dt <= as_linear(flow).safe_step:
+        if self.dt <= with_bound(flow, as_linear(flow).safe_step):
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:

@@ -9,7 +9,7 @@ from typing import Any
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError
+from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError, with_bound
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit
 
@@ -39,6 +39,7 @@ class RungeKutta(Integrator):
     """
 
     order = 5.0
+    takes_time = True
 
     _A = (
         (),
@@ -49,6 +50,7 @@ class RungeKutta(Integrator):
         (9017 / 3168, -355 / 33, 46732 / 5247, 49 / 176, -5103 / 18656),
         (35 / 384, 0.0, 500 / 1113, 125 / 192, -2187 / 6784, 11 / 84),
     )
+    _C = (1 / 5, 3 / 10, 4 / 5, 8 / 9, 1.0, 1.0)
     _E = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
     def __init__(
@@ -66,18 +68,18 @@ class RungeKutta(Integrator):
     def stability_limit(self, flow: Flow) -> float:
         """Return infinity when the step adapts; otherwise about 3.3 / rho(A), the reach along the real axis.
 
-        A is the linear part of the flow, with the kernel that it holds.
+        A is the linear part of the flow, with the kernel that it holds; the slope of a reaction adds to rho(A).
         """
         if self.adaptive:
             return math.inf
-        return 3.3 / 2 * euler_limit(as_linear(flow))
+        return 3.3 / 2 * with_bound(flow, euler_limit(as_linear(flow)))
 
     def check(self, flow: Flow) -> None:
         """Raise `StabilityError` when a fixed step is above the stability limit."""
         if self.adaptive or self.dt is None:
             return
         flow = as_linear(flow)
-        if flow.symmetric and self.dt * flow.spectral_bounds()[1] <= 3.3:
+        if flow.symmetric and self.dt * (flow.spectral_bounds()[1] + flow.terms.bound) <= 3.3:
             return
         limit = self.stability_limit(flow)
         if self.dt > limit * SLACK:
@@ -87,18 +89,21 @@ class RungeKutta(Integrator):
         """Return the signal after one accepted step and the time reached; see `Integrator.advance`."""
         # The slope at the end of the last step is the one at the start of this, unless the kernel changed between.
         kept_for, slope = memory.pop("_flow", None), memory.pop("_slope", None)
-        first = slope if kept_for is flow and slope is not None else flow.velocity(u)
+        flow = flow.when(t)
+        first = slope if flow.is_like(kept_for) and slope is not None else flow.velocity(u)
         remaining = target - t
         if not self.adaptive:
             h = min(float(self.dt or remaining), remaining)
             h = remaining if remaining - h < 1e-9 * h else h
-            tried = self._try(flow, u, first, h)
+            end = target if h == remaining else t + h
+            tried = self._try(flow, u, first, h, t, end)
             if tried.failure:
-                raise StepFailureError(f"the kernel of a stage of the step from t={t:.6g}: {tried.failure}; reduce dt")
+                raise StepFailureError(f"a stage of the step from t={t:.6g} failed: {tried.failure}; reduce dt")
             memory.update(_flow=tried.flow, _slope=tried.slope)
-            return tried.u, target if h == remaining else t + h
+            return tried.u, end
         self._check_tolerances(u, t)
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
+        failure = ""
         while True:
             # A remainder within rounding of the step is the step.
             clipped = remaining if remaining <= h * (1 + 1e-9) else h
@@ -107,9 +112,11 @@ class RungeKutta(Integrator):
                     f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
                     f"atol={self.atol:g}: "
                     "raise the tolerances, use float64, or check the signal for values that overflow"
+                    + (f"; the last stage that failed: {failure}" if failure else "")
                 )
-            tried = self._try(flow, u, first, clipped)
-            error = tried.error
+            end = target if clipped == remaining else t + clipped
+            tried = self._try(flow, u, first, clipped, t, end)
+            error, failure = tried.error, tried.failure or failure
             if math.isfinite(error) and error <= 1:
                 previous = memory.get("error", 1.0)
                 factor = 0.9 * max(error, 1e-10) ** (-0.7 / 5) * previous ** (0.4 / 5)
@@ -118,7 +125,7 @@ class RungeKutta(Integrator):
                 memory["h"] = max(grown, h) if clipped < h else grown
                 memory["error"] = max(error, 1e-4)
                 memory.update(_flow=tried.flow, _slope=tried.slope)
-                return tried.u, target if clipped == remaining else t + clipped
+                return tried.u, end
             memory["rejected"] = memory.get("rejected", 0) + 1
             shrink = 0.9 * error ** (-1 / 5) if math.isfinite(error) else 0.1
             h = clipped * min(0.9, max(0.1, shrink))
@@ -147,16 +154,17 @@ class RungeKutta(Integrator):
         speed = float(xp.sqrt(xp.mean((slope / scale) ** 2)))
         return 0.01 * size / speed if speed > 0 and size > 0 else 1e-3
 
-    def _try(self, flow: Flow, u: Array, first: Array, h: float) -> _Tried:
+    def _try(self, flow: Flow, u: Array, first: Array, h: float, t: float, end: float) -> _Tried:
         slopes = [first]
         stage, here = u, flow
-        for row in self._A[1:]:
+        for row, share in zip(self._A[1:], self._C, strict=True):
             stage = u + h * _combine(row, slopes)
+            moment = end if share == 1 else t + share * h
             try:
-                here = _at(flow, stage)
+                here = _at(flow.when(moment), stage)
+                slopes.append(here.velocity(stage))
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))
-            slopes.append(here.velocity(stage))
         xp = namespace(u)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
         return _Tried(here, stage, slopes[-1], _weighted(h * _combine(self._E, slopes), scale))

@@ -1,0 +1,239 @@
+"""Exponential Runge-Kutta steps: the linear part exactly, reactions and sources by stages."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from functools import lru_cache
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, StabilityError
+from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
+from nlflow.flows.flow import Flow
+from nlflow.flows.integrators.base import SLACK
+from nlflow.flows.integrators.fixed_step import FixedStep
+from nlflow.flows.linear import LinearFlow, as_linear
+from nlflow.functionals.preconditioners.transform import Diagonal
+
+_TERMS = 20  # of the Taylor series of phi_k on [0, 1]: the next is 1 / 20!, below the rounding of a float64
+_GAINS = 16  # functions of a spectrum that are kept, each as large as a signal
+_KEPT = 64  # expansions that are kept: of a run's two step lengths, and of those of a few others
+
+
+def phi(k: int, z: NDArray[Any]) -> Floats:
+    """Return phi_k(-z) for z >= 0, to a few roundings.
+
+    phi_0(x) = exp(x), phi_{k+1}(x) = (phi_k(x) - 1 / k!) / x. The recurrence cancels near 0, so below 1 the Taylor
+    series sum_j x^j / (j + k)! is taken, by Horner's rule.
+    """
+    z = np.asarray(z, dtype=np.float64)
+    if k == 0:
+        return np.asarray(np.exp(-z))
+    large = np.maximum(z, 1.0)
+    value = -np.expm1(-large) / large
+    for j in range(1, k):
+        value = (1 / math.factorial(j) - value) / large
+    near = np.minimum(z, 1.0)
+    series = np.full_like(near, 1 / math.factorial(_TERMS + k))
+    for j in range(_TERMS - 1, -1, -1):
+        series = 1 / math.factorial(j + k) - near * series
+    return np.asarray(np.where(z < 1, series, value))
+
+
+@lru_cache(maxsize=_KEPT)
+def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floats:
+    """Return Chebyshev coefficients of step phi_k(-step a) for a in [low, high], to tol times the step."""
+    coefficients, _ = chebyshev_coefficients(lambda a: phi(k, step * a), low, high, tol)
+    return np.asarray(step * coefficients)
+
+
+class ExponentialStep(FixedStep):
+    """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
+
+    A = r (I - P) + phi is the flow's linear part, and N the rest. A subclass defines `step` from `stage` and `applied`.
+
+    Attributes
+    ----------
+    reach : float
+        How far the step is stable along the negative real axis where A = 0, in units of 1 / slope of N. A dampens.
+    """
+
+    takes_time = True
+    reach: float
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return the reach over the bound of the reaction's slope, infinity without a reaction."""
+        bound = as_linear(flow).terms.bound
+        return self.reach / bound if bound > 0 else math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for evolving and non-symmetric flows, `StabilityError` above the limit."""
+        name, linear = type(self).__name__, as_linear(flow)
+        if linear.evolving:
+            raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
+        if not linear.symmetric:
+            raise InputError(f"integrator: {name} needs a symmetric affinity; use RungeKutta()")
+        if over := linear.overridden("linear"):
+            raise InputError(
+                f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "
+                f"{over}() says more and would be left out; use RungeKutta(), or give a Reaction"
+            )
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for the reaction of this flow: {name} needs dt < {limit:.6g}; "
+                "reduce dt, or use RungeKutta()"
+            )
+
+    @abstractmethod
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after one step of length dt."""
+
+    @staticmethod
+    def stage(flow: LinearFlow, u: Array, t: float) -> Array:
+        """Return N(u, t) = phi f + R(u) + g(t), what is not -A u."""
+        now = flow.when(t)
+        drawn = 0 * u
+        if now.fidelity is not None and now.observed is not None:
+            drawn = now.fidelity.times(now.observed)
+        return drawn + now.terms.driving(now.time, u) if now.terms.drives else drawn
+
+    @staticmethod
+    def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
+        """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
+        if transform := _transform(flow, v):
+            rate = 1.0 if flow.metric == "degree" else transform.degree
+            drawn = 0.0 if flow.fidelity is None else float(flow.fidelity.values)
+            image = transform.forward(v)
+            return [transform.times(transform.gain(k, h, rate, drawn), image) for k, h in functions]
+        low, high = flow.spectral_bounds()
+        high = max(high, low + 1e-300, 1e-300)
+        tol = 1e-7 if v.dtype == namespace(v).float32 else 1e-14
+        expansions = [_expansion(k, h, low, high, tol) for k, h in functions]
+        return chebyshev_sums(flow.linear, v, low, high, expansions)
+
+    @staticmethod
+    def back(flow: LinearFlow, image: Array, like: Array) -> Array:
+        """Return the signal that a sum of what `applied` returns stands for."""
+        transform = _transform(flow, like)
+        return image if transform is None else transform.back(image, like.dtype)
+
+
+class _Diagonal(Diagonal):
+    """A transform that keeps the functions it was asked for."""
+
+    def __init__(self, affinity: Affinity) -> None:
+        super().__init__(affinity)
+        self._log_degree = float(affinity.log_degree.ravel()[0])  # where a transform diagonalizes P all are alike
+        self._gains: dict[tuple[int, float, float, float], Floats] = {}
+
+    @property
+    def degree(self) -> float:
+        """The degree of every node."""
+        return math.exp(self._log_degree)
+
+    def gain(self, k: int, h: float, rate: float, drawn: float) -> Floats:
+        """Return h phi_k(-h a) at the eigenvalues a = rate (1 - mu) + drawn of A."""
+        key = (k, h, rate, drawn)
+        if key not in self._gains:
+            if len(self._gains) >= _GAINS:
+                self._gains.pop(next(iter(self._gains)))  # the oldest
+            self._gains[key] = h * phi(k, h * (rate * self.rest + drawn))
+        return self._gains[key]
+
+
+_transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
+
+
+def _transform(flow: LinearFlow, v: Array) -> _Diagonal | None:
+    """Return the transform that diagonalizes A, None where there is none."""
+    uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    if not flow.plain or not uniform or not is_numpy(v) or not Diagonal.offered(flow.affinity):
+        return None
+    if flow.affinity not in _transforms:
+        _transforms[flow.affinity] = _Diagonal(flow.affinity)
+    return _transforms[flow.affinity]
+
+
+@underflowing
+class ETD2RK(ExponentialStep):
+    """Exponential time differencing of order 2, exact in the linear part of a frozen symmetric flow.
+
+    (Cox and Matthews 2002, doi 10.1006/jcph.2002.6995, eq. 22.) With N = phi f + R(u) + g(t)::
+
+        a  = u + h phi_1(-hA) (N(u, t) - A u)
+        u' = a + h phi_2(-hA) (N(a, t + h) - N(u, t))
+
+    No step is too long for the diffusion or the fidelity; a reaction whose slope is at most b asks for h <= 2 / b. What
+    is at rest stays at rest. A flow with a source that does not change is exact.
+
+    On periodic and reflecting grids with a position kernel and one fidelity phi_k(-h A) takes a transform and one back
+    for each function. Elsewhere it is a Chebyshev expansion to rounding, whose averages grow like sqrt(h rho), rho
+    being the bound of A, from about a dozen; on tensors too.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import ETD2RK, AllenCahn, Gaussian, GradientFlow, Grid, J, affinity, solve
+    >>> flow = GradientFlow(J(affinity(Gaussian(width=2.0), Grid(40))), reaction=AllenCahn())
+    >>> found = solve(flow, np.sin(np.arange(40.0)), t_eval=[0.0, 1.0, 2.0, 3.0], integrator=ETD2RK(0.1))
+    >>> bool(np.all(np.diff(found.energy) < 0))
+    True
+    """
+
+    order = 2.0
+    reach = 2.0
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after one step."""
+        linear, t = as_linear(flow), flow.time
+        first = self.stage(linear, u, t)
+        to_end = self.applied(linear, first - linear.linear(u), (1, dt))[0]
+        a = u + self.back(linear, to_end, u)
+        change = self.applied(linear, self.stage(linear, a, t + dt) - first, (2, dt))[0]
+        return a + self.back(linear, change, u)
+
+
+@underflowing
+class ETD4RK(ExponentialStep):
+    """Exponential time differencing of order 4, exact in the linear part of a frozen symmetric flow.
+
+    Krogstad's four stages (Krogstad 2005, doi 10.1016/j.jcp.2004.08.006; Hochbruck and Ostermann 2010, doi
+    10.1017/S0962492910000048, table 5.1 and section 5.3), as `ETD2RK` otherwise. A reaction whose slope is at most b
+    asks for h <= 2.7 / b. Four expansions a step, or five transforms and back. Where h rho is large the order may
+    fall to 3, and lower as long as modes that decay within a step are in the signal.
+
+    Parameters
+    ----------
+    dt : float
+        Step.
+    """
+
+    order = 4.0
+    reach = 2.7
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Return the signal after one step."""
+        linear, t, half = as_linear(flow), flow.time, dt / 2
+        first = self.stage(linear, u, t)
+        slope = first - linear.linear(u)
+        to_middle, to_end = self.applied(linear, slope, (1, half), (1, dt))
+        # Each difference of N from that at u goes through all the functions that some stage needs, in one recurrence.
+        d2 = self.stage(linear, u + self.back(linear, to_middle, u), t + half) - first
+        p2_half, p2, p3 = self.applied(linear, d2, (2, half), (2, dt), (3, dt))
+        d3 = self.stage(linear, u + self.back(linear, to_middle + 2 * p2_half, u), t + half) - first
+        q2, q3 = self.applied(linear, d3, (2, dt), (3, dt))
+        d4 = self.stage(linear, u + self.back(linear, to_end + 2 * q2, u), t + dt) - first
+        r2, r3 = self.applied(linear, d4, (2, dt), (3, dt))
+        return u + self.back(linear, to_end + (2 * (p2 + q2) - r2) + 4 * (r3 - p3 - q3), u)

@@ -1,0 +1,175 @@
+"""What a flow has beside its linear part: a reaction, a source, and an observed signal that changes with time."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from nlflow._array import Array, constant_like, namespace, over_channels, same_kind, scalar
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError
+from nlflow.flows.reactions import Reaction
+
+
+class Signal:
+    """A signal that may change with time: an array, or a callable of t, or of t and the nodes.
+
+    Parameters
+    ----------
+    name : str
+        What messages call it.
+    given : array or callable
+        A callable gets t as a float and, where it takes two arguments, the nodes x of shape (N, m), in the dtype of the
+        flow's signal.
+    affinity : Affinity
+        Whose nodes it is on.
+    """
+
+    def __init__(self, name: str, given: Any, affinity: Affinity) -> None:
+        self.name = name
+        self.timed = callable(given)
+        self._nodes = affinity.domain.nodes if self.timed and _arguments(name, given) == 2 else None
+        self._given = given if self.timed else affinity.check_signal(name, given)
+        self._affinity = affinity
+
+    def at(self, t: float, like: Array | None = None) -> Array:
+        """Return the signal at time t, of the kind of the signal `like`.
+
+        Raises
+        ------
+        InputError
+            When it has another shape, dtype or device.
+        NumericalError
+            When it is not finite.
+        """
+        found = self._called(t, like) if self.timed else self._given
+        if like is None:
+            return self._affinity.check_signal(self.name, found)
+        if tuple(getattr(found, "shape", ())) != tuple(like.shape):
+            got = f"shape {tuple(found.shape)}" if hasattr(found, "shape") else type(found).__name__
+            raise InputError(f"{self.name}: got {got}{self._when(t)}, expected {tuple(like.shape)}, that of the signal")
+        same_kind(self.name, found, like)
+        if self.timed and not bool(namespace(found).all(namespace(found).isfinite(found))):
+            raise NumericalError(f"{self.name}: NaN or infinite{self._when(t)}; expected finite values at all times")
+        return found
+
+    def _called(self, t: float, like: Array | None) -> Array:
+        if self._nodes is None:
+            return self._given(float(t))
+        found = self._given(float(t), self._nodes if like is None else constant_like(self._nodes, like))
+        shape = self._affinity.domain.shape
+        if getattr(found, "ndim", 0) in (1, 2) and found.shape[0] == len(self._nodes):  # a value for each row of x
+            return namespace(found).reshape(found, (*shape, *tuple(found.shape)[1:]))
+        return found
+
+    def _when(self, t: float) -> str:
+        return f" at t={t:.6g}" if self.timed else ""
+
+
+def _arguments(name: str, function: Callable[..., Any]) -> int:
+    """Return how many arguments a callable needs: 1 or 2."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # compiled ones do not always say
+        return 1
+    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = [one for one in places if one.default is one.empty]
+    if not places or len(needed) > 2:
+        raise InputError(f"{name}: got a callable of {len(needed)} arguments, expected one of t, or of t and the nodes")
+    return max(len(needed), 1)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a flow has beside its linear part.
+
+    Attributes
+    ----------
+    reaction : Reaction or None
+    source : Signal or None
+    observed : Signal or None
+        The observed signal of the fidelity, where it changes with time.
+    """
+
+    reaction: Reaction | None = None
+    source: Signal | None = None
+    observed: Signal | None = None
+
+    @property
+    def timed(self) -> bool:
+        """Whether one of them depends on time."""
+        return any(one is not None and one.timed for one in (self.source, self.observed))
+
+    @property
+    def drives(self) -> bool:
+        """Whether there is a reaction or a source."""
+        return self.reaction is not None or self.source is not None
+
+    @property
+    def words(self) -> list[str]:
+        """What there is, in words for messages."""
+        return [
+            *([] if self.reaction is None else [f"reaction {self.reaction!r}"]),
+            *([] if self.source is None else ["source g(t)" if self.source.timed else "source g"]),
+            *([] if self.observed is None else ["observed signal f(t)"]),
+        ]
+
+    @property
+    def has_potential(self) -> bool:
+        """Whether what drives is the gradient of something."""
+        return self.reaction is None or self.reaction.potential is not None
+
+    @property
+    def bound(self) -> float:
+        """Bound of the slope of what drives, 0 without a reaction."""
+        return 0.0 if self.reaction is None else self.reaction.bound
+
+    def driving(self, t: float, u: Array) -> Array:
+        """Return R(u) + g(t) where there is a reaction or a source."""
+        if self.reaction is None:
+            assert self.source is not None
+            return self.source.at(t, u)
+        value = self.reaction(u)
+        return value if self.source is None else value + self.source.at(t, u)
+
+    def potential(self, t: float, u: Array, measure: Array) -> float:
+        """Return sum_i m_i (F(u_i) - g_i u_i), channels added up."""
+        xp = namespace(u)
+        total = 0 * u
+        if self.reaction is not None and self.reaction.potential is not None:
+            total = total + self.reaction.potential(u)
+        if self.source is not None:
+            total = total - self.source.at(t, u) * u
+        return scalar(xp.sum(over_channels(measure, u) * total, dtype=xp.float64))
+
+    def given(self) -> list[Any]:
+        """Return what tells these terms from others; see `Flow.given`. What changes with time is in `moments`."""
+        own: list[Any] = list(self.words)
+        if self.reaction is not None:
+            own.append(self.reaction.word())
+        if self.source is not None and not self.source.timed:
+            own.append(self.source.at(0.0))
+        return own
+
+    def moments(self, t: float, like: Array) -> list[Array]:
+        """Return the signals that change with time, as they are at t."""
+        signals = (self.source, self.observed)
+        return [one.at(t, like) for one in signals if one is not None and one.timed]
+
+
+def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None) -> Terms:
+    """Return the terms that a flow was given, or raise `InputError`."""
+    if reaction is not None and not isinstance(reaction, Reaction):
+        raise InputError(
+            f"reaction: got {type(reaction).__name__}, expected a Reaction, such as AllenCahn() or "
+            "Reaction(function, interval, derivative=...)"
+        )
+    if observed is not None and not callable(observed):
+        raise InputError(f"observed: got {type(observed).__name__}, expected a callable of t; a fixed one is that of E")
+    return Terms(
+        reaction,
+        None if source is None else Signal("source", source, affinity),
+        None if observed is None else Signal("observed", observed, affinity),
+    )
