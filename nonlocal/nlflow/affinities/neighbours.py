@@ -79,6 +79,7 @@ class NeighbourAffinity(SparseAffinity):
         graph = _graph(kernel, tree, points, weights, radius, memory_limit)
         super().__init__(domain, graph, kernel=kernel, dtype=features.dtype)
         self._log_unit = 2 * log_unit
+        self._weights = relative_weights(domain.weights.reshape(-1), _LIGHTEST)[0]
         self.radius = radius
         self.positive_semidefinite = kernel.positive_semidefinite
         degrees = self._sums / weights
@@ -93,8 +94,7 @@ class NeighbourAffinity(SparseAffinity):
     def _edges(self) -> Sparse:
         from scipy.sparse import csr_array
 
-        graph = self._graph.tocoo()
-        w = relative_weights(self.domain.weights.ravel(), _LIGHTEST)[0]
+        graph, w = self._graph.tocoo(), self._weights
         rows, columns = self._order[graph.row], self._order[graph.col]
         return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
 

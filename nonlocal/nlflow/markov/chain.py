@@ -272,7 +272,7 @@ class MarkovChain(Equilibrated):
         values = check_stop("stop", stop, shape)
         states = starting_states(start, walkers, shape, self.states, generator, self._limit)
         if values.min() == 0:
-            endless = states_without_end(self._moves > 0, states, values)
+            endless = states_without_end(self._listed_moves, states, values)
             if len(endless):
                 raise InputError(
                     f"stop: got 0 at all nodes that can be reached from node {endless[0]}, where walkers come to and "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
 
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
@@ -17,7 +19,7 @@ RESTARTS = 500
 """Of Arnoldi iteration; where these do not help, more hardly ever do."""
 
 
-def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
+def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int32]]:
     """Return the number of communicating classes and the class of each state.
 
     Two states communicate when each can be reached from the other by transitions of positive probability.
@@ -28,46 +30,84 @@ def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
     return int(count), labels
 
 
-def _reaching(graph: NDArray[np.bool_], targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph. O(N^2)."""
+def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
+    """Return the classes of states that communicate and are never left, each in increasing order."""
+    count, labels = communicating_classes(matrix)
+    if count == 1:
+        return [np.arange(len(labels))]
+    leaving = np.zeros(count, bool)
+    if isinstance(matrix, np.ndarray):
+        leaving[labels[((matrix > 0) & (labels[:, None] != labels)).any(axis=1)]] = True
+    else:
+        rows, columns = (matrix > 0).nonzero()
+        leaving[labels[rows[labels[rows] != labels[columns]]]] = True
+    ends = np.cumsum(np.bincount(labels))[:-1]
+    members = np.split(np.argsort(labels, kind="stable"), ends)
+    return [inside for inside, left in zip(members, leaving, strict=True) if not left]
+
+
+def within(matrix: Floats | Sparse, inside: NDArray[np.intp]) -> Any:
+    """Return the moves between some states, which are numbered in increasing order; the matrix itself for all."""
+    if len(inside) == matrix.shape[0]:
+        return matrix
+    return matrix[np.ix_(inside, inside)] if isinstance(matrix, np.ndarray) else matrix[inside][:, inside]
+
+
+def dense(matrix: Floats | Sparse) -> Floats:
+    """Return a matrix of moves with all its zeros."""
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
+
+
+def _reaching(graph: Sparse, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph.
+
+    O(edges) time for each move that the farthest of them is away.
+    """
     seen, front = targets.copy(), targets
     while np.any(front):
-        front = graph[:, front].any(axis=1) & ~seen
+        front = (graph @ front.astype(np.float64) > 0) & ~seen
         seen |= front
     return seen
 
 
-def states_without_end(graph: NDArray[np.bool_], start: NDArray[np.int64], stop: Floats) -> NDArray[np.intp]:
+def states_without_end(matrix: Floats | Sparse, start: NDArray[np.int64], stop: Floats) -> NDArray[np.intp]:
     """Return the states that walkers from `start` can come to and where none is ever stopped."""
-    starting = np.zeros(len(graph), bool)
+    from scipy.sparse import csr_array, diags_array
+
+    starting = np.zeros(matrix.shape[0], bool)
     starting[start] = True
-    coming = _reaching((graph & (stop < 1)[:, None]).T, starting)  # nobody goes on from where all are stopped
-    return np.flatnonzero(coming & ~_reaching(graph, stop > 0))
+    graph = csr_array(matrix > 0).astype(np.float64)
+    going = csr_array(diags_array((stop < 1).astype(np.float64)) @ graph)  # nobody goes on from where all are stopped
+    return np.flatnonzero(_reaching(going.T.tocsr(), starting) & ~_reaching(graph, stop > 0))
 
 
-def balanced(moves: Floats, law: Floats, rtol: float, smallest: float) -> bool:
+def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) -> bool:
     """Tell whether as much flows from i to j as back, law_i P_ij = law_j P_ji, for all pairs however rare.
 
     A probability below `smallest` may have underflowed to 0.
     """
+    if not isinstance(moves, np.ndarray):
+        there = moves.multiply(law[:, None]).tocsr()
+        off = (abs(there - there.T) - rtol * there.maximum(there.T)).tocoo()
+        return not np.any(off.data > smallest * np.maximum(law[off.row], law[off.col]))
     flux = law[:, None] * moves
     least = smallest * np.maximum(law[:, None], law)
     return not np.any(np.abs(flux - flux.T) > rtol * np.maximum(flux, flux.T) + least)
 
 
-def period_of(matrix: Floats) -> int:
+def period_of(matrix: Floats | Sparse) -> int:
     """Return the period of an irreducible chain: the greatest common divisor of the lengths of all round trips.
 
     From the levels of a breadth-first search: each transition i -> j closes trips whose length is level_i + 1 - level_j
-    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20). O(N^2).
+    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20). O(N^2), O(edges) for a sparse matrix.
     """
-    if np.any(np.diagonal(matrix) > 0):
+    if np.any(matrix.diagonal() > 0):
         return 1
     from scipy.sparse.csgraph import breadth_first_order
 
     graph = matrix > 0
     order, predecessors = breadth_first_order(graph, 0, directed=True)
-    level = np.zeros(len(matrix), np.int64)
+    level = np.zeros(matrix.shape[0], np.int64)
     for state in order[1:]:
         level[state] = level[predecessors[state]] + 1
     rows, columns = graph.nonzero()
