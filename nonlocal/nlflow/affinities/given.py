@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -102,7 +101,7 @@ def affinity_from_graph(
     >>> affinity_from_graph(coo_array(np.diag([2.0, 1.0], k=1))).symmetric
     False
     """
-    if domain is not None and (not isinstance(domain, Domain) or domain.leading):
+    if domain is not None and getattr(domain, "leading", True):  # of a batch, or of no domain
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
     k = _weights_of(graph, edge_weight, attribute, _node_count(nodes, domain), memory_limit)
     size = k.shape[0]
@@ -131,8 +130,9 @@ def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int 
     """Return k of any kind of graph as rows of sorted edges without repetitions and zeros, float64; a copy."""
     from scipy.sparse import issparse
 
-    sparse, network = bool(issparse(graph)), _from_package(graph, "networkx")
-    if not sparse and not network:
+    sparse: bool = issparse(graph)
+    network = _from_package(graph, "networkx")
+    if not (sparse or network):
         return _of_arrays(graph, edge_weight, nodes, limit)
     if edge_weight is not None:
         raise InputError("edge_weight: got weights beside a graph that has its own, expected them with an edge list")
@@ -196,20 +196,17 @@ def _plain(name: str, value: Any) -> NDArray[Any]:
 
 
 def _of_scipy(graph: Any, limit: float | None) -> Sparse:
-    from scipy.sparse import csr_array
-
     if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
         raise InputError(f"graph: got shape {graph.shape}, expected (N, N), one row for each node")
     if graph.dtype.kind not in "biuf":
         raise InputError(f"graph: got weights of {graph.dtype}, expected real numbers")
-    _check_edges(graph.nnz, graph.shape[0], limit)
     try:
         if hasattr(graph, "check_format"):  # conversions follow indices wherever they lead
             graph.check_format(full_check=True)
-        k = csr_array(graph, dtype=np.float64, copy=True)
+        listed = graph.tocoo()
     except ValueError as error:
         raise InputError(f"graph: got a {graph.format} array that is damaged ({error})") from error
-    return _checked(k)
+    return _assembled(listed.row, listed.col, listed.data, graph.shape[0], limit)
 
 
 def _of_networkx(graph: Any, attribute: str | None, limit: float | None) -> Sparse:
@@ -285,11 +282,11 @@ def _assembled(
     number: Any = np.int32 if size < 2**31 and len(rows) < 2**31 else np.int64
     ends = rows.astype(number, copy=False), columns.astype(number, copy=False)
     # Checked before repeated edges are added up, in which a negative weight could hide.
-    _check_weights(weights, lambda place: (rows[place], columns[place]))
-    return _checked(csr_array(coo_array((weights.astype(np.float64), ends), shape=(size, size))))
+    _check_weights(weights, rows, columns)
+    return _summed(csr_array(coo_array((weights.astype(np.float64), ends), shape=(size, size))))
 
 
-def _check_weights(weights: NDArray[Any], ends: Callable[[int], tuple[Any, Any]]) -> None:
+def _check_weights(weights: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any]) -> None:
     """Raise `InputError` for weights that no average can have, naming the first."""
     finite = np.isfinite(weights)
     for wrong, what, remedy in (
@@ -298,16 +295,14 @@ def _check_weights(weights: NDArray[Any], ends: Callable[[int], tuple[Any, Any]]
     ):
         if wrong.any():
             place = int(np.argmax(wrong))
-            start, end = ends(place)
             raise InputError(
                 f"graph: got {int(wrong.sum())} {what} weights (the first, {float(weights[place]):g}, from node "
-                f"{int(start)} to {int(end)}), expected finite weights >= 0; {remedy}"
+                f"{int(rows[place])} to {int(columns[place])}), expected finite weights >= 0; {remedy}"
             )
 
 
-def _checked(k: Sparse) -> Sparse:
-    """Return k with its weights checked, repeated edges added up, zeros left out and rows sorted; in place."""
-    _check_weights(k.data, lambda place: (np.searchsorted(k.indptr, place, side="right") - 1, k.indices[place]))
+def _summed(k: Sparse) -> Sparse:
+    """Return k with repeated edges added up, zeros left out and rows sorted; in place."""
     k.sum_duplicates()
     k.eliminate_zeros()
     if not k.nnz:
