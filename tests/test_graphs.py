@@ -507,22 +507,19 @@ def test_neighbours_that_there_are_not(options: dict[str, Any], words: str) -> N
         nl.neighbour_graph([0.0, 1.0, 2.0, 3.0, 1e9], 1, nl.Gaussian(width=1.0))
 
 
-def test_descent_finds_most_of_the_nearest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_descent_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynndescent", None)
+    with pytest.raises(InputError, match=r"pip install 'nlflow\[neighbours\]'"):
+        nl.neighbour_graph(np.arange(9.0), 2, search="descent")
+
+
+@pytest.mark.slow
+def test_descent_finds_most_of_the_nearest() -> None:
+    pytest.importorskip("pynndescent", reason="pynndescent is optional")
     x = np.random.default_rng(0).random((300, 3))
-    exact = nl.neighbour_graph(x, 6)
-    if not _installed("pynndescent"):
-        monkeypatch.setitem(sys.modules, "pynndescent", None)
-        with pytest.raises(InputError, match=r"pip install 'nlflow\[neighbours\]'"):
-            nl.neighbour_graph(x, 6, search="descent")
-        pytest.skip("pynndescent is not installed")
-    found = nl.neighbour_graph(x, 6, search="descent")
+    exact, found = nl.neighbour_graph(x, 6), nl.neighbour_graph(x, 6, search="descent")
     assert exact.minimum(found).sum() >= 0.95 * exact.sum()
-
-
-def _installed(name: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(name) is not None
+    assert (found != nl.neighbour_graph(x, 6, search="descent")).nnz == 0
 
 
 def test_types_are_those_that_are_public() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, is_numpy, underflowing
+from nlflow._array import Floats, is_numpy, power_of_two, underflowing
 from nlflow.affinities.graph import Sparse
 from nlflow.backends.threads import cores
 from nlflow.errors import InputError, NlflowWarning, check_array, check_choice, check_integer, check_memory
@@ -90,8 +90,9 @@ def neighbour_graph(
         f"the {count} nearest of each of {len(x)} points", _PAIR_BYTES * count * len(x),
         "use fewer neighbours or points, or raise memory_limit", memory_limit,
     )  # fmt: skip
-    ends = _nearest(x, count, search)
-    return _graph(x, ends, kernel, keep)
+    x = x - x.min(axis=0) / 2 - x.max(axis=0) / 2  # their sum could overflow
+    unit = power_of_two(float(np.abs(x).max()))  # squares of distances could, too, and be 0
+    return _graph(x / unit, unit, _nearest(x / unit, count, search), kernel, keep)
 
 
 def _nearest(x: Floats, count: int, search: str) -> NDArray[Any]:
@@ -119,7 +120,8 @@ def _descent() -> Any:
     return NNDescent
 
 
-def _graph(x: Floats, ends: NDArray[Any], kernel: RadialKernel | None, keep: str) -> Sparse:
+def _graph(x: Floats, unit: float, ends: NDArray[Any], kernel: RadialKernel | None, keep: str) -> Sparse:
+    """Return the graph of the points `unit` x from the numbers of the nearest of each."""
     from scipy.sparse import csr_array
 
     n, count = ends.shape
@@ -133,18 +135,24 @@ def _graph(x: Floats, ends: NDArray[Any], kernel: RadialKernel | None, keep: str
         graph = csr_array(graph.minimum(graph.T))
     graph.sort_indices()
     if kernel is not None:
-        _weigh(graph, x, kernel)
+        _weigh(graph, x, unit, kernel)
     return graph
 
 
-def _weigh(graph: Sparse, x: Floats, kernel: RadialKernel) -> None:
-    """Give the edges the weights k(x_i, x_j), in place."""
+def _weigh(graph: Sparse, x: Floats, unit: float, kernel: RadialKernel) -> None:
+    """Give the edges the weights k(unit x_i, unit x_j), in place."""
     rows = np.repeat(np.arange(len(x)), np.diff(graph.indptr))
     squared = np.zeros(graph.nnz)
     for coordinate in x.T:  # no table of differences, which d times as many numbers as edges would be
         squared += (coordinate[rows] - coordinate[graph.indices]) ** 2
-    with np.errstate(under="ignore"):
-        graph.data = np.asarray(np.exp(kernel.log_profile(squared) + math.log(kernel.amplitude)))
+    with np.errstate(under="ignore", over="ignore"):
+        true = squared * unit * unit
+        if not np.isfinite(true).all() or np.any((true == 0) & (squared > 0)):
+            raise InputError(
+                f"points: got coordinates of size {unit:g}, expected distances whose squares a float can hold; change "
+                "the unit of points and kernel"
+            )
+        graph.data = np.asarray(np.exp(kernel.log_profile(true) + math.log(kernel.amplitude)))
     lost = int(np.count_nonzero(graph.data == 0))
     if lost:
         warnings.warn(
