@@ -180,6 +180,11 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "domain": (weights(), {"domain": Points(np.arange(4.0))}, "got 30 nodes, expected 4"),
     "batch": (weights(), {"domain": nl.Batch(Points(np.arange(4.0)), 2)}, "domain: got Batch"),
     "nodes": (PAIR, {"domain": Points(np.arange(4.0)), "nodes": 5}, "nodes: got 5, expected 4"),
+    "light": (
+        PAIR,
+        {"edge_weight": [1e-100, 1e-100, 1], "domain": Points(np.arange(3.0), [1e-110, 1e-110, 1])},
+        "light edges",
+    ),
     "masked": (np.ma.masked_array(np.eye(2)), {}, "masked array"),
 }
 
@@ -232,9 +237,10 @@ def test_averages_are_those_of_the_matrix(kind: str, uneven: bool, dtype: Any, c
         assert np.abs(a.log_degree - np.log(d) - np.log(scale)).max() <= 1e-12
         both = affinity_from_graph(k * scale, domain).symmetrized()
         assert np.abs(both.average(u) - averaging(k + k.T, w)[0] @ u).max() <= 4 * tolerance * size
-    edges = w[:, None] * w * (k + k.T)
-    np.fill_diagonal(edges, 0)
-    assert np.abs(affinity_from_graph(k, domain).edges().toarray() - edges).max() <= 1e-12
+        edges = w[:, None] * w * (k + k.T) * scale
+        np.fill_diagonal(edges, 0)
+        assert np.abs(a.edges().toarray() - edges).max() <= 1e-12 * scale
+        assert np.abs(MarkovChain(a).matrix() - p).max() <= 1e-14
 
 
 def test_laplacians_are_those_of_scipy() -> None:
@@ -424,6 +430,24 @@ def test_chains_are_those_of_the_matrix(kind: str, laziness: float) -> None:
     assert np.abs(here.log_law - there.log_law).max() <= 1e-12
     law = np.bincount(here.walk(3, 4, 20_000, rng=0), minlength=N) / 20_000
     assert np.abs(law - here.law(3, 4)).max() <= 5 * np.sqrt(0.25 / 20_000)
+
+
+@pytest.mark.parametrize("laziness", [0.0, 0.5])
+def test_walks_of_many_states_follow_edges(laziness: float) -> None:
+    n, walkers = 20_000, 40_000
+    ends = np.stack([np.tile(np.arange(n), 2), np.concatenate([(np.arange(n) + 1) % n, (np.arange(n) + 7) % n])])
+    values = np.repeat([1.0, 3.0], n)
+    chain = MarkovChain(affinity_from_graph(ends, edge_weight=values), laziness=laziness, memory_limit=2**22)
+    found = np.bincount(chain.walk(5, 4, walkers, rng=0), minlength=n) / walkers
+    law = chain.law(5, 4)
+    assert np.abs(found - law).max() <= 5 * np.sqrt(0.25 / walkers)
+    assert not found[law == 0].any()
+    assert np.array_equal(chain.walk(5, 4, 100, rng=1, record=True)[-1], chain.walk(5, 4, 100, rng=1))
+    f = np.zeros(n)
+    f[:40] = np.arange(40)
+    stopped = f[chain.stopped_walk(5, 0.5, walkers, rng=0)]
+    expected = sum(0.5 ** (k + 1) * (chain.law(5, k) @ f) for k in range(40))
+    assert abs(stopped.mean() - expected) <= 5 * stopped.std() / np.sqrt(walkers)
 
 
 def test_transient_states_and_states_that_are_never_left() -> None:

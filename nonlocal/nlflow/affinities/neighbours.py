@@ -91,12 +91,11 @@ class NeighbourAffinity(SparseAffinity):
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
         return super()._product(flat[self._order])[self._places]
 
-    def _edges(self) -> Sparse:
+    def _by_nodes(self) -> Sparse:
         from scipy.sparse import csr_array
 
-        graph, w = self._graph.tocoo(), self._weights
-        rows, columns = self._order[graph.row], self._order[graph.col]
-        return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
+        graph = self._graph.tocoo()
+        return csr_array((graph.data, (self._order[graph.row], self._order[graph.col])), shape=graph.shape)
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:

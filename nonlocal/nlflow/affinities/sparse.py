@@ -111,8 +111,12 @@ class SparseAffinity(Affinity):
     def _edge_bound(self) -> int:
         return int(self._graph.nnz)
 
+    def _by_nodes(self) -> Sparse:
+        """Return a copy of W in float64, rows and columns numbered as the nodes are."""
+        return self._graph.astype(np.float64)
+
     def _edges(self) -> Sparse:
-        result = self._graph.astype(np.float64)
+        result = self._by_nodes()
         result.data /= np.repeat(self._weights, np.diff(result.indptr)) * self._weights[result.indices]
         result.data *= self._unit
         return result
@@ -120,11 +124,9 @@ class SparseAffinity(Affinity):
     def _transitions(self) -> Sparse:
         from scipy.sparse import diags_array
 
-        result = self._edges()
-        result.data *= (self._weights / self._unit)[result.indices]
-        sums = np.asarray(result.sum(axis=1)).ravel()
-        result.data /= np.repeat(np.where(sums > 0, sums, 1.0), np.diff(result.indptr))
-        return type(result)(result + diags_array((sums == 0).astype(np.float64))) if np.any(sums == 0) else result
+        result = self._by_nodes()
+        result.data /= np.repeat(self._sums, np.diff(result.indptr))
+        return type(result)(result + diags_array(self._alone.astype(np.float64))) if self._some_alone else result
 
     # ---- what graphs are asked for
 
@@ -133,7 +135,7 @@ class SparseAffinity(Affinity):
         """Number of the connected component of each node, shape ``domain.shape``."""
         from scipy.sparse.csgraph import connected_components
 
-        labels = connected_components(self._edges(), directed=True, connection="weak")[1]
+        labels = connected_components(self._by_nodes(), directed=True, connection="weak")[1]
         return np.asarray(labels, dtype=np.int32).reshape(self.domain.shape)
 
     @cached_property
@@ -203,6 +205,11 @@ class SparseAffinity(Affinity):
         if np.any(weights != 1):
             k.data *= np.repeat(weights, np.diff(k.indptr))
             k.data *= weights[k.indices]
+            if k.nnz and k.data.min() < np.finfo(np.float64).tiny:
+                raise InputError(
+                    "graph: got light edges between light nodes, whose w_i w_j k_ij underflow beside the others; "
+                    "leave these edges out, or use a domain with weights of one size"
+                )
         result = cls(domain, k, symmetric=symmetric)
         result._weights, result._unit = weights, unit
         result._log_unit = 2 * log_unit + math.log(unit)
