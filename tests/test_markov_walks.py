@@ -188,7 +188,7 @@ def test_the_number_zero_leads_nowhere_impossible() -> None:
     loop("walk")(tables._drawn[0], np.uint64(0), 1, 0, states)
     assert states[0] in (1, 2)
     # And it does come to state 0 where that is all there is.
-    loop("walk")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._tables, np.uint64(0), 1, 0, states)
+    loop("walk")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._drawn[0], np.uint64(0), 1, 0, states)
     assert states[0] == 0
 
 
