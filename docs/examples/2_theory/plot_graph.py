@@ -38,18 +38,21 @@ course = solve(GradientFlow(J(graph), metric="degree"), found, t_eval=times)
 distance = [np.sqrt(np.sum(chain.stationary * (u - chain.limit(found)) ** 2)) for u in course.u]
 rate = 1 - np.sort(chain.eigenvalues())[-2]
 
-figure, (left, right_side) = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
-places = nx.spring_layout(club, seed=1)
-nx.draw_networkx_edges(club, places, ax=left, alpha=0.3)
-nodes = nx.draw_networkx_nodes(
-    club, places, ax=left, node_color=found, cmap="coolwarm", vmin=-1, vmax=1, node_size=150,
-    edgecolors=["black" if np.sign(a) == b else "gold" for a, b in zip(found, joined, strict=True)],
-)  # fmt: skip
-figure.colorbar(nodes, ax=left, label="minimizer")
-left.set_title(f"{right} of {len(club)} members are told rightly")
-left.axis("off")
+figure, (left, right_side) = plt.subplots(1, 2, figsize=(8, 3.8), layout="constrained")
+layout = nx.spring_layout(club, seed=1)
+places = np.array([layout[node] for node in club])
+for i, j in club.edges:
+    left.plot(*places[[i, j]].T, color="0.8", lw=0.8, zorder=1)
+for side, marker in ((1, "o"), (-1, "s")):
+    chosen = joined == side
+    points = left.scatter(*places[chosen].T, c=found[chosen], marker=marker, vmin=-1, vmax=1, edgecolors="black")
+figure.colorbar(points, ax=left, label="minimizer")
+left.set_title("Circles went with node 0, squares with 33", fontsize="medium")
+left.set_xlabel("drawn at")
+left.set_ylabel("drawn at")
 right_side.semilogy(times, distance, label="flow")
 right_side.semilogy(times, distance[0] * np.exp(-rate * times), "--", label="exp(-gap t)")
+right_side.set_title("The flow forgets at the rate of the gap", fontsize="medium")
 right_side.set_xlabel("t")
 right_side.set_ylabel("distance to the mean")
 right_side.legend()
