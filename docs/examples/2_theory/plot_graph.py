@@ -18,11 +18,11 @@ graph = affinity_from_graph(club)
 print(graph.reason)
 
 # %%
-# The instructor is node 0, the administrator node 33. At both the fidelity is 1, elsewhere 0: there the minimizer is
-# the average of its neighbours.
+# The instructor is node 0, the administrator node 33. At both the fidelity is large, elsewhere it is 0: there the
+# minimizer is the average of its neighbours.
 
 f, known = np.zeros(34), np.zeros(34)
-f[[0, 33]], known[[0, 33]] = (1, -1), 1
+f[[0, 33]], known[[0, 33]] = (1, -1), 1000
 found = E(graph, f, known).minimizer().u
 joined = np.array([1 if club.nodes[node]["club"] == "Mr. Hi" else -1 for node in club])
 right = int(np.sum(np.sign(found) == joined))
