@@ -210,6 +210,43 @@ def test_grids(shape: tuple[int, ...], kernel: Any, boundary: Any) -> None:
                 np.testing.assert_allclose(average, found[0], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("size", [1e-300, 1e-100, 1.0, 1e100, 1e300])
+@pytest.mark.parametrize("span", [1.0, 1e-3, 1e-120])
+def test_graphs_of_any_weights(size: float, span: float) -> None:
+    """Averages and degrees of a path whose weights fall by `span` from edge to edge, of signals of any size."""
+    with np.errstate(under="ignore"):
+        weights = size * span ** np.array([0.0, 1.0, 2.0])
+    if weights.min() == 0:  # no float holds it
+        return
+    ends = np.array([[0, 1, 2, 1, 2, 3], [1, 2, 3, 0, 1, 2]])
+    domain = nl.Points(np.arange(4.0), [1e-30, 1.0, 3.0, 1e30])
+    affinity = nl.affinity_from_graph(ends, domain, edge_weight=np.tile(weights, 2))
+    k = mpmath.matrix(4, 4)
+    for i, j, value in zip(*ends, np.tile(weights, 2), strict=True):
+        k[int(i), int(j)] = mpmath.mpf(float(value))
+    w = exact(domain.weights)
+    degrees = [mpmath.fdot(w, k[i, :]) for i in range(4)]
+    assert np.abs(affinity.log_degree - [float(mpmath.log(d)) for d in degrees]).max() <= 1e-12
+    for name, u in signals(4, float).items():
+        v = exact(u)
+        expected = [mpmath.fsum(w[j] * k[i, j] * v[j] for j in range(4)) / degrees[i] for i in range(4)]
+        allowed = 1e-14 * float(np.abs(u).max()) + 5e-324
+        assert max(abs(a - b) for a, b in zip(affinity.average(u), expected, strict=True)) <= allowed, name
+
+
+@pytest.mark.parametrize("size", [1e-300, 1e-150, 1.0, 1e150, 1e300])
+def test_neighbours_at_any_distance(size: float) -> None:
+    points = np.array([0.0, 1.0, 3.0, 7.0]) * size
+    assert nl.neighbour_graph(points, 1).sum() == 6
+    if not 1e-160 < size < 1e160:  # formulas of kernels take the squared distance
+        with pytest.raises(nl.InputError, match="whose squares a float can hold"):
+            nl.neighbour_graph(points, 1, nl.Laplace(width=size))
+        return
+    graph = nl.neighbour_graph(points, 1, nl.Laplace(width=size))
+    expected = np.diag(np.exp([-1.0, -2.0, -4.0]), 1)
+    np.testing.assert_allclose(graph.toarray(), expected + expected.T, rtol=1e-14)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_not_finite_is_refused(value: float) -> None:
     u = np.array([1.0, value, 2.0, 0.0, 1.0])
@@ -219,6 +256,8 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
     for call in (
         lambda: nl.affinity(nl.Gaussian(1.0), case("wide").domain, u),
         lambda: nl.from_matrix(np.diag(u), nl.Points(np.arange(5.0))),
+        lambda: nl.affinity_from_graph(np.diag(u)),
+        lambda: nl.neighbour_graph(u, 1),
         lambda: nl.Points(u),
         lambda: nl.Gaussian(value),
         lambda: nl.Poisson(value),

@@ -26,6 +26,7 @@ def test_there_is_a_page_for_each_kind_of_part() -> None:
     assert [page.stem for page in PAGES] == [
         "own_adapter",
         "own_fidelity",
+        "own_graph",
         "own_groups",
         "own_integrator",
         "own_kernel",

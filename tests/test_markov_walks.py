@@ -185,16 +185,16 @@ def test_the_number_zero_leads_nowhere_impossible() -> None:
 
     tables = AliasTables(np.tile([0.0, 0.5, 0.5], (3, 1)))
     states = np.ones(1, np.int64)
-    loop("walk")(tables._tables, np.uint64(0), 1, 0, states)
+    loop("walk")(tables._drawn[0], np.uint64(0), 1, 0, states)
     assert states[0] in (1, 2)
     # And it does come to state 0 where that is all there is.
-    loop("walk")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._tables, np.uint64(0), 1, 0, states)
+    loop("walk")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._drawn[0], np.uint64(0), 1, 0, states)
     assert states[0] == 0
 
 
 def exact_shares(tables: AliasTables, state: int) -> Floats:
     """Return the probabilities that a table stands for."""
-    entries = tables._tables[state]
+    entries = tables._drawn[0][state]
     n = len(entries)
     kept = (entries >> np.uint64(32)).astype(float) / 2.0**32
     result = np.zeros(n)

@@ -1,6 +1,8 @@
 from .affinities import Affinity as Affinity
 from .affinities import affinity as affinity
+from .affinities import affinity_from_graph as affinity_from_graph
 from .affinities import from_matrix as from_matrix
+from .affinities import neighbour_graph as neighbour_graph
 from .denoising import DenoiseInfo as DenoiseInfo
 from .denoising import denoise as denoise
 from .denoising.noise import GaussianNoise as GaussianNoise
@@ -120,6 +122,7 @@ __all__ = [
     "TopHat",
     "WorkerError",
     "affinity",
+    "affinity_from_graph",
     "denoise",
     "diversity",
     "diversity_bounds",
@@ -129,6 +132,7 @@ __all__ = [
     "fidelity_for_diversity",
     "from_matrix",
     "largest_stable_fidelity",
+    "neighbour_graph",
     "nonlocal_tv",
     "run_study",
     "solve",

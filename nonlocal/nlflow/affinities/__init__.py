@@ -3,7 +3,8 @@
 `base` is the contract, above `structure`, which says what a subclass defines; `dense` is the reference. `stencil` and
 `convolution` serve grids; `pairwise` (exact, by `pair_sums`), `neighbours`, `nonuniform` and `lowrank` (approximate)
 scattered nodes and features, and `choice` chooses among these. `tiled` serves tensors, `sharded` those of several
-processes. `sparse` is that of a given graph, `block` that of separate groups. `build` is what users call.
+processes. `sparse` is that of a graph, which `given` reads as users have it and `nearest` takes from points, `block`
+that of separate groups. `build` is what users call.
 """
 
 from nlflow.affinities.base import Affinity
@@ -11,6 +12,8 @@ from nlflow.affinities.block import BlockAffinity, Blocks
 from nlflow.affinities.build import affinity, from_matrix
 from nlflow.affinities.convolution import ConvolutionAffinity
 from nlflow.affinities.dense import DenseAffinity
+from nlflow.affinities.given import affinity_from_graph
+from nlflow.affinities.nearest import neighbour_graph
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.affinities.stencil import PatchStencil, TableStencil
 
@@ -24,5 +27,7 @@ __all__ = [
     "SparseAffinity",
     "TableStencil",
     "affinity",
+    "affinity_from_graph",
     "from_matrix",
+    "neighbour_graph",
 ]

@@ -79,6 +79,7 @@ class NeighbourAffinity(SparseAffinity):
         graph = _graph(kernel, tree, points, weights, radius, memory_limit)
         super().__init__(domain, graph, kernel=kernel, dtype=features.dtype)
         self._log_unit = 2 * log_unit
+        self._weights = relative_weights(domain.weights.reshape(-1), _LIGHTEST)[0]
         self.radius = radius
         self.positive_semidefinite = kernel.positive_semidefinite
         degrees = self._sums / weights
@@ -90,13 +91,11 @@ class NeighbourAffinity(SparseAffinity):
     def _product(self, flat: NDArray[Any]) -> NDArray[Any]:
         return super()._product(flat[self._order])[self._places]
 
-    def _edges(self) -> Sparse:
+    def _by_nodes(self) -> Sparse:
         from scipy.sparse import csr_array
 
         graph = self._graph.tocoo()
-        w = relative_weights(self.domain.weights.ravel(), _LIGHTEST)[0]
-        rows, columns = self._order[graph.row], self._order[graph.col]
-        return csr_array((graph.data / (w[rows] * w[columns]), (rows, columns)), shape=graph.shape)
+        return csr_array((graph.data, (self._order[graph.row], self._order[graph.col])), shape=graph.shape)
 
 
 def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int = 256) -> list[float]:

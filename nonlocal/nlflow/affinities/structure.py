@@ -99,6 +99,10 @@ class Structure(ABC):
         """Return k_ij without the amplitude as a sparse matrix; diagonal, repeated and zero entries are allowed."""
         raise NotImplementedError  # pragma: no cover - whoever has a bound has them
 
+    def _transitions(self) -> Sparse | None:
+        """Return P_ij in float64 as a sparse matrix of what is not 0; None where there is none."""
+        return None
+
     def _symmetrized(self) -> Any:
         """Return the affinity of K = k + k^T; only asked of non-symmetric ones."""
         raise NumericalError(f"{self.method}: K = k + k^T is not available for this affinity; use method='dense'")

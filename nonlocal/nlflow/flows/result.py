@@ -11,6 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, to_numpy
+from nlflow.domains import Domain
+from nlflow.flows.dataset import to_dataset
 from nlflow.io.storage import load_archive, save_archive
 
 
@@ -50,6 +52,8 @@ class Solution:
         What each tracker collected: ``{'energy': {'t': ..., 'value': ...}}``.
     provenance : dict
         Versions and the problem in words.
+    domain : Grid, Points, Batch or None
+        Where the signal lives; None for a solution that was read from a file.
     """
 
     t: NDArray[np.float64]
@@ -61,11 +65,37 @@ class Solution:
     stats: dict[str, Any]
     records: dict[str, dict[str, NDArray[np.float64]]] = field(default_factory=dict)
     provenance: dict[str, Any] = field(default_factory=dict)
+    domain: Domain | None = None
 
     @property
     def final(self) -> Array:
         """The signal at the last time."""
         return self.u[-1]
+
+    def to_xarray(self, domain: Domain | None = None) -> Any:
+        """Return the solution as a dataset with named axes, to select from, to plot, to write as netCDF or zarr.
+
+        Parameters
+        ----------
+        domain : Grid, Points or Batch, optional
+            Where the signal lives; needed for a solution that was read from a file.
+
+        Returns
+        -------
+        xarray.Dataset
+            ``u`` over ``t``, the axes of the domain and ``channel`` where there is one, as a NumPy array that is not
+            copied; ``energy`` over ``t``; what a tracker recorded as ``tracker_column`` over ``tracker_t``. The axes
+            are ``x``, ``y``, ``z`` for a grid (the first axis is ``x``), with positions as coordinates and spacing and
+            boundary as their attributes, ``node`` for scattered nodes, with positions and quadrature weights, and
+            ``batch_0``, ... before them. Attributes are `provenance`, `stats`, status and message, in numbers and
+            words (JSON where they are nested).
+
+        Raises
+        ------
+        InputError
+            When xarray is not installed (``pip install 'nlflow[xarray]'``), and without a domain or with another one.
+        """
+        return to_dataset(self, self.domain if domain is None else domain)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the solution to an npz archive, atomically; see `nlflow.io.storage.save_archive`."""

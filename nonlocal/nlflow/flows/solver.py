@@ -216,6 +216,7 @@ class _Loop(Checkpointed):
             stats=stats,
             records={name: record for name, record in records.items() if record},
             provenance=provenance_of(self.flow, self.integrator, self.state.u),
+            domain=self.flow.affinity.domain,
         )
 
     def _integrate(self) -> tuple[Status, str]:

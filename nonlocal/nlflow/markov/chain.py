@@ -14,7 +14,7 @@ from nlflow._array import Array, Floats, constant_like, namespace, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.markov.spectral import DENSE_STATES, Equilibrated
 from nlflow.markov.stationary import states_without_end
-from nlflow.markov.walks import AliasTables, Positions, check_stop, generator_of, starting_states
+from nlflow.markov.walks import AliasTables, EdgeTables, Positions, Tables, check_stop, generator_of, starting_states
 
 _PATIENCE = 10**6
 _SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
@@ -213,14 +213,19 @@ class MarkovChain(Equilibrated):
     # ---- walks
 
     @cached_property
-    def _tables(self) -> AliasTables:
-        return AliasTables(self.matrix(), self._limit)
+    def _tables(self) -> Tables:
+        if self._sparse_moves is None:
+            return AliasTables(self.matrix(), self._limit)
+        from scipy.sparse import csr_array, eye_array
+
+        return EdgeTables(csr_array(self._lazily(self._sparse_moves, eye_array(self.states))))
 
     def walk(self, start: Any, steps: int, walkers: int, *, rng: Any = None, record: bool = False) -> Positions:
         """Simulate independent walkers.
 
         Compiled and threaded, a few nanoseconds a move; the same `rng` gives the same walks for any number of threads.
-        The first call builds the tables: 8 N^2 bytes, O(N^2) time.
+        The first call builds the tables: 8 N^2 bytes, O(N^2) time. Of a graph (`affinity_from_graph`) only the edges
+        are kept, and a move takes O(log edges of a node).
 
         Parameters
         ----------
@@ -272,7 +277,7 @@ class MarkovChain(Equilibrated):
         values = check_stop("stop", stop, shape)
         states = starting_states(start, walkers, shape, self.states, generator, self._limit)
         if values.min() == 0:
-            endless = states_without_end(self._moves > 0, states, values)
+            endless = states_without_end(self._listed_moves, states, values)
             if len(endless):
                 raise InputError(
                     f"stop: got 0 at all nodes that can be reached from node {endless[0]}, where walkers come to and "

@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS, check_affinity
+from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
 from nlflow.flows.linear import AttentionFlow
-from nlflow.markov.stationary import communicating_classes, period_of
+from nlflow.markov.stationary import closed_classes, dense, period_of, within
 from nlflow.markov.walks import check_law
 
 # Up to this many states all moves are looked at; beyond, for matrix-free chains, they are followed by averages.
@@ -130,9 +131,11 @@ class Transitions:
         check_memory(
             f"the matrix of {n} states", 8 * n * n, "use fewer nodes or raise memory_limit", self._limit
         )  # fmt: skip
-        dense = getattr(self.affinity, "matrix", None)
-        if dense is not None:
-            given = to_numpy(dense)
+        if self._sparse_moves is not None:
+            return dense(self._sparse_moves)
+        known = getattr(self.affinity, "matrix", None)
+        if known is not None:
+            given = to_numpy(known)
             result = np.asarray(given, dtype=np.float64)
             return result if given.dtype == np.float64 else result / result.sum(axis=1, keepdims=True)
         result = np.empty((n, n))
@@ -173,9 +176,20 @@ class Transitions:
 
     # ---- structure
 
+    @cached_property
+    def _sparse_moves(self) -> Sparse | None:
+        """The possible moves with their probabilities, without the laziness; None where they are not listed."""
+        return self.affinity._transitions()
+
+    @property
+    def _listed_moves(self) -> Any:
+        """All moves, as a sparse matrix where there is one."""
+        return self._moves if self._sparse_moves is None else self._sparse_moves
+
     @property
     def _graph_known(self) -> bool:
-        return self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
+        small = self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
+        return small or self._sparse_moves is not None
 
     @cached_property
     def _search(self) -> tuple[int, bool]:
@@ -202,12 +216,7 @@ class Transitions:
     @cached_property
     def _closed(self) -> list[NDArray[np.intp]]:
         """Closed classes: sets of states that communicate and are never left. From one on, limits are unique."""
-        count, labels = communicating_classes(self._moves)
-        if count == 1:
-            return [np.arange(self.states)]
-        leaving = np.zeros(count, bool)
-        leaving[labels[((self._moves > 0) & (labels[:, None] != labels)).any(axis=1)]] = True
-        return [np.flatnonzero(labels == label) for label in range(count) if not leaving[label]]
+        return closed_classes(self._listed_moves)
 
     @cached_property
     def irreducible(self) -> bool:
@@ -231,8 +240,7 @@ class Transitions:
         if self.laziness > 0:
             return 1
         if self._graph_known:
-            inside = self._closed[0]
-            return period_of(self._moves if len(inside) == self.states else self._moves[np.ix_(inside, inside)])
+            return period_of(within(self._listed_moves, self._closed[0]))
         return 2 if self._search[1] else 1
 
     def require_unique(self, what: str) -> None:

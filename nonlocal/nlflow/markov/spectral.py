@@ -19,9 +19,11 @@ from nlflow.markov.stationary import (
     RESTARTS,
     balanced,
     communicating_classes,
+    dense,
     left_eigenvector,
     log_state_reduction,
     state_reduction,
+    within,
 )
 
 # Up to this many states spectra come from the whole matrix, which takes a second or so.
@@ -52,10 +54,8 @@ class Equilibrated(Transitions):
         single = "float32" in str(self.affinity.dtype)
         rtol = 1e-5 if single or self.states > _REDUCED_STATES else 1e-8
         for inside in self._closed:
-            whole = len(inside) == self.states
-            moves = self._moves if whole else self._moves[np.ix_(inside, inside)]
-            law = self.stationary.ravel() if whole else state_reduction(moves)
-            if not balanced(moves, law, rtol, self.least_move):
+            law = self.stationary.ravel() if len(inside) == self.states else self._law_within(inside)
+            if not balanced(within(self._listed_moves, inside), law, rtol, self.least_move):
                 return False
         return True
 
@@ -95,15 +95,16 @@ class Equilibrated(Transitions):
     def _found_law(self) -> Floats:
         if self.states <= DENSE_STATES and self._moves_that_underflow is not None and self.log_law is not None:
             return np.exp(self.log_law)
-        inside = self._closed[0]
         law = np.zeros(self.states)
-        if len(inside) <= _REDUCED_STATES:
-            law[inside] = state_reduction(self._moves[np.ix_(inside, inside)])
-        else:
-            law = left_eigenvector(lambda p: p @ self._moves, self.states)
-            law[np.setdiff1d(np.arange(self.states), inside)] = 0
-            law /= law.sum()
+        law[self._closed[0]] = self._law_within(self._closed[0])
         return law
+
+    def _law_within(self, inside: NDArray[np.intp]) -> Floats:
+        """Return the stationary law of a closed class, one number for each of its states."""
+        if len(inside) <= _REDUCED_STATES:
+            return state_reduction(dense(within(self._listed_moves, inside)))
+        moves = within(self._listed_moves, inside)
+        return left_eigenvector(lambda p: np.asarray(p @ moves), len(inside))
 
     @cached_property
     def log_law(self) -> Floats | None:
@@ -143,6 +144,8 @@ class Equilibrated(Transitions):
     @cached_property
     def _moves_that_underflow(self) -> Floats | None:
         """The logarithms of all moves where some underflow (not only such as cannot happen); None elsewhere."""
+        if self._sparse_moves is not None:
+            return None
         rare = self._moves < self.least_move
         if not np.any(rare):
             return None

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
 
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
 _SMALLEST = float(np.finfo(np.float64).tiny)
+_WELL_BELOW = 0.05
 RESTARTS = 500
 """Of Arnoldi iteration; where these do not help, more hardly ever do."""
 
 
-def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
+def communicating_classes(matrix: Floats | Sparse) -> tuple[int, NDArray[np.int32]]:
     """Return the number of communicating classes and the class of each state.
 
     Two states communicate when each can be reached from the other by transitions of positive probability.
@@ -28,46 +31,84 @@ def communicating_classes(matrix: Floats) -> tuple[int, NDArray[np.int32]]:
     return int(count), labels
 
 
-def _reaching(graph: NDArray[np.bool_], targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph. O(N^2)."""
+def closed_classes(matrix: Floats | Sparse) -> list[NDArray[np.intp]]:
+    """Return the classes of states that communicate and are never left, each in increasing order."""
+    count, labels = communicating_classes(matrix)
+    if count == 1:
+        return [np.arange(len(labels))]
+    leaving = np.zeros(count, bool)
+    if isinstance(matrix, np.ndarray):
+        leaving[labels[((matrix > 0) & (labels[:, None] != labels)).any(axis=1)]] = True
+    else:
+        rows, columns = (matrix > 0).nonzero()
+        leaving[labels[rows[labels[rows] != labels[columns]]]] = True
+    ends = np.cumsum(np.bincount(labels))[:-1]
+    members = np.split(np.argsort(labels, kind="stable"), ends)
+    return [inside for inside, left in zip(members, leaving, strict=True) if not left]
+
+
+def within(matrix: Floats | Sparse, inside: NDArray[np.intp]) -> Any:
+    """Return the moves between some states, which are numbered in increasing order; the matrix itself for all."""
+    if len(inside) == matrix.shape[0]:
+        return matrix
+    return matrix[np.ix_(inside, inside)] if isinstance(matrix, np.ndarray) else matrix[inside][:, inside]
+
+
+def dense(matrix: Floats | Sparse) -> Floats:
+    """Return a matrix of moves with all its zeros."""
+    return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
+
+
+def _reaching(graph: Sparse, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph.
+
+    O(edges) time for each move that the farthest of them is away.
+    """
     seen, front = targets.copy(), targets
     while np.any(front):
-        front = graph[:, front].any(axis=1) & ~seen
+        front = (graph @ front.astype(np.float64) > 0) & ~seen
         seen |= front
     return seen
 
 
-def states_without_end(graph: NDArray[np.bool_], start: NDArray[np.int64], stop: Floats) -> NDArray[np.intp]:
+def states_without_end(matrix: Floats | Sparse, start: NDArray[np.int64], stop: Floats) -> NDArray[np.intp]:
     """Return the states that walkers from `start` can come to and where none is ever stopped."""
-    starting = np.zeros(len(graph), bool)
+    from scipy.sparse import csr_array, diags_array
+
+    starting = np.zeros(matrix.shape[0], bool)
     starting[start] = True
-    coming = _reaching((graph & (stop < 1)[:, None]).T, starting)  # nobody goes on from where all are stopped
-    return np.flatnonzero(coming & ~_reaching(graph, stop > 0))
+    graph = csr_array(matrix > 0).astype(np.float64)
+    going = csr_array(diags_array((stop < 1).astype(np.float64)) @ graph)  # nobody goes on from where all are stopped
+    return np.flatnonzero(_reaching(going.T.tocsr(), starting) & ~_reaching(graph, stop > 0))
 
 
-def balanced(moves: Floats, law: Floats, rtol: float, smallest: float) -> bool:
+def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) -> bool:
     """Tell whether as much flows from i to j as back, law_i P_ij = law_j P_ji, for all pairs however rare.
 
     A probability below `smallest` may have underflowed to 0.
     """
+    if not isinstance(moves, np.ndarray):
+        there = moves.multiply(law[:, None]).tocsr()
+        off = (abs(there - there.T) - rtol * there.maximum(there.T)).tocoo()
+        return not np.any(off.data > smallest * np.maximum(law[off.row], law[off.col]))
     flux = law[:, None] * moves
     least = smallest * np.maximum(law[:, None], law)
     return not np.any(np.abs(flux - flux.T) > rtol * np.maximum(flux, flux.T) + least)
 
 
-def period_of(matrix: Floats) -> int:
+def period_of(matrix: Floats | Sparse) -> int:
     """Return the period of an irreducible chain: the greatest common divisor of the lengths of all round trips.
 
     From the levels of a breadth-first search: each transition i -> j closes trips whose length is level_i + 1 - level_j
-    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20). O(N^2).
+    up to multiples of the period (Denardo 1977, doi 10.1287/moor.2.1.20). O(N^2), O(edges) for a sparse matrix.
     """
-    if np.any(np.diagonal(matrix) > 0):
+    if np.any(matrix.diagonal() > 0):
         return 1
     from scipy.sparse.csgraph import breadth_first_order
 
     graph = matrix > 0
     order, predecessors = breadth_first_order(graph, 0, directed=True)
-    level = np.zeros(len(matrix), np.int64)
+    level = np.zeros(matrix.shape[0], np.int64)
     for state in order[1:]:
         level[state] = level[predecessors[state]] + 1
     rows, columns = graph.nonzero()
@@ -167,22 +208,26 @@ def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
     NumericalError
         When the eigenvalue 1 is not separated from the next, or the law is not reached.
     """
-    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs
+    from scipy.sparse.linalg import ArpackError, ArpackNoConvergence
 
-    operator = LinearOperator((states, states), matvec=lambda p: push(np.ravel(p)), dtype=np.float64)
     advice = "the chain is reducible or mixes too slowly; use a wider kernel, or fewer states"
     try:
-        # The eigenvalue 1 has the largest real part, also where a periodic chain has others of modulus 1.
-        values, vectors = eigs(
-            operator, k=2, which="LR", v0=np.full(states, 1 / states), tol=1e-12, maxiter=RESTARTS
-        )  # fmt: skip
+        try:
+            values, vectors = _leading(push, states, 2, 1e-12)
+        except ArpackNoConvergence:
+            # Where the others lie densely none of them is found sharply. That they are well below 1 is enough.
+            rough = np.sort(_leading(push, states, 2, 1e-3)[0].real)[0]
+            if rough > 1 - _WELL_BELOW:
+                raise
+            values, vectors = _leading(push, states, 1, 1e-12)
+            values = np.append(values, rough)
     except ArpackError as error:
         raise NumericalError(f"affinity: the stationary law was not found by Arnoldi iteration ({advice})") from error
     order = np.argsort(-values.real)
     gap = 1 - float(values[order[1]].real)
     if abs(values[order[0]] - 1) > 1e-8 or gap < 1e-9:
         raise NumericalError(f"affinity: the eigenvalue 1 is not separated from the next (gap {gap:.2g}): {advice}")
-    law = np.abs(vectors[:, order[0]].real)
+    law: Floats = np.abs(vectors[:, order[0]].real)
     law /= law.sum()
     for _ in range(3):  # moves of the chain take out what Arnoldi iteration left of the fast modes
         law = np.maximum(push(law), 0)
@@ -193,3 +238,14 @@ def left_eigenvector(push: Callable[[Floats], Floats], states: int) -> Floats:
             f"affinity: the stationary law is uncertain by {distance:.2g} in total variation: {advice}"
         )
     return law
+
+
+def _leading(push: Callable[[Floats], Floats], states: int, count: int, tol: float) -> tuple[Any, Any]:
+    """Return the eigenvalues of p -> p P with the largest real parts, and their vectors."""
+    from scipy.sparse.linalg import LinearOperator, eigs
+
+    operator = LinearOperator((states, states), matvec=lambda p: push(np.ravel(p)), dtype=np.float64)
+    # The eigenvalue 1 has the largest real part, also where a periodic chain has others of modulus 1.
+    start: Any = np.full(states, 1 / states)
+    values, vectors = eigs(operator, k=count, which="LR", v0=start, tol=tol, maxiter=RESTARTS)
+    return values, vectors

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
 
 Positions = NDArray[np.int64]
@@ -15,7 +16,48 @@ _CALL = 2**24  # walkers a key: their numbers must not meet
 _MOST_MOVES = 2**39
 
 
-class AliasTables:
+class Tables:
+    """What draws the next states of a chain: arrays, and the compiled loops that read them."""
+
+    _loops = ("walk", "walk_stopped")
+    _drawn: tuple[NDArray[Any], ...]
+    _loop: Any
+
+    def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
+        """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
+        if steps > 2 * _MOST_MOVES:
+            raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
+        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
+        history = [states.copy()] if record else []
+        done = 0
+        while done < steps:
+            count = 1 if record else steps
+            for part, key in enumerate(keys):
+                self._loop(self._loops[0])(*self._drawn, key, count, done, states[part * _CALL : (part + 1) * _CALL])
+            done += count
+            if record:
+                history.append(states.copy())
+        return np.stack(history) if record else states
+
+    def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
+        """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
+        # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
+        expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
+        most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
+        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
+        for part, key in enumerate(keys):
+            piece = states[part * _CALL : (part + 1) * _CALL]
+            moves = np.empty_like(piece)
+            self._loop(self._loops[1])(*self._drawn, key, stop, most, piece, moves)
+            if np.any(moves < 0):
+                raise NumericalError(
+                    f"stop: {int(np.sum(moves < 0))} walkers were not stopped within {most} moves; use a larger "
+                    "probability, or reach the expectation by equilibrium()"
+                )
+        return states
+
+
+class AliasTables(Tables):
     """Tables that draw the next state of a chain at constant cost (Walker 1977, doi 10.1145/355744.355749).
 
     Parameters
@@ -39,41 +81,30 @@ class AliasTables:
             f"drawing moves between {states} states", 8 * states**2, "use fewer nodes or raise memory_limit",
             memory_limit,
         )  # fmt: skip
-        self._tables = np.empty((states, states), np.uint64)
-        loop("build_tables")(np.ascontiguousarray(rows), self._tables)
+        tables = np.empty((states, states), np.uint64)
+        loop("build_tables")(np.ascontiguousarray(rows), tables)
+        self._drawn = (tables,)
 
-    def walk(self, states: Positions, steps: int, rng: np.random.Generator, record: bool) -> Positions:
-        """Return the positions after `steps` moves, or all of them, (steps + 1, walkers), with `record`."""
-        if steps > 2 * _MOST_MOVES:
-            raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
-        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
-        history = [states.copy()] if record else []
-        done = 0
-        while done < steps:
-            count = 1 if record else steps
-            for part, key in enumerate(keys):
-                self._loop("walk")(self._tables, key, count, done, states[part * _CALL : (part + 1) * _CALL])
-            done += count
-            if record:
-                history.append(states.copy())
-        return np.stack(history) if record else states
 
-    def walk_stopped(self, states: Positions, stop: Floats, rng: np.random.Generator) -> Positions:
-        """Return the positions in which walkers are stopped, with probability ``stop[state]`` before each move."""
-        # 2^-60 of all walkers are missed where stopping is uniform; elsewhere a walker needs its time to come by.
-        expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
-        most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
-        keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
-        for part, key in enumerate(keys):
-            piece = states[part * _CALL : (part + 1) * _CALL]
-            moves = np.empty_like(piece)
-            self._loop("walk_stopped")(self._tables, key, stop, most, piece, moves)
-            if np.any(moves < 0):
-                raise NumericalError(
-                    f"stop: {int(np.sum(moves < 0))} walkers were not stopped within {most} moves; use a larger "
-                    "probability, or reach the expectation by equilibrium()"
-                )
-        return states
+class EdgeTables(Tables):
+    """Sums of probabilities along the edges of a sparse chain: O(edges) memory, O(log edges of a state) a move.
+
+    Parameters
+    ----------
+    moves : scipy.sparse.csr_array of shape (N, N)
+        Transition probabilities, at least one > 0 in each row. They are drawn to within 2^-53 each.
+    """
+
+    _loops = ("walk_edges", "walk_edges_stopped")
+
+    def __init__(self, moves: Sparse) -> None:
+        from nlflow.backends.numba.walks import loop
+
+        self._loop = loop
+        moves.eliminate_zeros()
+        starts, shares = moves.indptr.astype(np.int64), np.empty(moves.nnz)
+        loop("add_up")(starts, np.ascontiguousarray(moves.data), shares)
+        self._drawn = starts, moves.indices.astype(np.int32), shares
 
 
 def generator_of(rng: Any) -> np.random.Generator:

@@ -1,9 +1,9 @@
-"""Random walks on a finite chain, from alias tables.
+"""Random walks on a finite chain, from alias tables, or along the edges of a sparse one.
 
-A move takes one 64-bit number and one table entry. The numbers are those of SplitMix64 (Steele, Lea and Flood 2014,
-doi 10.1145/2660193.2660195), a hash of a counter: number c of a walker is computed from (key, walker, c) alone, so
-walks have the same bits for any number of threads. Walkers go in blocks, one step of all after the other, since the
-entries that different walkers need come from memory at the same time.
+A move takes one 64-bit number and one table entry, or a bisection among the edges of a state. The numbers are those of
+SplitMix64 (Steele, Lea and Flood 2014, doi 10.1145/2660193.2660195), a hash of a counter: number c of a walker is
+computed from (key, walker, c) alone, so walks have the same bits for any number of threads. Walkers go in blocks, one
+step of all after the other, since the entries that different walkers need come from memory at the same time.
 """
 
 import numpy as np
@@ -143,11 +143,76 @@ def walk_stopped(tables, key, stop, most, states, moves):
         states[w] = state
 
 
+@njit(types.int64(types.int64[::1], types.int32[::1], types.float64[::1], types.int64, types.uint64), inline="always")
+def _edge_move(starts, ends, shares, state, number):
+    """Return the next state: the first edge of the state's row whose share is above a uniform number, by bisection."""
+    low = starts[state]
+    high = starts[state + 1] - 1
+    place = np.float64(number >> np.uint64(11)) * 2.0**-53
+    while low < high:
+        middle = (low + high) // 2
+        if place < shares[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return np.int64(ends[low])
+
+
+@njit(parallel=True, cache=True)
+def add_up(starts, probabilities, shares):
+    """Write to each edge the probability of it and of those before it in its row; all but ``starts`` are (edges,)."""
+    for i in prange(starts.shape[0] - 1):
+        total = 0.0
+        for e in range(starts[i], starts[i + 1]):
+            total += probabilities[e]
+            shares[e] = total
+
+
+@njit(parallel=True, cache=True)
+def walk_edges(starts, ends, shares, key, steps, first, states):
+    """Move all walkers `steps` times along the edges of a sparse chain; the other arguments are those of `walk`.
+
+    Parameters
+    ----------
+    starts : (N + 1,)
+        The edges of state i are starts[i] ... starts[i + 1] - 1, at least one.
+    ends, shares : (edges,)
+        The state that an edge leads to, and the probability of it and of those before it in the row.
+    """
+    walkers = states.shape[0]
+    for block in prange((walkers + BLOCK - 1) // BLOCK):
+        low = block * BLOCK
+        high = min(low + BLOCK, walkers)
+        for step in range(steps):
+            for w in range(low, high):
+                counter = (np.uint64(w) << np.uint64(40)) + np.uint64(first + step)
+                states[w] = _edge_move(starts, ends, shares, states[w], _random(key, counter))
+
+
+@njit(parallel=True, cache=True)
+def walk_edges_stopped(starts, ends, shares, key, stop, most, states, moves):
+    """Move each walker along the edges of a sparse chain until it is stopped, as `walk_stopped` does."""
+    for w in prange(states.shape[0]):
+        state = states[w]
+        moves[w] = -1
+        for step in range(most):
+            counter = (np.uint64(w) << np.uint64(40)) + np.uint64(2 * step)
+            if np.float64(_random(key, counter) >> np.uint64(11)) * 2.0**-53 < stop[state]:
+                moves[w] = step
+                break
+            state = _edge_move(starts, ends, shares, state, _random(key, counter + np.uint64(1)))
+        states[w] = state
+
+
+_EDGES = types.int64[::1], types.int32[::1], types.float64[::1]
 _TABLES, _STATES = types.uint64[:, ::1], types.int64[::1]
 loop = loader(
     lambda f: {
         "build_tables": (build_tables, f[:, ::1], _TABLES),
         "walk": (walk, _TABLES, types.uint64, types.int64, types.int64, _STATES),
+        "add_up": (add_up, types.int64[::1], types.float64[::1], types.float64[::1]),
+        "walk_edges": (walk_edges, *_EDGES, types.uint64, types.int64, types.int64, _STATES),
+        "walk_edges_stopped": (walk_edges_stopped, *_EDGES, types.uint64, f[::1], types.int64, _STATES, _STATES),
         "walk_stopped": (walk_stopped, _TABLES, types.uint64, f[::1], types.int64, _STATES, _STATES),
     }
 )

@@ -1,0 +1,349 @@
+"""Graphs as users have them: SciPy's, networkx', lists of edges, matrices; each becomes one sparse matrix of k."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, check_untracked, to_numpy, underflowing
+from nlflow.affinities.base import Affinity
+from nlflow.affinities.graph import Sparse
+from nlflow.affinities.sparse import SparseAffinity
+from nlflow.domains import Domain, Points
+from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory
+
+_EDGE_BYTES = 60  # at the moment when edges, their sums and the transpose are there
+_ROUNDING = 8 * float(np.finfo(np.float64).eps)  # by which sums of repeated edges may differ between the directions
+_SPAN = 1e290  # of the weights: beyond, light edges have lost digits beside heavy ones
+_SHOWN = 5
+
+
+@underflowing
+def affinity_from_graph(
+    graph: Any,
+    domain: Domain | None = None,
+    *,
+    edge_weight: Any = None,
+    attribute: str | None = "weight",
+    nodes: int | None = None,
+    memory_limit: float | None = None,
+) -> Affinity:
+    """Return the affinity of a given graph: k_ij is the weight of the edge from i to j. It is never made dense.
+
+    Parameters
+    ----------
+    graph : scipy.sparse matrix or array, networkx graph, edge list or matrix
+        - SciPy: any format, shape (N, N).
+        - networkx: any kind; nodes in the order of ``graph.nodes``, an undirected edge in both directions.
+        - An edge list: integers of shape (2, E), NumPy or torch, the ends i and j of each edge, as ``edge_index`` of
+          torch_geometric. An undirected edge is there in both directions.
+        - A matrix of shape (N, N), NumPy or torch.
+    domain : Grid or Points, optional
+        Of N nodes, numbered in C order; by default N points with a quadrature weight of 1 each, so that sums over nodes
+        are plain ones.
+    edge_weight : array of shape (E,), optional
+        Weights of an edge list; 1 by default.
+    attribute : str or None
+        Name of the weight of a networkx edge; with None each edge counts 1, and so it does where no edge has 'weight'.
+    nodes : int, optional
+        N of an edge list, where there is no domain; by default one more than the largest number in it.
+    memory_limit : float, optional
+        Bytes; half of the physical memory by default. 60 bytes an edge are needed.
+
+    Returns
+    -------
+    SparseAffinity
+        `reason` says how many edges, connected components and nodes without edges there are; ``components`` tells which
+        node is in which one, ``laplacian`` gives the three Laplacians by name. O(E) memory, O(E D) time an average.
+
+    Raises
+    ------
+    InputError
+        For negative and non-finite weights, ends that are no nodes, a graph of another size than the domain, edges of
+        which some have the attribute and some have not, and for other kinds of graphs.
+    MemoryLimitError
+        Before the edges are copied.
+
+    Warns
+    -----
+    NlflowWarning
+        When nodes have no edges, so that they keep their value.
+
+    Notes
+    -----
+    - Repeated edges add up. Edges of weight 0 are none.
+    - A self-loop is a part of the degree: with probability P_ii = w_i k_ii / d_i a walker stays. J and flows in the
+      metric ``l2`` do not see loops; flows in the metric ``degree`` are slower at nodes that have them.
+    - A node that no edge leaves keeps its value in averages, and a walker stays there. Its degree is then the mean of
+      the others, which nothing but the weight of a fidelity in the metric ``degree`` depends on.
+    - Where k_ij and k_ji differ, functionals take K = k + k^T, the same for both directions. Chains and `AttentionFlow`
+      take k as it is: the average at i is over the nodes j that edges lead to from i. (Messages of torch_geometric run
+      the other way; for these take ``edge_index[[1, 0]]``.)
+    - K = k + k^T = 2k for an undirected graph, so J(u) = sum of k_ij |u_i - u_j|^2 over its edges = u^T (D - W) u, and
+      its gradient flow in the metric ``l2`` is du/dt = -2 (D - W) u; with ``.scaled(0.5)`` it is -(D - W) u. In the
+      metric ``degree`` it is du/dt = -(I - D^-1 W) u.
+    - What has a limit on a connected graph alone (constants as equilibria, stationary laws) says how many components
+      there are instead.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from scipy.sparse import coo_array
+    >>> from nlflow import affinity_from_graph
+    >>> path = affinity_from_graph(np.array([[0, 1, 1, 2], [1, 0, 2, 1]]))
+    >>> path.reason
+    'the graph was given: 3 nodes, 4 edges i -> j, 1 connected component'
+    >>> path.average(np.array([0.0, 3.0, 2.0])).tolist()
+    [3.0, 1.0, 3.0]
+    >>> affinity_from_graph(coo_array(np.diag([2.0, 1.0], k=1))).symmetric
+    False
+    """
+    if domain is not None and getattr(domain, "leading", True):  # of a batch, or of no domain
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+    k = _weights_of(graph, edge_weight, attribute, _node_count(nodes, domain), memory_limit)
+    size = k.shape[0]
+    if domain is None:
+        domain = Points(np.arange(float(size)), np.ones(size))
+    if size != domain.size:
+        raise InputError(f"graph: got {size} nodes, expected {domain.size}, those of the domain")
+    k, symmetric = _symmetry(k)
+    edges = k.nnz
+    result = SparseAffinity.from_weights(domain, k, symmetric=symmetric)
+    result.reason = f"the graph was given: {size} nodes, {edges} edges i -> j, {_pieces(result)}"
+    _warn_isolated(result)
+    return result
+
+
+def _node_count(nodes: int | None, domain: Domain | None) -> int | None:
+    if nodes is None:
+        return None if domain is None else domain.size
+    count = check_integer("nodes", nodes, minimum=1)
+    if domain is not None and count != domain.size:
+        raise InputError(f"nodes: got {count}, expected {domain.size}, those of the domain; leave it out")
+    return count
+
+
+def _weights_of(graph: Any, edge_weight: Any, attribute: str | None, nodes: int | None, limit: float | None) -> Sparse:
+    """Return k of any kind of graph as rows of sorted edges without repetitions and zeros, float64; a copy."""
+    from scipy.sparse import issparse
+
+    sparse: bool = issparse(graph)
+    network = _from_package(graph, "networkx")
+    if not (sparse or network):
+        return _of_arrays(graph, edge_weight, nodes, limit)
+    if edge_weight is not None:
+        raise InputError("edge_weight: got weights beside a graph that has its own, expected them with an edge list")
+    return _of_scipy(graph, limit) if sparse else _of_networkx(graph, attribute, limit)
+
+
+def _of_arrays(graph: Any, edge_weight: Any, nodes: int | None, limit: float | None) -> Sparse:
+    """Return k of an edge list or of a matrix."""
+    array = _plain("graph", graph)
+    whole = array.dtype.kind in "iu"
+    listed = whole and array.ndim == 2 and array.shape[0] == 2
+    if listed and array.shape[1] == 2 and edge_weight is None and nodes is None:
+        raise InputError(
+            "graph: got integers of shape (2, 2), which may be two edges or a matrix; give nodes= for edges, or floats "
+            "for a matrix"
+        )
+    if listed:
+        return _of_list(array, edge_weight, nodes, limit)
+    if edge_weight is not None:
+        raise InputError(
+            f"graph: got shape {array.shape} of {array.dtype} with edge_weight, expected integers of shape (2, E): the "
+            "ends of each edge"
+        )
+    if array.ndim != 2 or array.shape[0] != array.shape[1]:
+        raise InputError(
+            f"graph: got shape {array.shape} of {array.dtype}, expected a matrix (N, N), integers (2, E), a SciPy "
+            "sparse array or a networkx graph"
+        )
+    matrix = check_array("graph", array, ndim=2)
+    rows, columns = np.nonzero(matrix)
+    return _assembled(rows, columns, matrix[rows, columns], len(matrix), limit)
+
+
+def _from_package(value: Any, package: str) -> bool:
+    """Tell whether an object's class, or one that it inherits from, is of a package, which need not be imported."""
+    return any(kind.__module__.split(".")[0] == package for kind in type(value).__mro__)
+
+
+def _plain(name: str, value: Any) -> NDArray[Any]:
+    """Return an array, a tensor or a sequence as a NumPy array of any dtype."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(f"{name}: got a masked array, expected a plain one; fill it")
+    if _from_package(value, "torch"):
+        if not hasattr(value, "layout") or "strided" not in str(value.layout):
+            raise InputError(
+                f"{name}: got a torch tensor of layout {getattr(value, 'layout', None)}, expected a dense one or an "
+                "edge list; give coalesce().indices() with edge_weight=coalesce().values()"
+            )
+        check_untracked(name, bool(value.requires_grad), "nlflow.from_matrix")
+        return to_numpy(value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise InputError(f"{name}: got a {type(value).__name__} of uneven lengths, expected an array") from error
+    if array.dtype.kind not in "biuf":
+        raise InputError(
+            f"{name}: got {type(value).__name__} ({array.dtype}), expected a SciPy sparse array, a networkx graph, "
+            "integers of shape (2, E) or a matrix of shape (N, N)"
+        )
+    return array
+
+
+def _of_scipy(graph: Any, limit: float | None) -> Sparse:
+    if graph.ndim != 2 or graph.shape[0] != graph.shape[1] or graph.shape[0] == 0:
+        raise InputError(f"graph: got shape {graph.shape}, expected (N, N), one row for each node")
+    if graph.dtype.kind not in "biuf":
+        raise InputError(f"graph: got weights of {graph.dtype}, expected real numbers")
+    try:
+        if hasattr(graph, "check_format"):  # conversions follow indices wherever they lead
+            graph.check_format(full_check=True)
+        listed = graph.tocoo()
+    except ValueError as error:
+        raise InputError(f"graph: got a {graph.format} array that is damaged ({error})") from error
+    return _assembled(listed.row, listed.col, listed.data, graph.shape[0], limit)
+
+
+def _of_networkx(graph: Any, attribute: str | None, limit: float | None) -> Sparse:
+    """Return k of a networkx graph, read through its own methods."""
+    numbers = {node: number for number, node in enumerate(graph)}
+    if not numbers:
+        raise InputError("graph: got a networkx graph without nodes, expected at least one")
+    count = graph.number_of_edges()
+    _check_edges(2 * count, len(numbers), limit)
+    ends = np.empty((2, count), np.int64)
+    values: list[Any] = []
+    for place, (start, end, value) in enumerate(graph.edges(data=attribute or False) if attribute else _bare(graph)):
+        ends[:, place] = numbers[start], numbers[end]
+        values.append(value)
+    weights = _attributes(values, attribute)
+    if not graph.is_directed():
+        others = ends[0] != ends[1]  # a loop has one direction
+        ends, weights = np.hstack([ends, ends[::-1, others]]), np.concatenate([weights, weights[others]])
+    return _assembled(ends[0], ends[1], weights, len(numbers), limit)
+
+
+def _bare(graph: Any) -> Any:
+    return ((start, end, 1.0) for start, end in graph.edges())
+
+
+def _attributes(values: list[Any], attribute: str | None) -> Floats:
+    """Return the weights of networkx edges, None where one has none."""
+    lacking = sum(value is None for value in values)
+    if lacking and lacking == len(values) and attribute == "weight":
+        return np.ones(len(values))
+    if lacking:
+        raise InputError(
+            f"attribute: {lacking} of {len(values)} edges have no {attribute!r}; give it to each of them, or use "
+            "attribute=None, by which each edge counts 1"
+        )
+    try:
+        return np.array([float(value) for value in values], dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"attribute: got a value of {attribute!r} that is no number ({error})") from error
+
+
+def _of_list(ends: NDArray[Any], edge_weight: Any, nodes: int | None, limit: float | None) -> Sparse:
+    count = ends.shape[1]
+    if count == 0 and nodes is None:
+        raise InputError("graph: got no edges, expected at least one, or nodes= to say how many nodes there are")
+    low, high = (int(ends.min()), int(ends.max())) if count else (0, -1)
+    size = high + 1 if nodes is None else nodes
+    if low < 0 or high >= size:
+        raise InputError(f"graph: got edges between nodes {low} to {high}, expected 0 to {size - 1}")
+    if edge_weight is None:
+        weights = np.ones(count)
+    else:
+        given = _plain("edge_weight", edge_weight)
+        if given.shape not in ((count,), (count, 1)):
+            raise InputError(f"edge_weight: got shape {given.shape}, expected ({count},), one for each edge")
+        weights = given.reshape(-1).astype(np.float64)
+    return _assembled(ends[0], ends[1], weights, size, limit)
+
+
+def _check_edges(edges: int, nodes: int, limit: float | None) -> None:
+    check_memory(
+        f"a graph of {edges} edges between {nodes} nodes", _EDGE_BYTES * edges + 80 * nodes,
+        "leave out light edges, or raise memory_limit", limit,
+    )  # fmt: skip
+
+
+def _assembled(
+    rows: NDArray[Any], columns: NDArray[Any], weights: NDArray[Any], size: int, limit: float | None
+) -> Sparse:
+    from scipy.sparse import coo_array, csr_array
+
+    _check_edges(len(rows), size, limit)
+    number: Any = np.int32 if size < 2**31 and len(rows) < 2**31 else np.int64
+    ends = rows.astype(number, copy=False), columns.astype(number, copy=False)
+    # Checked before repeated edges are added up, in which a negative weight could hide.
+    _check_weights(weights, rows, columns)
+    return _summed(csr_array(coo_array((weights.astype(np.float64), ends), shape=(size, size))))
+
+
+def _check_weights(weights: NDArray[Any], rows: NDArray[Any], columns: NDArray[Any]) -> None:
+    """Raise `InputError` for weights that no average can have, naming the first."""
+    finite = np.isfinite(weights)
+    for wrong, what, remedy in (
+        (~finite, "NaN or infinite", "leave these edges out, or give them a weight"),
+        (weights < 0, "negative", "take abs() or exp() of all weights, or leave these edges out"),
+    ):
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            raise InputError(
+                f"graph: got {int(wrong.sum())} {what} weights (the first, {float(weights[place]):g}, from node "
+                f"{int(rows[place])} to {int(columns[place])}), expected finite weights >= 0; {remedy}"
+            )
+
+
+def _summed(k: Sparse) -> Sparse:
+    """Return k with repeated edges added up, zeros left out and rows sorted; in place."""
+    k.sum_duplicates()
+    k.eliminate_zeros()
+    if not k.nnz:
+        return k
+    lightest, heaviest = float(k.data.min()), float(k.data.max())
+    if not heaviest < np.inf or lightest < heaviest / _SPAN:
+        raise InputError(
+            f"graph: got weights from {lightest:g} to {heaviest:g}, repeated edges added up, expected a ratio below "
+            f"{_SPAN:g}, beyond which sums lose light edges; leave these out, or scale the weights"
+        )
+    return k
+
+
+def _symmetry(k: Sparse) -> tuple[Sparse, bool]:
+    """Return k and whether it is symmetric; what differs by the order of a sum is made equal."""
+    back = k.T.tocsr()
+    if not (np.array_equal(back.indptr, k.indptr) and np.array_equal(back.indices, k.indices)):
+        return k, False
+    middle = k.data / 2 + back.data / 2
+    if np.any(np.abs(k.data - back.data) > _ROUNDING * middle):
+        return k, False
+    k.data = middle
+    return k, True
+
+
+def _pieces(affinity: SparseAffinity) -> str:
+    """Return in words how many connected components there are, and how large."""
+    count = affinity.component_count
+    if count == 1:
+        return "1 connected component"
+    sizes = np.sort(np.bincount(affinity.components.ravel()))[::-1]
+    shown = ", ".join(map(str, sizes[:_SHOWN])) + (", ..." if count > _SHOWN else "")
+    return f"{count} connected components (sizes {shown})"
+
+
+def _warn_isolated(affinity: SparseAffinity) -> None:
+    alone = int(np.count_nonzero(np.bincount(affinity.components.ravel()) == 1)) if affinity.domain.size > 1 else 0
+    if alone:
+        warnings.warn(
+            f"graph: {alone} of {affinity.domain.size} nodes have no edge to another node; they keep their value. "
+            "Connect them, or leave them out, if that is not meant",
+            NlflowWarning,
+            stacklevel=4,
+        )
