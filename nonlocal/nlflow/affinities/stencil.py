@@ -39,14 +39,15 @@ def _planar(grid: Grid, u: NDArray[Any], margin: tuple[int, ...], *, isolated: s
 def _rows_in(grid: Grid, radii: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return, in rows of the padded signal, where the window of each row begins, and the rows of a window from there.
 
-    Row i of the signal sees the rows ``starts[i] + steps``; in one and two dimensions both count 0, 1, 2 and so on.
+    Row i of the signal sees the rows ``starts[i] + steps``, where steps has the shape (planes, rows in a plane). In one
+    and two dimensions there is one plane, and both count 0, 1, 2 and so on.
     """
     outer = tuple(zip(grid.shape[:-1], radii[:-1], strict=True))
     padded = tuple(n + 2 * r for n, r in outer)
     numbers = np.arange(math.prod(padded), dtype=np.int64).reshape(padded)
     starts = numbers[tuple(slice(n) for n, _ in outer)]
     steps = numbers[tuple(slice(2 * r + 1) for _, r in outer)]
-    return starts.ravel(), steps.ravel()
+    return starts.ravel(), np.ascontiguousarray(steps.reshape(-1, 2 * (0, *radii)[-2] + 1))
 
 
 def _two(values: tuple[int, ...]) -> tuple[int, int]:
@@ -109,7 +110,7 @@ class _Stencil(Affinity):
         ends = np.empty((rows, columns, count), np.int32)
         weights = np.empty((rows, columns, count), self.dtype or np.float64)
         for s, ((row, column), values) in enumerate(self._neighbours()):
-            there = numbers[starts + steps[row], column : column + columns]
+            there = numbers[starts + steps.flat[row], column : column + columns]
             ends[:, :, s] = np.maximum(there - 1, 0)
             weights[:, :, s] = np.where(there > 0, values, 0)
         first = np.arange(size + 1, dtype=np.int32 if size * count < 2**31 else np.int64) * count
@@ -250,8 +251,8 @@ class TableStencil(_Stencil):
         self._grid = grid
         table = kernel_table(kernel, grid, window, memory_limit)
         self._radii = tuple(s // 2 for s in table.shape)
-        self._table = np.ascontiguousarray(table.reshape(-1, table.shape[-1]))
         self._rows = _rows_in(grid, self._radii)
+        self._table = np.ascontiguousarray(table.reshape(*self._rows[1].shape, -1))
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
 
@@ -263,12 +264,20 @@ class TableStencil(_Stencil):
         return np.asarray(symbol / symbol[0])
 
     def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
-        if out.dtype not in self._tables:
-            self._tables[out.dtype] = self._table.astype(out.dtype)
-        _loop("apply_table", out.dtype)(self._tables[out.dtype], *self._rows, planar, out)
+        _loop("apply_table", out.dtype)(self._kept(out.dtype, self._table), *self._rows, planar, out)
+
+    def _degrees_for(self, dtype: Any) -> NDArray[Any]:
+        return self._kept(dtype, self._degrees)
+
+    def _kept(self, dtype: Any, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the table or the degrees in the precision of a signal, converted once."""
+        key = (np.dtype(dtype), values is self._table)
+        if key not in self._tables:
+            self._tables[key] = values.astype(dtype, copy=False)
+        return self._tables[key]
 
     def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
-        rows, columns = self._table.shape
-        for (row, column), value in np.ndenumerate(self._table):
-            if (row, column) != (rows // 2, columns // 2):
+        table = self._table.reshape(-1, self._table.shape[-1])
+        for (row, column), value in np.ndenumerate(table):
+            if (row, column) != (len(table) // 2, self._radii[-1]):
                 yield (row, column), float(value)
