@@ -84,7 +84,7 @@ def run_study(
         Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
-        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2), ``boundary``, ``channels``,
+        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2; for studies without a continuum also more), ``boundary``, ``channels``,
         ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every combination is a case. One value
         of: ``domain`` in place of nodes, dimension and boundary; ``start``, the signal, an array or a function of node
         positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row for each token, for kernels that
