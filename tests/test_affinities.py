@@ -202,7 +202,8 @@ def test_rows_longer_than_one_tile(boundary: Any, method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("storage", "dtype"), [("stored", np.float64), ("recomputed", np.float32), ("table", np.float64), ("volume", np.float32)]
+    ("storage", "dtype"),
+    [("stored", np.float64), ("recomputed", np.float32), ("table", np.float64), ("volume", np.float32)],
 )
 def test_the_number_of_threads_changes_no_bit(storage: str, dtype: Any) -> None:
     import numba

@@ -227,8 +227,8 @@ def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
     channels = image[..., None] if image.ndim == len(domain.shape) else image
     if domain.ndim > 2 and method != "dense":
         raise InputError(
-            f"domain: got a grid of {domain.ndim} axes, expected one or two for a patch kernel; take slice by slice, or "
-            "method='dense' for few nodes"
+            f"domain: got a grid of {domain.ndim} axes, expected one or two for a patch kernel; take slice by slice, "
+            "or method='dense' for few nodes"
         )
     if method == "dense":
         result: Affinity = DenseAffinity.from_patches(kernel, domain, channels, radii, asked.memory_limit)
