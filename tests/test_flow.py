@@ -326,7 +326,7 @@ def test_a_volume_flows_as_its_matrix_does(integrator: Any, boundary: Any) -> No
     f = np.random.default_rng(0).random(grid.shape)
     found = []
     for weights, u in ((nl.affinity(nl.Gaussian(0.6), grid, window=1), f), (nl.from_matrix(matrix, points), f.ravel())):
-        e = nl.E(weights, u, 0.4)
+        e = nl.E(weights, u, 0.4, measure="degree")
         flow = nl.GradientFlow(e, "degree")
         run = nl.solve(flow, 1 - u, t=1.0, integrator=integrator)
         assert run.success
