@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from skimage.restoration import denoise_nl_means
 
-from nlflow import Grid, Jp, NlflowWarning, Patch, affinity
+from nlflow import Grid, InputError, Jp, NlflowWarning, Patch, affinity
 from nlflow.affinities import DenseAffinity, PatchStencil
 from tests.covering import pairs
 from tests.reference import TOLERANCE, PatchSums, check_affinity, patch_matrix
@@ -260,6 +260,15 @@ def test_scikit_image(sigma: float) -> None:
     for node in [(i, j) for i in range(6, 18, 3) for j in range(6, 18, 2)]:
         assert abs(ours[node] - nonlocal_means(image, node, kernel, as_scikit_image=False)) < 1e-13
         assert abs(theirs[node] - nonlocal_means(image, node, kernel, as_scikit_image=True)) < 1e-12
+
+
+def test_volumes_have_the_dense_matrix_alone() -> None:
+    image, grid = np.random.default_rng(0).random((3, 4, 3)), Grid((3, 4, 3))
+    kernel = Patch(0.5, patch_size=3, search_radius=1)
+    check_affinity(affinity(kernel, grid, image, method="dense"), patch_matrix(kernel, grid, image))
+    for method in ("auto", "stencil"):
+        with pytest.raises(InputError, match=r"^domain: got a grid of 3 axes, expected one or two .* slice by slice"):
+            affinity(kernel, grid, image, method=method)
 
 
 @pytest.mark.parametrize("store", [True, False])

@@ -76,14 +76,14 @@ def test_what_the_reference_lists_is_documented(name: str) -> None:
 def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / "start.md").read_text(encoding="utf-8"), flags=re.S)
-    assert len(blocks) == 6
+    assert len(blocks) == 7
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "start.md", "exec"), names)
     said = capsys.readouterr().out.splitlines()
     errors = [re.fullmatch(r"error ([\d.]+) before, ([\d.]+) after", line) for line in said]
     pairs = [tuple(map(float, found.groups())) for found in errors if found is not None]
-    assert len(pairs) == 2
+    assert len(pairs) == 3
     assert all(after < 0.5 * before for before, after in pairs)
     assert any(line.startswith("white noise: sigma 2") for line in said)  # of 25, to 20 %
     assert np.std(names["again"]) < np.std(names["noisy"])

@@ -37,6 +37,15 @@ def test_a_plane() -> None:
     assert [axis.tolist() for axis in grid.axes] == [[0.25, 0.75], [1, 3, 5]]
 
 
+def test_a_volume() -> None:
+    grid = Grid((2, 1, 3), (0.5, 2.0, 1.0))
+    assert (grid.ndim, grid.size, grid.cell) == (3, 6, 1.0)
+    np.testing.assert_array_equal(grid.nodes[[0, 1, 3]], [[0.25, 1, 0.5], [0.25, 1, 1.5], [0.75, 1, 0.5]])
+    assert grid.weights.shape == (2, 1, 3)
+    padded = grid.pad(np.arange(6.0).reshape(2, 1, 3), (1, 0, 2))
+    np.testing.assert_array_equal(padded[:, 0], [[1, 0, 0, 1, 2, 2, 1]] * 2 + [[4, 3, 3, 4, 5, 5, 4]] * 2)
+
+
 def test_equal_ways_to_write_a_grid() -> None:
     grid = Grid((4, 5), 0.5, "periodic")
     same = Grid([np.int64(4), 5], [0.5, np.float32(0.5)], "periodic")  # type: ignore[arg-type,list-item]
@@ -102,8 +111,8 @@ def test_padding_is_the_image_of_a_node(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (((2, 3, 4),), r"shape: got \(2, 3, 4\), expected 1 or 2 axes; use Points for other domains"),
-        (((),), r"shape: got \(\), expected 1 or 2 axes"),
+        (((),), r"shape: got \(\), expected one axis or more"),
+        (((2, 3, 4), (1.0, 2.0)), r"spacing: got \(1.0, 2.0\), expected one number or 3, one for each axis"),
         ((0,), r"shape: got 0, expected an integer >= 1"),
         (((4, -1),), r"shape: got -1, expected an integer >= 1"),
         ((4.0,), r"shape: got 4.0, expected an integer"),

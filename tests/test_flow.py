@@ -12,7 +12,9 @@ import pytest
 import nlflow as nl
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
+from nlflow.flows.spectrum import relaxation_rate
 from tests.problems import Floats, gaussian_matrix, operator, problem, random_chain, torch_on_one_thread
+from tests.reference import position_matrix
 
 pytestmark = pytest.mark.numerical
 
@@ -310,3 +312,38 @@ def test_reprs_tell_flows_apart() -> None:
     texts = {repr(flow) for flow in flows}
     assert len(texts) == 6
     assert all(re.fullmatch(r"(Gradient|Attention)Flow\(.*Gaussian.*6 nodes.*\)", text) for text in texts)
+
+
+@pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
+@pytest.mark.parametrize(
+    "integrator", [nl.ExplicitEuler(0.1), nl.SemiImplicit(0.1), nl.RungeKutta(), nl.Exponential()], ids=repr
+)
+def test_a_volume_flows_as_its_matrix_does(integrator: Any, boundary: Any) -> None:
+    """Functionals, flows, limits and chains see a grid through its averages alone."""
+    grid = nl.Grid((4, 3, 5), (0.5, 0.8, 0.6), boundary)
+    matrix = position_matrix(nl.Gaussian(0.6), grid, 1)
+    points = nl.Points(grid.nodes, grid.weights.ravel())
+    f = np.random.default_rng(0).random(grid.shape)
+    found = []
+    for weights, u in ((nl.affinity(nl.Gaussian(0.6), grid, window=1), f), (nl.from_matrix(matrix, points), f.ravel())):
+        e = nl.E(weights, u, 0.4, measure="degree")
+        flow = nl.GradientFlow(e, "degree")
+        run = nl.solve(flow, 1 - u, t=1.0, integrator=integrator)
+        assert run.success
+        chain = nl.MarkovChain(weights)
+        results = [run.final, e.minimizer().u, chain.expectation(u, 3), chain.stationary, nl.equilibrium(flow).u]
+        found.append([e.value(u), relaxation_rate(flow), *nl.diversity_bounds(flow), *results])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_allclose(np.ravel(ours), np.ravel(theirs), rtol=1e-6, atol=1e-9)
+
+
+def test_a_wave_in_a_volume_decays_at_its_rate() -> None:
+    """A Gaussian over the whole lattice: its eigenvalues are products of three sums of cosines."""
+    shape, spacing, modes = (8, 6, 10), (0.5, 0.6, 0.4), (1, 2, 1)
+    weights = nl.affinity(nl.Gaussian(1.0), nl.Grid(shape, spacing, "periodic"), method="convolution")
+    wave = np.cos(2 * np.pi * sum(m * i / n for m, n, i in zip(modes, shape, np.indices(shape), strict=True)))
+    lines = [np.exp(-((np.arange(-40, 41) * h) ** 2) / 2) for h in spacing]
+    cosines = [np.cos(2 * np.pi * m * np.arange(-40, 41) / n) for m, n in zip(modes, shape, strict=True)]
+    symbol = np.prod([(k * c).sum() / k.sum() for k, c in zip(lines, cosines, strict=True)])
+    run = nl.solve(nl.GradientFlow(nl.J(weights), "degree"), wave, t=3.0, integrator=nl.Exponential())
+    np.testing.assert_allclose(run.final, np.exp((symbol - 1) * 3.0) * wave, rtol=0, atol=1e-9)

@@ -93,6 +93,15 @@ def test_solution(build: Any, shape: Any, boundary: str, fidelity: str) -> None:
             assert found.message.endswith(f"preconditioner: {name}")
 
 
+@pytest.mark.parametrize(("name", "boundary"), [("transform", "periodic"), ("transform", "reflect"),
+                                                ("multigrid", "isolated")])  # fmt: skip
+def test_volumes(name: str, boundary: str) -> None:
+    k, f = table((6, 5, 8), boundary), normal((6, 5, 8), 4)
+    found = E(k, f, 1e-3, measure="degree").minimizer(preconditioner=name)
+    assert found.success, found.message
+    np.testing.assert_allclose(found.u, solved(k, f, 1e-3), rtol=0, atol=1e-7)
+
+
 @pytest.mark.parametrize("measure", METRICS)
 @pytest.mark.parametrize("name", PRECONDITIONERS)
 def test_both_measures_and_units(name: str, measure: str) -> None:

@@ -139,6 +139,12 @@ def test_domains_and_signals_of_users() -> None:
         run_study("time-order", domain=grid, start=np.ones(4), **common)
 
 
+def test_order_in_volumes() -> None:
+    options = {"nodes": 4, "dimension": 3, "metric": "degree", "integrator": ["euler", "semi-implicit"]}
+    result = run_study("time-order", kernel=Gaussian(0.3), boundary="reflect", **options)  # type: ignore[arg-type]
+    assert failures(result) == []
+
+
 # --- space-order -----------------------------------------------------------------------------------------------------
 
 
@@ -374,7 +380,9 @@ def test_growth_where_two_eigenvalues_compete() -> None:
         ("mixing", {"laziness": 1.0}, "laziness: got 1.0, expected a finite real number >= 0 and < 1"),
         ("time-order", {"nodes": []}, "nodes: got an empty list"),
         ("time-order", {"nodes": 2.5}, "nodes: got 2.5, expected an integer"),
-        ("time-order", {"dimension": 3}, "dimension: got 3, expected 1 or 2"),
+        ("time-order", {"dimension": 0}, "dimension: got 0, expected an integer >= 1"),
+        ("space-order", {"dimension": [1, 3]}, "dimension: got 3, expected 1 or 2: .* on lines and in planes"),
+        ("monte-carlo", {"dimension": 3}, "dimension: got 3, expected 1 or 2: "),
         ("time-order", {"metric": "l1"}, "metric: got 'l1'"),
         ("time-order", {"boundary": "open"}, "boundary: got 'open'"),
         ("time-order", {"integrator": "leapfrog"}, "integrator: got 'leapfrog'"),

@@ -225,6 +225,11 @@ def _patches(asked: Asked, *, warn: bool = True) -> Affinity:
     if warn and any(2 * kernel.search_radius + 1 > n > 1 for n in domain.shape):
         warn_shrunk(kernel.search_radius, radii, domain)
     channels = image[..., None] if image.ndim == len(domain.shape) else image
+    if domain.ndim > 2 and method != "dense":
+        raise InputError(
+            f"domain: got a grid of {domain.ndim} axes, expected one or two for a patch kernel; take slice by slice, "
+            "or method='dense' for few nodes"
+        )
     if method == "dense":
         result: Affinity = DenseAffinity.from_patches(kernel, domain, channels, radii, asked.memory_limit)
     else:

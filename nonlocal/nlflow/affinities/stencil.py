@@ -1,6 +1,6 @@
 """Stencil affinities: windowed neighbourhoods on a grid, in compiled threaded loops.
 
-One-dimensional grids are treated as grids of one row.
+All axes but the last are flattened into rows: a line has one row, a volume a row for each pair of outer numbers.
 """
 
 from __future__ import annotations
@@ -32,8 +32,22 @@ def _planar(grid: Grid, u: NDArray[Any], margin: tuple[int, ...], *, isolated: s
     """Return a signal as (D, rows, columns), padded by `margin`."""
     padded = grid.pad(u, margin, isolated=isolated)
     padded = padded[..., None] if padded.ndim == grid.ndim else padded
-    padded = padded[None] if grid.ndim == 1 else padded
-    return np.ascontiguousarray(np.moveaxis(padded, -1, 0))
+    planar = np.ascontiguousarray(np.moveaxis(padded, -1, 0))
+    return planar.reshape(planar.shape[0], -1, planar.shape[-1])
+
+
+def _rows_in(grid: Grid, radii: tuple[int, ...]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return, in rows of the padded signal, where the window of each row begins, and the rows of a window from there.
+
+    Row i of the signal sees the rows ``starts[i] + steps``, where steps has the shape (planes, rows in a plane). In one
+    and two dimensions there is one plane, and both count 0, 1, 2 and so on.
+    """
+    outer = tuple(zip(grid.shape[:-1], radii[:-1], strict=True))
+    padded = tuple(n + 2 * r for n, r in outer)
+    numbers = np.arange(math.prod(padded), dtype=np.int64).reshape(padded)
+    starts = numbers[tuple(slice(n) for n, _ in outer)]
+    steps = numbers[tuple(slice(2 * r + 1) for _, r in outer)]
+    return starts.ravel(), np.ascontiguousarray(steps.reshape(-1, 2 * (0, *radii)[-2] + 1))
 
 
 def _two(values: tuple[int, ...]) -> tuple[int, int]:
@@ -55,8 +69,7 @@ class _Stencil(Affinity):
 
     def _weighted_sums(self, u: NDArray[Any]) -> NDArray[Any]:
         planar = _planar(self._grid, u, self._radii)
-        rows, columns = (1, *self._grid.shape)[-2:]
-        out = np.empty((planar.shape[0], rows, columns), u.dtype)
+        out = np.empty((planar.shape[0], self._grid.size // self._grid.shape[-1], self._grid.shape[-1]), u.dtype)
         self._sums(planar, out)
         return out
 
@@ -76,7 +89,10 @@ class _Stencil(Affinity):
         return self._degrees.astype(dtype, copy=False)
 
     def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
-        """Yield each offset (rows, columns) but 0 with k(x, x + offset), (rows, columns) or one number for all x."""
+        """Yield each place (row, column) of the window but its centre with k(x, x + offset).
+
+        As (rows, columns), or as one number for all x.
+        """
         raise NotImplementedError  # pragma: no cover - abstract
 
     def _edge_bound(self) -> int:
@@ -86,18 +102,19 @@ class _Stencil(Affinity):
         from scipy.sparse import csr_array
 
         size, count = self._grid.size, self._edge_bound() // self._grid.size
-        rows, columns = (1, *self._grid.shape)[-2:]
-        ri, rj = _two(self._radii)
+        columns = self._grid.shape[-1]
+        rows = size // columns
+        starts, steps = _rows_in(self._grid, self._radii)
         # 0 stands for 'outside'.
         numbers = _planar(self._grid, np.arange(1, size + 1, dtype=np.int32).reshape(self._grid.shape), self._radii)[0]
         ends = np.empty((rows, columns, count), np.int32)
         weights = np.empty((rows, columns, count), self.dtype or np.float64)
-        for s, ((di, dj), values) in enumerate(self._neighbours()):
-            there = numbers[ri + di : ri + di + rows, rj + dj : rj + dj + columns]
+        for s, ((row, column), values) in enumerate(self._neighbours()):
+            there = numbers[starts + steps.flat[row], column : column + columns]
             ends[:, :, s] = np.maximum(there - 1, 0)
             weights[:, :, s] = np.where(there > 0, values, 0)
-        starts = np.arange(size + 1, dtype=np.int32 if size * count < 2**31 else np.int64) * count
-        return csr_array((weights.ravel(), ends.ravel(), starts), shape=(size, size))
+        first = np.arange(size + 1, dtype=np.int32 if size * count < 2**31 else np.int64) * count
+        return csr_array((weights.ravel(), ends.ravel(), first), shape=(size, size))
 
     def _log_degree(self) -> NDArray[Any]:
         logarithm = np.log(self._degrees) + self._degrees.dtype.type(math.log(self._grid.cell))
@@ -105,7 +122,7 @@ class _Stencil(Affinity):
 
 
 class PatchStencil(_Stencil):
-    """The patch kernel of nonlocal means in its window.
+    """The patch kernel of nonlocal means in its window, on grids of one or two axes.
 
     Half of the symmetric stencil is stored, (window area - 1)/2 weights a node, or nothing at all with ``store=False``:
     weights are then computed anew at each average. Cost O(N window C log patch_size) for the weights and O(N window D)
@@ -202,8 +219,8 @@ class PatchStencil(_Stencil):
             _loop("store_weights", self.dtype)(*self._weights_of, stored)
         for s, (di, dj) in enumerate(self._offsets.tolist()):
             ahead, behind = max(dj, 0), max(-dj, 0)
-            yield (di, dj), stored[ri:, s, ahead : ahead + columns]
-            yield (-di, -dj), stored[ri - di : ri - di + rows, s, behind : behind + columns]
+            yield (ri + di, rj + dj), stored[ri:, s, ahead : ahead + columns]
+            yield (ri - di, rj - dj), stored[ri - di : ri - di + rows, s, behind : behind + columns]
 
     @property
     def memory_bytes(self) -> int:
@@ -234,7 +251,8 @@ class TableStencil(_Stencil):
         self._grid = grid
         table = kernel_table(kernel, grid, window, memory_limit)
         self._radii = tuple(s // 2 for s in table.shape)
-        self._table = np.ascontiguousarray(table.reshape((1, *table.shape)[-2:]))
+        self._rows = _rows_in(grid, self._radii)
+        self._table = np.ascontiguousarray(table.reshape(*self._rows[1].shape, -1))
         self._tables: dict[Any, NDArray[Any]] = {}
         self._degrees = self._weighted_sums(np.ones(grid.shape))
 
@@ -246,12 +264,20 @@ class TableStencil(_Stencil):
         return np.asarray(symbol / symbol[0])
 
     def _sums(self, planar: NDArray[Any], out: NDArray[Any]) -> None:
-        if out.dtype not in self._tables:
-            self._tables[out.dtype] = self._table.astype(out.dtype)
-        _loop("apply_table", out.dtype)(self._tables[out.dtype], planar, out)
+        _loop("apply_table", out.dtype)(self._kept(out.dtype, self._table), *self._rows, planar, out)
+
+    def _degrees_for(self, dtype: Any) -> NDArray[Any]:
+        return self._kept(dtype, self._degrees)
+
+    def _kept(self, dtype: Any, values: NDArray[Any]) -> NDArray[Any]:
+        """Return the table or the degrees in the precision of a signal, converted once."""
+        key = (np.dtype(dtype), values is self._table)
+        if key not in self._tables:
+            self._tables[key] = values.astype(dtype, copy=False)
+        return self._tables[key]
 
     def _neighbours(self) -> Iterator[tuple[tuple[int, int], NDArray[Any] | float]]:
-        ri, rj = _two(self._radii)
-        for (i, j), value in np.ndenumerate(self._table):
-            if (i, j) != (ri, rj):
-                yield (i - ri, j - rj), float(value)
+        table = self._table.reshape(-1, self._table.shape[-1])
+        for (row, column), value in np.ndenumerate(table):
+            if (row, column) != (len(table) // 2, self._radii[-1]):
+                yield (row, column), float(value)

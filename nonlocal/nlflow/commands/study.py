@@ -92,7 +92,9 @@ def study(
     nodes: Annotated[
         str | None, typer.Option(metavar="LIST", help="Nodes along each axis; sample sizes for monte-carlo.")
     ] = None,
-    dimension: Annotated[str | None, typer.Option(metavar="LIST", help="1, 2 or both.")] = None,
+    dimension: Annotated[
+        str | None, typer.Option(metavar="LIST", help="1, 2, or more where no continuum is integrated.")
+    ] = None,
     boundary: Annotated[str | None, typer.Option(metavar="LIST", help="periodic, reflect, isolated.")] = None,
     channels: Annotated[str | None, typer.Option(metavar="LIST", help="Channels of the signal.")] = None,
     fidelity: Annotated[str | None, typer.Option(metavar="LIST", help="Fidelities.")] = None,

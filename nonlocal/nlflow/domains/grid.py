@@ -19,12 +19,12 @@ _PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "isolated": "constant"
 
 @dataclass(frozen=True)
 class Grid(Domain):
-    """A uniform grid in one or two dimensions.
+    """A uniform grid in any number of dimensions.
 
     Parameters
     ----------
     shape : int or tuple of int
-        Number of nodes along each axis, one or two axes.
+        Number of nodes along each axis.
     spacing : float or tuple of float
         Distance between neighbouring nodes along each axis, in units of length.
     boundary : {'reflect', 'periodic', 'isolated'}
@@ -45,6 +45,9 @@ class Grid(Domain):
     >>> grid = Grid((4,), spacing=0.25, boundary="periodic")
     >>> grid.nodes.ravel().tolist(), float(grid.weights.sum())
     ([0.0, 0.25, 0.5, 0.75], 1.0)
+    >>> volume = Grid((64, 64, 20), spacing=(0.5, 0.5, 2.0))  # slices farther apart than pixels
+    >>> volume.ndim, volume.nodes.shape, volume.cell
+    (3, (81920, 3), 0.5)
     """
 
     shape: tuple[int, ...]
@@ -55,8 +58,8 @@ class Grid(Domain):
         self, shape: int | tuple[int, ...], spacing: float | tuple[float, ...] = 1.0, boundary: Boundary = "reflect"
     ) -> None:
         sizes = tuple(shape) if isinstance(shape, tuple | list) else (shape,)
-        if len(sizes) not in (1, 2):
-            raise InputError(f"shape: got {shape!r}, expected 1 or 2 axes; use Points for other domains")
+        if not sizes:
+            raise InputError(f"shape: got {shape!r}, expected one axis or more")
         steps = tuple(spacing) if isinstance(spacing, tuple | list) else (spacing,) * len(sizes)
         if len(steps) != len(sizes):
             raise InputError(f"spacing: got {spacing!r}, expected one number or {len(sizes)}, one for each axis")
@@ -70,7 +73,7 @@ class Grid(Domain):
 
     @property
     def ndim(self) -> int:
-        """Number of axes, 1 or 2."""
+        """Number of axes."""
         return len(self.shape)
 
     @property

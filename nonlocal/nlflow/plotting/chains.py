@@ -61,7 +61,8 @@ def chain_figure(
     """
     if not stationary:
         raise InputError("stationary: got none, expected at least one distribution")
-    found = {name: check_array("stationary", pi, ndim=(1, 2)) for name, pi in stationary.items()}
+    hint = "take a slice of a volume, such as pi[len(pi) // 2]"
+    found = {name: check_array("stationary", pi, ndim=(1, 2), hint=hint) for name, pi in stationary.items()}
     shape, *others = {pi.shape for pi in found.values()}
     if others:
         raise InputError(f"stationary: got shapes {sorted([shape, *others])}, expected one shape")

@@ -103,13 +103,6 @@ def _domain(name: str, value: Any) -> Domain:
     return value
 
 
-def _dimension(name: str, value: Any) -> int:
-    number = check_integer(name, value, minimum=1)
-    if number > 2:
-        raise InputError(f"{name}: got {number}, expected 1 or 2")
-    return number
-
-
 def _origin(name: str, value: Any) -> Any:
     array = check_array(name, value, ndim=(0, 1, 2))
     return check_integer(name, value, minimum=0) if array.ndim == 0 else _array(name, array)
@@ -118,7 +111,7 @@ def _origin(name: str, value: Any) -> Any:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "kernel": _kernel,
     "nodes": partial(check_integer, minimum=2),
-    "dimension": _dimension,
+    "dimension": partial(check_integer, minimum=1),
     "boundary": partial(check_choice, choices=_BOUNDARIES),
     "channels": partial(check_integer, minimum=1),
     "fidelity": partial(check_number, minimum=0),
@@ -266,5 +259,10 @@ def check_continuum(options: Options) -> None:
                 f"kernel: got {type(kernel).__name__}, which compares features, expected a kernel of node positions "
                 "such as Gaussian(0.1): only these have a continuum"
             )
+    if max(options["dimension"]) > 2:
+        raise InputError(
+            f"dimension: got {max(options['dimension'])}, expected 1 or 2: averages of the continuum are integrated on "
+            "lines and in planes"
+        )
     if options["start"] is not None and not callable(options["start"]):
         raise InputError("start: got an array, expected a function of positions (M, m), which any grid can sample")

@@ -84,15 +84,16 @@ def run_study(
         Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
-        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2), ``boundary``, ``channels``,
-        ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every combination is a case. One value
-        of: ``domain`` in place of nodes, dimension and boundary; ``start``, the signal, an array or a function of node
-        positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row for each token, for kernels that
-        compare features (a kernel that does compares the signal itself without them). Besides: steps ``dt`` and end
-        ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``, distance ``eps`` and first node or
-        law ``origin`` (mixing), a function of the step that returns an own integrator for ``integrator``; ``device``,
-        for kernels that compare features: ``cpu`` (default), ``cuda``, ``auto`` (a GPU where there is one) or
-        ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability): ``float64`` or ``float32``.
+        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2; for studies without a continuum also
+        more), ``boundary``, ``channels``, ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every
+        combination is a case. One value of: ``domain`` in place of nodes, dimension and boundary; ``start``, the
+        signal, an array or a function of node positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row
+        for each token, for kernels that compare features (a kernel that does compares the signal itself without them).
+        Besides: steps ``dt`` and end ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``,
+        distance ``eps`` and first node or law ``origin`` (mixing), a function of the step that returns an own
+        integrator for ``integrator``; ``device``, for kernels that compare features: ``cpu`` (default), ``cuda``,
+        ``auto`` (a GPU where there is one) or ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability):
+        ``float64`` or ``float32``.
 
     Returns
     -------

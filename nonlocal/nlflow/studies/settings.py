@@ -63,7 +63,7 @@ def _labels(name: str, values: list[Any]) -> list[Any]:
 
 
 def grid(nodes: int, dimension: int, boundary: Boundary) -> Grid:
-    """Return the grid of the unit interval or square with this many nodes along each axis."""
+    """Return the grid of the unit interval, square or cube with this many nodes along each axis."""
     return Grid((nodes,) * dimension, spacing=1 / nodes, boundary=boundary)
 
 

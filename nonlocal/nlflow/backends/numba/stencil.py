@@ -1,7 +1,8 @@
 """Windowed sums over a grid neighbourhood, with weights from patch distances.
 
 Arrays are planar: signals are (D, rows, columns), padded by the search radius; images are (C, rows, columns), padded by
-the search radius plus the reach of the patches. A one-dimensional signal is a grid of one row.
+the search radius plus the reach of the patches. A one-dimensional signal is a grid of one row. `apply_table` takes
+grids of any dimension, whose outer axes are flattened into rows.
 
 Half of a symmetric stencil is kept: for the offsets s = (di, dj) with di > 0, or di = 0 and dj > 0, the weight
 w_s(x) = k(x, x + s) serves both x and x + s. It is needed for x in the domain and for x + s in the domain, so x runs
@@ -239,17 +240,40 @@ def apply_recomputed(
         )  # fmt: skip
 
 
+@njit(fastmath=FLAGS)
+def _add_plane(table, steps, signal, start, left, part, target):
+    """Add the sums over one plane of the window to a line; first those over each of its rows, as in `apply_line`."""
+    columns = len(target)
+    for di in range(table.shape[0]):
+        part[:] = 0
+        line = signal[start + steps[di]]
+        weights = table[di]
+        for dj in range(len(weights)):
+            weight = weights[dj]
+            source = line[left + dj : left + dj + columns]
+            for j in range(columns):
+                part[j] += weight * source[j]
+        for j in range(columns):
+            target[j] += part[j]
+
+
 @njit(parallel=True, cache=True, fastmath=FLAGS)
-def apply_table(table, signal, out):
+def apply_table(table, starts, steps, signal, out):
     """Weighted sums with one table of weights for all nodes.
 
     Parameters
     ----------
-    table : (2 Ri + 1, 2 Rj + 1)
-    signal : (D, H + 2 Ri, W + 2 Rj)
+    table : (planes, rows, 2 Rj + 1)
+        One plane in two dimensions, and one row in one.
+    starts : (H,)
+        The row of `signal` at which the window of each row of `out` begins.
+    steps : (planes, rows)
+        The rows of a window from there.
+    signal : (D, padded rows, W + 2 Rj)
     out : (D, H, W), output
     """
     D, H, W = out.shape
+    planes = table.shape[0]
     across = (W + _TILE_COLUMNS - 1) // _TILE_COLUMNS
     for tile in prange(D * H * across):
         d = tile // (H * across)
@@ -259,15 +283,15 @@ def apply_table(table, signal, out):
         part = np.empty(columns, out.dtype)
         target = out[d, i, left : left + columns]
         target[:] = 0
-        for di in range(table.shape[0]):
-            part[:] = 0
-            for dj in range(table.shape[1]):
-                weight = table[di, dj]
-                source = signal[d, i + di, left + dj : left + dj + columns]
-                for j in range(columns):
-                    part[j] += weight * source[j]
+        if planes == 1:
+            _add_plane(table[0], steps[0], signal[d], starts[i], left, part, target)
+            continue
+        plane = np.empty(columns, out.dtype)
+        for k in range(planes):
+            plane[:] = 0
+            _add_plane(table[k], steps[k], signal[d], starts[i], left, part, plane)
             for j in range(columns):
-                target[j] += part[j]
+                target[j] += plane[j]
 
 
 _PAIRS, _REACH, _FLAG = types.int64[:, ::1], types.UniTuple(types.int64, 4), types.boolean
@@ -275,7 +299,7 @@ _PAIRS, _REACH, _FLAG = types.int64[:, ::1], types.UniTuple(types.int64, 4), typ
 
 def _loops(f):
     """Return the loops for Numba's type of a float."""
-    line, plane, planes = f[::1], f[:, ::1], f[:, :, ::1]
+    line, planes = f[::1], f[:, :, ::1]
     inputs = (planes, _PAIRS, line, _REACH, f, f, _FLAG, _FLAG)
     stored = (planes, _PAIRS, f, planes, planes)
     store, apply = (
@@ -286,7 +310,7 @@ def _loops(f):
         "store_weights": (store_weights, store, callee(f), *inputs, planes),
         "apply_weights": (apply_weights, Callee(apply_line, (types.int64, *stored)), *stored),
         "apply_recomputed": (apply_recomputed, apply, callee(f), *inputs, f, planes, planes),
-        "apply_table": (apply_table, plane, planes, planes),
+        "apply_table": (apply_table, planes, types.int64[::1], types.int64[:, ::1], planes, planes),
     }
 
 
