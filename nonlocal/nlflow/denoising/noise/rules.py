@@ -129,13 +129,16 @@ class Rules:
         return found
 
     def _trusted(self) -> bool:
-        """Tell whether noise rules the picture, or what is coarser of it; and colours, which have little texture.
+        """Tell whether noise rules the picture, or what is coarser of it; of colour pictures the colours too.
 
-        Noise looks like noise at each size. Grass and gravel do so from afar alone.
+        They have little texture; where compression left them nothing, half the size must show hardly anything but
+        noise. Noise looks like noise at each size. Grass and gravel do so from afar alone.
         """
         if self._of(0).like_noise < _NEARBY and self._of(1).like_noise < _CERTAIN:
             return False
-        return self._ruled(_SURE) and (not self.colour or self._ruled(_CLEAR, plane=1))
+        half = self._of(1)
+        clear = half.like_noise > _CLEAR and half.bulk < _BULK
+        return self._ruled(_SURE) and (not self.colour or clear or self._ruled(_CLEAR, plane=1))
 
     def _ruled(self, like: float, bulk: float = _BULK, *, first: int = 0, plane: int = 0) -> bool:
         """Tell whether noise rules a plane at any size from the `first` on."""
