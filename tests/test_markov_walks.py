@@ -185,10 +185,10 @@ def test_the_number_zero_leads_nowhere_impossible() -> None:
 
     tables = AliasTables(np.tile([0.0, 0.5, 0.5], (3, 1)))
     states = np.ones(1, np.int64)
-    loop("walk")(tables._drawn[0], np.uint64(0), 1, 0, states)
+    loop("walk along tables")(tables._drawn, np.uint64(0), 1, 0, states)
     assert states[0] in (1, 2)
     # And it does come to state 0 where that is all there is.
-    loop("walk")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._drawn[0], np.uint64(0), 1, 0, states)
+    loop("walk along tables")(AliasTables(np.tile([1.0, 0.0, 0.0], (3, 1)))._drawn, np.uint64(0), 1, 0, states)
     assert states[0] == 0
 
 

@@ -72,7 +72,7 @@ class SparseAffinity(Affinity):
 
     def _average(self, u: NDArray[Any]) -> NDArray[Any]:
         flat, size = self.flatten(u), float(np.abs(u).max())
-        # Small edges times a small signal would be 0. To divide by a power of two is exact, and mostly not needed.
+        # A small edge times a small signal would be 0, so the signal is divided by a power of two, which is exact.
         size = 1.0 if _NEAR_ONE < size < 1 / _NEAR_ONE else power_of_two(size)
         total = self._product(flat if size == 1 else flat / u.dtype.type(size))
         total /= self._sums[:, None]

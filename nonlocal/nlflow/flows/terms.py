@@ -145,7 +145,7 @@ class Terms:
         return scalar(xp.sum(over_channels(measure, u) * total, dtype=xp.float64))
 
     def given(self) -> list[Any]:
-        """Return what tells these terms from others; see `Flow.given`. What changes with time is in `moments`."""
+        """Return what tells these terms apart, as `Flow.given` does; `moments` has what changes with time."""
         own: list[Any] = list(self.words)
         if self.reaction is not None:
             own.append(self.reaction.word())

@@ -19,7 +19,7 @@ _MOST_MOVES = 2**39
 class Tables:
     """What draws the next states of a chain: arrays, and the compiled loops that read them."""
 
-    _loops = ("walk", "walk_stopped")
+    kind: str  # of the chain, as the loops call it
     _drawn: tuple[NDArray[Any], ...]
     _loop: Any
 
@@ -29,11 +29,11 @@ class Tables:
             raise InputError(f"steps: got {steps}, expected at most 2^40, the numbers that there are for one walker")
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
         history = [states.copy()] if record else []
-        done = 0
+        move, done = self._loop(f"walk along {self.kind}"), 0
         while done < steps:
             count = 1 if record else steps
             for part, key in enumerate(keys):
-                self._loop(self._loops[0])(*self._drawn, key, count, done, states[part * _CALL : (part + 1) * _CALL])
+                move(self._drawn, key, count, done, states[part * _CALL : (part + 1) * _CALL])
             done += count
             if record:
                 history.append(states.copy())
@@ -45,10 +45,11 @@ class Tables:
         expected = 60 * np.log(2) / max(float(stop.mean()), 1e-300)
         most = int(min(max(1000 * expected, 10**6), _MOST_MOVES))
         keys = rng.integers(0, 2**64, size=-(-len(states) // _CALL), dtype=np.uint64)
+        move = self._loop(f"walk along {self.kind} until stopped")
         for part, key in enumerate(keys):
             piece = states[part * _CALL : (part + 1) * _CALL]
             moves = np.empty_like(piece)
-            self._loop(self._loops[1])(*self._drawn, key, stop, most, piece, moves)
+            move(self._drawn, key, stop, most, piece, moves)
             if np.any(moves < 0):
                 raise NumericalError(
                     f"stop: {int(np.sum(moves < 0))} walkers were not stopped within {most} moves; use a larger "
@@ -73,6 +74,8 @@ class AliasTables(Tables):
         Before the 8 N^2 bytes are allocated.
     """
 
+    kind = "tables"
+
     def __init__(self, rows: Floats, memory_limit: float | None = None) -> None:
         from nlflow.backends.numba.walks import loop
 
@@ -95,7 +98,7 @@ class EdgeTables(Tables):
         Transition probabilities, at least one > 0 in each row. They are drawn to within 2^-53 each.
     """
 
-    _loops = ("walk_edges", "walk_edges_stopped")
+    kind = "edges"
 
     def __init__(self, moves: Sparse) -> None:
         from nlflow.backends.numba.walks import loop

@@ -8,6 +8,7 @@ step of all after the other, since the entries that different walkers need come 
 
 import numpy as np
 from numba import njit, prange, types
+from numba.extending import overload
 
 from nlflow.backends.numba.loading import loader
 
@@ -94,55 +95,6 @@ def build_tables(rows, tables):
             tables[i, j] = np.uint64(best) if best != j else (_LOW << np.uint64(32)) | np.uint64(j)
 
 
-@njit(parallel=True, cache=True)
-def walk(tables, key, steps, first, states):
-    """Move all walkers `steps` times.
-
-    Parameters
-    ----------
-    tables : (N, N)
-    key : uint64
-    steps, first : int64
-        Number of moves, and the number of moves made before, where the counters go on.
-    states : (walkers,), changed in place
-    """
-    walkers = states.shape[0]
-    for block in prange((walkers + BLOCK - 1) // BLOCK):
-        low = block * BLOCK
-        high = min(low + BLOCK, walkers)
-        for step in range(steps):
-            for w in range(low, high):
-                # 2^40 moves a walker, 2^24 walkers a key; the caller changes the key beyond.
-                counter = (np.uint64(w) << np.uint64(40)) + np.uint64(first + step)
-                states[w] = _move(tables, states[w], _random(key, counter))
-
-
-@njit(parallel=True, cache=True)
-def walk_stopped(tables, key, stop, most, states, moves):
-    """Move each walker until it is stopped, with probability ``stop[state]`` before each move.
-
-    Parameters
-    ----------
-    tables : (N, N)
-    key : uint64
-    stop : (N,)
-    most : int64
-        Largest number of moves; a walker that is not stopped then has ``moves = -1``.
-    states, moves : (walkers,), the first changed in place, the second output
-    """
-    for w in prange(states.shape[0]):
-        state = states[w]
-        moves[w] = -1
-        for step in range(most):
-            counter = (np.uint64(w) << np.uint64(40)) + np.uint64(2 * step)
-            # 53 bits of the number, as a float in [0, 1).
-            if np.float64(_random(key, counter) >> np.uint64(11)) * 2.0**-53 < stop[state]:
-                moves[w] = step
-                break
-            state = _move(tables, state, _random(key, counter + np.uint64(1)))
-        states[w] = state
-
-
 @njit(types.int64(types.int64[::1], types.int32[::1], types.float64[::1], types.int64, types.uint64), inline="always")
 def _edge_move(starts, ends, shares, state, number):
     """Return the next state: the first edge of the state's row whose share is above a uniform number, by bisection."""
@@ -158,6 +110,17 @@ def _edge_move(starts, ends, shares, state, number):
     return np.int64(ends[low])
 
 
+def _next(chain, state, number):
+    """Return the next state of a chain: (alias tables,), or (starts, ends, shares) of edges."""
+
+
+@overload(_next, inline="always")
+def _next_of(chain, state, number):
+    if len(chain) == 1:
+        return lambda chain, state, number: _move(chain[0], state, number)
+    return lambda chain, state, number: _edge_move(chain[0], chain[1], chain[2], state, number)
+
+
 @njit(parallel=True, cache=True)
 def add_up(starts, probabilities, shares):
     """Write to each edge the probability of it and of those before it in its row; all but ``starts`` are (edges,)."""
@@ -169,15 +132,19 @@ def add_up(starts, probabilities, shares):
 
 
 @njit(parallel=True, cache=True)
-def walk_edges(starts, ends, shares, key, steps, first, states):
-    """Move all walkers `steps` times along the edges of a sparse chain; the other arguments are those of `walk`.
+def walk(chain, key, steps, first, states):
+    """Move all walkers `steps` times.
 
     Parameters
     ----------
-    starts : (N + 1,)
-        The edges of state i are starts[i] ... starts[i + 1] - 1, at least one.
-    ends, shares : (edges,)
-        The state that an edge leads to, and the probability of it and of those before it in the row.
+    chain : tuple of arrays
+        Alias tables (N, N); or, of a sparse chain, starts (N + 1,), ends (edges,) and shares (edges,). The edges of
+        state i are starts[i] ... starts[i + 1] - 1, at least one; each has the state that it leads to, and the
+        probability of it and of those before it in the row.
+    key : uint64
+    steps, first : int64
+        Number of moves, and the number of moves made before, where the counters go on.
+    states : (walkers,), changed in place
     """
     walkers = states.shape[0]
     for block in prange((walkers + BLOCK - 1) // BLOCK):
@@ -185,35 +152,58 @@ def walk_edges(starts, ends, shares, key, steps, first, states):
         high = min(low + BLOCK, walkers)
         for step in range(steps):
             for w in range(low, high):
+                # 2^40 moves a walker, 2^24 walkers a key; the caller changes the key beyond.
                 counter = (np.uint64(w) << np.uint64(40)) + np.uint64(first + step)
-                states[w] = _edge_move(starts, ends, shares, states[w], _random(key, counter))
+                states[w] = _next(chain, states[w], _random(key, counter))
 
 
 @njit(parallel=True, cache=True)
-def walk_edges_stopped(starts, ends, shares, key, stop, most, states, moves):
-    """Move each walker along the edges of a sparse chain until it is stopped, as `walk_stopped` does."""
+def walk_stopped(chain, key, stop, most, states, moves):
+    """Move each walker until it is stopped, with probability ``stop[state]`` before each move.
+
+    Parameters
+    ----------
+    chain, key
+        As those of `walk`.
+    stop : (N,)
+    most : int64
+        Largest number of moves; a walker that is not stopped then has ``moves = -1``.
+    states, moves : (walkers,), the first changed in place, the second output
+    """
     for w in prange(states.shape[0]):
         state = states[w]
         moves[w] = -1
         for step in range(most):
             counter = (np.uint64(w) << np.uint64(40)) + np.uint64(2 * step)
+            # 53 bits of the number, as a float in [0, 1).
             if np.float64(_random(key, counter) >> np.uint64(11)) * 2.0**-53 < stop[state]:
                 moves[w] = step
                 break
-            state = _edge_move(starts, ends, shares, state, _random(key, counter + np.uint64(1)))
+            state = _next(chain, state, _random(key, counter + np.uint64(1)))
         states[w] = state
 
 
-_EDGES = types.int64[::1], types.int32[::1], types.float64[::1]
 _TABLES, _STATES = types.uint64[:, ::1], types.int64[::1]
+_CHAINS = {
+    "tables": types.Tuple((_TABLES,)),
+    "edges": types.Tuple((types.int64[::1], types.int32[::1], types.float64[::1])),
+}
+
+
+def _walks(kind, f):
+    chain = _CHAINS[kind]
+    return {
+        f"walk along {kind}": (walk, chain, types.uint64, types.int64, types.int64, _STATES),
+        f"walk along {kind} until stopped": (walk_stopped, chain, types.uint64, f[::1], types.int64, _STATES, _STATES),
+    }
+
+
 loop = loader(
     lambda f: {
         "build_tables": (build_tables, f[:, ::1], _TABLES),
-        "walk": (walk, _TABLES, types.uint64, types.int64, types.int64, _STATES),
         "add_up": (add_up, types.int64[::1], types.float64[::1], types.float64[::1]),
-        "walk_edges": (walk_edges, *_EDGES, types.uint64, types.int64, types.int64, _STATES),
-        "walk_edges_stopped": (walk_edges_stopped, *_EDGES, types.uint64, f[::1], types.int64, _STATES, _STATES),
-        "walk_stopped": (walk_stopped, _TABLES, types.uint64, f[::1], types.int64, _STATES, _STATES),
+        **_walks("tables", f),
+        **_walks("edges", f),
     }
 )
 """Loop of a name."""
