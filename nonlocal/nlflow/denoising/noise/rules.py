@@ -6,8 +6,9 @@ Their thresholds were chosen on PolyU photographs, simulated cameras and Set12 w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -79,157 +80,174 @@ class Rules:
 
     def estimate(self) -> NoiseEstimate:
         """Return the model, what it rests on, and how sure it is."""
-        fine, half = self._of(0), self._of(1)
-        middle, highest = 2 * half.spread(_MIDDLE, _MIDDLE), fine.spread(_HIGHEST, _HIGHEST)
-        measured = {
-            "middle": middle, "highest": highest, "white": self.white.sigma,
-            "like_noise": [b[0].like_noise for b in self.found if b[0]],
-            "bulk": [b[0].bulk for b in self.found if b[0]], "intensities": half.intensities,
-            "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
-        }  # fmt: skip
-        rounding = _ROUNDED * self.span / 255
-        cut = (
-            highest < min(_CUT * middle, rounding)
-            and half.like_noise > _NOISY[self.colour]
-            and fine.like_noise < _SPARSE
-            and half.bulk < _DRAWN
-        )
-        if cut and (self.colour or not self._growing(middle)):
-            return self._camera(self._plateau(middle), measured)
+        fine, middle, highest = self._of(0), self._middle, self._highest
+        if self._cut and (self.colour or not self._growing):
+            return self._camera(*self._plateau())
         falling = highest < max(_WHITE * fine.spread((4, 5), (4, 5)), _CUT * middle)
-        bound, colours = self._bounded(middle), self._of_colours(middle)
-        texture = colours is not None and middle > _TOO_MUCH * colours
-        if falling and middle > _VISIBLE * self.span and self._trusted() and not texture:
-            if self.colour and not self._growing(middle):
-                return self._camera((self._capped(middle, colours), ()), measured)
-            return self._correlated(measured)
-        if falling and bound is not None and bound > _SEEN * self.span:
-            return self._camera((bound, (_BY_COLOURS,)), measured)
-        reasons = ("noise is as strong at high frequencies as at middle ones",)
-        if not falling and fine.like_noise > _SURE:
-            varying = self._varying(fine)
-            if varying is not None:
-                return replace(varying, measured=measured)
+        if falling and middle > _VISIBLE * self.span and self._trusted and not self._textured:
+            return self._camera(self._capped) if self.colour and not self._growing else self._correlated()
+        if falling and self._bounded is not None and self._bounded > _SEEN * self.span:
+            return self._camera(self._bounded, _BY_COLOURS)
+        clear = fine.like_noise > _SURE and not falling
+        places, strengths = _line(fine) if clear else (None, None)
+        if places is not None:
+            model = GaussianNoise(highest, intensities=places, strengths=strengths)
+            return self._verdict(model, "high", "the variance grows with the intensity along a line")
+        reason = "noise is as strong at high frequencies as at middle ones"
         if falling or highest < _STRONGER * middle:
-            reasons = ("structure is everywhere: only the highest frequencies were counted as noise",)
-        sure = fine.like_noise > _SURE and fine.bulk < _BULK and not falling
-        return NoiseEstimate(self.white, "high" if sure else "medium", reasons, measured)
+            reason = "structure is everywhere: only the highest frequencies were counted as noise"
+        return self._verdict(self.white, "high" if clear and fine.bulk < _BULK else "medium", reason)
 
-    def _varying(self, fine: BlockNoise) -> NoiseEstimate | None:
-        """Return white noise whose variance grows with the intensity, where it clearly does."""
-        places, strengths = _line(fine)
-        if places is None:
-            return None
-        model = GaussianNoise(fine.spread(_HIGHEST, _HIGHEST), intensities=places, strengths=strengths)
-        return NoiseEstimate(model, "high", ("the variance grows with the intensity along a line",))
+    def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
+        """Return a verdict with the figures that it rests on."""
+        half, luminance = self._of(1), [b[0] for b in self.found if b[0]]
+        measured = {
+            "middle": self._middle, "highest": self._highest, "white": self.white.sigma,
+            "like_noise": [b.like_noise for b in luminance], "bulk": [b.bulk for b in luminance],
+            "intensities": half.intensities, "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
+        }  # fmt: skip
+        return NoiseEstimate(model, confidence, reasons, measured)
 
-    def _of(self, level: int, plane: int = 0) -> BlockNoise:
-        found = self.found[level][plane]
-        assert found is not None
-        return found
+    # ---- figures of the picture
 
-    def _trusted(self) -> bool:
-        """Tell whether noise rules the picture, or what is coarser of it; of colour pictures the colours too.
+    @cached_property
+    def _middle(self) -> float:
+        """Noise of the luminance at middle frequencies."""
+        return 2 * self._of(1).spread(_MIDDLE, _MIDDLE)
 
-        They have little texture; where compression left them nothing, half the size must show hardly anything but
-        noise. Noise looks like noise at each size. Grass and gravel do so from afar alone.
-        """
-        if self._of(0).like_noise < _NEARBY and self._of(1).like_noise < _CERTAIN:
-            return False
-        half = self._of(1)
-        clear = half.like_noise > _CLEAR and half.bulk < _BULK
-        return self._ruled(_SURE) and (not self.colour or clear or self._ruled(_CLEAR, plane=1))
+    @cached_property
+    def _highest(self) -> float:
+        """Noise of the luminance at the highest frequencies."""
+        return self._of(0).spread(_HIGHEST, _HIGHEST)
 
-    def _ruled(self, like: float, bulk: float = _BULK, *, first: int = 0, plane: int = 0) -> bool:
-        """Tell whether noise rules a plane at any size from the `first` on."""
-        blocks = [b[plane] for b in self.found[first:]]
-        return any(b is not None and b.like_noise > like and b.bulk < bulk for b in blocks)
-
-    def _growing(self, middle: float) -> bool:
-        """Tell whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
-        ruled = self._ruled(_CLEAR, first=len(self.found) - 1)
-        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * middle
-
-    def _camera(self, level: tuple[float, tuple[str, ...]], measured: dict[str, Any]) -> NoiseEstimate:
-        """Return the noise of a photograph, which is flat up to middle frequencies and falls beyond."""
-        plateau, reasons = level
-        middle = measured["middle"]
-        shape = np.minimum(self._composed(0) / middle**2, 1.0)
-        planes = [plateau**2 * shape]
-        for c in range(1, 3 if self.colour else 1):
-            reach = np.exp(-np.square(_radius() / _CHROMA_REACH))
-            own = self._composed(c, cut=True) if self.found[1][c] is not None else 0.0
-            planes.append(plateau**2 * np.clip(own / plateau**2, _CHROMA**2 * reach * shape, _CHROMA_MOST**2))
-        lost = float(np.interp(self._of(0).like_noise, *_COMPRESSED))
-        if plateau < middle:  # what is uncertain is filled up less
-            lost = min(lost, _UNSURE)
-        model = self._model(np.stack(planes), self._light(), lost)
-        words = ("its high frequencies were cut off, as demosaicking and JPEG do", *reasons)
-        return NoiseEstimate(model, "high" if self._coarse_trusted() else "medium", words, measured)
-
-    def _plateau(self, middle: float) -> tuple[float, tuple[str, ...]]:
-        """Return the noise of the luminance at middle frequencies where compression cut off higher ones, and why."""
-        bound, colours, half = self._bounded(middle), self._of_colours(middle), self._of(1)
-        if bound is not None and colours is not None:
-            if half.like_noise > _CLEAR and half.bulk < _RULED:
-                return min(middle, self._ceiling()), ()
-            sure = self._coarse_trusted() and middle <= _TOO_MUCH * colours
-            return (self._capped(middle, colours), ()) if sure else (bound, (_BY_COLOURS,))
-        blotches = math.inf if self._coarse_trusted() else self._blotches()
-        if middle > blotches:
-            return _OF_BLOTCHES * blotches, (_BY_COLOURS,)
-        return min(_LOST * middle, self._ceiling()), ()
-
-    def _ceiling(self) -> float:
-        """Return what the noise of red - blue at the lowest frequencies, which compression spares, allows at most."""
-        coarse = self.found[2][1] if self.colour and len(self.found) == LEVELS else None
-        if coarse is None or coarse.like_noise < _COARSE_COLOURS:
-            return math.inf
-        return _OF_RED_BLUE * 4 * coarse.spread((1, 2), (1, 2))
-
-    def _capped(self, middle: float, colours: float | None) -> float:
-        """Return the noise of the luminance, at most so much as colours allow."""
-        return middle if colours is None else min(middle, _AT_MOST * colours)
-
-    def _bounded(self, middle: float) -> float | None:
-        """Return the noise of the luminance, between what its blocks say and the least of what colours say."""
-        colours, half = self._of_colours(middle), self._of(1)
-        if colours is None:
-            return None
-        if middle > _TOO_MUCH * colours:
-            return colours
-        trust = np.clip((half.like_noise - 0.7) / 0.2, 0, 1) * np.clip((4.2 - half.bulk) / 1.5, 0, 1)
-        return float(middle**trust * min(colours, middle) ** (1 - trust))
-
-    def _of_colours(self, middle: float) -> float | None:
-        """Return the noise of the luminance at middle frequencies as that of green - magenta tells it, where it does.
+    @cached_property
+    def _of_colours(self) -> float | None:
+        """Noise of the luminance at middle frequencies as that of green - magenta tells it, where it does.
 
         Texture is weak in this plane: a share of that of the luminance.
         """
         green = self.found[1][2] if self.colour else None
         if green is None or green.like_noise < _GREEN:
             return None
-        power = (2 * green.spread((1, 2), (1, 2))) ** 2 - (_TEXTURE * middle) ** 2
+        power = (2 * green.spread((1, 2), (1, 2))) ** 2 - (_TEXTURE * self._middle) ** 2
         return _OF_GREEN * math.sqrt(max(power, 0.0))
 
-    def _coarse_trusted(self) -> bool:
-        """Tell whether noise rules a coarser picture so much that it is no texture."""
-        return self._ruled(_CERTAIN, _RULED, first=1)
+    @property
+    def _textured(self) -> bool:
+        """Whether colours say that most of what looks like noise of the luminance is texture."""
+        return self._of_colours is not None and self._middle > _TOO_MUCH * self._of_colours
 
+    @property
+    def _capped(self) -> float:
+        """Noise of the luminance, at most so much as colours allow."""
+        return self._middle if self._of_colours is None else min(self._middle, _AT_MOST * self._of_colours)
+
+    @property
+    def _bounded(self) -> float | None:
+        """Noise of the luminance, between what its blocks say and the least of what colours say."""
+        colours, middle, half = self._of_colours, self._middle, self._of(1)
+        if colours is None or self._textured:
+            return colours
+        trust = np.clip((half.like_noise - 0.7) / 0.2, 0, 1) * np.clip((4.2 - half.bulk) / 1.5, 0, 1)
+        return float(middle**trust * min(colours, middle) ** (1 - trust))
+
+    @property
+    def _ceiling(self) -> float:
+        """What the noise of red - blue at the lowest frequencies, which compression spares, allows at most."""
+        coarse = self.found[2][1] if self.colour and len(self.found) == LEVELS else None
+        if coarse is None or coarse.like_noise < _COARSE_COLOURS:
+            return math.inf
+        return _OF_RED_BLUE * 4 * coarse.spread((1, 2), (1, 2))
+
+    @property
     def _blotches(self) -> float:
-        """Return how strong the noise of the luminance is at most, as low frequencies of the colours tell it."""
-        if not self.colour or len(self.found) < 3:
+        """How strong the noise of the luminance is at most, as low frequencies of the colours tell it."""
+        if not self.colour or len(self.found) < LEVELS:
             return math.inf
         half, coarse = self.found[1][1], self.found[2][1:]
         if half is None or half.like_noise < _COLOURED or any(b is None for b in coarse):
             return math.inf
         return _OF_COLOURS * 4 * max(b.spread((1, 2), (1, 2)) for b in coarse if b is not None)
 
-    def _correlated(self, measured: dict[str, Any]) -> NoiseEstimate:
+    @property
+    def _cut(self) -> bool:
+        """Whether compression or demosaicking cut off what noise had at the highest frequencies."""
+        fine, half = self._of(0), self._of(1)
+        return (
+            self._highest < min(_CUT * self._middle, _ROUNDED * self.span / 255)
+            and half.like_noise > _NOISY[self.colour]
+            and fine.like_noise < _SPARSE
+            and half.bulk < _DRAWN
+        )
+
+    @property
+    def _trusted(self) -> bool:
+        """Whether noise rules the picture, or what is coarser of it; of colour pictures the colours too.
+
+        They have little texture; where compression left them nothing, half the size must show hardly anything but
+        noise. Noise looks like noise at each size. Grass and gravel do so from afar alone.
+        """
+        half = self._of(1)
+        if self._of(0).like_noise < _NEARBY and half.like_noise < _CERTAIN:
+            return False
+        clear = half.like_noise > _CLEAR and half.bulk < _BULK
+        return self._ruled(_SURE) and (not self.colour or clear or self._ruled(_CLEAR, plane=1))
+
+    @cached_property
+    def _coarse_trusted(self) -> bool:
+        """Whether noise rules a coarser picture so much that it is no texture."""
+        return self._ruled(_CERTAIN, _RULED, first=1)
+
+    @property
+    def _growing(self) -> bool:
+        """Whether noise rules the coarsest picture and grows towards low frequencies, as that of no camera."""
+        ruled = self._ruled(_CLEAR, first=len(self.found) - 1)
+        return ruled and 2 * self._of(1).spread((1, 2), (1, 2)) > _GROWN * self._middle
+
+    def _ruled(self, like: float, bulk: float = _BULK, *, first: int = 0, plane: int = 0) -> bool:
+        """Tell whether noise rules a plane at any size from the `first` on."""
+        blocks = [b[plane] for b in self.found[first:]]
+        return any(b is not None and b.like_noise > like and b.bulk < bulk for b in blocks)
+
+    def _of(self, level: int, plane: int = 0) -> BlockNoise:
+        found = self.found[level][plane]
+        assert found is not None
+        return found
+
+    # ---- models
+
+    def _plateau(self) -> tuple[float, *tuple[str, ...]]:
+        """Return the noise of the luminance at middle frequencies where compression cut off higher ones, and why."""
+        middle, half = self._middle, self._of(1)
+        if self._bounded is not None:
+            if half.like_noise > _CLEAR and half.bulk < _RULED:
+                return (min(middle, self._ceiling),)
+            sure = self._coarse_trusted and not self._textured
+            return (self._capped,) if sure else (self._bounded, _BY_COLOURS)
+        if not self._coarse_trusted and middle > self._blotches:
+            return _OF_BLOTCHES * self._blotches, _BY_COLOURS
+        return (min(_LOST * middle, self._ceiling),)
+
+    def _camera(self, plateau: float, *reasons: str) -> NoiseEstimate:
+        """Return the noise of a photograph, which is flat up to middle frequencies and falls beyond."""
+        shape = np.minimum(self._composed(0) / self._middle**2, 1.0)
+        planes = [plateau**2 * shape]
+        for c in range(1, 3 if self.colour else 1):
+            reach = np.exp(-np.square(_radius() / _CHROMA_REACH))
+            own = self._composed(c, cut=True) if self.found[1][c] is not None else 0.0
+            planes.append(plateau**2 * np.clip(own / plateau**2, _CHROMA**2 * reach * shape, _CHROMA_MOST**2))
+        lost = float(np.interp(self._of(0).like_noise, *_COMPRESSED))
+        if plateau < self._middle:  # what is uncertain is filled up less
+            lost = min(lost, _UNSURE)
+        model = self._model(np.stack(planes), self._light(), lost)
+        words = "its high frequencies were cut off, as demosaicking and JPEG do", *reasons
+        return self._verdict(model, "high" if self._coarse_trusted else "medium", *words)
+
+    def _correlated(self) -> NoiseEstimate:
         """Return noise of the spectrum that was measured."""
         spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
         model = self._model(spectrum, _line(self._of(1)))
-        return NoiseEstimate(model, "high", ("flat parts show noise that is weaker at high frequencies",), measured)
+        return self._verdict(model, "high", "flat parts show noise that is weaker at high frequencies")
 
     def _model(self, spectrum: spectra.Spectrum, light: _Light, compressed: float = 0.0) -> GaussianNoise:
         """Return noise of a spectrum, of opponent colours or alike in all channels."""
@@ -244,7 +262,7 @@ class Rules:
         """
         half = self._of(1)
         places, first = np.unique(half.intensities, return_index=True)
-        return places, half.strengths[first] ** (0.5 if self._coarse_trusted() else 0.25)
+        return places, half.strengths[first] ** (0.5 if self._coarse_trusted else 0.25)
 
     def _composed(self, plane: int, *, cut: bool = False) -> spectra.Spectrum:
         """Return the spectrum of a plane: low frequencies from coarser pictures.
