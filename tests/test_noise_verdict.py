@@ -138,6 +138,15 @@ def test_jpeg_of_a_clean_picture_is_no_camera() -> None:
     assert np.sqrt(np.mean(np.square(found.model.sigma))) < 1.6
 
 
+def test_compression_that_leaves_colours_nothing_leaves_the_noise_of_the_luminance() -> None:
+    rng, written = np.random.default_rng(0), io.BytesIO()
+    tint = gaussian_filter(rng.standard_normal((256, 256, 3)), (4, 4, 0))
+    picture = (60 + 0.6 * gaussian_filter(grey(), 8) + coloured(1.2, 8))[..., None] + tint * (0.3 / tint.std())
+    Image.fromarray(np.clip(picture, 0, 255).astype(np.uint8)).save(written, "JPEG", quality=85)
+    found = estimate_noise(np.asarray(Image.open(written)), channel_axis=-1)
+    assert np.sqrt(found.model.powers(3, 2)[0].mean()) == pytest.approx(8 * np.sqrt(3), rel=0.35)
+
+
 # ---- shapes, units and holes
 
 

@@ -219,7 +219,7 @@ class Rules:
     def _plateau(self) -> tuple[float, *tuple[str, ...]]:
         """Return the noise of the luminance at middle frequencies where compression cut off higher ones, and why."""
         middle, half = self._middle, self._of(1)
-        if self._bounded is not None:
+        if self._bounded:  # 0 says that compression left the colours nothing, not that there is no noise
             if half.like_noise > _CLEAR and half.bulk < _RULED:
                 return (min(middle, self._ceiling),)
             sure = self._coarse_trusted and not self._textured
