@@ -210,6 +210,26 @@ def test_grids(shape: tuple[int, ...], kernel: Any, boundary: Any) -> None:
                 np.testing.assert_allclose(average, found[0], rtol=0, atol=1e-13)
 
 
+@pytest.mark.parametrize("unit", [1e-150, 1.0, 1e150])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        lambda w: nl.Matern(w, 2.5), lambda w: nl.RationalQuadratic(w, alpha=0.3), nl.InverseMultiquadric,
+        lambda w: nl.Wendland(3 * w), lambda w: nl.TruncatedPower(2.5, w, 4 * w),
+        lambda w: nl.Formula("exp(-r**1.5)", w), lambda w: nl.Anisotropic(nl.Gaussian(1.0), widths=(w, 2 * w)),
+    ],
+    ids=["Matern", "RationalQuadratic", "InverseMultiquadric", "Wendland", "TruncatedPower", "Formula", "Anisotropic"],
+)  # fmt: skip
+def test_kernels_in_any_unit(kernel: Any, unit: float) -> None:
+    """Widths whose squares are near the ends of the range, with distances to match: averages do not change."""
+    x = np.random.default_rng(0).random((40, 2)) * 6
+    u = np.sin(x)
+    expected = nl.affinity(kernel(1.0), nl.Points(x), method="dense").average(u)
+    for method in ("dense", "pairwise"):
+        found = nl.affinity(kernel(unit), nl.Points(x * unit), method=method).average(u)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
+
+
 @pytest.mark.parametrize("size", [1e-300, 1e-100, 1.0, 1e100, 1e300])
 @pytest.mark.parametrize("span", [1.0, 1e-3, 1e-120])
 def test_graphs_of_any_weights(size: float, span: float) -> None:

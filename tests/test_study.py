@@ -369,7 +369,7 @@ def test_growth_where_two_eigenvalues_compete() -> None:
         ("time-order", {"dt": [3.0, 2.0, 1.0], "t": 1.5}, "dt: got 3, expected no step longer"),
         ("time-order", {"t": 1e9}, "t: got 1e[+]09, which takes"),
         ("space-order", {"nodes": [8, 16]}, "nodes: got 2 different"),
-        ("space-order", {"kernel": "dot"}, "kernel: got ExpDotProduct, which compares features"),
+        ("space-order", {"kernel": "dot"}, "kernel: got ExpDotProduct, expected a radial kernel"),
         ("space-order", {"start": np.ones(4)}, "start: got an array, expected a function"),
         ("space-order", {"keys": np.ones((4, 2))}, "keys: the study 'space-order' has no such option"),
         ("monte-carlo", {"nodes": 64}, "nodes: got 1 different"),

@@ -236,14 +236,14 @@ def test_kernels_without_a_text_are_shown() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("box:width=1", "expected gaussian:width=0.1"),
+        ("box:width=1", "as in gaussian:width=0.1"),
         ("gaussian", "a value for width"),
         ("gaussian:width=wide", "got 'width=wide'"),
         ("gaussian:radius=1", "got 'radius=1'"),
         ("gaussian:width=1,width=2", "once each"),
         ("gaussian:width=-1", "expected a finite real number > 0"),
         ("dot:query_map=1", "got 'query_map=1'"),
-        ("", "expected gaussian"),
+        ("", "expected one of gaussian"),
     ],
 )
 def test_wrong_kernel_texts(text: str, message: str) -> None:

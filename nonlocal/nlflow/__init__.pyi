@@ -58,11 +58,18 @@ from .functionals.energies import J as J
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
+from .kernels import Anisotropic as Anisotropic
 from .kernels import ExpDotProduct as ExpDotProduct
+from .kernels import Formula as Formula
 from .kernels import Gaussian as Gaussian
+from .kernels import InverseMultiquadric as InverseMultiquadric
 from .kernels import Laplace as Laplace
+from .kernels import Matern as Matern
 from .kernels import Patch as Patch
+from .kernels import RationalQuadratic as RationalQuadratic
 from .kernels import TopHat as TopHat
+from .kernels import TruncatedPower as TruncatedPower
+from .kernels import Wendland as Wendland
 from .markov import MarkovChain as MarkovChain
 from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
@@ -72,6 +79,7 @@ __all__ = [
     "ETD4RK",
     "Affinity",
     "AllenCahn",
+    "Anisotropic",
     "AttentionFlow",
     "AttentionStep",
     "Batch",
@@ -90,17 +98,20 @@ __all__ = [
     "Exponential",
     "FileFormatError",
     "FisherKPP",
+    "Formula",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
     "Grid",
     "InputError",
+    "InverseMultiquadric",
     "J",
     "Jp",
     "LaggedDiffusivity",
     "Laplace",
     "MarkovChain",
     "Mask",
+    "Matern",
     "MemoryLimitError",
     "NeutrenoStep",
     "NlflowError",
@@ -111,6 +122,7 @@ __all__ = [
     "PatchGroups",
     "Points",
     "Poisson",
+    "RationalQuadratic",
     "Reaction",
     "RungeKutta",
     "SemiImplicit",
@@ -120,6 +132,8 @@ __all__ = [
     "SteadyState",
     "StudyResult",
     "TopHat",
+    "TruncatedPower",
+    "Wendland",
     "WorkerError",
     "affinity",
     "affinity_from_graph",

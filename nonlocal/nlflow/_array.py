@@ -69,6 +69,22 @@ def namespace(*arrays: Array) -> Any:
     return array_api_compat.array_namespace(*arrays)
 
 
+def root(squared: Array, power: float = 0.5) -> Array:
+    """Return the square root, or another power below 1.
+
+    On tensors its derivative at 0, where it is infinite, is 0, the middle of its slopes.
+    """
+    xp = namespace(squared)
+
+    def raised(values: Array) -> Array:
+        return xp.sqrt(values) if power == 0.5 else values**power
+
+    if not hasattr(squared, "requires_grad"):
+        return raised(squared)
+    apart = squared > 0
+    return xp.where(apart, raised(xp.where(apart, squared, xp.ones_like(squared))), 0 * squared)
+
+
 def is_numpy(array: Array) -> bool:
     """Tell whether `array` is a NumPy array."""
     return isinstance(array, np.ndarray)

@@ -21,7 +21,7 @@ from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
-from nlflow.kernels import ExpDotProduct, Kernel, Patch, RadialKernel
+from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
 METHODS = (*PAIR_METHODS, "stencil", "convolution")
 _GRID_METHODS = ("auto", "dense", "stencil", "convolution")
@@ -122,7 +122,7 @@ def affinity(
         window = check_integer("window", window, minimum=1)
     if queries is not None and (features is None or not isinstance(kernel, ExpDotProduct)):
         what = "a radial kernel compares features with themselves; leave queries out"
-        raise InputError(f"queries: {what if isinstance(kernel, RadialKernel) else 'only a dot product has them'}")
+        raise InputError(f"queries: {what if kernel.positional else 'only a dot product has them'}")
     if not store and not isinstance(kernel, Patch):
         raise InputError("store: only patch kernels can compute their weights anew; leave it out")
     if rtol is not None:
@@ -158,18 +158,24 @@ def _listed(names: tuple[str, ...]) -> str:
 def _built(asked: Asked) -> Affinity:
     """Return the affinity that was asked for."""
     kernel, domain = asked.kernel, asked.domain
+    if isinstance(kernel.compared, RadialKernel):
+        kernel.compared.check_profile()
+    if isinstance(kernel, Anisotropic) and getattr(domain, "boundary", "") == "reflect" and not kernel.diagonal:
+        raise InputError(
+            "kernel: its map is not diagonal, expected widths along the axes for the boundary 'reflect', which mirrors "
+            "along axes; or use 'periodic' or 'isolated'"
+        )
     whole = asked.features is not None and at_once(kernel, check_array("features", asked.features), asked.method)
     if domain.leading and not whole:
         return _batch_of(asked)
     if isinstance(kernel, Patch):
         return _patches(asked)
-    if asked.features is not None or not isinstance(kernel, RadialKernel):
+    if asked.features is not None or not kernel.positional:
         return _features(asked)
     if isinstance(domain, Grid):
         return _on_grid(asked, domain)
     _check_pairs(asked, "on scattered points")
-    nodes = domain.nodes
-    return from_pairs(Pairs(asked, nodes, nodes))
+    return from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(domain.nodes)))
 
 
 def _check_pairs(asked: Asked, where: str) -> None:
@@ -189,7 +195,8 @@ def _on_grid(asked: Asked, domain: Grid) -> Affinity:
         )
     if window is not None:
         radii = table_radius(kernel, domain, window)
-        endless = tuple(min(window, math.ceil(kernel.support(CUT) / h)) for h in domain.spacing)
+        reaches = zip(kernel.supports(CUT, domain.ndim), domain.spacing, strict=True)
+        endless = tuple(min(window, math.ceil(min(reach / h, 2**40))) for reach, h in reaches)
         if domain.boundary == "isolated" and any(r < e for r, e in zip(radii, endless, strict=True)):
             warn_shrunk(window, radii, domain)
     weights = math.prod(2 * r + 1 for r in table_radius(kernel, domain, window))
@@ -305,7 +312,7 @@ def _features(asked: Asked) -> Affinity:
         if getattr(kernel, name, None) is not None:
             same_kind(name, getattr(kernel, name), keys)
     if asked.queries is None:
-        result = from_pairs(Pairs(asked, *kernel.map_features(keys)))
+        result = from_pairs(Pairs(replace(asked, kernel=kernel.compared), *kernel.map_features(keys)))
         bare = replace(asked, features=None)
         result._recipe = lambda u: _features(replace(bare, features=_with_channels(u, domain) if domain.leading else u))
         return result
@@ -316,4 +323,4 @@ def _features(asked: Asked) -> Affinity:
         raise InputError(f"queries: got width {q.shape[-1]}, expected {k.shape[-1]}, the width of the keys")
     learnt = any(getattr(array, "requires_grad", False) for array in (q, k))  # each has a derivative of its own
     alike = q.shape == k.shape and not learnt and bool(namespace(q).all(q == k))
-    return from_pairs(Pairs(asked, k if alike else q, k))
+    return from_pairs(Pairs(replace(asked, kernel=kernel.compared), k if alike else q, k))

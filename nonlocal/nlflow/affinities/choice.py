@@ -16,13 +16,13 @@ from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.lowrank import LowRankAffinity
 from nlflow.affinities.neighbours import NeighbourAffinity, count_neighbours
 from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
-from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums
+from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums, not_compiled
 from nlflow.affinities.pairwise import PairwiseAffinity
 from nlflow.affinities.tiled import TiledAffinity
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask
 from nlflow.errors import InputError, MemoryLimitError, NumericalError
-from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 
 APPROXIMATE = ("sparse", "nufft", "lowrank")
 METHODS = ("auto", "dense", "pairwise", "tiled", *APPROXIMATE)
@@ -38,7 +38,6 @@ _PAIR, _COORDINATE = 0.2, 0.02
 _NODE = (150.0, 300.0, 1500.0)
 _MODE = 40.0
 _STORED = 15.0
-_KNOWN = (Gaussian, Laplace, TopHat, ExpDotProduct)
 
 
 @dataclass(frozen=True)
@@ -88,14 +87,14 @@ def from_pairs(pairs: Pairs) -> Affinity:
                 "the features"
             )
         method = "tiled"
-    if not is_numpy(keys) and type(kernel) in _KNOWN:
+    if not is_numpy(keys) and isinstance(kernel, RadialKernel | ExpDotProduct):
         return _on_tensors(method, pairs)
     if method == "tiled":
         raise InputError("method: got 'tiled', expected 'pairwise' for NumPy features; 'tiled' is for torch tensors")
-    if type(kernel) not in _KNOWN:
+    if problem := not_compiled(kernel):
         if method not in ("auto", "dense"):
-            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense' for {type(kernel).__name__}")
-        return _built("dense", pairs, "features compared in all pairs")
+            raise InputError(f"method: got {method!r}, expected 'auto' or 'dense': {problem}")
+        return _built("dense", pairs, f"all pairs as a matrix: {problem}")
     if mask is not None:
         if method not in ("auto", "dense"):
             raise InputError(
@@ -127,7 +126,11 @@ def from_pairs(pairs: Pairs) -> Affinity:
 
 def at_once(kernel: Kernel, features: Array, method: str) -> bool:
     """Tell whether one affinity serves a batch whole; of the others there is one for each item."""
-    return not is_numpy(features) and type(kernel) in _KNOWN and method in ("auto", "tiled")
+    return (
+        not is_numpy(features)
+        and isinstance(kernel.compared, RadialKernel | ExpDotProduct)
+        and method in ("auto", "tiled")
+    )
 
 
 def _on_tensors(method: str, pairs: Pairs) -> Affinity:
@@ -160,11 +163,12 @@ def _costs(pairs: Pairs) -> dict[str, float]:
         # Blocks of nodes are skipped as a whole: a node meets the blocks that are less than its reach away.
         reach = seen ** (1 / d) + 1.5 * BLOCK ** (1 / d)
         costs["pairwise"] = pair * n * min(n, reach**d)
-        if isinstance(kernel, Gaussian) and d <= len(_NODE) and importlib.util.find_spec("finufft"):
-            modes, _ = count_modes(np.ptp(points, axis=0), kernel.width, 1e-3 * rtol)
+        width = kernel.gaussian_width
+        if width is not None and d <= len(_NODE) and importlib.util.find_spec("finufft"):
+            modes, _ = count_modes(np.ptp(points, axis=0), width, 1e-3 * rtol)
             costs["nufft"] = _NODE[d - 1] * n + _MODE * math.prod(modes)
     many = not isinstance(kernel, RadialKernel) or d > len(_NODE)  # dimensions; in few, the others are better
-    if n >= _LOW_RANK_NODES and kernel.positive_semidefinite and many:
+    if n >= _LOW_RANK_NODES and kernel.is_definite(d) and many:
         # Before it is built nobody knows the rank; it is tried, and given up early where it would not pay.
         costs["lowrank"] = 0.1 * costs["pairwise"]
     return costs

@@ -15,7 +15,7 @@ from nlflow.affinities.table import kernel_table, table_symbol, wrap
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
-from nlflow.kernels import RadialKernel
+from nlflow.kernels import PositionKernel
 
 
 class ConvolutionAffinity(Affinity):
@@ -26,7 +26,7 @@ class ConvolutionAffinity(Affinity):
 
     Parameters
     ----------
-    kernel : RadialKernel
+    kernel : RadialKernel or Anisotropic
     grid : Grid
     window : int, optional
         Truncate the kernel to offsets of at most this many nodes along each axis.
@@ -42,10 +42,10 @@ class ConvolutionAffinity(Affinity):
     method = "convolution"
 
     def __init__(
-        self, kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+        self, kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
     ) -> None:
         super().__init__(
-            grid, kernel, symmetric=True, positive_semidefinite=kernel.positive_semidefinite and window is None
+            grid, kernel, symmetric=True, positive_semidefinite=kernel.is_definite(grid.ndim) and window is None
         )
         check_memory(
             f"a convolution on {grid.size} nodes", 8 * grid.size * (2 ** (grid.ndim + 1) + 2),

@@ -17,7 +17,7 @@ from nlflow.affinities.table import kernel_table
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_array, check_memory
-from nlflow.kernels import Kernel, Patch, RadialKernel
+from nlflow.kernels import Kernel, Patch, PositionKernel
 
 LogBlock = Callable[[int, int], Array]
 """Rows [start, stop) of log k, shape (stop - start, N)."""
@@ -167,7 +167,7 @@ class DenseAffinity(Affinity):
     @classmethod
     def from_table(
         cls,
-        kernel: RadialKernel,
+        kernel: PositionKernel,
         grid: Grid,
         window: int | None = None,
         dtype: Any = np.float64,
@@ -178,7 +178,7 @@ class DenseAffinity(Affinity):
         margin = tuple(s // 2 for s in table.shape)
         result = cls(
             grid, kernel, _images(grid, margin, lambda node: table), np.empty(0, dtype), symmetric=True,
-            positive_semidefinite=kernel.positive_semidefinite and window is None, memory_limit=memory_limit,
+            positive_semidefinite=kernel.is_definite(grid.ndim) and window is None, memory_limit=memory_limit,
         )  # fmt: skip
         result.dtype = None  # positions are no features: signals may have either precision
         return result

@@ -17,7 +17,7 @@ def properties(kernel: Kernel, queries: Array, keys: Array, mask: Mask | None = 
     whole = mask is None or not (mask.causal or mask.window is not None or mask.rule is not None)
     return {
         "symmetric": same and kernel.symmetric and not (mask is not None and mask.causal),
-        "positive_semidefinite": same and kernel.positive_semidefinite and whole,
+        "positive_semidefinite": same and kernel.is_definite(int(keys.shape[-1])) and whole,
     }
 
 

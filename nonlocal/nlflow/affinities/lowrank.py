@@ -14,7 +14,7 @@ from nlflow.affinities.blas import TILE
 from nlflow.affinities.cholesky import BLOCK, Bound, Sum, degrees, factorize, gram_product
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_integer, check_memory, check_number, memory_limit
-from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace
+from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
 
 _SMALLEST_RTOL = {"float64": 1e-10, "float32": 1e-5}
 _STORED = {"float64": 0.0, "float32": 2.0**-24}
@@ -65,10 +65,10 @@ class _Problem(NamedTuple):
 class LowRankAffinity(Affinity):
     """An affinity k ~ F F^T of rank r, exact up to a bound that is known; O(N r) memory, O(N r D) time an average.
 
-    For Gaussian and Laplace kernels of features and for dot products, which are Gaussians between factors of rows and
-    columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). The factor of the row cancels in
-    averages, that of the column weighs the nodes, both as logarithms, so logits of any size are in range. Queries
-    unlike keys are factorized together, 2 N points.
+    For kernels of features that are positive semidefinite, and for dot products, which are Gaussians between factors
+    of rows and columns: exp(s q.k) = exp(s |q|^2 / 2) exp(-s |q - k|^2 / 2) exp(s |k|^2 / 2). The factor of the row
+    cancels in averages, that of the column weighs the nodes, both as logarithms, so logits of any size are in range.
+    Queries unlike keys are factorized together, 2 N points.
 
     The rank is what the data asks for: small where the kernel is wide or where features gather in few places, close to
     N where features lie further apart than the kernel reaches. Laplace kernels, which have a kink, ask for high ranks
@@ -131,7 +131,7 @@ class LowRankAffinity(Affinity):
 
         Parameters
         ----------
-        kernel : Gaussian, Laplace or ExpDotProduct with scale >= 0
+        kernel : RadialKernel that is positive semidefinite, or ExpDotProduct with scale >= 0
             What a dot product's maps give (`Kernel.map_features`) is passed as queries and keys.
         domain : Domain
         queries, keys : NumPy array of shape (N, d), float32 or float64
@@ -155,10 +155,11 @@ class LowRankAffinity(Affinity):
         NumericalError
             When the highest rank, or rounding, leaves a larger bound than `rtol`.
         """
-        if not isinstance(kernel, Gaussian | Laplace | ExpDotProduct):
+        radial = isinstance(kernel, RadialKernel) and kernel.is_definite(int(np.shape(keys)[-1]))
+        if not radial and not isinstance(kernel, ExpDotProduct):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, expected Gaussian, Laplace or ExpDotProduct, which are positive "
-                "definite; use method='pairwise' or 'dense'"
+                f"kernel: got {type(kernel).__name__}, expected one that is positive definite, such as Gaussian, "
+                "Laplace or ExpDotProduct; use method='pairwise' or 'dense'"
             )
         same = queries is keys
         k = _features("features", keys, domain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from nlflow.affinities.pair_sums import WIDEST, along_tree, places_in, relative_
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_memory
-from nlflow.kernels import Kernel, RadialKernel, TopHat
+from nlflow.kernels import Kernel, RadialKernel
 
 _PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
 _LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
@@ -31,12 +32,12 @@ class NeighbourAffinity(SparseAffinity):
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace or TopHat
+    kernel : RadialKernel
     domain : Grid or Points
     features : array of shape (N, d)
         What is compared.
     rtol : float
-        Of averages; a top hat is exact.
+        Of averages; kernels of compact support are exact.
     memory_limit : float, optional
         Bytes.
 
@@ -70,8 +71,8 @@ class NeighbourAffinity(SparseAffinity):
         self._order = along_tree(points)
         points, weights = points[self._order], weights[self._order]
         tree = cKDTree(points)
-        radius, cut = kernel.support(1.0), 0.0
-        if not isinstance(kernel, TopHat):
+        radius, cut = kernel.support(0.0), 0.0
+        if math.isinf(radius):
             near = _graph(kernel, tree, points, weights, kernel.support(_NEAR), memory_limit)
             least = float((np.asarray(near.sum(axis=1)).ravel() / weights).min())
             cut = min(0.5 * rtol * least / float(weights.sum()), 0.5)
@@ -81,7 +82,7 @@ class NeighbourAffinity(SparseAffinity):
         self._log_unit = 2 * log_unit
         self._weights = relative_weights(domain.weights.reshape(-1), _LIGHTEST)[0]
         self.radius = radius
-        self.positive_semidefinite = kernel.positive_semidefinite
+        self.positive_semidefinite = kernel.is_definite(features.shape[1])
         degrees = self._sums / weights
         self._places = places_in(self._order)
         self._sums, self._alone = self._sums[self._places], self._alone[self._places]

@@ -13,7 +13,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
 from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.kernels import Gaussian, Kernel
+from nlflow.kernels import Kernel, RadialKernel
 
 _MOST_DIMENSIONS = 3  # of the transforms
 _FINEST = 1e-14  # relative accuracy that a transform in float64 reaches
@@ -60,7 +60,8 @@ class NonuniformAffinity(Affinity):
     def __init__(
         self, kernel: Kernel, domain: Domain, features: NDArray[Any], *, rtol: float, memory_limit: float | None = None
     ) -> None:
-        if not isinstance(kernel, Gaussian):
+        width = kernel.gaussian_width if isinstance(kernel, RadialKernel) else None
+        if width is None:
             raise InputError(
                 f"kernel: got {type(kernel).__name__}, expected a Gaussian for method='nufft': other kernels decay too "
                 "slowly in frequency; use method='sparse' or 'pairwise'"
@@ -74,7 +75,7 @@ class NonuniformAffinity(Affinity):
         super().__init__(domain, kernel, symmetric=True, positive_semidefinite=True, dtype=features.dtype)
         self._weights, self._log_unit = relative_weights(domain.weights.reshape(-1), 0.0)
         self._limit = memory_limit
-        self._width = kernel.width
+        self._width = width
         points = np.asarray(features, dtype=np.float64)
         low, high = points.min(axis=0), points.max(axis=0)
         self._points, self._extent = points - (low + high) / 2, high - low

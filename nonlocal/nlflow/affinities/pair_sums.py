@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
-from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
+from nlflow.kernels.expressions import rate, structure
 
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
@@ -26,7 +27,6 @@ _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
 BLOCK = 1024
 """Nodes that are skipped together."""
-_KNOWN = (Gaussian, Laplace, TopHat, ExpDotProduct)
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
 
@@ -39,7 +39,8 @@ class PairSums:
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
+    kernel : RadialKernel or ExpDotProduct
+        Radial ones of a formula that can be compiled.
     queries : array of shape (M, d)
     keys : array of shape (N, d)
         The same array as `queries` where they are the same.
@@ -58,32 +59,34 @@ class PairSums:
     Raises
     ------
     InputError
-        For another kernel, and for features whose extent over the kernel's width, whose logits or whose weights no
+        For another kernel (see `not_compiled`), and for features whose extent over the kernel's width, whose logits or
+        whose weights no
         float holds.
     """
 
     def __init__(
         self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None
     ) -> None:
-        if type(kernel) not in _KNOWN:
-            known = ", ".join(k.__name__ for k in _KNOWN)
-            raise InputError(f"kernel: got {type(kernel).__name__}, expected one of {known} for sums without a matrix")
+        if problem := not_compiled(kernel):
+            raise InputError(problem)
         self._kernel = kernel
         self.weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
         self._lightest = float(self.weights.min())
         self._same = queries is keys
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
-            width: float = getattr(kernel, "radius" if isinstance(kernel, TopHat) else "width")
+            width = kernel.scale
             # By a power of two, which is exact: squares stay in range whatever the units.
             self._unit = 2.0 ** -math.frexp(width)[1]
-            self._width = width * self._unit
+            self._form, self._numbers = structure(kernel.weight(self._unit))
+            self._rate = rate(kernel.weight(self._unit))
+            self._steepness = kernel.steepness
             with np.errstate(over="ignore", under="ignore"):
                 self._y = keys * keys.dtype.type(self._unit)
                 self._x = self._y if self._same else queries * keys.dtype.type(self._unit)
             with np.errstate(invalid="ignore"):
                 middle = np.asarray(self._y.max(axis=0) + self._y.min(axis=0), dtype=np.float64) / 2
-                sizes = [float(np.abs(a - middle).max()) / self._width for a in (self._x, self._y)]
+                sizes = [float(np.abs(a - middle).max()) / (width * self._unit) for a in (self._x, self._y)]
             self._middle, self._size = middle, max(sizes)
             self._bias = np.zeros(len(keys))
             if not self._size <= _FARTHEST["float64"]:
@@ -93,7 +96,7 @@ class PairSums:
         else:
             scale = getattr(kernel, "scale", None)
             factor = _LOG2E * (1 / math.sqrt(keys.shape[1]) if scale is None else scale)
-            self._width = 1.0
+            self._form, self._numbers, self._rate, self._steepness = "", [], None, 1.0
             with np.errstate(over="ignore"):
                 self._x, self._y = queries * np.float64(factor), keys
                 longest = [np.sqrt(np.max(np.sum(np.square(a, dtype=np.float64), axis=1))) for a in (self._x, self._y)]
@@ -105,16 +108,15 @@ class PairSums:
     def precision(self, dtype: Any) -> str:
         """Return the float type in which sums for signals of `dtype` are computed.
 
-        float64 instead of float32 for top hats, which jump, and where rounding the features (or the logits) to float32
+        float64 instead of float32 for kernels that jump, and where rounding the features (or the logits) to float32
         would be seen in the weights.
         """
         name = np.dtype(dtype).name
-        if name == "float64" or isinstance(self._kernel, TopHat) or self._lightest < _WEIGHTS[name]:
+        if name == "float64" or math.isinf(self._steepness) or self._lightest < _WEIGHTS[name]:
             return "float64"
         # Differences of numbers that are float32 already are exact to a rounding of the difference.
         exact = isinstance(self._kernel, RadialKernel) and self._y.dtype == np.float32
-        steepness = 5.0 if isinstance(self._kernel, RadialKernel) else 1.0  # of the logarithm of a weight that counts
-        rounding = 0.0 if exact else steepness * self._size * float(np.finfo(np.float32).eps) / 2
+        rounding = 0.0 if exact else self._steepness * self._size * float(np.finfo(np.float32).eps) / 2
         return name if rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name] else "float64"
 
     def __call__(
@@ -197,10 +199,10 @@ class PairSums:
         if f != y.dtype and f == np.float32:
             x, y = x - self._middle, y - self._middle  # where float32 has the most digits for differences
         # By |x|^2 + |y|^2 - 2 x.y half as much is to be done as by differences, but not where the squares are so large
-        # that their difference has lost its digits, and not for kernels that have a kink or a jump.
+        # that their difference has lost its digits, and for Gaussians alone.
         lost = y.shape[1] * self._size**2 * float(np.finfo(f).eps)
-        if isinstance(kernel, Gaussian) and y.shape[1] > WIDEST and lost <= _ROUNDING[f.name]:
-            middle, steep = y.mean(axis=0), _LOG2E / self._width**2
+        if self._rate is not None and y.shape[1] > WIDEST and lost <= _ROUNDING[f.name]:
+            middle, steep = y.mean(axis=0), -2 * self._rate
             x, y = x - middle, y - middle
             tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights)
             return replace(tables, offset=np.asarray(-0.5 * steep * np.sum(x * x, axis=1, dtype=np.float64)))
@@ -209,21 +211,16 @@ class PairSums:
         # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
         cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self.weights.sum())
         limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
-        scales: dict[type, float] = {
-            Gaussian: -0.5 * _LOG2E / self._width**2,
-            Laplace: -_LOG2E / self._width,
-            TopHat: (self._width * (1 + 1e-12)) ** 2,
-        }
         return _Tables.of(
-            type(kernel).__name__, (y if self._sorted else x).T.astype(f), y.astype(f), weights,
-            scale=scales[type(kernel)], limit=min(limit, 1e300), lows=lows.astype(np.float64),
+            self._form, (y if self._sorted else x).T.astype(f), y.astype(f), weights,
+            numbers=np.array(self._numbers, f), limit=min(limit, 1e300), lows=lows.astype(np.float64),
             highs=highs.astype(np.float64),
         )  # fmt: skip
 
     def _sum(
         self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool, by_weight: bool
     ) -> tuple[Floats, Floats, Floats]:
-        from nlflow.backends.numba.pairwise import CODES, group, loop
+        from nlflow.backends.numba.pairwise import DOT_PRODUCT, group, loop, weigher
 
         f = tables.x.dtype
         # The weights are one more channel, the last: their sum is the degree.
@@ -239,8 +236,8 @@ class PairSums:
             x, offset = _filled(x[:, places], 1, group(f)), None if offset is None else offset[places]
         sums, peaks = np.empty((x.shape[1], weighted.shape[1])), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
-            CODES[tables.name], f.type(tables.scale), tables.limit, BLOCK, x, tables.y, tables.lows, tables.highs,
-            weighted, sums, peaks,
+            weigher(tables.form, f.name), tables.form == DOT_PRODUCT, tables.numbers, tables.limit, BLOCK, x,
+            tables.y, tables.lows, tables.highs, weighted, sums, peaks,
         )  # fmt: skip
         sums, peaks = sums[:count], peaks[:count]
         if offset is not None:  # squared distances: with |x|^2 there is no weight above 1, and none to keep apart
@@ -257,7 +254,8 @@ class PairSums:
 class _Tables:
     """What the loop takes, in one precision: features of queries and of keys in order, boxes around blocks of keys."""
 
-    name: str
+    form: str
+    """Of the weights, see `nlflow.backends.numba.pairwise`."""
     x: NDArray[Any]
     """(d, M and a few more)"""
     y: NDArray[Any]
@@ -265,33 +263,51 @@ class _Tables:
     weights: NDArray[Any]
     lows: Floats
     highs: Floats
-    scale: float = 0.0
+    numbers: NDArray[Any]
+    """Of the kernel's formula."""
     limit: float = 0.0
     offset: Floats | None = None
     """Added to the logits of each query afterwards, (M,)."""
 
     @classmethod
-    def of(cls, name: str, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any], **others: Any) -> _Tables:
+    def of(cls, form: str, x: NDArray[Any], y: NDArray[Any], weights: NDArray[Any], **others: Any) -> _Tables:
         from nlflow.backends.numba.pairwise import SOURCES, group
 
-        return cls(name, _filled(x, 1, group(x.dtype)), _filled(y, 0, SOURCES), weights, **others)
+        return cls(form, _filled(x, 1, group(x.dtype)), _filled(y, 0, SOURCES), weights, **others)
 
     @classmethod
     def of_products(
         cls, f: np.dtype[Any], x: NDArray[Any], y: NDArray[Any], bias: NDArray[Any], weights: NDArray[Any]
     ) -> _Tables:
         """Return those of logits x.y + bias; the bias is one more coordinate, where there is one."""
+        from nlflow.backends.numba.pairwise import DOT_PRODUCT
+
         more = 1 if np.any(bias) else 0
         planar, rows = np.ones((x.shape[1] + more, len(x)), f), np.empty((len(y), y.shape[1] + more), f)
         planar[: x.shape[1]], rows[:, : y.shape[1]] = x.T, y
         rows[:, y.shape[1] :] = bias[:, None]
         boxes = np.zeros((1, rows.shape[1]))  # nothing is skipped
-        return cls.of("ExpDotProduct", planar, rows, weights, lows=boxes, highs=boxes)
+        return cls.of(DOT_PRODUCT, planar, rows, weights, lows=boxes, highs=boxes, numbers=np.zeros(1, f))
 
     @property
     def memory_bytes(self) -> int:
         offset = 0 if self.offset is None else self.offset.nbytes
         return offset + sum(a.nbytes for a in (self.x, self.y, self.lows, self.highs, self.weights))
+
+
+def not_compiled(kernel: Kernel) -> str | None:
+    """Return why a kernel has no sums without a matrix, or None."""
+    if isinstance(kernel, ExpDotProduct):
+        return None
+    if not isinstance(kernel, RadialKernel):
+        return (
+            f"kernel: got {type(kernel).__name__}, expected a RadialKernel or ExpDotProduct for sums without a matrix"
+        )
+    try:
+        kernel.weight()
+    except InputError as error:
+        return str(error)
+    return None
 
 
 def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:

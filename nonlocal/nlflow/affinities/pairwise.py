@@ -25,7 +25,7 @@ class PairwiseAffinity(Affinity):
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
+    kernel : RadialKernel or ExpDotProduct
     domain : Grid or Points
     queries, keys : array of shape (N, d)
         Features, float32 or float64; the same array where queries are the keys.

@@ -62,7 +62,7 @@ def affinity(
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
+    kernel : RadialKernel or ExpDotProduct
     domain : Points
         The nodes of this process (`points`); their order over all processes is that of ranks.
     features : tensor of shape (n,) or (n, d)

@@ -18,7 +18,7 @@ from nlflow.affinities.graph import Sparse
 from nlflow.affinities.table import kernel_table, table_symbol
 from nlflow.domains import Grid
 from nlflow.errors import check_memory
-from nlflow.kernels import Patch, RadialKernel
+from nlflow.kernels import Patch, PositionKernel
 
 
 def _loop(name: str, dtype: Any) -> Any:
@@ -236,17 +236,17 @@ class TableStencil(_Stencil):
 
     Parameters
     ----------
-    kernel : RadialKernel
+    kernel : RadialKernel or Anisotropic
     grid : Grid
     window : int, optional
         Half side of the window in nodes; by default the kernel's whole support.
     """
 
     def __init__(
-        self, kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+        self, kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
     ) -> None:
         super().__init__(
-            grid, kernel, symmetric=True, positive_semidefinite=kernel.positive_semidefinite and window is None
+            grid, kernel, symmetric=True, positive_semidefinite=kernel.is_definite(grid.ndim) and window is None
         )
         self._grid = grid
         table = kernel_table(kernel, grid, window, memory_limit)

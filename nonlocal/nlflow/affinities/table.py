@@ -12,7 +12,7 @@ from nlflow._array import Floats
 from nlflow.backends.threads import cores
 from nlflow.domains import Grid
 from nlflow.errors import NlflowWarning, check_memory
-from nlflow.kernels import RadialKernel
+from nlflow.kernels import PositionKernel
 
 # Beyond this fraction of k(0) a kernel is left out of a table: below the rounding of float64 by a factor of 1000 even
 # when summed over a million nodes.
@@ -29,14 +29,14 @@ def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
     )
 
 
-def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[int, ...]:
+def table_radius(kernel: PositionKernel, grid: Grid, window: int | None) -> tuple[int, ...]:
     """Return the half sides, in nodes along each axis, of the box that holds the kernel.
 
     An isolated grid has no images, so nothing beyond its own length matters; otherwise the box may pass the grid.
     """
     radii = []
-    for n, h in zip(grid.shape, grid.spacing, strict=True):
-        radius = int(min(np.ceil(kernel.support(CUT) / h), 2**40))
+    for n, h, reach in zip(grid.shape, grid.spacing, kernel.supports(CUT, grid.ndim), strict=True):
+        radius = int(min(np.ceil(reach / h), 2**40))
         if window is not None:
             radius = min(radius, window)
         if grid.boundary == "isolated":
@@ -46,7 +46,7 @@ def table_radius(kernel: RadialKernel, grid: Grid, window: int | None) -> tuple[
 
 
 def kernel_table(
-    kernel: RadialKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
+    kernel: PositionKernel, grid: Grid, window: int | None = None, memory_limit: float | None = None
 ) -> Floats:
     """Return k at all offsets of the box from `table_radius`, without the amplitude, shape (2 R + 1, ...).
 
@@ -63,12 +63,10 @@ def kernel_table(
         "use a smaller width, a window, or the boundary 'isolated' (which sums over no images)",
         memory_limit,
     )
-    squared = np.zeros(sides)
-    for axis, (r, h) in enumerate(zip(radii, grid.spacing, strict=True)):
-        line = (np.arange(-r, r + 1) * h) ** 2
-        squared += line.reshape([-1 if a == axis else 1 for a in range(grid.ndim)])
+    lines = [np.arange(-r, r + 1) * h for r, h in zip(radii, grid.spacing, strict=True)]
+    squared = kernel.squared(np.meshgrid(*lines, indexing="ij", sparse=True))
     with np.errstate(over="ignore", under="ignore"):  # far tails: log k -> -inf and k -> 0 are right
-        return np.asarray(np.exp(kernel.log_profile(squared)))
+        return np.asarray(np.exp(kernel.compared.log_profile(squared)))
 
 
 def table_symbol(table: Floats, grid: Grid) -> Floats:

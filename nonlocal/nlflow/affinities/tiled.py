@@ -14,7 +14,7 @@ from nlflow.affinities.pair_sums import relative_weights
 from nlflow.domains import Domain
 from nlflow.domains.mask import Mask, Sight
 from nlflow.errors import InputError, check_choice, check_memory
-from nlflow.kernels import Kernel, TopHat
+from nlflow.kernels import Kernel, RadialKernel
 
 if TYPE_CHECKING:
     from nlflow.backends.torch.masks import MaskedSums
@@ -32,7 +32,7 @@ class TiledAffinity(Affinity):
 
     Parameters
     ----------
-    kernel : Gaussian, Laplace, TopHat or ExpDotProduct
+    kernel : RadialKernel or ExpDotProduct
     domain : Grid, Points or Batch
     queries, keys : tensor of shape (..., N, d)
         The same tensor where queries are the keys. The leading axes are those of the batch, or ones, or missing: where
@@ -100,7 +100,8 @@ class TiledAffinity(Affinity):
             )
         self._log_degrees: Array | None = None
         self._wide_degrees: Array | None = None
-        if sight is not None and sight.mask.rule is not None and not sight.reversed and isinstance(kernel, TopHat):
+        compact = isinstance(kernel, RadialKernel) and math.isfinite(kernel.support(0.0))
+        if sight is not None and sight.mask.rule is not None and not sight.reversed and compact:
             check_rows(namespace(keys).reshape(self._log_degree(), (-1,)))  # what a rule lets see may be out of reach
 
     def _make_sums(self, weights: Array | None) -> MaskedSums | TorchSums:

@@ -22,7 +22,13 @@ _CHOICES = {
         "disc": "a disc, in the plane",
         "photograph": "a photograph, in the plane",
     },
-    "kernel": {"Gaussian": "Gaussian", "Laplace": "Laplace (exponential)", "TopHat": "top hat"},
+    "kernel": {
+        "Gaussian": "Gaussian",
+        "Laplace": "Laplace (exponential)",
+        "TopHat": "top hat",
+        "Matern": "Matérn 3/2",
+        "Wendland": "Wendland (compact)",
+    },
     "metric": {"degree": "degree: du/dt = Pu − u", "l2": "L²: du/dt = −Lu"},
     "boundary": {"reflect": "mirrored", "periodic": "periodic", "isolated": "nothing outside"},
 }

@@ -22,11 +22,13 @@ from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.flows.trackers import Callback
 from nlflow.functionals.energies import METRICS, E, J
-from nlflow.kernels import Gaussian, Laplace, RadialKernel, TopHat
+from nlflow.kernels import Gaussian, Laplace, Matern, RadialKernel, TopHat, Wendland
 
 Floats = NDArray[np.float64]
 
-_KERNELS: dict[str, Callable[[float], RadialKernel]] = {"Gaussian": Gaussian, "Laplace": Laplace, "TopHat": TopHat}
+_KERNELS: dict[str, Callable[[float], RadialKernel]] = {
+    kind.__name__: kind for kind in (Gaussian, Laplace, TopHat, Matern, Wendland)
+}
 _BOUNDARIES = ("reflect", "periodic", "isolated")
 
 
@@ -79,9 +81,9 @@ class FlowSettings:
         The first two on the unit interval, the others on the unit square.
     noise : float
         Standard deviation of the noise that is added; the signal goes from about -1 to 1.
-    kernel : {'Gaussian', 'Laplace', 'TopHat'}
+    kernel : {'Gaussian', 'Laplace', 'TopHat', 'Matern', 'Wendland'}
     width : float
-        Of the kernel (radius of the top hat), as a share of the side of the domain.
+        Of the kernel (radius of the top hat and of Wendland's), as a share of the side of the domain.
     fidelity : float
         lambda~ in the degree metric, lambda in the L2 metric; > 0.
     metric : {'degree', 'l2'}

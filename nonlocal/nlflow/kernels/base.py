@@ -7,14 +7,25 @@ K(x, y) = k(x, y) + k(y, x); a paper that states K itself therefore has k = K/2 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from fractions import Fraction
+from typing import Any, ClassVar, Final
 
+import numpy as np
 from scipy.spatial.distance import cdist
 
-from nlflow._array import Array, is_numpy, underflowing
-from nlflow.errors import check_number
+from nlflow._array import Array, Floats, is_numpy, underflowing
+from nlflow.errors import InputError, check_number
+from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, rate, traced, weight
+
+_NEAREST: Final = 1e-30
+_FARTHEST: Final = 1e30
+_COUNTS: Final = 4e-6  # of k(0): smaller weights are rounded in float32 beside those that count
+_NOTHING: Final = 1e-30  # of k(0)
+_ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +45,8 @@ class Kernel(ABC):
     """Names of further parameters that must be > 0."""
     symmetric: ClassVar[bool] = True
     positive_semidefinite: ClassVar[bool] = False
+    dimensions: ClassVar[float] = math.inf
+    """Up to how many it is positive semidefinite, where it is."""
 
     def __post_init__(self) -> None:
         for name in ("amplitude", *self.positive):
@@ -41,6 +54,20 @@ class Kernel(ABC):
 
     def _set(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+
+    @property
+    def compared(self) -> Any:
+        """The kernel of what `map_features` returns."""
+        return self
+
+    @property
+    def positional(self) -> bool:
+        """Whether it compares positions of nodes where no features are given."""
+        return isinstance(self.compared, RadialKernel)
+
+    def is_definite(self, dimensions: int) -> bool:
+        """Return whether k is positive semidefinite between points of so many coordinates."""
+        return self.positive_semidefinite and dimensions <= self.dimensions
 
     @abstractmethod
     def log_matrix(self, x: Array, y: Array) -> Array:
@@ -57,15 +84,128 @@ class Kernel(ABC):
 @underflowing
 @dataclass(frozen=True, kw_only=True)
 class RadialKernel(Kernel):
-    """A kernel of the Euclidean distance r = |x - y| alone."""
+    """A kernel of the Euclidean distance r = |x - y| alone.
+
+    A subclass states `log_profile`, with functions of arrays. From it come the matrix, tables on grids, neighbours,
+    tiles of tensors, and the compiled sums, for which the formula is called once with a symbol
+    (`nlflow.kernels.expressions`).
+
+    Attributes
+    ----------
+    smoothness : float or None
+        2 nu of a kernel whose Fourier transform decays as |xi|^-(2 nu + m) in m dimensions, infinity for one that
+        decays faster; None where it is not known. The order of sums on grids follows from it.
+    """
+
+    smoothness: ClassVar[float | None] = None
 
     @abstractmethod
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance r^2, without the amplitude."""
+        """Return log k as a function of the squared distance r^2, without the amplitude; -inf where k = 0."""
 
-    @abstractmethod
     def support(self, rtol: float) -> float:
-        """Return the radius beyond which k(r) <= rtol k(0)."""
+        """Return the radius beyond which k(r) <= rtol k(0); infinity where there is none.
+
+        Found on a grid of distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, and by
+        bisection. A subclass may know it better.
+        """
+        length = float(getattr(self, self.positive[0])) if self.positive else 1.0
+        radii = length * np.geomspace(_NEAREST, _FARTHEST, 6001)
+        least = -math.inf if rtol <= 0 else math.log(rtol)
+        with np.errstate(all="ignore"):
+            start = float(self.log_profile(np.zeros(1))[0])
+            above = np.flatnonzero(self.log_profile(radii**2) - start > least)
+            if not len(above):
+                return float(radii[0])
+            if above[-1] == len(radii) - 1:
+                return math.inf
+            low, high = float(radii[above[-1]]), float(radii[above[-1] + 1])
+            for _ in range(60):
+                middle = math.sqrt(low) * math.sqrt(high)
+                if float(self.log_profile(np.array([middle * middle]))[0]) - start > least:
+                    low = middle
+                else:
+                    high = middle
+        return high
+
+    def supports(self, rtol: float, axes: int) -> tuple[float, ...]:
+        """Return how far along each axis points lie where k is more than rtol k(0)."""
+        return (self.support(rtol),) * axes
+
+    def squared(self, offsets: Sequence[Floats]) -> Floats:
+        """Return the squared length of offsets along each axis, arrays that broadcast to all of them."""
+        total = offsets[0] ** 2
+        for line in offsets[1:]:
+            total = total + line**2
+        return total
+
+    @property
+    def gaussian_width(self) -> float | None:
+        """Width of the Gaussian that k is, None for other kernels."""
+        try:
+            slope = rate(self.weight())
+        except InputError:
+            return None
+        return None if slope is None else math.sqrt(-0.5 / (slope * math.log(2)))
+
+    @property
+    def scale(self) -> float:
+        """Distance at which k has fallen to exp(-1/2) k(0)."""
+        return self.support(math.exp(-0.5))
+
+    @property
+    def steepness(self) -> float:
+        """The steepest slope of log k, over the `scale`, where k counts beside 1; infinite where k jumps."""
+        end = self.support(_COUNTS)
+        if math.isinf(end):
+            return math.inf
+        radii = np.union1d(np.linspace(0, end, 257), np.geomspace(1e-3 * self.scale, end, 257))
+        radii = np.append(radii, end * (1 + 1e-9))
+        with np.errstate(all="ignore"):
+            logs = np.maximum(self.log_profile(radii**2), 2 * math.log(_COUNTS))
+        if logs[-1] < math.log(_COUNTS) - 1:
+            return math.inf
+        return float(np.max(np.abs(np.diff(logs[:-1]) / np.diff(radii[:-1])))) * self.scale
+
+    def weight(self, unit: float = 1.0) -> Expression:
+        """Return k as an expression of squared distances that were multiplied by unit^2.
+
+        Raises
+        ------
+        InputError
+            When the formula does what compiled sums cannot, and when k is not 1 at r = 0, to which they are relative.
+        """
+        with np.errstate(all="ignore"):
+            start = float(np.asarray(self.log_profile(np.zeros(1)))[0])
+        if abs(start) > _ONE:
+            raise InputError(
+                f"kernel: {type(self).__name__} is {math.exp(min(start, 700.0)):.4g} at r = 0, expected 1 for sums "
+                "without a matrix; divide the formula by k(0) and pass that as the amplitude"
+            )
+        k = weight(traced(self.log_profile, unit))
+        far = self.support(_NOTHING)
+        if k.operation == "multiply" and math.isfinite(far):
+            # A polynomial that overflows beside an exponential that is hardly 0 is no weight: it ends where k is 0.
+            near = FUNCTIONS.minimum(SQUARED, Fraction(far) ** 2 * Fraction(unit) ** 2)
+            return weight(traced(self.log_profile, unit, near))
+        return k
+
+    def check_profile(self) -> None:
+        """Raise `InputError` unless k is a number >= 0 at all distances, and finite at 0; k is sampled."""
+        scale = self.scale
+        radii = np.append(0.0, scale * np.geomspace(1e-12, 1e12, 241)) if 0 < scale < math.inf else np.zeros(1)
+        with np.errstate(all="ignore"):
+            logs = np.asarray(self.log_profile(radii**2), dtype=np.float64)
+        if logs.shape != radii.shape:
+            raise InputError(f"kernel: the formula of {self!r} gave shape {logs.shape} for distances {radii.shape}")
+        wrong = np.flatnonzero(np.isnan(logs) | (logs == math.inf))
+        if len(wrong):
+            r = radii[wrong[0]]
+            what = "infinite" if logs[wrong[0]] == math.inf else "negative, or no number,"
+            raise InputError(
+                f"kernel: {self!r} is {what} at the distance {r:.4g}, expected a finite number >= 0"
+                + ("; bound it near 0, as TruncatedPower does" if r == 0 and "inf" in what else "")
+            )
 
     def log_matrix(self, x: Array, y: Array) -> Array:
         """Return log k(x_i, y_j) without the amplitude; see `Kernel.log_matrix`."""

@@ -1,7 +1,7 @@
 """The Gaussian kernel.
 
-Sums of Gaussians are computed by `nlflow.backends.numba.pairwise` in NumPy and by `nlflow.backends.torch.sums` on
-tensors, where a matrix is too large; on grids by transforms (`nlflow.affinities.convolution`).
+Where a matrix is too large, `nlflow.backends.numba.pairwise` sums Gaussians in NumPy and `nlflow.backends.torch.sums`
+on tensors; on grids transforms do (`nlflow.affinities.convolution`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,17 @@ class Gaussian(RadialKernel):
     positive: ClassVar[tuple[str, ...]] = ("width",)
     formula: ClassVar[str] = "exp(-|x-y|^2 / (2 width^2))"
     positive_semidefinite: ClassVar[bool] = True
+    smoothness: ClassVar[float | None] = math.inf
 
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance."""
         return squared / self.width / self.width * -0.5  # in two steps: width**2 could underflow
 
+    @property
+    def gaussian_width(self) -> float:
+        """Its width."""
+        return self.width
+
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k(r) <= rtol k(0)."""
-        return self.width * math.sqrt(-2 * math.log(rtol))
+        return self.width * math.sqrt(-2 * math.log(rtol)) if rtol > 0 else math.inf

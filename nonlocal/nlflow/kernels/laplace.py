@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from nlflow._array import Array, is_numpy, namespace, underflowing
+from nlflow._array import Array, root, underflowing
 from nlflow.kernels.base import RadialKernel
 
 
@@ -27,16 +27,12 @@ class Laplace(RadialKernel):
     positive: ClassVar[tuple[str, ...]] = ("width",)
     formula: ClassVar[str] = "exp(-|x-y| / width)"
     positive_semidefinite: ClassVar[bool] = True
+    smoothness: ClassVar[float | None] = 1.0
 
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance."""
-        xp = namespace(squared)
-        if is_numpy(squared):
-            return -(xp.sqrt(squared) / self.width)
-        # At the kink the derivative of the root is infinite: 0 is taken, the middle of its slopes.
-        apart = squared > 0
-        return -(xp.where(apart, xp.sqrt(xp.where(apart, squared, xp.ones_like(squared))), 0 * squared) / self.width)
+        return -(root(squared) / self.width)
 
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k(r) <= rtol k(0)."""
-        return -self.width * math.log(rtol)
+        return -self.width * math.log(rtol) if rtol > 0 else math.inf

@@ -14,21 +14,19 @@ from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 from nlflow.functionals.energies import METRICS
-from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, Laplace, RadialKernel, TopHat
+from nlflow.kernels import NAMED, ExpDotProduct, Gaussian, Kernel, RadialKernel
 from nlflow.studies.contract import Kind, Options
 from nlflow.studies.fits import FEWEST
 
 INTEGRATORS = ("euler", "semi-implicit", "runge-kutta")
 _BOUNDARIES = ("periodic", "reflect", "isolated")
-_KERNELS: dict[str, type[Kernel]] = {"gaussian": Gaussian, "laplace": Laplace, "tophat": TopHat, "dot": ExpDotProduct}
-_FORM = "gaussian:width=0.1, laplace:width=0.1, tophat:radius=0.1 or dot:scale=1"
+_FORM = "gaussian:width=0.1, matern:width=0.1,nu=1.5, tophat:radius=0.1 or dot:scale=1"
 
 
 def parse_kernel(text: str) -> Kernel:
     """Return the kernel that a text such as ``gaussian:width=0.1`` stands for.
 
-    The names are gaussian, laplace, tophat and dot; the parameters those of `Gaussian`, `Laplace`, `TopHat` and
-    `ExpDotProduct` that are numbers.
+    The names are those of `nlflow.kernels.NAMED`, the parameters those of the kernels that are numbers.
 
     Raises
     ------
@@ -36,12 +34,12 @@ def parse_kernel(text: str) -> Kernel:
         For an unknown name or parameter, naming those that there are.
     """
     name, _, rest = text.strip().partition(":")
-    kind = _KERNELS.get(name.strip().lower())
+    kind = NAMED.get(name.strip().lower())
     if kind is None:
-        raise InputError(f"kernel: got {text!r}, expected {_FORM}")
+        raise InputError(f"kernel: got {text!r}, expected one of {', '.join(NAMED)}, as in {_FORM}")
     known = [f.name for f in dataclasses.fields(kind) if not f.name.endswith("_map")]
     needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
-    values: dict[str, float] = {}
+    values: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         key, _, value = (piece.strip() for piece in part.partition("="))
         try:
@@ -52,7 +50,7 @@ def parse_kernel(text: str) -> Kernel:
             raise InputError(
                 f"kernel: got {part!r} in {text!r}, expected NAME=NUMBER, once each, of {', '.join(known)}"
             )
-        values[key] = number
+        values[key] = int(number) if number.is_integer() else number  # what counts has no decimals
     if missing := [key for key in needed if key not in values]:
         raise InputError(f"kernel: got {text!r}, expected a value for {', '.join(missing)} as well, as in {_FORM}")
     return kind(**values)
@@ -60,7 +58,7 @@ def parse_kernel(text: str) -> Kernel:
 
 def kernel_label(kernel: Kernel) -> str:
     """Return the text that `parse_kernel` takes, or the repr of a kernel that has none."""
-    for name, kind in _KERNELS.items():
+    for name, kind in NAMED.items():
         if type(kernel) is kind and all(getattr(kernel, f"{side}_map", None) is None for side in ("query", "key")):
             values = {
                 f.name: getattr(kernel, f.name)
@@ -186,8 +184,8 @@ def _device(options: Options) -> Any:
         return CPU
     for kernel in options["kernel"]:
         maps = (getattr(kernel, f"{side}_map", None) for side in ("query", "key"))
-        known = type(kernel) in _KERNELS.values() and all(entry is None for entry in maps)
-        if known and (options.get("keys") is not None or not isinstance(kernel, RadialKernel)):
+        known = type(kernel) in NAMED.values() and all(entry is None for entry in maps)
+        if known and (options.get("keys") is not None or not kernel.positional):
             continue
         if name == "auto":
             return CPU
@@ -256,8 +254,8 @@ def check_continuum(options: Options) -> None:
     for kernel in options["kernel"]:
         if not isinstance(kernel, RadialKernel):
             raise InputError(
-                f"kernel: got {type(kernel).__name__}, which compares features, expected a kernel of node positions "
-                "such as Gaussian(0.1): only these have a continuum"
+                f"kernel: got {type(kernel).__name__}, expected a radial kernel of node positions such as "
+                "Gaussian(0.1): only of these averages of the continuum are integrated"
             )
     if max(options["dimension"]) > 2:
         raise InputError(

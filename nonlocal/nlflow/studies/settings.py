@@ -22,7 +22,6 @@ from nlflow.flows.result import Solution, Status
 from nlflow.flows.solver import solve
 from nlflow.flows.spectrum import dense_operator
 from nlflow.functionals.energies import E, J
-from nlflow.kernels import RadialKernel
 from nlflow.studies.contract import Kind, Options, Row, Setting
 from nlflow.studies.options import kernel_label
 
@@ -127,7 +126,7 @@ def build(options: Options, rng: np.random.Generator, *, exact: bool = False) ->
     else:
         start = np.asarray(sampled(given, domain), dtype=np.float64)
     features = keys
-    if features is None and not isinstance(options["kernel"], RadialKernel):
+    if features is None and not options["kernel"].positional:
         features = start
     limit = device.check_fits(*extent(options)[:3], used) if device.tensors else None
     weights = affinity(

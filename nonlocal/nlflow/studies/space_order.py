@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from nlflow.affinities import affinity
-from nlflow.kernels import Gaussian, Kernel, Laplace, RadialKernel
+from nlflow.kernels import Gaussian, Kernel, RadialKernel
 from nlflow.studies.continuum import continuum_average
 from nlflow.studies.contract import JUDGED, Kind, Options, Row, columns, judged
 from nlflow.studies.fits import FEWEST, Fit, no_fit, power_fit
@@ -89,9 +89,9 @@ def _law(kernel: Kernel, boundary: str, dimension: int) -> str:
     (Euler-Maclaurin), and a singularity |x - y| at a lattice point costs order 1 + m (Sidi and Navot for m = 1,
     generalized zeta functions for m = 2). Where an edge meets a singularity of higher order, both show.
     """
-    if type(kernel) not in (Gaussian, Laplace):
+    if not isinstance(kernel, RadialKernel) or kernel.smoothness is None:
         return "unknown"
-    inside = math.inf if type(kernel) is Gaussian else 1 + dimension
+    inside = kernel.smoothness + dimension
     if boundary == "isolated":
         return ">=2" if 2 < inside < math.inf else "2"
     return "spectral" if inside == math.inf else f"{inside:g}"

@@ -33,16 +33,17 @@ class Callee:
         return int(result.library.get_pointer_to_function(result.fndesc.llvm_func_name))
 
 
-def caller(function: Any) -> Any:
-    """Return the instruction ``call(address, arguments)`` for a function of a `Callee`.
+def caller(function: Any = None) -> Any:
+    """Return the instruction ``call(address, arguments)`` for a function of a `Callee`, or for any of some arguments.
 
-    The types of the arguments have to be among those for which the function was compiled already.
+    The types of the arguments have to be among those for which the function was compiled already; where the function is
+    not known, who passes its address sees to that.
     """
 
     @intrinsic
     def call(typingctx, address, arguments):
         kinds = tuple(types.unliteral(kind) for kind in arguments)
-        if kinds not in function.overloads:
+        if function is not None and kinds not in function.overloads:
             raise TypeError(f"{function.__name__} is not compiled for {kinds}")
         signature = types.void(types.intp, types.Tuple(kinds))
 

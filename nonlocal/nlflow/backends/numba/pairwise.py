@@ -9,21 +9,30 @@ Sources are cut into blocks whatever the number of threads; a group is summed by
 bits do not depend on who does it. Within a line terms are added up in the precision of the features, lines in float64:
 the rounding of a sum of a million terms in float32 stays near that of a few dozen.
 
-Exponents are to the base 2: ``scale`` holds what turns a squared distance (or a distance) into one; for the top hat it
-is the largest squared distance.
+The weights are written by a function of each kernel's own form, which the loop calls by its address, so that the loop
+is compiled once for all of them.
 """
 
+import ast
+import hashlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from fractions import Fraction
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numba import njit, prange, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
-from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.calls import Callee, caller
+from nlflow.backends.numba.loading import compiled, loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
-CODES = {"Gaussian": 0, "Laplace": 1, "TopHat": 2, "ExpDotProduct": 3}
-"""Kernels are numbers: one that is passed as a function would be compiled anew in each process."""
+DOT_PRODUCT = "exp2(x.y)"
+"""The form of a kernel that is 2 to the product of what is compared."""
 _LINE = 128
 SOURCES = 4
 """Sources that are taken at a time; their number has to be a multiple of it."""
@@ -44,65 +53,141 @@ def _data(context: Any, builder: Any, signature: Any, arguments: Any, place: int
     return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
-def _weigher(code: int) -> Any:
-    """Return an instruction that writes the weights between a group of queries and a line of sources."""
+@intrinsic
+def _address(typingctx, array):
+    """Return where the data of an array are."""
 
-    @intrinsic
-    def weigh(typingctx, d, x, y, start, count, reference, scale, table, top):
-        signature = types.void(d, x, y, start, count, reference, scale, table, top)
+    def codegen(context, builder, signature, arguments):
+        return builder.ptrtoint(_data(context, builder, signature, arguments, 0), cgutils.intp_t)
 
-        def codegen(context, builder, signature, arguments):
-            d, _, _, start, count, _, scale, _, _ = arguments
-            v = Vectors(builder, signature.args[1].dtype.bitwidth)
-            x, y, reference, table, top = (_data(context, builder, signature, arguments, i) for i in (1, 2, 5, 7, 8))
-            scale, queries = v.broadcast(scale), [index(q * v.lanes) for q in range(_VECTORS)]
-            width = index(_VECTORS * v.lanes)
-            dots = code == CODES["ExpDotProduct"]
-            if dots:
-                first = [builder.fneg(v.load(reference, q)) for q in queries] * SOURCES
-                highest = [v.constant(-1e30)] * _VECTORS
-            else:
-                first, highest = [v.constant(0.0)] * (_VECTORS * SOURCES), []
+    return types.intp(array), codegen
 
-            def weight(t):
-                if code == CODES["Gaussian"]:
-                    return v.exp2(builder.fmul(scale, t))
-                if code == CODES["Laplace"]:
-                    return v.exp2(builder.fmul(scale, v.square_root(t)))
-                if code == CODES["TopHat"]:
-                    return builder.select(builder.fcmp_ordered("<=", t, scale), v.constant(1.0), v.constant(0.0))
-                return v.exp2(t)
 
-            def sources(j, highest):
-                rows = [builder.mul(builder.add(start, builder.add(j, index(k))), d) for k in range(SOURCES)]
+@intrinsic(prefer_literal=True)
+def _weigh(typingctx, form, kind, d, count, x, y, table, reference, numbers, top):
+    """Write the weights between a group of queries and a line of sources, at addresses of numbers of a kind.
 
-                def coordinate(c, terms):
-                    own = [v.load(x, builder.add(builder.mul(c, width), q)) for q in queries]
-                    result, terms = [], iter(terms)
-                    for row in rows:
-                        other = v.broadcast_from(y, builder.add(row, c))
-                        for here in own:
-                            gap = here if dots else builder.fsub(here, other)
-                            result.append(v.multiply_add(gap, other if dots else gap, next(terms)))
-                    return result
+    `form` is the structure of k as an expression of the squared distance (`nlflow.kernels.expressions`), whose numbers
+    are in `numbers`; or `DOT_PRODUCT`, for 2^(x.y - reference), of which `top` gets the largest exponents.
+    """
+    signature = types.void(form, kind, d, count, x, y, table, reference, numbers, top)
+    dots = form.literal_value == DOT_PRODUCT
 
-                terms = iter(v.repeat(d, 1, first, coordinate))
-                for k in range(SOURCES):
-                    row = builder.mul(builder.add(j, index(k)), width)
-                    for i, q in enumerate(queries):
-                        t = next(terms)
-                        if dots:
-                            highest = [*highest[:i], v.larger(t, highest[i]), *highest[i + 1 :]]
-                        v.store(weight(t), table, builder.add(row, q))
-                return highest
+    def codegen(context, builder, signature, arguments):
+        _, _, d, count, *addresses = arguments
+        v = Vectors(builder, kind.literal_value)
+        x, y, table, reference, numbers, top = (builder.inttoptr(a, v.number.as_pointer()) for a in addresses)
+        queries = [index(q * v.lanes) for q in range(_VECTORS)]
+        width = index(_VECTORS * v.lanes)
+        if dots:
+            first = [builder.fneg(v.load(reference, q)) for q in queries] * SOURCES
+            highest = [v.constant(-1e30)] * _VECTORS
+            weight: Any = partial(map, v.exp2)
+        else:
+            first, highest = [v.constant(0.0)] * (_VECTORS * SOURCES), []
+            weight = _Written(v, form.literal_value, numbers)
 
-            for q, value in zip(queries, v.repeat(count, SOURCES, highest, sources), strict=False):
-                v.store(value, top, q)
-            return context.get_dummy_value()
+        def sources(j, highest):
+            rows = [builder.mul(builder.add(j, index(k)), d) for k in range(SOURCES)]
 
-        return signature, codegen
+            def coordinate(c, terms):
+                own = [v.load(x, builder.add(builder.mul(c, width), q)) for q in queries]
+                result, terms = [], iter(terms)
+                for row in rows:
+                    other = v.broadcast_from(y, builder.add(row, c))
+                    for here in own:
+                        gap = here if dots else builder.fsub(here, other)
+                        result.append(v.multiply_add(gap, other if dots else gap, next(terms)))
+                return result
 
-    return weigh
+            terms = v.repeat(d, 1, first, coordinate)
+            weights = iter(weight(terms))
+            for k in range(SOURCES):
+                row = builder.mul(builder.add(j, index(k)), width)
+                for i, q in enumerate(queries):
+                    if dots:
+                        highest = [*highest[:i], v.larger(terms[k * _VECTORS + i], highest[i]), *highest[i + 1 :]]
+                    v.store(next(weights), table, builder.add(row, q))
+            return highest
+
+        for q, value in zip(queries, v.repeat(count, SOURCES, highest, sources), strict=False):
+            v.store(value, top, q)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+class _Written:
+    """Writes the instructions of an expression of the squared distance; its numbers are loaded at once.
+
+    Parameters
+    ----------
+    v : Vectors
+    form : str
+        In prefix notation.
+    numbers : pointer
+    """
+
+    def __init__(self, v: Vectors, form: str, numbers: Any) -> None:
+        tree = ast.parse(re.sub(r"power:([^(]*)", r"power['\1']", form), mode="eval").body
+        self._v, self._tree = v, tree
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and re.fullmatch(r"c\d+", node.id)}
+        self._numbers = {name: v.broadcast_from(numbers, index(int(name[1:]))) for name in sorted(names)}
+
+    def __call__(self, squared: list[Any]) -> Iterator[Any]:
+        """Yield the value at each of the squared distances, which is to be stored before the next is asked for.
+
+        What takes long, or is short and comes first, is written for all of them before: so they overlap.
+        """
+        known = [dict(self._numbers, squared=t) for t in squared]
+        for node in ast.walk(self._tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Subscript):
+                for one in known:
+                    self._value(node, one)
+        if isinstance(self._tree, ast.Call) and ast.unparse(self._tree.func) == "exp2":
+            for one in known:
+                self._value(self._tree.args[0], one)
+        return (self._value(self._tree, one) for one in known)
+
+    def _value(self, node: ast.expr, known: dict[str, Any]) -> Any:
+        name = ast.unparse(node)
+        if name not in known:  # what occurs twice is written once
+            assert isinstance(node, ast.Call)
+            known[name] = self._operation(node.func, [self._value(term, known) for term in node.args])
+        return known[name]
+
+    def _operation(self, function: ast.expr, terms: list[Any]) -> Any:
+        v = self._v
+        if isinstance(function, ast.Subscript):
+            return v.power(terms[0], Fraction(ast.literal_eval(function.slice)))
+        known: dict[str, Callable[..., Any]] = {
+            "add": v.builder.fadd, "multiply": v.builder.fmul, "exp2": v.exp2, "where": v.where, "max": v.larger,
+            "min": v.smaller, "both": v.builder.and_, "lt": partial(v.compare, "<"), "le": partial(v.compare, "<="),
+            "log": lambda a: v.builder.fmul(v.constant(math.log(2)), v.log2(a)),
+        }  # fmt: skip
+        return known[function.id](*terms)  # type: ignore[attr-defined]
+
+
+@cache
+def weigher(form: str, dtype: str) -> int:
+    """Return the address of the function that writes weights of a form, compiled now or loaded from the cache."""
+    bits = 32 if dtype == "float32" else 64
+
+    # Addresses, since an array is seven arguments, and there are thousands of calls.
+    def weigh(d, count, x, y, table, reference, numbers, top):
+        _weigh(form, bits, d, count, x, y, table, reference, numbers, top)
+
+    # Symbols, and files of the cache, are named after it; two of one name would be taken for each other.
+    weigh.__name__ = weigh.__qualname__ = f"weigh_{bits}_{hashlib.sha256(form.encode()).hexdigest()[:16]}"
+    weigh.__module__ = __name__
+    callee = Callee(njit(cache=True)(weigh), (types.intp,) * 8)
+    compiled(callee.function, types.void(*callee.arguments))
+    _kept.append(callee)
+    return callee.address()
+
+
+_kept: list[Callee] = []  # what is called by address has to stay
+_call = caller()
 
 
 def _adder(channels: int, at_once: int) -> Any:
@@ -150,7 +235,6 @@ def _adder(channels: int, at_once: int) -> Any:
     return add
 
 
-_gaussian, _laplace, _top_hat, _dot_product = (_weigher(code) for code in CODES.values())
 _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 
@@ -204,14 +288,17 @@ def _refer(reference, top, first, total):
 
 
 @njit(parallel=True, cache=True)
-def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
+def pair_sums(weigh, products, numbers, limit, size, x, y, lows, highs, values, sums, peaks):
     """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
 
     Parameters
     ----------
-    code : int
-        Which kernel, of `CODES`.
-    scale : float
+    weigh : int
+        Address of what writes the weights (`weigher`).
+    products : bool
+        Whether they are those of `DOT_PRODUCT`.
+    numbers : (n,)
+        Of the kernel's formula.
     limit : float
         Blocks of sources all of which are farther away than that (squared) are left out; radial kernels.
     size : int
@@ -232,8 +319,7 @@ def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
     """
     d, queries = x.shape
     sources, channels = values.shape
-    width = _VECTORS * BYTES // x.itemsize
-    radial = code != 3
+    width, known = _VECTORS * BYTES // x.itemsize, _address(numbers)
     for tile in prange(queries // width):
         begin = tile * width
         own, table = _room(d, width, x), _room(_LINE, width, x)
@@ -246,22 +332,17 @@ def pair_sums(code, scale, limit, size, x, y, lows, highs, values, sums, peaks):
                 high[c] = max(high[c], own[c, i])
         part, total = _room(channels, width, x), np.zeros((channels, width))
         reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
+        here, weights, at, most = _address(own), _address(table), _address(reference), _address(top)
         for block in range((sources + size - 1) // size):
-            if radial and not _near(low, high, lows, highs, block, limit):
+            if not products and not _near(low, high, lows, highs, block, limit):
                 continue
             end = min((block + 1) * size, sources)
             for start in range(block * size, end, _LINE):
                 count = min(_LINE, end - start)
-                if code == 0:
-                    _gaussian(d, own, y, start, count, reference, scale, table, top)
-                elif code == 1:
-                    _laplace(d, own, y, start, count, reference, scale, table, top)
-                elif code == 2:
-                    _top_hat(d, own, y, start, count, reference, scale, table, top)
-                else:
-                    _dot_product(d, own, y, start, count, reference, scale, table, top)
-                    if _refer(reference, top, start == 0, total):
-                        _dot_product(d, own, y, start, count, reference, scale, table, top)
+                there = _address(y) + start * d * y.itemsize
+                _call(weigh, (d, count, here, there, weights, at, known, most))
+                if products and _refer(reference, top, start == 0, total):
+                    _call(weigh, (d, count, here, there, weights, at, known, most))
                 _add(table, count, values, start, part)
                 for c in range(channels):
                     for i in range(width):
@@ -276,8 +357,8 @@ _BOXES = types.float64[:, ::1]
 loop = loader(
     lambda f: {
         "pair_sums": (
-            pair_sums, types.int64, f, types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, f[:, ::1],
-            _BOXES, types.float64[::1],
+            pair_sums, types.intp, types.boolean, f[::1], types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES,
+            _BOXES, f[:, ::1], _BOXES, types.float64[::1],
         ),
     }
 )  # fmt: skip

@@ -5,7 +5,9 @@ with a few columns that stay in registers, and powers of two between them. They 
 wide as the machine has them.
 """
 
+import math
 from collections.abc import Callable, Iterable
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,8 @@ _POWERS = {
     ],
 }  # fmt: skip
 _DIGITS = {4: 23, 8: 52}  # of a mantissa
+_ARTANH = {4: 4, 8: 10}  # terms of its series after the first: s^2 <= 0.0295
+_MOST_PRODUCTS = 32  # up to which powers are products
 _LEAST = {4: -126.0, 8: -1022.0}  # exponent of a normal number
 
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
@@ -97,6 +101,57 @@ class Vectors:
         """Return the larger of each two; no NaN is expected."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)
 
+    def smaller(self, a: Any, b: Any) -> Any:
+        """Return the smaller of each two; no NaN is expected."""
+        return self.builder.select(self.builder.fcmp_ordered("<", a, b, flags=("nnan", "nsz")), a, b)
+
+    def where(self, condition: Any, a: Any, b: Any) -> Any:
+        """Return a where the condition holds, else b."""
+        return self.builder.select(condition, a, b)
+
+    def compare(self, sign: str, a: Any, b: Any) -> Any:
+        """Return whether a < b, and so on, lane by lane."""
+        return self.builder.fcmp_ordered(sign, a, b)
+
+    def power(self, a: Any, power: Fraction) -> Any:
+        """Return a power; multiples of 1/4 by products and roots, of any a, others of a >= 0 by a logarithm."""
+        if power < 0:
+            return self.builder.fdiv(self.constant(1.0), self.power(a, -power))
+        if power.denominator not in (1, 2, 4) or power > _MOST_PRODUCTS:
+            result = self.exp2(self.builder.fmul(self.constant(float(power)), self.log2(a)))
+            return self.where(self.compare(">", a, self.constant(0.0)), result, self.constant(0.0))
+        result, base, count = None, a, int(power * power.denominator)
+        for _ in range(power.denominator.bit_length() - 1):
+            base = self.square_root(base)
+        while count:
+            if count % 2:
+                result = base if result is None else self.builder.fmul(result, base)
+            count //= 2
+            base = self.builder.fmul(base, base) if count else base
+        return result
+
+    def log2(self, a: Any) -> Any:
+        """Return the logarithm to the base 2 of normal numbers > 0, to a few roundings.
+
+        a = 2^n m with m within sqrt(1/2) ... sqrt(2), and log m = 2 artanh (m - 1)/(m + 1), whose series is cut off
+        where the next term is below a rounding.
+        """
+        builder, digits, one = self.builder, _DIGITS[self.size], self.constant(1.0)
+        bits = builder.bitcast(a, self._words)
+        # The exponent of a / sqrt(1/2), and what is left of a without it.
+        root = int(np.array(math.sqrt(0.5), f"f{self.size}").view(f"i{self.size}"))
+        n = builder.ashr(builder.sub(bits, self._whole(root)), self._whole(digits))
+        m = builder.bitcast(builder.sub(bits, builder.shl(n, self._whole(digits))), self.type)
+        s = builder.fdiv(builder.fsub(m, one), builder.fadd(m, one))
+        square = builder.fmul(s, s)
+        total = self.constant(0.0)
+        for k in range(_ARTANH[self.size], -1, -1):
+            total = self.multiply_add(total, square, self.constant(2 * math.log2(math.e) / (2 * k + 1)))
+        return self.multiply_add(total, s, builder.sitofp(n, self.type))
+
+    def _whole(self, value: int) -> Any:
+        return ir.Constant(self._words, [ir.Constant(self._word, value)] * self.lanes)
+
     def exp2(self, t: Any) -> Any:
         """Return 2^t for t <= 100 (1000 in float64); it stays at 2^-126 (2^-1022) below that. 2^0 is 1."""
         builder, least = self.builder, self.constant(_LEAST[self.size])
@@ -114,8 +169,7 @@ class Vectors:
         large = self.constant(1.5 * 2.0**digits)
         z = builder.fadd(t, large)
         p = self._power(builder.fsub(t, builder.fsub(z, large)))
-        shift = ir.Constant(self._words, [ir.Constant(self._word, digits)] * self.lanes)
-        exponent = builder.shl(builder.bitcast(z, self._words), shift)
+        exponent = builder.shl(builder.bitcast(z, self._words), self._whole(digits))
         return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
 
     def repeat(self, count: Any, step: int, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from nlflow.backends.torch.attention import Form, attend, fused, log_sum_exp, offered, widened, width_for
-from nlflow.kernels import ExpDotProduct, Gaussian, Kernel, RadialKernel
+from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 
 _TILE_BYTES = 2**26
 _STEEPEST = 1e4
@@ -102,10 +102,11 @@ class TorchSums:
             self._x = torch.cat([x, torch.full_like(x[..., :1], 1 / scale)], dim=-1)
             self._y = torch.cat([y, torch.zeros_like(y[..., :1]).masked_fill_(~present[..., None], _far(y))], dim=-1)
             return True
-        if not isinstance(kernel, Gaussian) or y.dtype not in _ROUNDING:
+        kernel_width = kernel.gaussian_width if isinstance(kernel, RadialKernel) else None
+        if kernel_width is None or y.dtype not in _ROUNDING:
             return False
         middle = y.detach().mean(dim=-2, keepdim=True)  # about which it cancels least
-        x, y = (x - middle) / kernel.width, (y - middle) / kernel.width
+        x, y = (x - middle) / kernel_width, (y - middle) / kernel_width
         square_x, square_y = (x * x).sum(-1, keepdim=True), (y * y).sum(-1, keepdim=True)
         largest = float(torch.maximum(square_x.detach().max(), square_y.detach().max()))
         if not math.sqrt(y.shape[-1]) * largest * torch.finfo(y.dtype).eps <= _ROUNDING[y.dtype]:

@@ -1,0 +1,355 @@
+"""Code that is made from formulas of kernels: against matrices, special functions and tensors; what is refused."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+from scipy.special import gamma, kv
+
+import nlflow as nl
+from nlflow.affinities.pair_sums import PairSums
+from nlflow.kernels import NAMED, RadialKernel
+from nlflow.kernels.expressions import SQUARED, as_expression, rate, structure, value, weight
+from tests.covering import pairs
+
+pytestmark = pytest.mark.numerical
+
+KERNELS = [
+    nl.Gaussian(0.3), nl.Laplace(0.2), nl.TopHat(0.5), *(nl.Matern(0.2, nu) for nu in (0.5, 1.5, 2.5, 3.5)),
+    nl.RationalQuadratic(0.3), nl.RationalQuadratic(0.3, alpha=0.3), nl.InverseMultiquadric(0.2),
+    *(nl.Wendland(0.7, d) for d in (0, 2, 4)), nl.TruncatedPower(2.5, 0.1, 1.0), nl.TruncatedPower(3, 0.1),
+    nl.Formula("exp(-r**1.5)", 0.2), nl.Formula("1 / (1 + r**1.3)", 0.2),
+    nl.Formula(lambda r: np.exp(-r) * (1 + np.minimum(r, 2.0)), 0.3),
+    nl.Formula("where(r < 1, (1 - r)**4 * (1 + 4*r), 0)", 0.7), nl.Formula("maximum(1 - square(r), 0)", 0.8),
+]  # fmt: skip
+POSITIVE = [k for k in KERNELS if k.positive_semidefinite]
+
+
+def named(kernel: Any) -> str:
+    """Return a name that is the same in all processes, as that of a function is not."""
+    return re.sub(r" at 0x\w+", "", str(kernel))[:80]
+
+
+# ---- sums without a matrix
+
+
+@pytest.mark.parametrize(("kernel", "d", "dtype"), pairs(KERNELS, [1, 2, 20], ["float32", "float64"]), ids=named)
+def test_compiled_sums_are_those_of_the_matrix(kernel: Any, d: int, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    x = (rng.random((150, d)) / math.sqrt(d / 2)).astype(dtype)
+    v = rng.normal(size=(150, 3)).astype(dtype)
+    sums, totals, peaks = PairSums(kernel, x, x, np.ones(150))(v)
+    matrix = np.exp(kernel.log_matrix(x.astype(np.float64), x.astype(np.float64)))
+    eps = float(np.finfo(dtype).eps)
+    # Of a weight: a few dozen roundings of its formula, and of the distance times the slope of log k.
+    of_weight = (40 + 4 * min(kernel.steepness, 50) * 3) * eps
+    np.testing.assert_allclose(totals * np.exp(peaks), matrix.sum(axis=1), rtol=of_weight)
+    allowed = of_weight * np.abs(matrix) @ np.abs(v.astype(np.float64))
+    assert np.all(np.abs(sums * np.exp(peaks)[:, None] - matrix @ v.astype(np.float64)) <= allowed)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=named)
+def test_all_methods_agree_among_scattered_nodes(kernel: Any) -> None:
+    x = np.random.default_rng(1).random((120, 2))
+    u = np.sin(5 * x)
+    domain = nl.Points(x)
+    dense = nl.affinity(kernel, domain, method="dense").average(u)
+    np.testing.assert_allclose(nl.affinity(kernel, domain, method="pairwise").average(u), dense, rtol=0, atol=1e-12)
+    if math.isfinite(kernel.support(0)):
+        near = nl.affinity(kernel, domain, method="sparse", rtol=1e-6)
+        np.testing.assert_allclose(near.average(u), dense, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [nl.Matern(3.0, 2.5), nl.RationalQuadratic(2.0), nl.InverseMultiquadric(2.0), nl.Wendland(9.0, 4)],
+    ids=named,
+)
+def test_definite_kernels_have_low_ranks(kernel: Any) -> None:
+    x = np.random.default_rng(1).random((300, 2))
+    u = np.sin(5 * x)
+    low = nl.affinity(kernel, nl.Points(x), method="lowrank", rtol=1e-4)
+    dense = nl.affinity(kernel, nl.Points(x), method="dense").average(u)
+    assert np.abs(low.average(u) - dense).max() <= low.error_estimate * np.abs(u).max()
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=named)
+def test_grids_agree_with_points(kernel: Any) -> None:
+    grid = nl.Grid((12, 9), spacing=(0.1, 0.13), boundary="isolated")
+    u = np.random.default_rng(2).normal(size=(12, 9))
+    points = nl.Points(grid.nodes, grid.weights.ravel())
+    expected = nl.affinity(kernel, points, method="dense").average(u.ravel()).reshape(12, 9)
+    for method in ("stencil", "convolution"):
+        np.testing.assert_allclose(nl.affinity(kernel, grid, method=method).average(u), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=named)
+def test_tensors_have_the_same_numbers_and_derivatives(kernel: Any) -> None:
+    torch = pytest.importorskip("torch", reason="the device code")
+    x = np.random.default_rng(3).random((12, 2))
+    features = torch.tensor(x, requires_grad=True)
+    tiled = nl.affinity(kernel, nl.Points(x), features, method="tiled")
+    u = torch.tensor(np.sin(5 * x))
+    result = tiled.average(u)
+    expected = nl.affinity(kernel, nl.Points(x), x, method="dense").average(u.numpy())
+    np.testing.assert_allclose(result.detach().numpy(), expected, rtol=0, atol=1e-12)
+    if isinstance(kernel, nl.TopHat):
+        return  # constant where it has a derivative
+    (gradient,) = torch.autograd.grad(result.square().sum(), features)
+    assert bool(torch.all(torch.isfinite(gradient)))
+    if kernel.steepness < 10:  # smooth enough for a difference of two values
+        step = np.random.default_rng(4).normal(size=x.shape)
+
+        def total(shift: float) -> float:
+            moved = nl.affinity(kernel, nl.Points(x), x + shift * step, method="dense")
+            return float((moved.average(u.numpy()) ** 2).sum())
+
+        slope = (total(1e-6) - total(-1e-6)) / 2e-6
+        assert slope == pytest.approx(float((gradient.numpy() * step).sum()), rel=1e-5, abs=1e-7)
+
+
+def test_a_second_kernel_of_the_same_form_shares_the_code_and_not_the_numbers() -> None:
+    (first, numbers), (second, others) = (structure(nl.Matern(w).weight()) for w in (0.1, 0.4))
+    assert first == second
+    assert numbers != others
+    assert structure(nl.Matern(0.1, 2.5).weight())[0] != first
+
+
+# ---- formulas
+
+
+@pytest.mark.parametrize("nu", [0.5, 1.5, 2.5, 3.5])
+def test_matern_is_that_of_bessel_functions(nu: float) -> None:
+    r = np.linspace(0.01, 3, 60)
+    s = math.sqrt(2 * nu) * r / 0.7
+    expected = 2 ** (1 - nu) / gamma(nu) * s**nu * kv(nu, s)
+    np.testing.assert_allclose(np.exp(nl.Matern(0.7, nu).log_profile(r**2)), expected, rtol=1e-12)
+
+
+def test_limits_of_families() -> None:
+    r2 = np.linspace(0, 4, 30)
+    gaussian = nl.Gaussian(1.0).log_profile(r2)
+    np.testing.assert_allclose(nl.RationalQuadratic(1.0, alpha=1e8).log_profile(r2), gaussian, atol=1e-7)
+    np.testing.assert_allclose(nl.Matern(1.0, 0.5).log_profile(r2), nl.Laplace(1.0).log_profile(r2), atol=1e-15)
+    power = nl.TruncatedPower(2.6, core=0.1, horizon=1.5, amplitude=0.1**-2.6)
+    r = np.array([0.2, 0.7, 1.4, 1.6])
+    with np.errstate(divide="ignore"):
+        np.testing.assert_allclose(
+            power.amplitude * np.exp(power.log_profile(r**2)), np.where(r < 1.5, r**-2.6, 0), rtol=1e-13
+        )
+
+
+@pytest.mark.parametrize("kernel", POSITIVE, ids=named)
+@pytest.mark.parametrize("d", [1, 3, 5])
+def test_declared_definiteness(kernel: Any, d: int) -> None:
+    x = np.random.default_rng(d).random((60, d))
+    lowest = np.linalg.eigvalsh(np.exp(kernel.log_matrix(x, x)))[0]
+    if kernel.is_definite(d):
+        assert lowest > -1e-13 * 60
+    else:
+        assert isinstance(kernel, nl.Wendland)
+        assert d > 3
+
+
+@pytest.mark.parametrize("kernel", KERNELS, ids=named)
+def test_support_scale_and_steepness(kernel: Any) -> None:
+    def k(r: float) -> float:
+        return float(np.exp(kernel.log_profile(np.array([r * r])))[0])
+
+    for rtol in (1e-3, 0.3):
+        radius = kernel.support(rtol)
+        assert k(radius * (1 + 1e-9)) <= rtol * (1 + 1e-6)
+        assert k(radius * (1 - 1e-9)) >= rtol * (1 - 1e-6)
+    jumps = isinstance(kernel, nl.TopHat) or getattr(kernel, "horizon", math.inf) < 2
+    assert math.isinf(kernel.steepness) == jumps
+
+
+def test_numbers_are_rounded_once() -> None:
+    """Widths of any unit, whose squares no float holds, and what a formula multiplies, become one number."""
+    unit = 2.0**-600
+    assert rate(nl.Gaussian(2.0**600).weight(unit)) == -0.5 / math.log(2)
+    form, numbers = structure(nl.Laplace(3.0).weight())
+    assert form == "exp2(multiply(power:1/2(squared),c0))"
+    assert numbers == [pytest.approx(-1 / (3 * math.log(2)), rel=1e-16)]
+    assert structure(nl.TopHat(2.0).weight())[0] == "where(le(squared,c0),c1,c2)"
+
+
+@pytest.mark.parametrize("power", [-3, -0.75, 0.25, 0.5, 1.3, 7, 40])
+def test_powers(power: float) -> None:
+    x = np.geomspace(1e-3, 1e3, 20)
+    np.testing.assert_allclose(value(SQUARED**power, x), x**power, rtol=1e-14)
+    np.testing.assert_allclose(value((4 * SQUARED) ** power, x), (4 * x) ** power, rtol=1e-13)
+
+
+def test_weights_have_no_logarithms_where_there_need_be_none() -> None:
+    assert "log" not in "".join(structure(k.weight())[0] for k in KERNELS)
+    assert str(weight(as_expression(-1.0) * SQUARED)).startswith("exp2")
+
+
+# ---- what is refused
+
+
+@pytest.mark.parametrize(
+    ("k", "message"),
+    [
+        ("exp(-r) - 0.5*r", "negative, or no number"),
+        ("1/r", "infinite at the distance 0"),
+        ("2*exp(-r)", "is 2 at r = 0, expected 1"),
+        ("exp(-x)", "'x' is not known"),
+        ("__import__('os').system('true')", "not known"),
+        ("(lambda: 1)()", "not known"),
+        ("exp(-r", "no expression"),
+        ("exp(-r, r)", "has 2 arguments"),
+        ("exp(-r, base=2)", "not known"),
+        ("log(-1)", "negative"),
+        (3.0, "got float, expected text or a function"),
+        (lambda r: math.exp(-r), "single numbers"),
+        (lambda r: 1.0 if r < 1 else 0.0, "decides by `if`"),
+        (lambda r: np.cos(r), "uses cos, which compiled sums do not have"),
+        (lambda r: r.mean(), "failed on a symbol"),
+        (lambda r: "one", "uses str"),
+    ],
+)
+def test_formulas_that_are_refused(k: Any, message: str) -> None:
+    with pytest.raises(nl.InputError, match=message):
+        nl.Formula(k)
+
+
+@dataclass(frozen=True)
+class Cosine(RadialKernel):
+    """A kernel of a formula that compiled sums do not have."""
+
+    formula: ClassVar[str] = "(1 + cos r) / 2 for r < pi"
+
+    def log_profile(self, squared: Any) -> Any:
+        r = np.sqrt(squared)
+        with np.errstate(divide="ignore"):
+            return np.where(r < math.pi, np.log((1 + np.cos(np.minimum(r, math.pi))) / 2), -math.inf)
+
+
+@dataclass(frozen=True)
+class Wrong(RadialKernel):
+    """k = 1 - r, which is negative beyond 1."""
+
+    formula: ClassVar[str] = "1 - r"
+
+    def log_profile(self, squared: Any) -> Any:
+        return np.log(1 - np.sqrt(squared))
+
+
+def test_a_formula_that_is_not_compiled_becomes_a_matrix_and_says_so() -> None:
+    x = np.random.default_rng(0).random((20, 2))
+    p = nl.affinity(Cosine(), nl.Points(x))
+    assert p.method == "dense"
+    assert "uses cos" in p.reason
+    with pytest.raises(nl.InputError, match="expected 'auto' or 'dense': kernel: its formula uses cos"):
+        nl.affinity(Cosine(), nl.Points(x), method="pairwise")
+
+
+def test_a_kernel_that_is_negative_is_refused() -> None:
+    with pytest.raises(nl.InputError, match="negative, or no number, at the distance"):
+        nl.affinity(Wrong(), nl.Points(np.arange(5.0)))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: nl.Matern(1.0, 1.0), "nu: got 1, expected one of 0.5"),
+        (lambda: nl.Wendland(1.0, 3), "derivatives: got 3, expected one of 0, 2 or 4"),
+        (lambda: nl.TruncatedPower(2.0, 1.0, 0.5), "horizon: got 0.5, expected more than the core"),
+        (lambda: nl.RationalQuadratic(1.0, 0.0), "alpha: got 0"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0)), "got none of widths, matrix and covariance"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0), (1, -1)), "widths: got"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0), matrix=np.ones((2, 2))), "matrix: got a singular one"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0), matrix=np.ones((2, 3))), "matrix: got shape"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0), covariance=[[1, 2], [2, 1]]), "not positive definite"),
+        (lambda: nl.Anisotropic(nl.Gaussian(1.0), covariance=[[1, 2], [0, 1]]), "not symmetric"),
+        (lambda: nl.Anisotropic(nl.ExpDotProduct(), (1, 1)), "expected a radial one"),  # type: ignore[arg-type]
+    ],
+)
+def test_parameters_that_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(nl.InputError, match=message):
+        make()
+
+
+# ---- anisotropic kernels
+
+
+@pytest.mark.parametrize("base", [nl.Gaussian(1.0, amplitude=2.0), nl.Matern(1.0, 1.5), nl.TopHat(1.0)], ids=named)
+@pytest.mark.parametrize("boundary", ["isolated", "periodic"])
+def test_anisotropic_kernels_on_grids_and_points(base: Any, boundary: Any) -> None:
+    matrix = np.array([[4.0, 1.0], [-0.5, 6.0]])
+    kernel = nl.Anisotropic(base, matrix=matrix, amplitude=3.0)
+    grid = nl.Grid((10, 8), spacing=(0.1, 0.125), boundary=boundary)
+    u = np.random.default_rng(0).normal(size=(10, 8))
+    x = grid.nodes
+    k = np.zeros((80, 80))
+    for i in range(-30, 31) if boundary == "periodic" else (0,):
+        for j in range(-30, 31) if boundary == "periodic" else (0,):
+            offsets = (x[:, None] - x[None] + [i, j]) @ matrix.T
+            k += np.exp(base.log_profile((offsets**2).sum(axis=-1)))
+    degree = 3 * base.amplitude * k.sum(axis=1) * 0.0125
+    for method in ("stencil", "convolution", "dense"):
+        p = nl.affinity(kernel, grid, method=method)
+        np.testing.assert_allclose(p.average(u).ravel(), k @ u.ravel() / k.sum(axis=1), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(p.degree.ravel(), degree, rtol=1e-12)
+    if boundary == "isolated":
+        for method in ("dense", "pairwise"):
+            p = nl.affinity(kernel, nl.Points(x, np.full(80, 0.0125)), method=method)
+            np.testing.assert_allclose(p.average(u.ravel()), k @ u.ravel() / k.sum(axis=1), rtol=0, atol=1e-12)
+            np.testing.assert_allclose(p.degree, degree, rtol=1e-12)
+
+
+def test_widths_covariance_and_matrix_say_the_same() -> None:
+    x = np.random.default_rng(0).random((30, 2))
+    given: list[dict[str, Any]] = [
+        {"widths": (0.2, 0.5)}, {"matrix": np.diag([5.0, 2.0])}, {"covariance": np.diag([0.04, 0.25])}
+    ]  # fmt: skip
+    averages = [nl.affinity(nl.Anisotropic(nl.Gaussian(1.0), **g), nl.Points(x)).average(x) for g in given]
+    for average in averages[1:]:
+        np.testing.assert_allclose(average, averages[0], rtol=0, atol=1e-14)
+
+
+def test_anisotropic_kernels_of_features_evolve() -> None:
+    x = np.random.default_rng(0).random((25, 2))
+    kernel = nl.Anisotropic(nl.Gaussian(1.0), widths=(0.3, 0.6))
+    flow = nl.GradientFlow(nl.J(nl.affinity(kernel, nl.Points(x), x)), metric="degree", evolving=True)
+    end = nl.solve(flow, x, t=0.3, integrator=nl.RungeKutta(rtol=1e-8, atol=1e-8)).final
+    scaled = x / [0.3, 0.6]
+    plain = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Points(x), scaled)), metric="degree", evolving=True)
+    other = nl.solve(plain, scaled, t=0.3, integrator=nl.RungeKutta(rtol=1e-8, atol=1e-8)).final
+    np.testing.assert_allclose(end, other * [0.3, 0.6], rtol=0, atol=1e-6)
+
+
+def test_a_map_that_is_not_diagonal_has_no_mirror_images() -> None:
+    kernel = nl.Anisotropic(nl.Gaussian(1.0), matrix=[[4.0, 1.0], [0.0, 4.0]])
+    with pytest.raises(nl.InputError, match="expected widths along the axes for the boundary 'reflect'"):
+        nl.affinity(kernel, nl.Grid((6, 6), boundary="reflect"))
+    with pytest.raises(nl.InputError, match="got a map of 2 coordinates, expected 3"):
+        nl.affinity(kernel, nl.Points(np.zeros((4, 3))))
+
+
+# ---- names
+
+
+def test_studies_know_all_kernels_by_name() -> None:
+    from nlflow.studies.options import kernel_label, parse_kernel
+
+    for text in ("matern:width=0.1,nu=2.5", "wendland:radius=0.3,derivatives=4", "rational-quadratic:width=0.2"):
+        kernel = parse_kernel(text)
+        assert parse_kernel(kernel_label(kernel)) == kernel
+    with pytest.raises(nl.InputError, match="expected one of gaussian, laplace, tophat, matern"):
+        parse_kernel("box:width=1")
+    assert all(issubclass(kind, nl.kernels.Kernel) for kind in NAMED.values())
+
+
+def test_the_order_on_grids_follows_from_the_smoothness() -> None:
+    study = nl.run_study("space-order", kernel=[nl.Matern(0.08, 1.5)], dimension=1, boundary="periodic")
+    (fit,) = study.fits
+    assert fit.expected == 4
+    assert fit.passed
