@@ -176,6 +176,8 @@ def test_numbers_are_rounded_once() -> None:
     form, numbers = structure(nl.Laplace(3.0).weight())
     assert form == "exp2(multiply(power:1/2(squared),c0))"
     assert numbers == [pytest.approx(-1 / (3 * math.log(2)), rel=1e-16)]
+    same = [structure(nl.Formula(k).weight()) for k in ("exp(-0.5*r**2)", "exp(-r*r/2)", "exp(-square(r)*0.5)")]
+    assert same == [structure(nl.Gaussian(1.0).weight())] * 3
     assert structure(nl.TopHat(2.0).weight())[0] == "where(le(squared,c0),c1,c2)"
 
 

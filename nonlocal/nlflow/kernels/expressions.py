@@ -181,7 +181,14 @@ def _multiply(a: Expression, b: Expression) -> Expression:
         return _multiply(_multiply(a.terms[0], b) if not b.is_number else a.terms[0], _times(a.terms[1], b))
     if b.operation == "multiply" and b.terms[1].is_number:
         return _multiply(_multiply(a, b.terms[0]), b.terms[1])
+    (here, first), (there, second) = _base_and_power(a), _base_and_power(b)
+    if here is there:  # r r is the squared distance
+        return _power(here, first + second)
     return Expression("multiply", (a, b))
+
+
+def _base_and_power(a: Expression) -> tuple[Expression, Fraction]:
+    return (a.terms[0], Fraction(a.value)) if a.operation == "power" else (a, Fraction(1))
 
 
 def _times(number: Expression, other: Expression) -> Expression:
