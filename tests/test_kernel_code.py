@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,8 +12,9 @@ from scipy.special import gamma, kv
 
 import nlflow as nl
 from nlflow.affinities.pair_sums import PairSums
-from nlflow.kernels import NAMED, RadialKernel
-from nlflow.kernels.expressions import SQUARED, as_expression, rate, structure, value, weight
+from nlflow.kernels import NAMED, Kernel, RadialKernel
+from nlflow.kernels.expressions import SQUARED, as_expression, structure, value
+from nlflow.kernels.forms import rate, weight
 from tests.covering import pairs
 
 pytestmark = pytest.mark.numerical
@@ -31,8 +31,8 @@ POSITIVE = [k for k in KERNELS if k.positive_semidefinite]
 
 
 def named(kernel: Any) -> str:
-    """Return a name that is the same in all processes, as that of a function is not."""
-    return re.sub(r" at 0x\w+", "", str(kernel))[:80]
+    """Return a short name."""
+    return str(kernel)[:80]
 
 
 # ---- sums without a matrix
@@ -193,6 +193,12 @@ def test_weights_have_no_logarithms_where_there_need_be_none() -> None:
     assert str(weight(as_expression(-1.0) * SQUARED)).startswith("exp2")
 
 
+def test_a_function_is_told_by_what_it_does() -> None:
+    first, second = (repr(nl.Formula(lambda r, c=c: np.exp(-c * r), 0.3)) for c in (1, 2))
+    assert first == "Formula(k=<log k: multiply(power:1/2(squared),-1.0)>, width=0.3, definite=False, amplitude=1.0)"
+    assert "-2.0" in second
+
+
 # ---- what is refused
 
 
@@ -206,6 +212,8 @@ def test_weights_have_no_logarithms_where_there_need_be_none() -> None:
         ("__import__('os').system('true')", "not known"),
         ("(lambda: 1)()", "not known"),
         ("exp(-r", "no expression"),
+        ("+".join(["r"] * 20_000), "no expression"),
+        ("exp(-9**9**9*r)", "overflows"),
         ("exp(-r, r)", "has 2 arguments"),
         ("exp(-r, base=2)", "not known"),
         ("log(-1)", "negative"),
@@ -256,6 +264,22 @@ def test_a_formula_that_is_not_compiled_becomes_a_matrix_and_says_so() -> None:
 def test_a_kernel_that_is_negative_is_refused() -> None:
     with pytest.raises(nl.InputError, match="negative, or no number, at the distance"):
         nl.affinity(Wrong(), nl.Points(np.arange(5.0)))
+
+
+@dataclass(frozen=True)
+class OneWay(Kernel):
+    """A kernel that is not symmetric though it does not say so."""
+
+    formula: ClassVar[str] = "exp(x - 2 y)"
+
+    def log_matrix(self, x: Any, y: Any) -> Any:
+        return x - 2 * y.T
+
+
+def test_a_kernel_that_is_not_symmetric_has_to_say_so() -> None:
+    x = np.linspace(0, 1, 9)[:, None]
+    with pytest.raises(nl.InputError, match=r"OneWay has log k = .* though it says that it is symmetric"):
+        nl.affinity(OneWay(), nl.Points(x), x)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
-from nlflow.kernels.expressions import rate, structure
+from nlflow.kernels.expressions import structure
+from nlflow.kernels.forms import rate
 
 WIDEST = 16
 """Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""

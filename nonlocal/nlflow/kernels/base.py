@@ -19,7 +19,8 @@ from scipy.spatial.distance import cdist
 
 from nlflow._array import Array, Floats, is_numpy, underflowing
 from nlflow.errors import InputError, check_number
-from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, rate, traced, weight
+from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression
+from nlflow.kernels.forms import rate, traced, weight
 
 _NEAREST: Final = 1e-30
 _FARTHEST: Final = 1e30

@@ -1,17 +1,16 @@
 """Formulas of kernels as expressions of the squared distance, from which code is made.
 
-`traced` calls a formula, which is written for arrays, with a symbol in their place, and keeps what it does. `weight`
-turns log k into k: products of powers and of one exponential, without logarithms where there need be none. `structure`
-tells the form of an expression from the numbers in it, so that kernels which differ in their parameters alone share
-their code. The code itself is made by `nlflow.backends.numba.pairwise`.
+A formula that is written for arrays takes an `Expression` in their place, which keeps what it does. `structure` tells
+the form of an expression from the numbers in it, so that kernels which differ in their parameters alone share their
+code. That is made by `nlflow.backends.numba.pairwise`.
 
 Numbers are fractions: what a formula multiplies one after the other is rounded once, and nothing over- or underflows.
 """
 
 from __future__ import annotations
 
-import ast
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,7 +22,6 @@ import numpy as np
 from nlflow._array import Array, namespace, root
 from nlflow.errors import InputError
 
-_LOG2E: Final = Fraction("1.4426950408889634073599246810018921374266459541530")
 _WHOLE: Final = 64  # powers of numbers that are exact
 Number = Fraction | float  # floats are infinities alone
 
@@ -124,13 +122,19 @@ class Expression:
         return self.operation == "number"
 
     def __str__(self) -> str:
-        """Return the expression in prefix form."""
-        return structure(self)[0]
+        """Return the expression in prefix form, with its numbers."""
+        form, numbers = structure(self)
+        return re.sub(r"\bc(\d+)\b", lambda found: repr(numbers[int(found[1])]), form)
 
 
 SQUARED: Final = Expression("squared")
 _ZERO: Final = Expression("number")
 _ONE: Final = Expression("number", value=Fraction(1))
+
+
+def number(value: Number) -> Expression:
+    """Return a number."""
+    return Expression("number", value=value)
 
 
 def as_expression(value: Any) -> Expression:
@@ -150,7 +154,7 @@ def as_expression(value: Any) -> Expression:
 
 def _unknown(name: str) -> str:
     return (
-        f"kernel: its formula uses {name}, which compiled sums do not have; they have {', '.join(sorted(_NAMES))}. "
+        f"kernel: its formula uses {name}, which compiled sums do not have; they have {', '.join(sorted(NAMES))}. "
         "method='dense' takes any formula"
     )
 
@@ -272,7 +276,7 @@ def _where(condition: Any, a: Any, b: Any) -> Expression:
     return Expression("where", (as_expression(condition), as_expression(a), as_expression(b)))
 
 
-_NAMES: Final[dict[str, Callable[..., Expression]]] = {
+NAMES: Final[dict[str, Callable[..., Expression]]] = {
     "sqrt": lambda a: _power(as_expression(a), Fraction(1, 2)),
     "square": lambda a: as_expression(a) ** 2,
     "pow": lambda a, b: as_expression(a) ** b,
@@ -291,19 +295,19 @@ _LIKE: Final[dict[str, Callable[..., Expression]]] = {
 }
 FUNCTIONS: Final = SimpleNamespace(
     __name__=__name__,
-    **_NAMES,
+    **NAMES,
     **_LIKE,
-    power=_NAMES["pow"],
-    absolute=_NAMES["abs"],
+    power=NAMES["pow"],
+    absolute=NAMES["abs"],
     inf=math.inf,
     pi=math.pi,
     e=math.e,
 )
 """What formulas may use of a namespace of arrays."""
 _UFUNCS: Final[dict[str, Callable[..., Expression]]] = {
-    **_NAMES,
-    "power": _NAMES["pow"],
-    "absolute": _NAMES["abs"],
+    **NAMES,
+    "power": NAMES["pow"],
+    "absolute": NAMES["abs"],
     "add": lambda a, b: as_expression(a) + b,
     "subtract": lambda a, b: as_expression(a) - b,
     "multiply": lambda a, b: as_expression(a) * b,
@@ -315,75 +319,6 @@ _UFUNCS: Final[dict[str, Callable[..., Expression]]] = {
     "greater_equal": lambda a, b: as_expression(a) >= b,
     "logical_and": lambda a, b: as_expression(a) & b,
 }
-
-
-# ---- from log k to k and back
-
-
-def traced(log_profile: Callable[[Any], Any], unit: float = 1.0, squared: Expression = SQUARED) -> Expression:
-    """Return log k as an expression of squared distances that were multiplied by unit^2.
-
-    Raises
-    ------
-    InputError
-        When the formula does what no expression can.
-    """
-    try:
-        return as_expression(log_profile(squared / unit / unit))
-    except (AttributeError, TypeError) as error:
-        raise InputError(f"kernel: its formula cannot be compiled ({error}); method='dense' takes any") from error
-
-
-def weight(log: Expression) -> Expression:
-    """Return exp of an expression, with powers in place of exponentials of logarithms, and 2^x in place of exp(x)."""
-    return _base_two(_joined(*_factors(log)))
-
-
-def _joined(factors: Expression, exponent: Expression) -> Expression:
-    return factors * _exp(exponent)
-
-
-def _factors(log: Expression, power: Number = Fraction(1)) -> tuple[Expression, Expression]:
-    """Return what exp(power log) is a product of: an expression, and the exponent of exp."""
-    if log.operation == "add":
-        (a, b), (c, d) = (_factors(term, power) for term in log.terms)
-        return a * c, b + d
-    if log.operation == "multiply" and log.terms[1].is_number and isinstance(log.terms[1].value, Fraction):
-        return _factors(log.terms[0], power * log.terms[1].value)
-    if log.operation == "log":
-        return _power(log.terms[0], power), _ZERO
-    if log.operation == "where":
-        condition, *others = log.terms
-        return _where(condition, *(_joined(*_factors(other, power)) for other in others)), _ZERO
-    return _ONE, log * Expression("number", value=power)
-
-
-def _base_two(a: Expression) -> Expression:
-    terms = tuple(_base_two(term) for term in a.terms)
-    if a.operation == "exp":
-        return Expression("exp2", (terms[0] * Expression("number", value=_LOG2E),))
-    return Expression(a.operation, terms, a.value)
-
-
-def logarithm(k: Expression) -> Expression:
-    """Return the logarithm of an expression, taken of factors and powers one by one, so that it does not underflow."""
-    if k.operation == "multiply":
-        return logarithm(k.terms[0]) + logarithm(k.terms[1])
-    if k.operation == "power":
-        return logarithm(k.terms[0]) * Expression("number", value=k.value)
-    if k.operation == "exp":
-        return k.terms[0]
-    if k.operation == "where":
-        return _where(k.terms[0], logarithm(k.terms[1]), logarithm(k.terms[2]))
-    return _log(k)
-
-
-def rate(k: Expression) -> float | None:
-    """Return c where k is 2^(c x) of the squared distance x, a Gaussian; None for others."""
-    if k.operation != "exp2" or k.terms[0].operation != "multiply":
-        return None
-    x, c = k.terms[0].terms
-    return float(c.value) if x.operation == "squared" and c.is_number else None
 
 
 # ---- the form and the numbers; values
@@ -425,55 +360,3 @@ def value(a: Expression, squared: Array) -> Array:
             "min": lambda: xp.minimum(*terms), "max": lambda: xp.maximum(*terms), "where": lambda: xp.where(*terms),
         }[a.operation]()  # fmt: skip
     return result
-
-
-# ---- formulas as text
-
-
-def parsed(text: str, names: dict[str, Expression]) -> Expression:
-    """Return the expression that a text stands for: numbers, `names`, + - * / **, comparisons, and functions.
-
-    Raises
-    ------
-    InputError
-        For a text that is something else. Nothing of it is run.
-    """
-    try:
-        tree = ast.parse(text.strip(), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"k: got {text!r}, which is no expression ({error})") from None
-    return _parsed(tree, text, names)
-
-
-_BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
-    ast.Add: lambda a, b: a + b, ast.Sub: lambda a, b: a - b, ast.Mult: lambda a, b: a * b,
-    ast.Div: lambda a, b: a / b, ast.Pow: lambda a, b: a**b,
-    ast.Lt: lambda a, b: a < b, ast.LtE: lambda a, b: a <= b, ast.Gt: lambda a, b: a > b, ast.GtE: lambda a, b: a >= b,
-}  # fmt: skip
-
-
-def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expression:
-    def inner(part: ast.AST) -> Expression:
-        return _parsed(part, text, names)
-
-    if isinstance(tree, ast.Constant) and type(tree.value) in (int, float):
-        return as_expression(tree.value)
-    if isinstance(tree, ast.Name) and tree.id in names:
-        return names[tree.id]
-    if isinstance(tree, ast.BinOp) and type(tree.op) in _BINARY:
-        result: Expression = _BINARY[type(tree.op)](inner(tree.left), inner(tree.right))
-        return result
-    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub | ast.UAdd):
-        return -inner(tree.operand) if isinstance(tree.op, ast.USub) else inner(tree.operand)
-    if isinstance(tree, ast.Compare) and len(tree.ops) == 1 and type(tree.ops[0]) in _BINARY:
-        result = _BINARY[type(tree.ops[0])](inner(tree.left), inner(tree.comparators[0]))
-        return result
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in _NAMES and not tree.keywords:
-        try:
-            return _NAMES[tree.func.id](*map(inner, tree.args))
-        except TypeError:
-            raise InputError(f"k: got {text!r}, in which {tree.func.id} has {len(tree.args)} arguments") from None
-    raise InputError(
-        f"k: got {text!r}, in which {ast.unparse(tree)!r} is not known; expected numbers, {', '.join(names)}, "
-        f"+ - * / **, < <= > >=, and {', '.join(_NAMES)}"
-    )

@@ -9,7 +9,8 @@ from typing import Any, ClassVar
 from nlflow._array import Array, underflowing
 from nlflow.errors import InputError
 from nlflow.kernels.base import RadialKernel
-from nlflow.kernels.expressions import SQUARED, Expression, as_expression, logarithm, parsed, value
+from nlflow.kernels.expressions import SQUARED, Expression, as_expression, value
+from nlflow.kernels.forms import logarithm, parsed
 
 
 @underflowing
@@ -66,6 +67,12 @@ class Formula(RadialKernel):
         self._set("_log", logarithm(found))
         self.check_profile()
         self.weight()
+
+    def __repr__(self) -> str:
+        """Return the formula as text; of a function what it does, not where it lies, so that runs can be resumed."""
+        k = repr(self.k) if isinstance(self.k, str) else f"<log k: {self._log}>"
+        own = f"k={k}, width={self.width!r}, definite={self.definite!r}, amplitude={self.amplitude!r}"
+        return f"Formula({own})"
 
     def log_profile(self, squared: Array) -> Array:
         """Return log k as a function of the squared distance."""
