@@ -20,6 +20,7 @@ import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ from numba import njit, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from nlflow.backends.numba import vectors
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import compiled, loader
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
@@ -169,6 +171,11 @@ class _Written:
 
 
 @cache
+def _writer() -> bytes:
+    return Path(vectors.__file__).read_bytes()
+
+
+@cache
 def weigher(form: str, dtype: str) -> int:
     """Return the address of the function that writes weights of a form, compiled now or loaded from the cache."""
     bits = 32 if dtype == "float32" else 64
@@ -177,8 +184,9 @@ def weigher(form: str, dtype: str) -> int:
     def weigh(d, count, x, y, table, reference, numbers, top):
         _weigh(form, bits, d, count, x, y, table, reference, numbers, top)
 
-    # Symbols, and files of the cache, are named after it; two of one name would be taken for each other.
-    weigh.__name__ = weigh.__qualname__ = f"weigh_{bits}_{hashlib.sha256(form.encode()).hexdigest()[:16]}"
+    # Symbols and files of the cache are named after the form, and after what writes the code: Numba looks for changes
+    # in this file alone.
+    weigh.__name__ = weigh.__qualname__ = f"weigh_{bits}_{hashlib.sha256(form.encode() + _writer()).hexdigest()[:16]}"
     weigh.__module__ = __name__
     callee = Callee(njit(cache=True)(weigh), (types.intp,) * 8)
     compiled(callee.function, types.void(*callee.arguments))
