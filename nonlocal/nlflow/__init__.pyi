@@ -29,6 +29,7 @@ from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
+from .flows.frames import Frames as Frames
 from .flows.integrators import ETD2RK as ETD2RK
 from .flows.integrators import ETD4RK as ETD4RK
 from .flows.integrators import AttentionStep as AttentionStep
@@ -90,6 +91,7 @@ __all__ = [
     "Exponential",
     "FileFormatError",
     "FisherKPP",
+    "Frames",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",

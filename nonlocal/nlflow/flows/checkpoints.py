@@ -81,6 +81,12 @@ class Checkpointed:
         """What the kernel does to a fixed signal; only checkpoints need it."""
         return probe(*self._start)
 
+    def about(self) -> dict[str, Any]:
+        """Return how the result is made and of which problem it is, for files that trackers write."""
+        kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
+        made = provenance_of(self.flow, self.integrator, self.state.u)
+        return {**made, "problem": self.fingerprint, "kernel": kernel}
+
     def save(self, states: Checkpoints) -> None:
         """Write the state of the loop as a checkpoint."""
         now, whole = self.state, self.flow.affinity.whole

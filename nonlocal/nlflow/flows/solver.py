@@ -174,9 +174,8 @@ class _Loop(Checkpointed):
             for watcher in self.watchers:
                 self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
             self._resume(resume)
-            about = provenance_of(self.flow, self.integrator, self.state.u)
             for watcher in self.watchers:
-                self._watching(watcher.begin, self.flow, self.state.u, self.state.t, about)
+                self._watching(watcher.begin, self.flow, self.state.u, self.state.t, self.about)
             status, message = self._integrate()
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"

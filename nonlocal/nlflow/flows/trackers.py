@@ -33,6 +33,8 @@ from nlflow.flows.times import Times
 from nlflow.io.checkpoints import Checkpoints, Fits
 from nlflow.io.storage import locked
 
+About = Callable[[], dict[str, Any]]
+
 
 class Tracker(ABC):
     """Base of trackers and stopping rules.
@@ -61,8 +63,8 @@ class Tracker(ABC):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:  # noqa: B027  # a hook
         """Prepare for an integration from t to `end`."""
 
-    def begin(self, flow: Flow, u: Array, t: float, about: dict[str, Any]) -> None:  # noqa: B027  # a hook
-        """Set out from t, after `start` and, where a run goes on, `restore`; `about` says how the result is made."""
+    def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:  # noqa: B027  # a hook
+        """Set out from t, after `start` and a `restore`; ``about()`` says how the result is made."""
 
     @abstractmethod
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
