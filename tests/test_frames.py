@@ -1,4 +1,4 @@
-"""Files that grow while a run goes on: whole frames at any moment for any reader, and a resumed run goes on with them."""
+"""Files that grow while a run goes on: whole frames at any moment, and a resumed run goes on with them."""
 
 from __future__ import annotations
 
@@ -331,7 +331,7 @@ grid = nl.Grid((64, 64), boundary="periodic")
 flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.5), grid)), "degree")
 u = np.random.default_rng(0).standard_normal(grid.shape)
 trackers = [nl.Frames(sys.argv[1]), nl.Checkpoint(sys.argv[2], seconds=0, every=7)]
-nl.solve(flow, u, t=20.0, integrator=nl.ExplicitEuler(0.25), trackers=trackers, resume=True)
+nl.solve(flow, u, t=60.0, integrator=nl.ExplicitEuler(0.25), trackers=trackers, resume=True)
 """
 
 

@@ -65,6 +65,8 @@ from .kernels import Laplace as Laplace
 from .kernels import Patch as Patch
 from .kernels import TopHat as TopHat
 from .markov import MarkovChain as MarkovChain
+from .plotting.film import Film as Film
+from .plotting.film import Live as Live
 from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
 
@@ -90,6 +92,7 @@ __all__ = [
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
+    "Film",
     "FisherKPP",
     "Frames",
     "Gaussian",
@@ -101,6 +104,7 @@ __all__ = [
     "Jp",
     "LaggedDiffusivity",
     "Laplace",
+    "Live",
     "MarkovChain",
     "Mask",
     "MemoryLimitError",

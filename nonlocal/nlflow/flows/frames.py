@@ -20,6 +20,15 @@ from nlflow.io.series import Frame, Layout, series_of
 from nlflow.io.storage import locked
 
 
+def check_whole(tracker: Tracker, flow: Flow) -> None:
+    """Raise `InputError` where a process has a part of the signal alone."""
+    if flow.affinity.whole_shape != tuple(flow.affinity.domain.shape):
+        raise InputError(
+            f"trackers: {type(tracker).__name__} needs the whole signal in one process, got nodes shared out among "
+            "several; use t_eval and Solution, or run in one process"
+        )
+
+
 class Resumable(Tracker):
     """What trackers that write files share: a place of their own, and how a resumed run goes on with it.
 
@@ -44,11 +53,7 @@ class Resumable(Tracker):
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the file could not be written, before any work is done."""
-        if flow.affinity.whole_shape != tuple(flow.affinity.domain.shape):
-            raise InputError(
-                f"trackers: {type(self).__name__} needs the whole signal in one process, got nodes shared out among "
-                "several; use t_eval and Solution, or run in one process"
-            )
+        check_whole(self, flow)
         folder = self.path.absolute().parent
         if not folder.is_dir() or not os.access(folder, os.W_OK):
             raise InputError(
