@@ -331,7 +331,7 @@ grid = nl.Grid((64, 64), boundary="periodic")
 flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.5), grid)), "degree")
 u = np.random.default_rng(0).standard_normal(grid.shape)
 trackers = [nl.Frames(sys.argv[1]), nl.Checkpoint(sys.argv[2], seconds=0, every=7)]
-nl.solve(flow, u, t=60.0, integrator=nl.ExplicitEuler(0.25), trackers=trackers, resume=True)
+nl.solve(flow, u, t=float(sys.argv[3]), integrator=nl.ExplicitEuler(0.25), trackers=trackers, resume=True)
 """
 
 
@@ -340,9 +340,10 @@ nl.solve(flow, u, t=60.0, integrator=nl.ExplicitEuler(0.25), trackers=trackers, 
 def test_killed_again_and_again(form: str, tmp_path: Path) -> None:
     needs(form)
     path, whole = tmp_path / f"run.{form}", tmp_path / f"whole.{form}"
+    end = "60" if form == "pvd" else "15"  # seconds of writing
 
     def begin(target: Path, checkpoint: str) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", KILLED, str(target), str(tmp_path / checkpoint)])
+        return subprocess.Popen([sys.executable, "-c", KILLED, str(target), str(tmp_path / checkpoint), end])
 
     assert begin(whole, "c").wait() == 0
     expected, rng, kills = read(whole), np.random.default_rng(0), 0

@@ -20,7 +20,7 @@ from nlflow.flows.trackers import About, Tracker
 from nlflow.io.atomic import make_folder, write_content
 from nlflow.io.video import check_video, comment_of, write_video
 from nlflow.plotting.base import render_pixels
-from nlflow.plotting.scene import Scene, check_limits
+from nlflow.plotting.scene import Scene, check_limits, kind_of
 
 
 class Film(Resumable):
@@ -89,7 +89,7 @@ class Film(Resumable):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the film could not be written or drawn, before any work is done."""
         super().start(flow, u, t, end)
-        Scene(flow.affinity.domain, to_numpy(u), self.limits)
+        kind_of(flow.affinity.domain, to_numpy(u))
         self._end, self._last, self._scene, self._about, self._ready = end, None, None, {}, False
 
     def record(self) -> dict[str, NDArray[np.float64]]:

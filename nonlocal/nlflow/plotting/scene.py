@@ -58,7 +58,7 @@ class Scene:
         size: tuple[int, int] | None = None,
         cmap: str = "viridis",
     ) -> None:
-        panels, lines = _kind(domain, u)
+        panels, lines = kind_of(domain, u)
         if limits is None:
             low, high = float(u.min()), float(u.max())
             margin = _MARGIN * (high - low) if lines else 0.0
@@ -84,7 +84,7 @@ class Scene:
         return np.ascontiguousarray(np.asarray(canvas.buffer_rgba())[..., :3])
 
 
-def _kind(domain: Domain, u: Array) -> tuple[int, bool]:
+def kind_of(domain: Domain, u: Array) -> tuple[int, bool]:
     """Return the number of panels and whether they hold lines; raise `InputError` for what has no picture."""
     dimensions = len(domain.shape) if isinstance(domain, Grid) else domain.nodes.shape[1]
     most = 3 if isinstance(domain, Grid) else 2
