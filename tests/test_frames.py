@@ -254,6 +254,36 @@ def test_missing_frames_are_named(form: str, tmp_path: Path) -> None:
         nl.solve(flow, u, t=2.0, integrator=EULER, trackers=[nl.Frames(path)], resume=tmp_path / "c4")
 
 
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [("h5", "run.h5"), ("zarr", "run.zarr/zarr.json"), ("pvd", "run.pvd"), ("pvd", "run.vtk/about.json")],
+)
+def test_damaged_files_are_refused_by_name(form: str, part: str, tmp_path: Path) -> None:
+    """Whatever a file says, a resumed run goes on or ends with an error of the package."""
+    needs(form)
+    flow, u = flow_on(PLANE)
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    nl.solve(flow, u, t=1.0, integrator=EULER,
+             trackers=[nl.Frames(kept / f"run.{form}"), end_after(2), nl.Checkpoint(tmp_path / "c")])  # fmt: skip
+    content, rng, refused = (kept / part).read_bytes(), np.random.default_rng(0), 0
+    named = 0
+    for number in range(30):
+        folder = tmp_path / str(number)
+        shutil.copytree(kept, folder)
+        damaged = bytearray(content)
+        for at in rng.integers(0, min(len(content), 4096), 3):
+            damaged[at : at + 1] = rng.bytes(int(rng.integers(0, 3)))
+        (folder / part).write_bytes(bytes(damaged) if number % 3 else content[: int(rng.integers(len(content)))])
+        try:
+            nl.solve(flow, u, t=1.0, integrator=EULER, trackers=[nl.Frames(folder / f"run.{form}")],
+                     resume=tmp_path / "c")  # fmt: skip
+        except FileFormatError as error:
+            refused += "run." in str(error)
+            named += 1
+    assert refused == named >= 10
+
+
 # --- whole at any moment ---------------------------------------------------------------------------------------------
 
 

@@ -18,6 +18,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.frames import Resumable, check_whole
 from nlflow.flows.trackers import About, Tracker
 from nlflow.io.atomic import make_folder, write_content
+from nlflow.io.series.base import described
 from nlflow.io.video import check_video, comment_of, write_video
 from nlflow.plotting.base import render_pixels
 from nlflow.plotting.scene import Scene, check_limits, kind_of
@@ -134,6 +135,10 @@ class Film(Resumable):
                 f"{self.folder}: got no pictures of this run, expected the {self.count} that there were at the "
                 "checkpoint; restore the folder, resume without the film, or start afresh"
             )
+        try:
+            check_limits(self._about.get("limits"))
+        except InputError as error:
+            raise FileFormatError(f"{self.folder}: its description is damaged ({error}); start afresh") from error
         if self.folder.exists():
             for place in self.folder.glob("*.png"):
                 if place not in self._pictures:
@@ -189,8 +194,8 @@ class Film(Resumable):
 
     def _noted(self) -> dict[str, Any]:
         try:
-            return _mapping((self.folder / "about.json").read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError):
+            return _mapping(described(self.folder / "about.json"))
+        except (OSError, ValueError):
             return {}
 
     def _said(self) -> dict[str, Any]:

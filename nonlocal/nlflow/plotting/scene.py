@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DPI = 100
 _CHANNELS = 4  # panels, or lines, that can still be told apart
 _MARGIN = 0.05  # above and below lines
+_LARGEST = 1e100  # matplotlib takes squares and sums of what it draws
 
 
 def check_limits(limits: Any) -> tuple[float, float] | None:
@@ -60,10 +61,9 @@ class Scene:
     ) -> None:
         panels, lines = kind_of(domain, u)
         if limits is None:
-            low, high = float(u.min()), float(u.max())
-            margin = _MARGIN * (high - low) if lines else 0.0
-            limits = (low - margin, high + margin) if high > low else (low - 0.5, high + 0.5)
+            limits = _range_of(u, _MARGIN if lines else 0.0)
         self.limits = limits
+        u = self._shown(u)
         width, height = size or ((640, 420) if panels == 1 else (320 * panels + 80, 360))
         self._figure = base.new_figure((width + width % 2) / _DPI, (height + height % 2) / _DPI, _DPI)
         axes = list(self._figure.subplots(1, panels, squeeze=False).ravel())
@@ -75,9 +75,15 @@ class Scene:
         self._figure.canvas.draw()
         self._figure.set_layout_engine("none")  # nothing moves from picture to picture
 
+    def _shown(self, u: Array) -> Array:
+        """Return values that matplotlib can take: those far beyond the limits look as those a little beyond."""
+        low, high = self.limits
+        reach = min(10 * (high - low), _LARGEST)
+        return np.clip(u, low - reach, high + reach)
+
     def pixels(self, u: Array, t: float) -> NDArray[np.uint8]:
         """Return the picture of a signal at time t, of shape (height, width, 3) with even sides."""
-        self._update(u)
+        self._update(self._shown(u))
         self._figure.suptitle(f"t = {t:.4g}")
         canvas: Any = self._figure.canvas
         canvas.draw()
@@ -105,6 +111,18 @@ def kind_of(domain: Domain, u: Array) -> tuple[int, bool]:
 
 def _by_channel(domain: Domain, u: Array) -> list[Array]:
     return list(np.moveaxis(u, -1, 0)) if u.ndim > len(domain.shape) else [u]
+
+
+def _range_of(u: Array, margin: float) -> tuple[float, float]:
+    """Return the range of a signal, and a share of it more at both ends."""
+    low, high = float(u.min()), float(u.max())
+    if max(-low, high) > _LARGEST:
+        raise InputError(
+            f"limits: got none for values from {low:.3g} to {high:.3g}, which cannot be drawn; give limits, or scale "
+            "the signal down"
+        )
+    more = margin * (high - low) if high > low else 0.5 * max(1.0, abs(high))
+    return low - more, high + more
 
 
 _Update = Callable[[Array], None]

@@ -19,6 +19,10 @@ from nlflow.errors import FileFormatError, InputError, format_bytes
 Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
 """Names of axes, values and attributes."""
 
+IDENTITY = ("problem", "kernel")
+"""Attributes by which a file says of which problem it is."""
+
+_LONGEST = 2**26  # bytes of a description
 _SPARE = 2**20  # bytes that are left free on a disk
 
 
@@ -105,7 +109,7 @@ class Series(ABC):
 
     @abstractmethod
     def about(self) -> dict[str, Any]:
-        """Return the attributes of the file."""
+        """Return of which problem the file says that it is: what is under ``problem`` and ``kernel``."""
 
     def is_of(self, layout: Layout) -> bool:
         """Whether there is a file of the same problem, so that nothing is lost with it."""
@@ -114,7 +118,7 @@ class Series(ABC):
                 about = self.about()
         except FileFormatError:
             return False
-        return all(about.get(name) == layout.attributes[name] for name in ("problem", "kernel"))
+        return all(isinstance(about.get(name), str) and about[name] == layout.attributes[name] for name in IDENTITY)
 
     def remove(self) -> None:
         """Remove the file."""
@@ -143,7 +147,8 @@ class Series(ABC):
 
     def _continue(self, layout: Layout, frames: int, count: int, times: Callable[[int], float]) -> None:
         """Check that a file is of this problem, with enough frames; `times` tells when a frame was."""
-        if self.about().get("problem") != layout.attributes["problem"]:
+        found = self.about().get("problem")
+        if not isinstance(found, str) or found != layout.attributes["problem"]:
             raise FileFormatError(
                 f"{self.path}: belongs to another run than the checkpoint; resume with the file that was written "
                 "beside the checkpoint, or start afresh"
@@ -178,10 +183,17 @@ def reading(path: Path) -> Iterator[None]:
         yield
     except FileFormatError:
         raise
-    except (OSError, RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise FileFormatError(
             f"{path}: not a file of frames that can be gone on with ({error}); start afresh, or restore it"
         ) from error
+
+
+def described(path: Path) -> str:
+    """Return the text of a description; `ValueError` for one that is longer than any."""
+    if path.stat().st_size > _LONGEST:
+        raise ValueError(f"{path.name} has more than {format_bytes(_LONGEST)}")
+    return path.read_text(encoding="utf-8")
 
 
 def missing(package: str, extra: str, path: Path) -> InputError:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.io.atomic import sync_folder, temporary_name
-from nlflow.io.series.base import Frame, Layout, Series, missing, reading, writing
+from nlflow.io.series.base import IDENTITY, Frame, Layout, Series, missing, reading, writing
 
 _CHUNK = 2**26  # bytes of a chunk, at most, unless one row is larger
 _ROWS = 1024  # times in a chunk
@@ -59,9 +59,9 @@ class Hdf5Series(Series):
                 self._take(other)
 
     def about(self) -> dict[str, Any]:
-        """Return the attributes of the file."""
+        """Return of which problem the file says that it is."""
         with self._h5py.File(self.path, "r") as file:
-            return dict(file.attrs)
+            return {name: file.attrs.get(name) for name in IDENTITY}
 
     def _append(self, frame: Frame) -> None:
         other, lacks = self._other, [*self._lacks, frame]

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from nlflow.domains import Grid
 from nlflow.errors import InputError
 from nlflow.io.atomic import make_folder, write_atomic, write_content
-from nlflow.io.series.base import Frame, Layout, Series, reading, writing
+from nlflow.io.encoding import decode
+from nlflow.io.series.base import Frame, Layout, Series, described, reading, writing
 
 _TYPES = {"f4": "Float32", "f8": "Float64", "i8": "Int64"}
 _ORDER = "LittleEndian" if sys.byteorder == "little" else "BigEndian"
@@ -75,7 +76,7 @@ class VtkSeries(Series):
 
     def about(self) -> dict[str, Any]:
         """Return what is said beside the frames."""
-        return dict(json.loads(self._about.read_text(encoding="utf-8")))
+        return dict(decode(described(self._about)))
 
     def _append(self, frame: Frame) -> None:
         assert self._layout is not None  # created or resumed
@@ -108,7 +109,7 @@ class VtkSeries(Series):
 def _listed(path: Path) -> list[str]:
     """Return the times of a series, as they are written."""
     try:
-        root = ET.parse(path).getroot()
+        root = ET.fromstring(described(path))
     except ET.ParseError as error:
         raise ValueError(str(error)) from error
     return [entry.attrib["timestep"] for entry in root.iter("DataSet")]

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.io.atomic import sync_folder, temporary_name, write_content
-from nlflow.io.series.base import Frame, Layout, Series, missing, reading, writing
+from nlflow.io.encoding import decode
+from nlflow.io.series.base import Frame, Layout, Series, described, missing, reading, writing
 
 _ROWS = 1024  # times in a chunk
 _GROWING = ("u", "t", "energy")
@@ -51,13 +52,13 @@ class ZarrSeries(Series):
     def resume(self, layout: Layout, count: int) -> None:
         """Go on after `count` frames."""
         with reading(self.path):
-            found = self._root()["consolidated_metadata"]["metadata"]["t"]["shape"][0]
-            self._continue(layout, found, count, self._time)
+            arrays = self._root()["consolidated_metadata"]["metadata"]
+            self._continue(layout, min(arrays[name]["shape"][0] for name in _GROWING), count, self._time)
             self._rows = {name: self._chunk(name, count) for name in _GROWING[1:]}
         with writing(self.path):
             self._tell(count, reversed_order=True)
             for folder in (self.path / "u" / "c").glob("*"):
-                if int(folder.name) >= count:
+                if folder.name.isdecimal() and int(folder.name) >= count:
                     shutil.rmtree(folder)
             for entry in self.path.rglob(".nlflow-*.tmp"):  # what a killed process left
                 entry.unlink(missing_ok=True)
@@ -67,7 +68,7 @@ class ZarrSeries(Series):
         return dict(self._root()["attributes"])
 
     def _root(self) -> dict[str, Any]:
-        return dict(json.loads((self.path / "zarr.json").read_text(encoding="utf-8")))
+        return dict(decode(described(self.path / "zarr.json")))
 
     def _time(self, number: int) -> float:
         return float(self._chunk("t", number)[number % _ROWS])
