@@ -438,6 +438,25 @@ def test_what_the_system_refuses_is_named(form: str, tmp_path: Path, monkeypatch
     assert 0 <= count < 36
 
 
+def test_hdf5_never_meets_a_full_disk(tmp_path: Path) -> None:
+    """HDF5 crashes where a write fails; here files may not grow beyond a limit, as with a quota."""
+    needs("h5")
+    resource = pytest.importorskip("resource", reason="Unix alone has limits")
+    path, grid = tmp_path / "run.h5", nl.Grid((100, 100), boundary="periodic")
+    flow = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), grid)), "degree")
+    u = np.random.default_rng(0).standard_normal(grid.shape)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+    try:
+        with pytest.raises(FileFormatError, match=r"run.h5: got File too large, expected a file that can be written"):
+            nl.solve(flow, u, t=9.0, integrator=EULER, trackers=[nl.Frames(path)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    t, values, _ = read(path)
+    assert 5 < len(t) < 12
+    assert np.isfinite(values).all()
+
+
 def test_a_folder_that_cannot_be_written_is_found_out_before(tmp_path: Path) -> None:
     flow, u = flow_on(PLANE)
     with pytest.raises(InputError, match=r"^path: got .*expected a file in a folder that exists"):

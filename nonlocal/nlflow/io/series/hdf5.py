@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.io.atomic import sync_folder, temporary_name
+from nlflow.io.atomic import sync_folder, temporary_name, write_content
 from nlflow.io.series.base import IDENTITY, Frame, Layout, Series, missing, reading, writing
 
 _CHUNK = 2**26  # bytes of a chunk, at most, unless one row is larger
 _ROWS = 1024  # times in a chunk
+_INDEX = 2**18  # bytes by which all but the frames may grow with one of them
 
 
 class Hdf5Series(Series):
@@ -37,11 +38,12 @@ class Hdf5Series(Series):
 
     def create(self, layout: Layout) -> None:
         """Make a file without frames."""
-        with writing(self.path):
-            other = temporary_name(self.path)
-            with self._h5py.File(other, "x") as file:
-                _fill(file, layout)
-            self._take(other)
+        with self._h5py.File(self.path.name, "w", driver="core", backing_store=False) as file:
+            _fill(file, layout)
+            file.flush()
+            content = file.id.get_file_image()
+        write_content(self.path, content)
+        self._other, self._lacks = None, []
         self.count, self.last = 0, None
 
     def resume(self, layout: Layout, count: int) -> None:
@@ -53,6 +55,7 @@ class Hdf5Series(Series):
         if longer:
             with writing(self.path):
                 other = self._copied()
+                _reserve(other, 0)
                 with self._h5py.File(other, "r+") as file:
                     for name in ("u", "t", "energy"):
                         file[name].resize(count, axis=0)
@@ -84,6 +87,7 @@ class Hdf5Series(Series):
             self._other, self._lacks = older, [frame]
 
     def _add(self, other: Path, frames: list[Frame]) -> None:
+        _reserve(other, sum(frame.u.nbytes for frame in frames))
         with self._h5py.File(other, "r+") as file:
             for frame in frames:
                 count = len(file["t"])
@@ -109,6 +113,15 @@ class Hdf5Series(Series):
         if self._other is not None:
             self._other.unlink(missing_ok=True)
         self._other, self._lacks = None, []
+
+
+def _reserve(path: Path, content: int) -> None:
+    """Take room on the disk before HDF5 writes, which does not survive a full one; it gives back what is left."""
+    if not hasattr(os, "posix_fallocate"):  # then what is free was looked at
+        return
+    with path.open("r+b") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        os.posix_fallocate(stream.fileno(), 0, size + content + _INDEX)
 
 
 def _fill(file: Any, layout: Layout) -> None:
