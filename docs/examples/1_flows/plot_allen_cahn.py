@@ -41,8 +41,8 @@ with tempfile.TemporaryDirectory() as folder:
             pictures.append(film.convert("RGB"))
 
 # %%
-# Values stay between −1 and 1, and the energy falls. It is the length of the border times a constant, and the border shortens by its
-# curvature: its length falls like one over the root of t, once the patches have formed.
+# Values stay between −1 and 1, and the energy falls. It is the length of the border times a constant, and the border
+# shortens by its curvature: its length falls like one over the root of t, once the patches have formed.
 
 energy = solution.records["energy"]
 assert np.abs(solution.u).max() <= 1 + 1e-6
