@@ -192,13 +192,34 @@ def test_a_resumed_run_goes_on_with_the_file(form: str, when: dict[str, Any], tm
     # As after a kill: the checkpoint is older than the file.
     shutil.copy(checkpoint, tmp_path / "old")
     run(path, end_after(2), nl.Checkpoint(checkpoint), resume=True)
+    longer = len(read(path)[0])
     shutil.copy(tmp_path / "old", checkpoint)
+    cut = nl.solve(
+        flow, u, t=3.0, integrator=EULER, resume=checkpoint, trackers=[nl.Frames(path, **when), end_after(0)]
+    )
+    assert len(read(path)[0]) == int(cut.records["frames"]["count"][0]) < longer
     run(path, nl.Checkpoint(checkpoint), resume=True)
     for one, two in zip(read(path), read(tmp_path / f"whole.{form}"), strict=True):
         assert np.array_equal(one, two)
     before = read(path)[0]
     run(path, nl.Checkpoint(checkpoint), resume=True)  # once more from its end: nothing is added
     assert np.array_equal(read(path)[0], before)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_stopped_run_shows_its_end_and_goes_on_without_it(form: str, tmp_path: Path) -> None:
+    """The end is no turn of the tracker; the checkpoint does not hold it."""
+    needs(form)
+    path, (flow, u) = tmp_path / f"run.{form}", flow_on(PLANE)
+
+    def run(*more: Any, resume: bool = False) -> None:
+        trackers = [nl.Frames(path, every=2), nl.Checkpoint(tmp_path / "checkpoint"), *more]
+        nl.solve(flow, u, t=2.0, integrator=EULER, trackers=trackers, resume=resume)
+
+    run(nl.Callback(lambda t, *_: t >= 0.75))
+    assert read(path)[0].tolist() == [0, 0.5, 0.75]
+    run(resume=True)
+    assert read(path)[0].tolist() == [0, 0.5, 1, 1.5, 2]
 
 
 @pytest.mark.parametrize("form", FORMATS)

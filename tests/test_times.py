@@ -69,7 +69,7 @@ def test_intervals_count_from_zero_and_add_no_sliver(interval: float, count: int
     """3 * 0.1 is not the float 0.3; a step between the two would be of rounding alone."""
     p, seen, other = problem(), Seen(interval=interval), Seen(at=[0.3, 2 / 3])
     integrator = nl.Exponential()
-    solution = nl.solve(p.flow, p.start, t_eval=np.arange(11) * 0.1, integrator=integrator,
+    solution = nl.solve(p.flow, p.start, t_eval=np.arange(11) / 10, integrator=integrator,
                         trackers=[seen.tracker, other.tracker])  # fmt: skip
     expected = np.arange(count) * interval
     np.testing.assert_allclose(seen.t, expected, rtol=4 * EPS)

@@ -139,15 +139,12 @@ class Film(Resumable):
             check_limits(self._about.get("limits"))
         except InputError as error:
             raise FileFormatError(f"{self.folder}: its description is damaged ({error}); start afresh") from error
-        if self.folder.exists():
-            for place in self.folder.glob("*.png"):
-                if place not in self._pictures:
-                    place.unlink()
-            if lost := [place.name for place in self._pictures if not place.exists()]:
-                raise FileFormatError(
-                    f"{self.folder}: got no {lost[0]}, expected the {self.count} pictures that there were at the "
-                    "checkpoint; restore it, resume from an earlier checkpoint, or start afresh"
-                )
+        lost = [place.name for place in self._pictures if self.folder.exists() and not place.exists()]
+        if lost:
+            raise FileFormatError(
+                f"{self.folder}: got no {lost[0]}, expected the {self.count} pictures that there were at the "
+                "checkpoint; restore it, resume from an earlier checkpoint, or start afresh"
+            )
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Draw a picture."""
