@@ -146,8 +146,12 @@ def test_a_resumed_film_is_that_of_a_whole_run(when: dict[str, Any], tmp_path: P
     for one, two in zip(pictures(path), whole, strict=True):
         assert np.array_equal(one, two)
     assert not frames.exists()
-    run(path, nl.Checkpoint(checkpoint), resume=True)  # once more from its end
-    assert len(pictures(path)) == len(whole)
+    for left in ("nothing", "a part of the pictures, as after a kill"):  # once more from its end
+        if left != "nothing":
+            shutil.copytree(tmp_path / "kept", frames)
+        run(path, nl.Checkpoint(checkpoint), resume=True)
+        assert len(pictures(path)) == len(whole)
+        assert not frames.exists()
 
 
 def test_films_of_others_and_lost_pictures_are_refused_by_name(tmp_path: Path) -> None:
@@ -168,11 +172,11 @@ def test_films_of_others_and_lost_pictures_are_refused_by_name(tmp_path: Path) -
     path.unlink()
     run(interrupt_after(2), nl.Checkpoint(checkpoint))
     frames = tmp_path / "run.gif.frames"
+    path.unlink()
     (frames / "000001.png").unlink()
     with pytest.raises(FileFormatError, match=r"got no 000001.png, expected the 3 pictures"):
         run(resume=checkpoint)
     shutil.rmtree(frames)
-    path.unlink()
     with pytest.raises(FileFormatError, match="got no pictures of this run, expected the 3"):
         run(resume=checkpoint)
     run()
@@ -225,6 +229,14 @@ def test_without_pyav_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "av", None)
     with pytest.raises(InputError, match=r"pip install 'nlflow\[film\]', or name it .gif"):
         nl.Film("run.mp4")
+
+
+def test_a_part_of_the_signal_is_no_film(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    flow, u = flow_on(PLANE)
+    monkeypatch.setattr(type(flow.affinity), "whole_shape", (60, 5))  # nodes shared out among processes
+    for tracker in (nl.Film(tmp_path / "run.gif"), nl.Frames(tmp_path / "run.pvd"), nl.Live()):
+        with pytest.raises(InputError, match=f"{type(tracker).__name__} needs the whole signal in one process"):
+            nl.solve(flow, u, t=1.0, trackers=[tracker])
 
 
 # --- in a notebook ---------------------------------------------------------------------------------------------------

@@ -127,9 +127,11 @@ class Film(Resumable):
 
     def _continue(self, problem: dict[str, Any]) -> None:
         """Go on with the pictures of a resumed run."""
-        self._about = self._noted()
-        if not self._about and self._said().get("count") == self.count:
-            self._about = self._said()  # it came to its end, and the pictures are gone
+        self._about, said = self._noted(), self._said()
+        lost = [place.name for place in self._pictures if not place.exists()]
+        if (lost or not self._about) and said.get("count") == self.count:
+            self._about, lost = said, []  # it came to its end, where the pictures go
+            shutil.rmtree(self.folder, ignore_errors=True)
         if self._about.get("problem") != problem["problem"]:
             raise FileFormatError(
                 f"{self.folder}: got no pictures of this run, expected the {self.count} that there were at the "
@@ -139,7 +141,6 @@ class Film(Resumable):
             check_limits(self._about.get("limits"))
         except InputError as error:
             raise FileFormatError(f"{self.folder}: its description is damaged ({error}); start afresh") from error
-        lost = [place.name for place in self._pictures if self.folder.exists() and not place.exists()]
         if lost:
             raise FileFormatError(
                 f"{self.folder}: got no {lost[0]}, expected the {self.count} pictures that there were at the "
