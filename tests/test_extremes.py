@@ -31,6 +31,7 @@ DTYPES = (np.float16, np.float32, np.float64)
 # Of what takes numbers elsewhere: exceptions, what is returned, and what only holds names, files or models.
 WITHOUT_NUMBERS = {
     *("Affinity", "Callback", "Checkpoint", "DenoiseInfo", "Equilibrium", "Solution", "Status", "StudyResult"),
+    *("Film", "Frames", "Live"),
     *("CertifiedMinimizer", "FileFormatError", "InputError", "MemoryLimitError", "NlflowError", "NlflowWarning"),
     *("NumericalError", "StabilityError", "WorkerError"),
 }

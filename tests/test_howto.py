@@ -54,3 +54,17 @@ def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: py
         exec(compile(block, str(page), "exec", dont_inherit=True), names)  # without this module's future imports
     assert blocks[-1].count("assert ") >= 3
     assert not list(tmp_path.iterdir())
+
+
+def test_the_page_about_keeping_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its program runs unchanged, and leaves the files that it names and no others."""
+    for package in ("xarray", "zarr", "h5py", "h5netcdf"):
+        pytest.importorskip(package, reason="optional")
+    page = Path(__file__).parents[1] / "docs" / "howto" / "keep_a_run.md"
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "howto"}
+    for block in blocks_of(page):
+        exec(compile(block, str(page), "exec", dont_inherit=True), names)
+    assert {place.name for place in tmp_path.iterdir() if not place.name.endswith(".lock")} == {
+        *("run.h5", "run.zarr", "run.pvd", "run.vtk", "run.gif", "run.checkpoint", "run.checkpoint.previous"),
+    }

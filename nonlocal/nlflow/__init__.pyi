@@ -29,6 +29,7 @@ from .errors import NlflowWarning as NlflowWarning
 from .errors import NumericalError as NumericalError
 from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
+from .flows.frames import Frames as Frames
 from .flows.integrators import ETD2RK as ETD2RK
 from .flows.integrators import ETD4RK as ETD4RK
 from .flows.integrators import AttentionStep as AttentionStep
@@ -71,6 +72,8 @@ from .kernels import TopHat as TopHat
 from .kernels import TruncatedPower as TruncatedPower
 from .kernels import Wendland as Wendland
 from .markov import MarkovChain as MarkovChain
+from .plotting.film import Film as Film
+from .plotting.film import Live as Live
 from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
 
@@ -97,8 +100,10 @@ __all__ = [
     "ExplicitEuler",
     "Exponential",
     "FileFormatError",
+    "Film",
     "FisherKPP",
     "Formula",
+    "Frames",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
@@ -109,6 +114,7 @@ __all__ = [
     "Jp",
     "LaggedDiffusivity",
     "Laplace",
+    "Live",
     "MarkovChain",
     "Mask",
     "Matern",

@@ -27,8 +27,8 @@ from nlflow.io.checkpoints import Checkpoints
 from nlflow.io.storage import Arrays, Meta
 
 _ANOTHER = (
-    "the checkpoint belongs to another problem (signal, kernel, flow, times or integrator differ); resume with the "
-    "arguments that it was written with, or start afresh"
+    "the checkpoint belongs to another problem (signal, kernel, flow, times, those of trackers, or integrator differ); "
+    "resume with the arguments that it was written with, or start afresh"
 )
 _MEMORY = "memory/"
 """What the names of signals begin with in a checkpoint that the integrator remembers."""
@@ -72,12 +72,20 @@ class Checkpointed:
     @cached_property
     def fingerprint(self) -> str:
         """Identify the problem that the loop was started on; only checkpoints need it."""
-        return fingerprint(*self._start, self.times, self.integrator)
+        # Steps end where trackers look at times of their own.
+        looks = sorted({words for watcher in self.watchers if (words := watcher.times.words())})
+        return fingerprint(*self._start, self.times, self.integrator, looks)
 
     @cached_property
     def probe(self) -> NDArray[np.float64]:
         """What the kernel does to a fixed signal; only checkpoints need it."""
         return probe(*self._start)
+
+    def about(self) -> dict[str, Any]:
+        """Return how the result is made and of which problem it is, for files that trackers write."""
+        kernel = hashlib.sha256(self.probe.astype(np.float32).tobytes()).hexdigest()
+        made = provenance_of(self.flow, self.integrator, self.state.u)
+        return {**made, "problem": self.fingerprint, "kernel": kernel}
 
     def save(self, states: Checkpoints) -> None:
         """Write the state of the loop as a checkpoint."""
@@ -213,12 +221,14 @@ def _incomplete(arrays: Arrays, meta: Meta, shape: tuple[int, ...], end: float) 
     return None
 
 
-def fingerprint(flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator) -> str:
-    """Identify what a problem was given, bit by bit; `probe` stands for its kernel."""
+def fingerprint(
+    flow: Flow, u: Array, times: NDArray[np.float64], integrator: Integrator, looks: list[str] | None = None
+) -> str:
+    """Identify what a problem was given, bit by bit; `probe` stands for its kernel, `looks` for times of trackers."""
     digest = hashlib.sha256()
     given = flow.given()
     words = [word for word in given if isinstance(word, str)]
-    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), *words):
+    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), *words, *(looks or [])):
         digest.update(text.encode())
     pieces = [piece for piece in given if piece is not None and not isinstance(piece, str)]
     # What depends on time: at the start, at an odd moment and at the end.

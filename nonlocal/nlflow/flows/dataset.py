@@ -1,15 +1,20 @@
-"""Solutions as datasets of xarray, which is loaded when one is asked for."""
+"""Solutions as datasets of xarray, which is loaded when one is asked for, and as files of frames."""
 
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow._array import to_numpy
 from nlflow.domains import Batch, Domain, Grid
 from nlflow.errors import InputError
+from nlflow.io.series import Frame, Layout
+from nlflow.io.series.vtk import VtkSeries
 
 _LETTERS = ("x", "y", "z")
 
@@ -17,16 +22,8 @@ _LETTERS = ("x", "y", "z")
 def to_dataset(solution: Any, domain: Any) -> Any:
     """Return an `xarray.Dataset` of a `Solution` on a domain; see `Solution.to_xarray`."""
     xarray = _xarray()
-    if not isinstance(domain, Domain):
-        raise InputError(
-            f"domain: got {type(domain).__name__}, expected the Grid, Points or Batch of the flow, which files do not "
-            "hold: to_xarray(domain=...)"
-        )
     u = to_numpy(solution.u)
-    names = _axes(domain)
-    if u.shape[1 : 1 + len(names)] != domain.shape or u.ndim > len(names) + 2:
-        raise InputError(f"domain: got nodes of shape {domain.shape} for signals of shape {u.shape[1:]}")
-    dims = ("t", *names, *(("channel",) if u.ndim > len(names) + 1 else ()))
+    dims = ("t", *_dims(domain, u.shape[1:], "to_xarray"))
     variables = {"u": (dims, u), "energy": (("t",), solution.energy)}
     coordinates = {"t": (("t",), solution.t), **_coordinates(domain)}
     for name, record in solution.records.items():
@@ -35,6 +32,47 @@ def to_dataset(solution: Any, domain: Any) -> Any:
             kind = coordinates if column == "t" else variables
             kind[f"{name}_{column}"] = (place, values)
     return xarray.Dataset(variables, coordinates, _attributes(solution))
+
+
+def layout_of(domain: Domain, frame: NDArray[Any], attributes: dict[str, Any]) -> Layout:
+    """Return what the frames of a run look like, which begin with this one."""
+    return Layout(
+        domain,
+        frame.shape,
+        frame.dtype,
+        _dims(domain, frame.shape, "to_vtk"),
+        {name: (axes, np.asarray(x), dict(*more)) for name, (axes, x, *more) in _coordinates(domain).items()},
+        {name: _plain(value) for name, value in attributes.items()},
+    )
+
+
+def write_series(solution: Any, domain: Any, path: str | os.PathLike[str]) -> None:
+    """Write a `Solution` as a series of VTK; see `Solution.to_vtk`."""
+    series = VtkSeries(Path(path))
+    if series.path.suffix.lower() != ".pvd":
+        raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with .pvd, the list of the files")
+    u = to_numpy(solution.u)
+    layout = layout_of(domain, u[0], _attributes(solution))
+    series.check(layout)
+    for place in series.places:
+        if place.exists():
+            raise InputError(f"path: got {str(place)!r}, which exists; choose another name, or remove it")
+    series.create(layout)
+    for t, frame, energy in zip(solution.t, u, solution.energy, strict=True):
+        series.append(Frame(float(t), frame, float(energy)))
+
+
+def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
+    """Return the names of the axes of signals of this shape."""
+    if not isinstance(domain, Domain):
+        raise InputError(
+            f"domain: got {type(domain).__name__}, expected the Grid, Points or Batch of the flow, which files do not "
+            f"hold: {method}(domain=...)"
+        )
+    names = _axes(domain)
+    if shape[: len(names)] != domain.shape or len(shape) > len(names) + 1:
+        raise InputError(f"domain: got nodes of shape {domain.shape} for signals of shape {shape}")
+    return (*names, *(("channel",) if len(shape) > len(names) else ()))
 
 
 def _xarray() -> Any:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, to_numpy
 from nlflow.domains import Domain
-from nlflow.flows.dataset import to_dataset
+from nlflow.flows.dataset import to_dataset, write_series
 from nlflow.io.storage import load_archive, save_archive
 
 
@@ -71,6 +71,27 @@ class Solution:
     def final(self) -> Array:
         """The signal at the last time."""
         return self.u[-1]
+
+    def to_vtk(self, path: str | os.PathLike[str], domain: Domain | None = None) -> None:
+        """Write the solution as a series of VTK, which ParaView and its like read.
+
+        Parameters
+        ----------
+        path : path
+            Ends with ``.pvd``: the list of the files. They lie in the folder beside it that ends with ``.vtk``: image
+            data (``.vti``) of a grid, points (``.vtp``) of scattered nodes, each with ``TimeValue`` and ``energy``.
+            Channels are components.
+        domain : Grid or Points, optional
+            Of one to three dimensions; needed for a solution that was read from a file.
+
+        Raises
+        ------
+        InputError
+            For other domains and names, and where something is at the path already.
+        FileFormatError
+            When the files cannot be written.
+        """
+        write_series(self, self.domain if domain is None else domain, path)
 
     def to_xarray(self, domain: Domain | None = None) -> Any:
         """Return the solution as a dataset with named axes, to select from, to plot, to write as netCDF or zarr.

@@ -26,6 +26,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
 from nlflow.flows.integrators.base import check_time
 from nlflow.flows.result import Solution, Status
+from nlflow.flows.times import landing
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
 
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
@@ -59,7 +60,9 @@ def solve(
         By default `Exponential` for frozen symmetric flows that are linear, and `RungeKutta` for others; a flow of
         groups needs one.
     trackers : sequence of Tracker
-        Energies, distances, checkpoints, callbacks and stopping rules, in any number.
+        Energies, distances, checkpoints, files, films, callbacks and stopping rules, in any number. Where one looks at
+        times of its own (``interval``, ``at``), steps end at these times as they do at `t_eval`: nothing is
+        interpolated, and a fixed step is shortened before such a time.
     progress : bool
         Progress bar on stderr.
     energies : bool
@@ -118,6 +121,7 @@ def solve(
     for tracker in trackers:
         if not isinstance(tracker, Tracker):
             raise InputError(f"trackers: got {type(tracker).__name__}, expected Tracker instances such as Energy()")
+        tracker.times.check(float(times[-1]), type(integrator).__name__ if integrator.unit_steps else None)
     if flow.evolving:
         flow = flow.rebuilt(u)
     integrator.check(flow)
@@ -157,6 +161,7 @@ class _Loop(Checkpointed):
         self.integrator = integrator
         # Checkpoints last: they hold what the others have seen.
         self.watchers = sorted(watchers, key=lambda watcher: isinstance(watcher, Checkpoint))
+        self._own_times = [watcher.times for watcher in watchers if watcher.times.own]
         self.with_energies = with_energies
         self.state = State(u, kernel_signal=u if flow.evolving else None)
         self._start = (flow, u)
@@ -164,10 +169,13 @@ class _Loop(Checkpointed):
 
     def run(self, resume: str | os.PathLike[str] | bool | None) -> Solution:
         start, compiled = time.perf_counter(), loading.seconds
+        status: Status | None = None
         try:
             for watcher in self.watchers:
                 self._watching(watcher.start, self.flow, self.state.u, self.state.t, float(self.times[-1]))
             self._resume(resume)
+            for watcher in self.watchers:
+                self._watching(watcher.begin, self.flow, self.state.u, self.state.t, self.about)
             status, message = self._integrate()
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, f"interrupted at t={self.state.t:.6g}; what was reached is returned"
@@ -176,14 +184,14 @@ class _Loop(Checkpointed):
         finally:
             for flow in (self.flow, self._start[0]):
                 vars(flow).pop("during", None)  # what was watched is not kept with a flow that lives on
-            with ExitStack() as stack:  # all of them finish, also when one fails
-                for watcher in reversed(self.watchers):
+            with ExitStack() as stack:  # all of them finish, also when one fails; the last that is named here is first
+                last = [watcher for watcher in self.watchers if isinstance(watcher, Checkpoint)]
+                for watcher in [watcher for watcher in reversed(self.watchers) if watcher not in last]:
                     stack.callback(watcher.finish)
-        if status is Status.STOPPED:
-            # The end is seen by all, also by those whose turn it was not; after the checkpoint, which does not hold it.
-            for watcher in self.watchers:
-                if watcher.record() and self.state.steps % watcher.every != 0:
-                    self._watching(watcher.look, self.flow, self.state.u, self.state.t)
+                if status is Status.STOPPED:
+                    stack.callback(self._see_end)
+                for watcher in reversed(last):
+                    stack.callback(watcher.finish)
         outputs = self.state.outputs
         if not outputs or outputs[-1][0] != self.state.t:
             outputs = (*outputs, (self.state.t, self.state.u, self._energy()))
@@ -238,9 +246,10 @@ class _Loop(Checkpointed):
             memory, before = dict(now.memory), self.flow.applications
             self.flow.during = self._during
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
-                u, t = self.integrator.advance(self.flow, now.u, now.t, float(ahead[0]), memory)
+                target = landing(self._own_times, now.t, float(ahead[0]))
+                u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
             xp = namespace(u)
-            asked = self._asked(u, t >= float(ahead[0]))
+            asked = self._asked(u, t)
             if asked and not bool(xp.all(xp.isfinite(u))):
                 self.state = sound
                 advice = "use a smaller dt, RungeKutta() or Exponential()"
@@ -269,10 +278,18 @@ class _Loop(Checkpointed):
         for watcher in self.watchers:
             self._watching(watcher.during, self.state.t, share)
 
-    def _asked(self, u: Array, due: bool) -> bool:
+    def _see_end(self) -> None:
+        """Let all look where a rule stopped, also those whose turn it was not; a checkpoint does not hold that."""
+        for watcher in self.watchers:
+            now = self.state
+            if watcher.record() and not watcher.times.own and not watcher.times.due(now.steps, now.t):
+                self._watching(watcher.look, self.flow, now.u, now.t)
+
+    def _asked(self, u: Array, t: float) -> bool:
         """Whether to look for an overflow after this step: a device that is asked at every step waits for the host."""
         steps = self.state.steps + 1
-        looked_at = due or self.flow.evolving or any(steps % watcher.every == 0 for watcher in self.watchers)
+        due = t in self.times or any(watcher.times.due(steps, t) for watcher in self.watchers)
+        looked_at = due or self.flow.evolving
         return is_numpy(u) or looked_at or steps % _PATIENCE == 0
 
     def _watching(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -284,12 +301,13 @@ class _Loop(Checkpointed):
         return result
 
     def _look(self) -> str | None:
-        """Let the watchers whose turn it is look; at the start and at the end it is everybody's."""
+        """Let the watchers whose turn it is look; who counts steps looks at the start and at the end as well."""
         now = self.state
         always = now.steps == 0 or now.t >= self.times[-1]
         reason = None
         for watcher in self.watchers:
-            if always or now.steps % watcher.every == 0:
+            times = watcher.times
+            if (always and not times.own) or times.due(now.steps, now.t):
                 reason = self._watching(watcher.look, self.flow, now.u, now.t) or reason
         return reason
 

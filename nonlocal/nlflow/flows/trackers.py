@@ -1,7 +1,8 @@
 """Trackers that watch an integration, and rules that stop it.
 
-*When* a tracker looks is its `every`, a number of steps (the start and the end are always seen); *what* it does is its
-`look`. A tracker that returns a reason stops the integration.
+*When* a tracker looks is its `every`, a number of steps (the start and the end are always seen), or its own times:
+`interval` or `at`, where steps then end (these times alone are seen). *What* it does is its `look`. A tracker that
+returns a reason stops the integration.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from nlflow._array import Array, root_mean_square
 from nlflow.errors import (
@@ -25,12 +26,14 @@ from nlflow.errors import (
     NlflowError,
     NlflowWarning,
     check_array,
-    check_integer,
     check_number,
 )
 from nlflow.flows.flow import Flow
+from nlflow.flows.times import Times
 from nlflow.io.checkpoints import Checkpoints, Fits
 from nlflow.io.storage import locked
+
+About = Callable[[], dict[str, Any]]
 
 
 class Tracker(ABC):
@@ -39,16 +42,29 @@ class Tracker(ABC):
     Parameters
     ----------
     every : int
-        Look after this many steps.
+        Look after this many steps, at the start and at the end.
+    interval : float, optional
+        Instead: look at 0, interval, 2 interval, ... A step ends at each of these times.
+    at : array_like, optional
+        Instead: look at these times, increasing, at most the end time. A step ends at each of them.
+
+    Attributes
+    ----------
+    times : nlflow.flows.times.Times
+        When it looks.
     """
 
     name: str = ""
+    times: Times = Times()
 
-    def __init__(self, every: int = 1) -> None:
-        self.every = check_integer("every", every, minimum=1)
+    def __init__(self, every: int = 1, *, interval: float | None = None, at: ArrayLike | None = None) -> None:
+        self.times = Times(every, interval, at)
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:  # noqa: B027  # a hook
         """Prepare for an integration from t to `end`."""
+
+    def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:  # noqa: B027  # a hook
+        """Set out from t, after `start` and a `restore`; ``about()`` says how the result is made."""
 
     @abstractmethod
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
@@ -71,8 +87,8 @@ class Tracker(ABC):
 class _Series(Tracker):
     """A number collected over time."""
 
-    def __init__(self, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(self, every: int = 1, *, interval: float | None = None, at: ArrayLike | None = None) -> None:
+        super().__init__(every, interval=interval, at=at)
         self._rows: list[tuple[float, float]] = []
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
@@ -127,8 +143,15 @@ class Callback(Tracker):
 
     name = "callback"
 
-    def __init__(self, function: Callable[[float, Array, Flow], Any], every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(
+        self,
+        function: Callable[[float, Array, Flow], Any],
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+    ) -> None:
+        super().__init__(every, interval=interval, at=at)
         if not callable(function):
             raise InputError(f"function: got {type(function).__name__}, expected a callable of (t, u, flow)")
         self.function = function
@@ -190,14 +213,22 @@ class Checkpoint(Tracker):
     seconds : float
         At least this much time between two checkpoints, and more where writing them would take over 2 % of the run; 0
         for one at every look. One is written at the end too.
-    every : int
-        Look after this many steps.
+    every, interval, at
+        When it looks; see `Tracker`.
     """
 
     name = "checkpoint"
 
-    def __init__(self, path: str | os.PathLike[str], seconds: float = 30.0, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        seconds: float = 30.0,
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+    ) -> None:
+        super().__init__(every, interval=interval, at=at)
         if not isinstance(path, str | os.PathLike):
             raise InputError(f"path: got {path!r}, expected the path of a file")
         self.path = Path(path)
@@ -285,8 +316,16 @@ class SteadyState(Tracker):
 
     name = "steady_state"
 
-    def __init__(self, rtol: float = 1e-6, atol: float = 0.0, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(
+        self,
+        rtol: float = 1e-6,
+        atol: float = 0.0,
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+    ) -> None:
+        super().__init__(every, interval=interval, at=at)
         self.rtol = check_number("rtol", rtol, minimum=0)
         self.atol = check_number("atol", atol, minimum=0)
         self._speed = 0.0
@@ -327,8 +366,17 @@ class DiscrepancyPrinciple(Tracker):
 
     name = "discrepancy"
 
-    def __init__(self, observed: Array, sigma: float, factor: float = 1.0, every: int = 1) -> None:
-        super().__init__(every)
+    def __init__(
+        self,
+        observed: Array,
+        sigma: float,
+        factor: float = 1.0,
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+    ) -> None:
+        super().__init__(every, interval=interval, at=at)
         self.observed = check_array("observed", observed)
         self.sigma = check_number("sigma", sigma, minimum=0)
         self.factor = check_number("factor", factor, minimum=0)

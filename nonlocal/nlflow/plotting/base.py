@@ -135,3 +135,12 @@ def render(figure: Figure, form: str) -> bytes:
         warnings.filterwarnings("ignore", message="Glyph")  # a title in a script that the font lacks
         figure.savefig(stream, format=form)
     return stream.getvalue()
+
+
+def render_pixels(pixels: NDArray[np.uint8]) -> bytes:
+    """Return pixels of shape (height, width, 3) as the content of a PNG file."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()

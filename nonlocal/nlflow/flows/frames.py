@@ -1,0 +1,170 @@
+"""A tracker that writes signals to a file while a run goes on."""
+
+from __future__ import annotations
+
+import math
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from nlflow._array import Array, to_numpy
+from nlflow.errors import FileFormatError, InputError
+from nlflow.flows.dataset import layout_of
+from nlflow.flows.flow import Flow
+from nlflow.flows.trackers import About, Tracker
+from nlflow.io.atomic import sweep
+from nlflow.io.series import Frame, Layout, series_of
+from nlflow.io.storage import locked
+
+
+def check_whole(tracker: Tracker, flow: Flow) -> None:
+    """Raise `InputError` where a process has a part of the signal alone."""
+    if flow.affinity.whole_shape != tuple(flow.affinity.domain.shape):
+        raise InputError(
+            f"trackers: {type(tracker).__name__} needs the whole signal in one process, got nodes shared out among "
+            "several; use t_eval and Solution, or run in one process"
+        )
+
+
+class Resumable(Tracker):
+    """What trackers that write files share: a place of their own, and how a resumed run goes on with it.
+
+    A file says of which problem it is. A checkpoint says how many frames there were; those after it are computed again.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+    ) -> None:
+        super().__init__(every, interval=interval, at=at)
+        if not isinstance(path, str | os.PathLike):
+            raise InputError(f"path: got {path!r}, expected the path of a file")
+        self.path = Path(path)
+        self.count = 0
+        self._resumed = False
+        self._lock = ExitStack()
+
+    def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
+        """Raise `InputError` when the file could not be written, before any work is done."""
+        check_whole(self, flow)
+        folder = self.path.absolute().parent
+        if not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise InputError(
+                f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
+            )
+        self._lock.enter_context(locked(self.path.with_name(f"{self.path.name}.writing"), "path"))
+        if not self.path.is_dir():
+            sweep(self.path)
+        self.count, self._resumed = 0, False
+
+    def record(self) -> dict[str, NDArray[np.float64]]:
+        """Return how many frames there are."""
+        return {"count": np.array([float(self.count)])}
+
+    def restore(self, record: dict[str, NDArray[np.float64]]) -> None:
+        """Take up the file of the run that a checkpoint is of."""
+        self.count, self._resumed = int(record["count"][0]), True
+
+    def finish(self) -> None:
+        """Let others write."""
+        self._lock.close()
+
+
+class Frames(Resumable):
+    """Write signals, times and energies to a file while the run goes on, for h5py, xarray, zarr or ParaView to read.
+
+    After each look the file is whole: a run that is killed leaves all frames so far and nothing else. A run that is
+    resumed from a checkpoint goes on with the file, without a gap and without doubles.
+
+    Parameters
+    ----------
+    path : path
+        A free one, or the file of an earlier run of the same problem, which is replaced, or gone on with by ``resume``.
+        Its name says the format:
+
+        - ``.h5``, ``.hdf5``, ``.nc``: HDF5 with the named axes of netCDF 4 (extra ``hdf5``). As long as the run goes on
+          the disk holds the frames twice.
+        - ``.zarr``: a zarr store of format 3, a chunk a frame, without compression (extra ``zarr``).
+        - ``.pvd``: a series of VTK, see `Solution.to_vtk`.
+    every, interval, at
+        When it looks; see `nlflow.flows.trackers.Tracker`.
+    energy : bool
+        Compute the energy of each frame, one average; otherwise it is NaN.
+
+    Raises
+    ------
+    InputError
+        For a path that is taken, cannot be written or is written by another process, a missing package, or a domain
+        that the format does not know.
+    FileFormatError
+        When a frame cannot be written (a full disk), which ends the run, or a file is of another run than the
+        checkpoint.
+
+    Notes
+    -----
+    ``u`` has the axes and coordinates of `Solution.to_xarray`; the attributes say how the run is made. Memory: two
+    frames, whatever the length of the run.
+    """
+
+    name = "frames"
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        every: int = 1,
+        *,
+        interval: float | None = None,
+        at: ArrayLike | None = None,
+        energy: bool = True,
+    ) -> None:
+        super().__init__(path, every, interval=interval, at=at)
+        self.energy = bool(energy)
+        self._series = series_of(self.path)
+
+    def begin(self, flow: Flow, u: Array, t: float, about: About) -> None:
+        """Make the file, or go on with that of the run that is resumed."""
+        layout = layout_of(flow.affinity.domain, to_numpy(u), about())
+        self._series.check(layout)
+        if self._resumed:
+            if not self.path.exists():
+                raise FileFormatError(
+                    f"{self.path}: there is no such file, expected the one that was written beside the checkpoint, "
+                    f"with {self.count} frames; restore it, or start afresh"
+                )
+            self._series.resume(layout, self.count)
+        else:
+            self._check_free(layout)
+            self._series.create(layout)
+
+    def _check_free(self, layout: Layout) -> None:
+        """Make room where the same problem was begun; raise `InputError` where something would be lost."""
+        if self._series.is_of(layout):
+            self._series.remove()
+        for place in self._series.places:
+            if place.exists():
+                raise InputError(
+                    f"path: got {str(place)!r}, which would be lost; expected a new name, or a file of this problem; "
+                    "choose another name, or remove it"
+                )
+
+    def look(self, flow: Flow, u: Array, t: float) -> str | None:
+        """Write the signal."""
+        if self._series.last != t:
+            energy = flow.energy(u) if self.energy else math.nan
+            self._series.append(Frame(t, to_numpy(u), energy))
+            self.count = self._series.count
+        return None
+
+    def finish(self) -> None:
+        """Leave nothing but the file."""
+        try:
+            self._series.close()
+        finally:
+            super().finish()

@@ -1,0 +1,38 @@
+"""Files that grow by one frame of a signal at a time, for other programs to read: HDF5, zarr and VTK."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nlflow.errors import InputError
+from nlflow.io.series.base import Frame, Layout, Series
+from nlflow.io.series.hdf5 import Hdf5Series
+from nlflow.io.series.vtk import VtkSeries
+from nlflow.io.series.zarr_store import ZarrSeries
+
+__all__ = ["Frame", "Layout", "Series", "series_of"]
+
+_KINDS: dict[str, type[Series]] = {
+    ".h5": Hdf5Series,
+    ".hdf5": Hdf5Series,
+    ".nc": Hdf5Series,  # netCDF 4 is HDF5 with named axes
+    ".zarr": ZarrSeries,
+    ".pvd": VtkSeries,
+}
+
+
+def series_of(path: str | os.PathLike[str]) -> Series:
+    """Return the series of a path, as its name ends.
+
+    Raises
+    ------
+    InputError
+        For another ending, and for a format whose package is not installed.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path: got {path!r}, expected the path of a file")
+    kind = _KINDS.get(Path(path).suffix.lower())
+    if kind is None:
+        raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with one of {', '.join(_KINDS)}")
+    return kind(Path(path))

@@ -1,0 +1,203 @@
+"""What all series share: what their frames look like, and the contract of a file that grows."""
+
+from __future__ import annotations
+
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.domains import Domain
+from nlflow.errors import FileFormatError, InputError, format_bytes
+
+Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
+"""Names of axes, values and attributes."""
+
+IDENTITY = ("problem", "kernel")
+"""Attributes by which a file says of which problem it is."""
+
+_LONGEST = 2**26  # bytes of a description
+_SPARE = 2**20  # bytes that are left free on a disk
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the frames of a run look like.
+
+    Attributes
+    ----------
+    domain : Domain
+    shape : tuple of int
+        Of a frame.
+    dtype : numpy.dtype
+    axes : tuple of str
+        Names of the axes of a frame.
+    coordinates : dict
+        Positions along them, as (axes, values, attributes).
+    attributes : dict
+        How the run is made, in numbers and words.
+    """
+
+    domain: Domain
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    axes: tuple[str, ...]
+    coordinates: dict[str, Variable]
+    attributes: dict[str, Any]
+
+    @property
+    def beside(self) -> dict[str, str]:
+        """The attribute of u by which readers know coordinates that are no axes (conventions CF)."""
+        names = [name for name, (axes, _, _) in self.coordinates.items() if axes != (name,)]
+        return {"coordinates": " ".join(names)} if names else {}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of a frame."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A signal, when it was, and its energy."""
+
+    t: float
+    u: NDArray[Any]
+    energy: float
+
+
+class Series(ABC):
+    """A file of frames that is whole at any moment, however the process ends.
+
+    Only one process may write it; the caller holds a lock.
+
+    Attributes
+    ----------
+    path : pathlib.Path
+    count : int
+        Number of frames.
+    last : float or None
+        Time of the last frame.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.count = 0
+        self.last: float | None = None
+
+    def check(self, layout: Layout) -> None:  # noqa: B027  # a hook: most formats hold everything
+        """Raise `InputError` for frames that the format cannot hold."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """Files and folders that are written."""
+        return (self.path,)
+
+    @abstractmethod
+    def create(self, layout: Layout) -> None:
+        """Make a file without frames, where there is none."""
+
+    @abstractmethod
+    def resume(self, layout: Layout, count: int) -> None:
+        """Go on after the first `count` frames; `FileFormatError` for another problem or where some are missing."""
+
+    @abstractmethod
+    def about(self) -> dict[str, Any]:
+        """Return of which problem the file says that it is: what is under ``problem`` and ``kernel``."""
+
+    def is_of(self, layout: Layout) -> bool:
+        """Whether there is a file of the same problem, so that nothing is lost with it."""
+        try:
+            with reading(self.path):
+                about = self.about()
+        except FileFormatError:
+            return False
+        return all(isinstance(about.get(name), str) and about[name] == layout.attributes[name] for name in IDENTITY)
+
+    def remove(self) -> None:
+        """Remove the file."""
+        with writing(self.path):
+            for place in self.places:
+                shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+
+    @abstractmethod
+    def _append(self, frame: Frame) -> None:
+        """Add a frame."""
+
+    def close(self) -> None:  # noqa: B027  # a hook
+        """Leave nothing but the file."""
+
+    def append(self, frame: Frame) -> None:
+        """Add a frame; `FileFormatError` where it cannot be written, and then the file stays as it was."""
+        with writing(self.path):
+            needed, free = 2 * frame.u.nbytes + _SPARE, shutil.disk_usage(self.path.absolute().parent).free
+            if free < needed:
+                raise FileFormatError(
+                    f"{self.path}: got a disk with {format_bytes(free)} left, expected {format_bytes(needed)} for the "
+                    f"frame at t={frame.t:g}; free some space, then resume from a checkpoint"
+                )
+            self._append(frame)
+        self.count, self.last = self.count + 1, frame.t
+
+    def _continue(self, layout: Layout, frames: int, count: int, times: Callable[[int], float]) -> None:
+        """Check that a file is of this problem, with enough frames; `times` tells when a frame was."""
+        found = self.about().get("problem")
+        if not isinstance(found, str) or found != layout.attributes["problem"]:
+            raise FileFormatError(
+                f"{self.path}: belongs to another run than the checkpoint; resume with the file that was written "
+                "beside the checkpoint, or start afresh"
+            )
+        if frames < count:
+            raise FileFormatError(
+                f"{self.path}: got {frames} frames, expected {count}, which there were at the checkpoint; resume from "
+                "an earlier checkpoint, or start afresh"
+            )
+        self.count, self.last = count, times(count - 1) if count else None
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Name the file in what the operating system refuses."""
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (OSError, RuntimeError) as error:  # h5py raises both
+        got = getattr(error, "strerror", None) or str(error)
+        raise FileFormatError(
+            f"{path}: got {got}, expected a file that can be written; free some space or choose another place, then "
+            "resume from a checkpoint"
+        ) from error
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Name the file that is no series."""
+    try:
+        yield
+    except FileFormatError:
+        raise
+    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FileFormatError(
+            f"{path}: not a file of frames that can be gone on with ({error}); start afresh, or restore it"
+        ) from error
+
+
+def described(path: Path) -> str:
+    """Return the text of a description; `ValueError` for one that is longer than any."""
+    if path.stat().st_size > _LONGEST:
+        raise ValueError(f"{path.name} has more than {format_bytes(_LONGEST)}")
+    return path.read_text(encoding="utf-8")
+
+
+def missing(package: str, extra: str, path: Path) -> InputError:
+    """Return the error of a format whose package is not installed."""
+    return InputError(
+        f"path: got {str(path)!r}, which needs {package}, which is not installed: pip install 'nlflow[{extra}]'"
+    )
