@@ -57,7 +57,8 @@ class Film(Resumable):
     Notes
     -----
     A line on a Grid or Points of one dimension, a picture of two dimensions (the first axis goes down), coloured points
-    on a plane, the three middle slices of a volume. Channels are lines or panels, at most four.
+    on a plane, the three middle slices of a volume. Channels are lines or panels, at most four. An ``.mp4`` is put
+    together with one picture in memory, a ``.gif`` with all of them.
     """
 
     name = "film"
