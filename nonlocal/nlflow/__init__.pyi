@@ -55,6 +55,7 @@ from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
 from .functionals.energies import E as E
 from .functionals.energies import J as J
+from .functionals.fractional import FractionalLaplacian as FractionalLaplacian
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
@@ -90,6 +91,7 @@ __all__ = [
     "Exponential",
     "FileFormatError",
     "FisherKPP",
+    "FractionalLaplacian",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
