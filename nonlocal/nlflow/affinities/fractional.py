@@ -152,7 +152,8 @@ def edge_correction(region: Region, lattice: Lattice) -> Floats:
     if region.inside is None:
         result = np.zeros(region.grid.shape)
         for axis, n in enumerate(region.grid.shape):
-            line = _reaching(lattice, np.arange(n) + 0.5, along_axis(lattice.ndim, lattice.s, np.arange(n) + 0.5))
+            places = np.asarray(np.arange(n) + 0.5, np.float64)
+            line = _reaching(lattice, places, along_axis(lattice.ndim, lattice.s, places))
             result += (line + line[::-1]).reshape([-1 if a == axis else 1 for a in range(region.grid.ndim)])
         return scale * result
     if region.grid.ndim == 1:

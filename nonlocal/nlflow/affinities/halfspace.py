@@ -110,9 +110,10 @@ def _expanded(ndim: int, s: float, x: Floats) -> Floats:
 
 def _hurwitz(power: float, offset: Floats) -> Floats:
     """Return the Hurwitz zeta function at a negative power, by Euler and Maclaurin from the 20th term."""
-    steps = np.arange(20.0).reshape(-1, *(1,) * offset.ndim)
     end = offset + 20
-    result = np.sum((offset + steps) ** -power, axis=0) - end ** (1 - power) / (1 - power) + end**-power / 2
+    result = (
+        np.asarray(sum((offset + k) ** -power for k in range(20))) - end ** (1 - power) / (1 - power) + end**-power / 2
+    )
     factor = power
     for k, bernoulli in ((2, 1 / 6), (4, -1 / 30), (6, 1 / 42), (8, -1 / 30)):
         result += bernoulli / math.factorial(k) * factor * end ** (-power - k + 1)

@@ -165,19 +165,20 @@ class Lattice:
 
         The sum over all images of the kernel. O(Q N) time, Q being the 180 points of a rule for the theta function.
         """
-        thetas = [2 * math.pi * np.fft.fftfreq(n) for n in shape]
-        thetas[-1] = 2 * math.pi * np.fft.rfftfreq(shape[-1])
+        turns: list[Floats] = [np.asarray(np.fft.fftfreq(n), np.float64) for n in shape]
+        turns[-1] = np.asarray(np.fft.rfftfreq(shape[-1]), np.float64)
+        thetas: list[Floats] = [2 * math.pi * turn for turn in turns]
         nearest = [2 * np.cos(t) for t in thetas]
         grids = np.meshgrid(*thetas, indexing="ij", sparse=True)
-        waves = sum(t * t for t in grids) / (4 * math.pi)
+        waves = np.asarray(sum(t * t for t in grids) / (4 * math.pi))
         power = self.ndim + 2 * self.s
         points, weights = np.polynomial.legendre.leggauss(60)
         result = _gamma_tail(self.s, waves) - 2 / power
         for low, high in ((1.0, 4.0), (4.0, 12.0), (12.0, 60.0)):
             for x, weight in zip(points, weights, strict=True):
                 t, part = (low + high) / 2 + (high - low) / 2 * x, (high - low) / 2 * weight
-                here = [1 + 2 * sum(math.exp(-math.pi * k * k * t) * np.cos(k * a) for k in (1, 2)) for a in thetas]
-                there = [_images(t, a / (2 * math.pi)) for a in thetas]
+                here = [_waves(t, a) for a in thetas]
+                there = [_images(t, turn) for turn in turns]
                 result += part * t ** (power / 2 - 1) * (_product(here) - 1)
                 result += part * t ** (-self.s - 1) * (_product(there) - np.exp(-t * waves))
         result *= self.constant * math.pi ** (power / 2) / math.gamma(power / 2)
@@ -192,6 +193,11 @@ def _gamma_tail(s: float, x: Floats) -> Floats:
 def _images(t: float, shift: Floats) -> Floats:
     """Return the sum of exp(-pi t (k + shift)^2) over integers k."""
     return np.asarray(sum(np.exp(-math.pi * t * (k + shift) ** 2) for k in range(-3, 4)))
+
+
+def _waves(t: float, theta: Floats) -> Floats:
+    """Return the sum of exp(-pi t k^2) cos(k theta) over integers k, for t >= 1."""
+    return np.asarray(1 + 2 * sum(math.exp(-math.pi * k * k * t) * np.cos(k * theta) for k in range(1, 5)))
 
 
 def _product(factors: list[Floats]) -> Floats:

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import ndimage
 
-from nlflow._array import Array, Floats, is_numpy, underflowing
+from nlflow._array import Array, Floats, is_numpy, power_of_two, underflowing
 from nlflow.affinities.fractional import FractionalAffinity, Region, edge_correction
 from nlflow.affinities.lattice import Lattice, normalization
 from nlflow.domains import Grid
@@ -105,6 +106,8 @@ class FractionalLaplacian:
         self.horizon = check_number(
             "horizon", horizon, minimum=h, strict=True, finite=False, hint="the spacing; nodes nearer see no other"
         )
+        if abs(2 * math.log10(h)) > 280:
+            raise InputError(f"grid: got the spacing {h:g}, whose square a float can hardly hold; change the unit")
         self.tempering = check_number("tempering", tempering, minimum=0)
         if self.tempering * h > 1:
             raise InputError(
@@ -136,7 +139,7 @@ class FractionalLaplacian:
         check_choice("scaling", scaling, ("fractional", "local"))
         h, ndim = self.grid.spacing[0], self.grid.ndim
         if scaling == "fractional":
-            return normalization(ndim, self.s) * h ** (-2 * self.s)
+            return float(normalization(ndim, self.s) * h ** (-2 * self.s))
         if math.isinf(self.horizon) and self.tempering == 0:
             raise InputError("scaling: got 'local' without a horizon, expected a horizon or tempering > 0 with it")
         unit = Lattice(ndim, self.s, self.horizon / h, self.tempering * h, 1.0)
@@ -162,7 +165,8 @@ class FractionalLaplacian:
             For a wrong shape, NaN or infinity.
         """
         u = self._check_signal("u", u)
-        return np.asarray(self._operator(u) - _as(self._from_exterior(exterior), u))
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            return _in_range("u", self._operator(u) - _as(self._from_exterior(exterior), u))
 
     def functional(self, exterior: Any = 0.0, *, rhs: Any = None) -> J:
         """Return the functional whose gradient in the L2 metric is A u - rhs: J plus a fidelity kappa.
@@ -229,24 +233,35 @@ class FractionalLaplacian:
         given = _as(self._from_exterior(exterior), b)
         if self.grid.boundary == "periodic":
             return self._solve_torus(b)
-        size = float(np.abs(b + given).max()) or 1.0  # taken out, so that squares stay in range
-        b = (b + given) / size
+        with np.errstate(over="ignore"):
+            b = _in_range("rhs", b + given)
+        size = power_of_two(float(np.abs(b).max()))  # taken out, so that squares stay in range
+        b = b / size
         axes = tuple(range(len(self.domain.shape)))
         precondition = Capacitance(self._region, self._lattice, self._extra)
+        # In units of the sum of weights, so that squares stay in range for any unit of length.
+        unit = power_of_two(self._lattice.total)
+        first = precondition(b) * unit
         if rtol is None:
             # Sums are off by some roundings of the sum of weights times u, of which the first guess tells the size.
-            rounding = float(np.finfo(b.dtype).eps) * self._lattice.total * float(np.abs(precondition(b)).max())
-            rtol = max(default_rtol(b), 32 * rounding)
+            rtol = max(default_rtol(b), 64 * float(np.finfo(b.dtype).eps) * float(np.abs(first).max()))
         result = conjugate_gradients(
-            self._operator, b, np.zeros_like(b), precondition=precondition, rtol=rtol, maxiter=maxiter,
+            lambda v: self._operator(v / unit),
+            b,
+            np.zeros_like(b),
+            precondition=lambda r: precondition(r) * unit,
+            rtol=rtol,
+            maxiter=maxiter,
             inner=lambda v, w: np.sum(v * w, axis=axes, keepdims=True, dtype=np.float64),
-        )  # fmt: skip
+        )
         success, advice = verdict(result.residual, rtol)
         message = (
             f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: capacitance "
             f"matrix of {precondition.size} nodes"
         )
-        return Minimizer(result.x * size, result.residual, result.iterations, success, message)
+        with np.errstate(over="ignore"):
+            u = _in_range("rhs", result.x / unit * size)
+        return Minimizer(u, result.residual, result.iterations, success, message)
 
     def on_grid(self, u: Array, outside: float = math.nan) -> NDArray[Any]:
         """Return a signal of the nodes inside as an array on the grid, with a value at all other nodes."""
@@ -271,9 +286,11 @@ class FractionalLaplacian:
         if self._region.inside is None:
             raise InputError("exterior: got an array where all nodes of the grid are inside, expected a number")
         sums = self.affinity.sums_from(np.where(self._region.inside, 0.0, field))
-        reached = self._plain > 0
-        # The correction is for u less what it is at the edge, for which stands what a walker finds outside.
-        return sums + self._extra * np.where(reached, sums, 0.0) / np.where(reached, self._plain, 1.0)
+        if not self._extra.any():
+            return np.asarray(sums)
+        # The correction is for u less what it is at the edge, for which stands the nearest node outside.
+        nearest = ndimage.distance_transform_edt(self._region.inside, return_distances=False, return_indices=True)
+        return np.asarray(sums + self._extra * self._region.restrict(field[tuple(nearest)]))
 
     def _check_signal(self, name: str, value: Any) -> NDArray[Any]:
         array = self.affinity.check_signal(name, value)
@@ -301,6 +318,13 @@ class FractionalLaplacian:
         size = float(np.linalg.norm(b)) or 1.0
         residual = float(np.linalg.norm(self._operator(u) - (b - b.mean(axis=axes)))) / size
         return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by the Fourier transform")
+
+
+def _in_range(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return a result that floats hold, or raise `NumericalError`."""
+    if not np.isfinite(values).all():
+        raise NumericalError(f"{name}: so large that the result overflows; scale it down")
+    return np.asarray(values)
 
 
 def _as(values: Floats, like: NDArray[Any]) -> NDArray[Any]:

@@ -18,8 +18,8 @@ from nlflow.backends.threads import cores
 LARGEST, DEAR = 8192, 1e6
 """The matrix is formed for at most this many nodes of the strip (512 MiB), whose cube is at most 1e6 N."""
 
-_HEAVY = 0.5  # of the sum of weights: diagonal entries from which a node belongs to the matrix
-_ROOM = 4  # nodes between the box of the domain and the edge of the periodic box
+_HEAVY = 0.1  # of the sum of weights: diagonal entries from which a node belongs to the matrix
+_WIDTH = {1: 64, 2: 1, 3: 1}  # of the strip in nodes; on a line a wide one costs nothing
 
 
 class Capacitance:
@@ -41,7 +41,8 @@ class Capacitance:
 
     def __init__(self, region: Region, lattice: Lattice, extra: Floats) -> None:
         shape = region.grid.shape
-        self._lengths = tuple(fft.next_fast_len(n + n // 2 + 2 * _ROOM, real=True) for n in shape)
+        self._room = 2 * _WIDTH[len(shape)]  # nodes between the box of the domain and the edge of the periodic box
+        self._lengths = tuple(fft.next_fast_len(n + n // 2 + 2 * self._room, real=True) for n in shape)
         self._axes = tuple(range(len(shape)))
         symbol = lattice.total - fft.rfftn(wrap(lattice.table(shape), self._lengths), workers=cores()).real
         # That of constants is 0 where the horizon is small: a constant is what the strip takes away.
@@ -49,7 +50,7 @@ class Capacitance:
         symbol.flat[0] = max(float(symbol.flat[0]), 0.5 * float(others.min()))
         self._gains = 1 / symbol
         inside = np.ones(shape, bool) if region.inside is None else region.inside
-        places = np.argwhere(inside) + _ROOM
+        places = np.argwhere(inside) + self._room
         self._nodes: NDArray[np.intp] = np.asarray(np.ravel_multi_index(tuple(places.T), self._lengths))
         extra = extra.ravel()
         heavy = extra > _HEAVY * lattice.total
@@ -58,10 +59,9 @@ class Capacitance:
 
     def _set_strip(self, inside: NDArray[np.bool_], heavy: NDArray[np.intp], diagonal: Floats) -> None:
         """Form the matrix of the nodes next to the domain, and of those with a large diagonal."""
-        box = np.pad(
-            inside, [(_ROOM, length - n - _ROOM) for n, length in zip(inside.shape, self._lengths, strict=True)]
-        )
-        strip = np.flatnonzero(ndimage.binary_dilation(box, np.ones((3,) * inside.ndim, bool)) & ~box)
+        room, width = self._room, 2 * _WIDTH[inside.ndim] + 1
+        box = np.pad(inside, [(room, length - n - room) for n, length in zip(inside.shape, self._lengths, strict=True)])
+        strip = np.flatnonzero(ndimage.maximum_filter(box, width, mode="constant") & ~box)
         self._strip = np.concatenate([strip, heavy])
         self._factor: Any = None
         count = len(self._strip)
