@@ -49,6 +49,13 @@ def test_order_of_solutions(s: float) -> None:
         assert math.log(errors[1] / errors[2], 4) == pytest.approx(order, abs=0.1)
 
 
+@pytest.mark.parametrize("s", [0.25, 0.75])
+def test_tempered_solution_converges(s: float) -> None:
+    """To its own on a grid nine times as fine, whose error is at most a tenth."""
+    coarse, fine = (interval(n, s, tempering=20.0)[0].solve(1.0).u for n in (90, 810))
+    assert error(coarse, fine[4::9]) < 1e-3
+
+
 @pytest.mark.parametrize("s", ORDERS)
 @pytest.mark.parametrize("degree", [1, 4])
 def test_other_right_hand_sides_on_the_interval(s: float, degree: int) -> None:
