@@ -282,6 +282,7 @@ RADII = np.linalg.norm(PLANE.nodes - 1, axis=1).reshape(8, 8)
         (LINE, {"inside": np.ones(7, bool)}, "shape"),
         (LINE, {"inside": np.ones(8, bool), "corrected": True}, "distance"),
         (LINE, {"inside": np.arange(8) % 5 == 0, "horizon": 0.9}, "sees no other"),
+        (Grid((3, 3, 3), 1.0, "isolated"), {"inside": np.ones((3, 3, 3))}, "three dimensions"),
         (PLANE, {"inside": 5 * (1 - RADII)}, "expected a grid that holds"),
         (PLANE, {"inside": 0.3 * (0.9 - RADII)}, "expected 1"),
     ],

@@ -109,6 +109,19 @@ def test_box_and_rotated_box_agree() -> None:
     assert found[m // 2, m // 2] == pytest.approx(middle, rel=2e-3)
 
 
+@pytest.mark.parametrize("s", [0.4, 0.75])
+def test_box_in_three_dimensions_converges(s: float) -> None:
+    """At its centre, faster than without the correction: to what both tend to."""
+    centres = {}
+    for corrected in (True, False):
+        for n in (5, 15):
+            a = FractionalLaplacian(Grid((n, n, n), 2 / n, "isolated"), s, corrected=corrected)
+            centres[corrected, n] = float(a.solve(1.0).u[n // 2, n // 2, n // 2])
+    assert abs(centres[True, 5] - centres[True, 15]) < 0.01 * centres[True, 15]
+    assert centres[True, 15] < centres[False, 15] < centres[False, 5]
+    assert abs(centres[False, 5] - centres[True, 15]) > 3 * abs(centres[True, 5] - centres[True, 15])
+
+
 def test_ball_of_cells_converges() -> None:
     errors = []
     for n in (10, 20):

@@ -52,7 +52,7 @@ class FractionalLaplacian:
         -Laplace as the horizon tends to 0; asks for a horizon or tempering.
     corrected : bool, optional
         Take the error away that sums over nodes make of dist^s near an edge. By default where the distance of nodes to
-        the edge is known, that is without a mask of bool, and in three dimensions for boxes.
+        the edge is known: without a mask of bool. In three dimensions that is for boxes; distances ask for False there.
     memory_limit : float, optional
         Bytes.
 
@@ -375,6 +375,11 @@ def _check_corrected(corrected: Any, region: Region) -> bool:
     """Return whether to correct, or raise `InputError` where it was asked for and cannot be."""
     torus = region.grid.boundary == "periodic"
     known = not torus and (region.inside is None or (region.distance is not None and region.grid.ndim < 3))
+    if corrected is None and region.distance is not None and not known:
+        raise InputError(
+            "inside: got distances in three dimensions, where edges are not corrected; give a mask of bool, or "
+            "corrected=False, for which only their sign counts"
+        )
     if corrected is None:
         return known
     if not isinstance(corrected, bool):
