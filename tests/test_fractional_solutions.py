@@ -56,6 +56,22 @@ def test_tempered_solution_converges(s: float) -> None:
     assert error(coarse, fine[4::9]) < 1e-3
 
 
+@pytest.mark.parametrize("s", [0.25, 0.75])
+def test_short_horizon_beside_a_slanted_edge(s: float) -> None:
+    """The rate of killing stays positive within the horizon and 0 beyond, and the correction helps."""
+    found = {}
+    for n, corrected in ((30, True), (30, False), (210, True)):
+        grid = Grid((n, n), 2 / n, "isolated")
+        r = np.linalg.norm(grid.nodes - 1, axis=1).reshape(n, n)
+        a = FractionalLaplacian(grid, s, inside=0.93 - r, horizon=0.1, corrected=corrected)
+        assert (a.killing[r[r < 0.93] > 0.93 - 0.05] > 0).all()
+        assert (a.killing[r[r < 0.93] < 0.93 - 0.11 - 2 / n] == 0).all()
+        found[n, corrected] = a.on_grid(a.solve(1.0).u, outside=0.0)
+    fine = found[210, True][3::7, 3::7]
+    errors = {corrected: error(found[30, corrected], fine) for corrected in (True, False)}
+    assert errors[True] < 0.7 * errors[False]
+
+
 @pytest.mark.parametrize("s", ORDERS)
 @pytest.mark.parametrize("degree", [1, 4])
 def test_other_right_hand_sides_on_the_interval(s: float, degree: int) -> None:

@@ -53,6 +53,7 @@ class FractionalLaplacian:
     corrected : bool, optional
         Take the error away that sums over nodes make of dist^s near an edge. By default where the distance of nodes to
         the edge is known: without a mask of bool. In three dimensions that is for boxes; distances ask for False there.
+        With a horizon or tempering corrections are cut where they would make kappa less than a tenth of itself.
     memory_limit : float, optional
         Bytes.
 
@@ -126,13 +127,9 @@ class FractionalLaplacian:
             lost = self._lattice.total - affinity.sums(np.ones(self.domain.shape))
             self._plain = np.where(lost > 1e-12 * self._lattice.total, lost, 0.0)
             if corrected:
-                self._extra = edge_correction(self._region, self._lattice)
+                # Where little of the kernel leaves, a negative correction must not make a gain of it.
+                self._extra = np.maximum(edge_correction(self._region, self._lattice), -0.9 * self._plain)
         self.killing: Floats = self._plain + self._extra
-        if self.killing.min() < 0:
-            raise NumericalError(
-                f"inside: the correction makes the rate of killing negative, {self.killing.min():.3g}; use "
-                "corrected=False, or a finer grid"
-            )
 
     def _constant(self, scaling: str) -> float:
         """Return what multiplies the kernel in units of the spacing."""
