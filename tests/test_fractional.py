@@ -210,6 +210,22 @@ def test_preconditioner_is_self_adjoint_and_does_without_its_strip(monkeypatch: 
     assert a.solve(1.0).success
 
 
+def test_what_would_take_too_long_is_left_out() -> None:
+    """In three dimensions the strip is most of the nodes."""
+    found = FractionalLaplacian(Grid((12, 13, 14), 0.1, "isolated"), 0.7).solve(1.0)
+    assert found.success
+    assert found.message.endswith("of 0 nodes")
+
+
+def test_what_rounding_allows_is_a_success() -> None:
+    """The sum of weights is 10^7 times the smallest eigenvalue, so 1e-10 is out of reach."""
+    found = interval(10_000, 0.9)[0].solve(1.0)
+    assert found.success
+    assert 1e-10 < found.residual < 1e-6
+    assert found.iterations < 10
+    assert not interval(10_000, 0.9)[0].solve(1.0, rtol=1e-14, maxiter=20).success
+
+
 def test_heat_flow_decays_at_the_first_eigenvalue() -> None:
     """du/dt = -A u by the integrators that there are."""
     a, x = interval(150, 0.6)

@@ -59,6 +59,11 @@ def test_tempered_solution_converges(s: float) -> None:
 @pytest.mark.parametrize("s", [0.25, 0.75])
 def test_short_horizon_beside_a_slanted_edge(s: float) -> None:
     """The rate of killing stays positive within the horizon and 0 beyond, and the correction helps."""
+    for end in np.linspace(0.9, 0.93, 7):
+        line = Grid(31, 2 / 31, "isolated")
+        b = FractionalLaplacian(line, s, inside=end - np.abs(line.nodes[:, 0] - 1), horizon=0.1)
+        assert b.killing.min() >= 0
+        assert b.solve(1.0).success
     found = {}
     for n, corrected in ((30, True), (30, False), (210, True)):
         grid = Grid((n, n), 2 / n, "isolated")
