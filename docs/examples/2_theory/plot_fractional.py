@@ -62,5 +62,6 @@ for (name, shown), style in zip(cuts.items(), ("-", "--"), strict=True):
 axis.set_ylim(1e-6, 2)
 axis.set_xlabel("place along the diameter")
 axis.set_ylabel("u over its maximum")
+axis.set_title("The flight has tails at once")
 axis.legend(frameon=False)
 axis.spines[["top", "right"]].set_visible(False)
