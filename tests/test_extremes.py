@@ -303,6 +303,26 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
             call()
 
 
+@pytest.mark.parametrize("size", [1e-130, 1e-3, 1.0, 1e130])
+def test_fractional_operators_at_any_scale(size: float) -> None:
+    """(-Laplace)^s has the unit length^-2s: solutions grow like the power of the scale."""
+    grid = nl.Grid(6, size, "isolated")
+    for s in (1e-3, 0.5, 0.999):
+        a, unit = nl.FractionalLaplacian(grid, s), nl.FractionalLaplacian(nl.Grid(6, 1.0, "isolated"), s)
+        for scale in (1e-300, 1.0, 1e300):
+            expected = [v * mpmath.mpf(size) ** (2 * s) * scale for v in exact(unit.solve(1.0).u)]
+            if max(abs(v) for v in expected) > mpmath.mpf(float(np.finfo(float).max)):
+                with pytest.raises(nl.NumericalError, match="rhs"):
+                    a.solve(scale)
+                continue
+            found = a.solve(scale).u
+            assert all(abs(v - w) <= 1e-9 * abs(w) + 1e-300 for v, w in zip(exact(found), expected, strict=True))
+    with pytest.raises(nl.InputError, match="change the unit"):
+        nl.FractionalLaplacian(nl.Grid(6, 1e-200, "isolated"), 0.5)
+    with pytest.raises(nl.NumericalError, match="overflows"):
+        nl.FractionalLaplacian(nl.Grid(6, 1e-3, "isolated"), 0.5).apply(np.full(6, 1e308))
+
+
 # ---- functionals
 
 

@@ -11,6 +11,7 @@ import pytest
 from tests.problems import torch_on_one_thread
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "howto").glob("own_*.md"))
+GUIDES = [Path(__file__).parents[1] / "docs" / "howto" / "fractional.md"]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines
 
 
@@ -43,7 +44,7 @@ def test_what_a_user_adds_is_short(page: Path) -> None:
     assert not {name for name in used if name.startswith("_") and not name.startswith("__")}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.stem)
 def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)

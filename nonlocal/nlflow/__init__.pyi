@@ -56,6 +56,7 @@ from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
 from .functionals.energies import E as E
 from .functionals.energies import J as J
+from .functionals.fractional import FractionalLaplacian as FractionalLaplacian
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
@@ -103,6 +104,7 @@ __all__ = [
     "Film",
     "FisherKPP",
     "Formula",
+    "FractionalLaplacian",
     "Frames",
     "Gaussian",
     "GaussianNoise",

@@ -9,6 +9,7 @@ from validation.harness import Claim
 MODULES = (
     "frechet_derivative",
     "fourier_flows",
+    "fractional_poisson",
     "attention_step",
     "continuum_limit",
     "convergence_to_constants",

@@ -1,0 +1,389 @@
+"""Fractional Laplacians on grids: a flight that is killed where it leaves the domain."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from nlflow._array import Array, Floats, is_numpy, power_of_two, underflowing
+from nlflow.affinities.fractional import FractionalAffinity, Region, edge_correction
+from nlflow.affinities.lattice import Lattice, normalization
+from nlflow.domains import Grid
+from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
+from nlflow.functionals.energies import E, J
+from nlflow.functionals.krylov import conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.preconditioners import Capacitance, Diagonal
+
+_CLOSEST = 1e-6  # of the spacing: nodes nearer to the edge count as outside
+
+
+@underflowing
+class FractionalLaplacian:
+    """The fractional Laplacian and its kin on a grid, with values given outside the domain.
+
+    (A u)(x) = integral of (u(x) - u(y)) C |x - y|^(-m-2s) exp(-tempering |x - y|) over all y with |x - y| < horizon,
+    where u is known outside the domain. On the nodes inside A u = L u + kappa (u - f): L belongs to an affinity, as
+    all of this package does, kappa is the rate at which a walker is killed since it leaves the domain, and f is what
+    it finds there. So flows, functionals and chains of `affinity` and `functional` are those of a killed Levy flight.
+
+    Parameters
+    ----------
+    grid : Grid
+        Of up to three axes with one spacing. ``isolated``: the domain is the box of its cells, or what `inside` says
+        of it. ``periodic``: a torus, without an outside.
+    s : float
+        Order, 0 < s < 1.
+    inside : array of shape ``grid.shape``, optional
+        Of bool: which nodes are inside. Of float: the distance to the edge of the domain, in units of length, negative
+        outside; the edge may cross cells then. Signals are arrays of shape (N,) of the nodes inside, in C order;
+        `on_grid` returns them as pictures.
+    horizon : float
+        > spacing; infinite by default.
+    tempering : float
+        >= 0, in reciprocal units of length, and at most one over the spacing.
+    scaling : {'fractional', 'local'}
+        The constant C. ``fractional``: 4^s Gamma(m/2 + s) / (pi^(m/2) |Gamma(-s)|), for which A tends to (-Laplace)^s
+        as the horizon grows and tempering falls. ``local``: twice m over the second moment, for which it tends to
+        -Laplace as the horizon tends to 0; asks for a horizon or tempering.
+    corrected : bool, optional
+        Take the error away that sums over nodes make of dist^s near an edge. By default where the distance of nodes to
+        the edge is known: without a mask of bool. In three dimensions that is for boxes; distances ask for False there.
+        With a horizon or tempering corrections are cut where they would make kappa less than a tenth of itself.
+    memory_limit : float, optional
+        Bytes.
+
+    Attributes
+    ----------
+    affinity : Affinity
+        Of k = K / 2 between the nodes inside; its domain is the grid, or `Points`.
+    killing : array of shape ``domain.shape``
+        kappa >= 0; zeros on a torus.
+
+    Raises
+    ------
+    InputError
+        For an order that is not in (0, 1), a horizon of at most one spacing, a mask of less than two nodes, distances
+        that are none, reflecting grids, unequal spacings, and more than three axes.
+    MemoryLimitError
+        When the transforms would pass the limit.
+
+    Notes
+    -----
+    Sums are O(N log N) by the Fourier transform, zero-padded. All weights are positive. For smooth u the error of A u
+    is O(h^(4-2s)); for u like dist^s at the edge, as solutions are, that of a corrected solution falls with the square
+    of the spacing in the interior, and without a correction with its first power.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import FractionalLaplacian, Grid
+    >>> a = FractionalLaplacian(Grid(100, spacing=0.02, boundary="isolated"), s=0.5)  # on (-1, 1)
+    >>> u = a.solve(1.0).u
+    >>> x = a.affinity.domain.nodes[:, 0] - 1
+    >>> float(np.abs(u - np.sqrt(1 - x**2)).max()) < 1e-3
+    True
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        s: float,
+        *,
+        inside: Any = None,
+        horizon: float = math.inf,
+        tempering: float = 0.0,
+        scaling: str = "fractional",
+        corrected: bool | None = None,
+        memory_limit: float | None = None,
+    ) -> None:
+        self.grid = _check_grid(grid)
+        self.s = check_number("s", s, minimum=0, strict=True, below=1, hint="1 is the local Laplacian, no kernel")
+        h = grid.spacing[0]
+        self.horizon = check_number(
+            "horizon", horizon, minimum=h, strict=True, finite=False, hint="the spacing; nodes nearer see no other"
+        )
+        if abs(2 * math.log10(h)) > 280:
+            raise InputError(f"grid: got the spacing {h:g}, whose square a float can hardly hold; change the unit")
+        self.tempering = check_number("tempering", tempering, minimum=0)
+        if self.tempering * h > 1:
+            raise InputError(
+                f"tempering: got {self.tempering:g} on a grid of spacing {h:g}, expected at most {1 / h:g}: the kernel "
+                "would vanish between nodes; use a finer grid"
+            )
+        self._region = _region(grid, inside)
+        corrected = _check_corrected(corrected, self._region)
+        self._lattice = Lattice(grid.ndim, self.s, self.horizon / h, self.tempering * h, self._constant(scaling))
+        affinity = FractionalAffinity(self._region, self._lattice, memory_limit)
+        self.affinity = affinity
+        self._plain = np.zeros(self.domain.shape)
+        self._extra = np.zeros(self.domain.shape)
+        if grid.boundary == "isolated":
+            # What rounding makes negative where the horizon does not reach the edge.
+            lost = self._lattice.total - affinity.sums(np.ones(self.domain.shape))
+            self._plain = np.where(lost > 1e-12 * self._lattice.total, lost, 0.0)
+            if corrected:
+                # Where little of the kernel leaves, a negative correction must not make a gain of it.
+                self._extra = np.maximum(edge_correction(self._region, self._lattice), -0.9 * self._plain)
+        self.killing: Floats = self._plain + self._extra
+
+    def _constant(self, scaling: str) -> float:
+        """Return what multiplies the kernel in units of the spacing."""
+        check_choice("scaling", scaling, ("fractional", "local"))
+        h, ndim = self.grid.spacing[0], self.grid.ndim
+        if scaling == "fractional":
+            return float(normalization(ndim, self.s) * h ** (-2 * self.s))
+        if math.isinf(self.horizon) and self.tempering == 0:
+            raise InputError("scaling: got 'local' without a horizon, expected a horizon or tempering > 0 with it")
+        unit = Lattice(ndim, self.s, self.horizon / h, self.tempering * h, 1.0)
+        return float(2 * ndim / unit.radial(0.0, 2.0, unit.horizon) * h**-2)
+
+    @property
+    def domain(self) -> Any:
+        """The domain of signals: the grid, or the nodes inside as `Points`."""
+        return self.affinity.domain
+
+    def apply(self, u: Array, exterior: Any = 0.0) -> NDArray[Any]:
+        """Return A u at the nodes inside.
+
+        Parameters
+        ----------
+        u : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        exterior : float or array of shape ``grid.shape``
+            u outside the domain. An array holds it on the nodes of the grid that are outside; it is 0 beyond the grid.
+
+        Raises
+        ------
+        InputError
+            For a wrong shape, NaN or infinity.
+        """
+        u = self._check_signal("u", u)
+        with np.errstate(over="ignore", invalid="ignore"):  # found out in what comes of it
+            return _in_range("u", self._operator(u) - _as(self._from_exterior(exterior), u))
+
+    def functional(self, exterior: Any = 0.0, *, rhs: Any = None) -> J:
+        """Return the functional whose gradient in the L2 metric is A u - rhs: J plus a fidelity kappa.
+
+        Its gradient flow is du/dt = -A u + rhs, and its minimizer solves A u = rhs. On a torus it is J alone.
+
+        Parameters
+        ----------
+        exterior : float or array of shape ``grid.shape``
+            See `apply`.
+        rhs : float or array of shape ``domain.shape``, optional
+            Where there is one kappa must be > 0 at each node.
+
+        Raises
+        ------
+        InputError
+            For a right-hand side where the exterior is out of reach of some node: give it to `GradientFlow` as a source
+            instead.
+        """
+        source = self._from_exterior(exterior)
+        if rhs is not None:
+            source = source + self._check_rhs(rhs)
+        reached = self.killing > 0
+        if rhs is not None and not reached.all():
+            raise InputError(
+                f"rhs: {int((~reached).sum())} node(s) do not see the exterior, so no fidelity can hold a source; "
+                "give it to GradientFlow(functional, source=...), or call solve"
+            )
+        if self.grid.boundary == "periodic":
+            return J(self.affinity)
+        observed = np.where(reached, source, 0.0) / np.where(reached, self.killing, 1.0)
+        return E(self.affinity, observed, self.killing)
+
+    def solve(self, rhs: Any, exterior: Any = 0.0, *, rtol: float | None = None, maxiter: int = 1000) -> Minimizer:
+        """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
+
+        The preconditioner inverts the operator on a periodic box around the domain, and makes it 0 in a strip around
+        (`nlflow.functionals.preconditioners.Capacitance`): 5 to 12 iterations. On a torus the transform
+        solves at once, for the u of mean 0.
+
+        Parameters
+        ----------
+        rhs : float or array of shape ``domain.shape`` or ``domain.shape + (D,)``
+        exterior : float or array of shape ``grid.shape``
+            See `apply`.
+        rtol : float, optional
+            Residual relative to the right-hand side; by default 1e-10 in float64 and 1e-5 in float32, or what rounding
+            allows where that is more.
+        maxiter : int
+
+        Returns
+        -------
+        Minimizer
+
+        Raises
+        ------
+        InputError
+            For a wrong shape, NaN or infinity; on a torus for a right-hand side whose mean is not 0.
+        """
+        b = self._check_rhs(rhs)
+        if rtol is not None:
+            rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        maxiter = check_integer("maxiter", maxiter, minimum=1)
+        given = _as(self._from_exterior(exterior), b)
+        if self.grid.boundary == "periodic":
+            return self._solve_torus(b)
+        with np.errstate(over="ignore"):
+            b = _in_range("rhs", b + given)
+        size = power_of_two(float(np.abs(b).max()))  # taken out, so that squares stay in range
+        b = b / size
+        axes = tuple(range(len(self.domain.shape)))
+        precondition = Capacitance(self._region, self._lattice, self._extra)
+        # In units of the sum of weights, so that squares stay in range for any unit of length.
+        unit = power_of_two(self._lattice.total)
+        first = precondition(b) * unit
+        if rtol is None:
+            # Sums are off by some roundings of the sum of weights times u, of which the first guess tells the size.
+            rtol = max(default_rtol(b), 64 * float(np.finfo(b.dtype).eps) * float(np.abs(first).max()))
+        result = conjugate_gradients(
+            lambda v: self._operator(v / unit),
+            b,
+            np.zeros_like(b),
+            precondition=lambda r: precondition(r) * unit,
+            rtol=rtol,
+            maxiter=maxiter,
+            inner=lambda v, w: np.sum(v * w, axis=axes, keepdims=True, dtype=np.float64),
+        )
+        success, advice = verdict(result.residual, rtol)
+        message = (
+            f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: capacitance "
+            f"matrix of {precondition.size} nodes"
+        )
+        with np.errstate(over="ignore"):
+            u = _in_range("rhs", result.x / unit * size)
+        return Minimizer(u, result.residual, result.iterations, success, message)
+
+    def on_grid(self, u: Array, outside: float = math.nan) -> NDArray[Any]:
+        """Return a signal of the nodes inside as an array on the grid, with a value at all other nodes."""
+        return self._region.embed(self._check_signal("u", u), outside)
+
+    def _operator(self, u: NDArray[Any]) -> NDArray[Any]:
+        """Return A u for u = 0 outside."""
+        sums = self.affinity.sums(u)
+        if self.grid.boundary == "periodic":
+            return np.asarray(_as(self.affinity.degree * 2, u) * u - sums)
+        return np.asarray(_as(self._lattice.total + self._extra, u) * u - sums)
+
+    def _from_exterior(self, exterior: Any) -> Floats:
+        """Return kappa f, what the exterior adds to A u with its sign changed."""
+        if not hasattr(exterior, "shape") or tuple(exterior.shape) == ():
+            return self.killing * check_number("exterior", exterior)
+        if self.grid.boundary == "periodic":
+            raise InputError("exterior: got an array on a periodic grid, which has no outside; leave it out")
+        field = np.asarray(check_array("exterior", exterior), dtype=np.float64)
+        if field.shape != self.grid.shape:
+            raise InputError(f"exterior: got shape {field.shape}, expected a number or {self.grid.shape}")
+        if self._region.inside is None:
+            raise InputError("exterior: got an array where all nodes of the grid are inside, expected a number")
+        sums = self.affinity.sums_from(np.where(self._region.inside, 0.0, field))
+        if not self._extra.any():
+            return np.asarray(sums)
+        # The correction is for u less what it is at the edge, for which stands the nearest node outside.
+        nearest = ndimage.distance_transform_edt(self._region.inside, return_distances=False, return_indices=True)
+        return np.asarray(sums + self._extra * self._region.restrict(field[tuple(nearest)]))
+
+    def _check_signal(self, name: str, value: Any) -> NDArray[Any]:
+        array = self.affinity.check_signal(name, value)
+        if not is_numpy(array):  # not reached: the affinity has refused it
+            raise InputError(f"{name}: expected a NumPy array")
+        return np.asarray(array)
+
+    def _check_rhs(self, rhs: Any) -> NDArray[Any]:
+        if not hasattr(rhs, "shape") or tuple(rhs.shape) == ():
+            return np.full(self.domain.shape, check_number("rhs", rhs))
+        return self._check_signal("rhs", rhs)
+
+    def _solve_torus(self, b: NDArray[Any]) -> Minimizer:
+        """Return the solution of mean 0, by the transform that diagonalizes A."""
+        axes = tuple(range(self.grid.ndim))
+        mean = np.abs(b.mean(axis=axes)).max()
+        if mean > 1e-6 * np.abs(b).max():
+            raise InputError(
+                f"rhs: its mean is {mean:.3g}, expected 0 on a periodic grid, where A u has none; subtract it"
+            )
+        transform = Diagonal(self.affinity)
+        rest = transform.rest * float(2 * self.affinity.degree.flat[0])
+        rest.flat[0] = math.inf
+        u = transform.back(transform.times(1 / rest, transform.forward(b)), b.dtype)
+        size = float(np.linalg.norm(b)) or 1.0
+        residual = float(np.linalg.norm(self._operator(u) - (b - b.mean(axis=axes)))) / size
+        return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by the Fourier transform")
+
+
+def _in_range(name: str, values: NDArray[Any]) -> NDArray[Any]:
+    """Return a result that floats hold, or raise `NumericalError`."""
+    if not np.isfinite(values).all():
+        raise NumericalError(f"{name}: so large that the result overflows; scale it down")
+    return np.asarray(values)
+
+
+def _as(values: Floats, like: NDArray[Any]) -> NDArray[Any]:
+    """Return one number for each node in the dtype of a signal, broadcastable to it."""
+    return values.astype(like.dtype, copy=False).reshape(values.shape + (1,) * (like.ndim - values.ndim))
+
+
+def _check_grid(grid: Any) -> Grid:
+    if not isinstance(grid, Grid):
+        raise InputError(f"grid: got {type(grid).__name__}, expected a Grid")
+    if grid.boundary == "reflect":
+        raise InputError("grid: got the boundary 'reflect', expected 'isolated' (values given outside) or 'periodic'")
+    if grid.ndim > 3:
+        raise InputError(f"grid: got {grid.ndim} axes, expected at most 3")
+    if len(set(grid.spacing)) > 1:
+        raise InputError(f"grid: got the spacings {grid.spacing}, expected the same along each axis")
+    return grid
+
+
+def _region(grid: Grid, inside: Any) -> Region:
+    """Return the nodes inside, from a mask or from distances."""
+    if inside is None:
+        if grid.size < 2:
+            raise InputError("grid: got one node, expected two or more")
+        return Region(grid)
+    if grid.boundary == "periodic":
+        raise InputError("inside: got a mask on a periodic grid, expected boundary='isolated' with it")
+    given = np.asarray(inside)
+    flags = given.dtype == bool
+    values = given if flags else np.asarray(check_array("inside", inside), np.float64) / grid.spacing[0]
+    if values.shape != grid.shape:
+        raise InputError(f"inside: got shape {values.shape}, expected {grid.shape}, that of the grid")
+    mask = values if flags else values > _CLOSEST
+    if mask.sum() < 2:
+        raise InputError(f"inside: got {int(mask.sum())} node(s), expected two or more (True, or a distance > 0)")
+    if not flags:
+        lines = (np.minimum(i, n - 1 - i) + 1.5 for i, n in zip(np.indices(grid.shape), grid.shape, strict=True))
+        past = mask & (values > np.minimum.reduce(list(lines)))
+        if past.any():
+            raise InputError(
+                f"inside: the distance at {tuple(int(i) for i in np.argwhere(past)[0])} is more than that to the edge "
+                "of the grid, expected a grid that holds the domain; use a larger one"
+            )
+    return Region(grid, np.array(mask), None if flags else values)
+
+
+def _check_corrected(corrected: Any, region: Region) -> bool:
+    """Return whether to correct, or raise `InputError` where it was asked for and cannot be."""
+    torus = region.grid.boundary == "periodic"
+    known = not torus and (region.inside is None or (region.distance is not None and region.grid.ndim < 3))
+    if corrected is None and region.distance is not None and not known:
+        raise InputError(
+            "inside: got distances in three dimensions, where edges are not corrected; give a mask of bool, or "
+            "corrected=False, for which only their sign counts"
+        )
+    if corrected is None:
+        return known
+    if not isinstance(corrected, bool):
+        raise InputError(f"corrected: got {corrected!r}, expected True, False or None")
+    if corrected and not known:
+        why = "there is no edge on a periodic grid" if torus else (
+            "the distance to the edge has to be known: give inside as distances (in one or two dimensions)"
+        )  # fmt: skip
+        raise InputError(f"corrected: got True, but {why}; use corrected=False")
+    return corrected

@@ -1,0 +1,109 @@
+"""The fractional Poisson problem on the interval and the disc, and the local limit of a shrinking horizon."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nlflow import FractionalLaplacian, Grid
+from nlflow.plotting import new_figure
+from validation.harness import Check, Claim, Context, Outcome
+
+ORDERS = (0.25, 0.5, 0.75)
+
+
+def exact(ndim: int, s: float, squared: Any) -> Any:
+    c = 4**-s * math.gamma(ndim / 2) / (math.gamma(ndim / 2 + s) * math.gamma(1 + s))
+    return c * np.maximum(1 - squared, 0) ** s
+
+
+def line_error(n: int, s: float, corrected: bool) -> float:
+    operator = FractionalLaplacian(Grid(n, 2 / n, "isolated"), s, corrected=corrected)
+    expected = exact(1, s, (operator.domain.nodes[:, 0] - 1) ** 2)
+    return float(np.linalg.norm(operator.solve(1.0).u - expected) / np.linalg.norm(expected))
+
+
+def disc_error(n: int, s: float) -> float:
+    grid = Grid((n, n), 2 / n, "isolated")
+    r = np.linalg.norm(grid.nodes - 1, axis=1).reshape(n, n)
+    expected = exact(2, s, r[r < 1] ** 2)
+    found = FractionalLaplacian(grid, s, inside=1 - r).solve(1.0).u
+    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+
+
+def limit_error(n: int, s: float) -> float:
+    """Return how far A u is from -u'' for a horizon of three spacings."""
+    h = 2 * math.pi / n
+    operator = FractionalLaplacian(Grid(n, h, "periodic"), s, horizon=3 * h, scaling="local")
+    u = np.sin(operator.domain.nodes[:, 0])
+    return float(np.linalg.norm(operator.apply(u) - u) / np.linalg.norm(u))
+
+
+def slope(sizes: list[int], errors: list[float]) -> float:
+    return -float(np.polyfit(np.log(sizes), np.log(errors), 1)[0])
+
+
+def run(context: Context) -> Outcome:
+    checks, curves = [], {}
+    sizes = context.pick([500, 1000, 2000, 4000, 8000], [500, 1000, 2000])
+    sides = context.pick([62, 124, 248, 496], [62, 124])
+    for s in ORDERS:
+        context.step(f"s = {s:g}")
+        corrected, plain = ([line_error(n, s, kind) for n in sizes] for kind in (True, False))
+        checks += [
+            Check(f"interval, s = {s:g}: order with the correction", slope(sizes, corrected), 0.1, expected=1 + s),
+            Check(f"interval, s = {s:g}: order without", slope(sizes, plain), 0.1, expected=min(1, 0.5 + s)),
+        ]
+        found = [disc_error(n, s) for n in sides]
+        checks.append(Check(f"disc, s = {s:g}: error at {sides[0]} nodes a diameter", found[0], 1e-3))
+        checks.append(Check(f"disc, s = {s:g}: order", slope(sides, found), 0.7, at_least=True))
+        local = [limit_error(n, s) for n in (50, 100, 200)]
+        checks.append(
+            Check(
+                f"horizon of three spacings, s = {s:g}: order to -Laplace",
+                slope([50, 100, 200], local),
+                0.1,
+                expected=2,
+            )
+        )
+        curves[s] = (corrected, plain, found)
+    caption = (
+        "Relative errors of solutions of (−Δ)ˢ u = 1 over the nodes a diameter. Left: the interval, with the "
+        "correction (full lines) and without (dashed). Right: the disc."
+    )
+    return Outcome(checks, {caption: _figure(sizes, sides, curves)}, {"sizes": sizes, "sides": sides})
+
+
+def _figure(sizes: list[int], sides: list[int], curves: dict[float, Any]) -> object:
+    figure = new_figure(8, 3.4, dpi=110)
+    left, right = figure.subplots(1, 2)
+    for (s, (corrected, plain, disc)), marker in zip(curves.items(), "os^", strict=True):
+        line = left.loglog(sizes, corrected, marker + "-", markersize=4, label=f"s = {s:g}")[0]
+        left.loglog(sizes, plain, marker + "--", markersize=4, color=line.get_color())
+        right.loglog(sides, disc, marker + "-", markersize=4, color=line.get_color(), label=f"s = {s:g}")
+    for axis, title, ticks in ((left, "interval", sizes), (right, "disc", sides)):
+        axis.set_title(title, fontsize=10)
+        axis.set_xlabel("nodes a diameter", fontsize=9)
+        axis.set_xticks(ticks, [str(n) for n in ticks])
+        axis.minorticks_off()
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=8, frameon=False)
+    left.set_ylabel("relative error", fontsize=9)
+    return figure
+
+
+CLAIM = Claim(
+    name="fractional-poisson",
+    title="Solutions of the fractional Poisson problem, and the local limit",
+    statement=(
+        "On the unit ball of m dimensions (−Δ)ˢ u = 1 with u = 0 outside has the solution c (1 − |x|²)ˢ, "
+        "c = 4⁻ˢ Γ(m/2) / (Γ(m/2 + s) Γ(1 + s)). On N nodes of the interval its error falls like N^−(1+s) where "
+        "dist(x)ˢ, which (−Δ)ˢ makes 0 in a half space, is made exact, and like N^−min(1, 1/2+s), as for finite "
+        "elements, where it is not. On the disc the edge cuts cells. With a horizon of three spacings and the "
+        "constant of the second moment the operator tends to −Δ with the square of the spacing."
+    ),
+    source="Getoor 1961, doi 10.1090/S0002-9947-1961-0137148-5; orders derived",
+    run=run,
+)
