@@ -53,6 +53,7 @@ from .flows.trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
 from .flows.trackers import DistanceToConstant as DistanceToConstant
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
+from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
@@ -78,6 +79,7 @@ __all__ = [
     "Callback",
     "CertifiedMinimizer",
     "Checkpoint",
+    "Constraint",
     "DenoiseInfo",
     "DiscrepancyPrinciple",
     "DistanceToConstant",

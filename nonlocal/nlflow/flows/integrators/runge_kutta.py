@@ -40,6 +40,7 @@ class RungeKutta(Integrator):
 
     order = 5.0
     takes_time = True
+    takes_constraint = True
 
     _A = (
         (),
@@ -161,7 +162,9 @@ class RungeKutta(Integrator):
             stage = u + h * _combine(row, slopes)
             moment = end if share == 1 else t + share * h
             try:
-                here = _at(flow.when(moment), stage)
+                here = flow.when(moment)
+                stage = here.held(stage)
+                here = _at(here, stage)
                 slopes.append(here.velocity(stage))
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))

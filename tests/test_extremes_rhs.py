@@ -1,0 +1,65 @@
+"""Right-hand sides, constraints and misfits far out, while any floating-point exception is an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from extremes import case
+
+import nlflow as nl
+
+pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
+
+
+BLIND = ("logits",)  # some nodes see the others below rounding alone
+
+
+@pytest.fixture(autouse=True)
+def strict() -> Iterator[None]:
+    with np.errstate(all="raise"):
+        yield
+
+
+@pytest.mark.parametrize("size", [1e-300, 1.0, 1e12, 1e300])
+@pytest.mark.parametrize("name", ["wide", "tiny units", "subnormal weights", "two tokens", "huge amplitude", "logits"])
+def test_values_of_any_size(name: str, size: float) -> None:
+    """Harmonic extensions and flows scale with the values, and stay between them."""
+    problem = case(name)
+    affinity, n = problem.affinity(), problem.n
+    values = np.array([-1.0, 0.5])
+    one = nl.Constraint([0, n - 1], values)
+    held = nl.Constraint([0, n - 1], values * size)
+    if n == 2:
+        with pytest.raises(nl.InputError, match="nodes: got all 2"):
+            nl.J(affinity).minimizer(constraint=held)
+        return
+    if name in BLIND:
+        with pytest.raises(nl.InputError, match="see no constrained one"):
+            nl.J(affinity).minimizer(constraint=held)
+        return
+    found = nl.J(affinity).minimizer(constraint=held)
+    assert found.success
+    assert np.array_equal(found.u[[0, n - 1]], values * size)
+    assert found.u.max() <= size * (0.5 + 1e-6)
+    assert found.u.min() >= -size * (1 + 1e-6)
+    np.testing.assert_allclose(found.u / size, nl.J(affinity).minimizer(constraint=one).u, atol=1e-6)
+    flow = nl.GradientFlow(nl.J(affinity), "degree", constraint=held)
+    final = nl.solve(flow, np.zeros(n), t=5.0, integrator=nl.ExplicitEuler(0.5)).final
+    close = nl.solve(flow, np.zeros(n), t=5.0).final
+    assert np.abs(close / size).max() <= 1 + 1e-9
+    assert np.abs(close / size - final / size).max() <= 0.2  # of order 1
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    affinity = case("wide").affinity()
+    with pytest.raises(nl.InputError, match="values: got 1 NaN or infinite"):
+        nl.Constraint([0], [value])
+    flow = nl.GradientFlow(nl.J(affinity), constraint=nl.Constraint([0], lambda t: value))
+    with pytest.raises(nl.NumericalError, match="values: NaN or infinite at t=0"):
+        nl.solve(flow, np.zeros(case("wide").n), t=1.0)
+    single = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(4))), constraint=nl.Constraint([0], 1e300))
+    with pytest.raises(nl.NumericalError, match="values: too large for float32"):
+        nl.solve(single, np.zeros(4, np.float32), t=1.0)
