@@ -13,6 +13,7 @@ from scipy.linalg import expm
 import nlflow as nl
 from nlflow.errors import FileFormatError, InputError, NumericalError
 from nlflow.flows import derivatives
+from nlflow.flows.integrators import FixedStep
 from nlflow.flows.spectrum import relaxation_rate
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.problems import Floats
@@ -57,7 +58,22 @@ def reference(problem: nl.GradientFlow, fidelity: float, strength: float = 0.0, 
     return whole(t, found.y[:, -1])
 
 
-INTEGRATORS = {
+class Heun(FixedStep):
+    """One's own, of stages that ask for velocities and know nothing of values."""
+
+    order = 2.0
+    takes_time = takes_constraint = True
+
+    def stability_limit(self, flow: Any) -> float:
+        return nl.ExplicitEuler(self.dt).stability_limit(flow)
+
+    def step(self, flow: Any, u: Any, dt: float) -> Any:
+        first = flow.velocity(u)
+        return u + dt / 2 * (first + flow.when(flow.time + dt).velocity(u + dt * first))
+
+
+INTEGRATORS: dict[str, tuple[Any, list[int]]] = {
+    "own": (Heun, [64, 96, 128]),
     "euler": (nl.ExplicitEuler, [100, 150, 200]),
     "rk": (lambda dt: nl.RungeKutta(dt=dt, adaptive=False), [32, 48, 64]),
     "etd 2": (nl.ETD2RK, [64, 96, 128]),
@@ -271,6 +287,10 @@ def test_checkpoints_tell_constraints_apart(tensors: bool, tmp_path: Path) -> No
             with pytest.raises(FileFormatError, match="belongs to another problem"):
                 run(*other, resume=path)
         path.unlink()
+    here = START[NODES]
+    run(here, trackers=[nl.Checkpoint(path, every=1), stop])
+    with pytest.raises(FileFormatError, match="belongs to another problem"):  # the start alone does not tell
+        run(START[[23, 0, 6]], [23, 0, 6], resume=path)
 
 
 def test_what_is_refused() -> None:
