@@ -63,3 +63,34 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
     single = nl.GradientFlow(nl.J(nl.affinity(nl.Gaussian(1.0), nl.Grid(4))), constraint=nl.Constraint([0], 1e300))
     with pytest.raises(nl.NumericalError, match="values: too large for float32"):
         nl.solve(single, np.zeros(4, np.float32), t=1.0)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
+@pytest.mark.parametrize("p", [1.0, 1.1, 10.0])
+@pytest.mark.parametrize("misfit", [None, nl.L1(), nl.Huber(1.0), nl.KullbackLeibler()], ids=repr)
+def test_minimizers_of_any_size(misfit: object, p: float, size: float) -> None:
+    """However much one part outweighs the other: a constant or f, or what lies between, with its certificate."""
+    weights = nl.from_matrix(np.ones((3, 3)), nl.Points(np.arange(3.0)))
+    f = np.array([0.0, 1.0, 5.0]) * size
+    for fidelity in (1e-200, 1e-3, 1e3, 1e200):
+        functional = nl.Ep(weights, f, fidelity, p, misfit=misfit)  # type: ignore[arg-type]
+        if misfit is None and p <= 2:  # in units of the size, as ever
+            continue
+        found = functional.minimizer(rtol=1e-4, maxiter=100 if p > 1 else 2000)
+        flat = np.ptp(found.u) <= 1e-6 * size  # what differences there are is lost in rounding, and so is the gap
+        alike = np.abs(found.u - f).max() <= 1e-9 * size
+        assert found.success or flat or alike, (fidelity, found.message)
+        assert found.u.min() >= -1e-9 * size
+        assert found.u.max() <= 5 * size * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("size", [1e-150, 1e20])
+def test_flows_with_misfits_of_any_size(size: float) -> None:
+    weights = nl.from_matrix(np.ones((3, 3)), nl.Points(np.arange(3.0)))
+    f = np.array([0.0, 1.0, 5.0]) * size
+    for misfit in (nl.L1(), nl.Huber(size), nl.KullbackLeibler()):
+        flow = nl.PFlow(nl.Ep(weights, f, 1.0, 2, misfit=misfit))
+        step = nl.ForwardBackward(0.25)
+        found = nl.solve(flow, f, t=2.0, integrator=step, energies=False)
+        assert found.success
+        assert 0 <= found.final.min() <= found.final.max() <= 5 * size

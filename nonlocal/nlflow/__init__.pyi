@@ -39,6 +39,7 @@ from .flows.integrators import RungeKutta as RungeKutta
 from .flows.integrators import SemiImplicit as SemiImplicit
 from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
+from .flows.p_flow import ForwardBackward as ForwardBackward
 from .flows.p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .flows.p_flow import PFlow as PFlow
 from .flows.reactions import AllenCahn as AllenCahn
@@ -56,6 +57,9 @@ from .flows.trackers import SteadyState as SteadyState
 from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
+from .functionals.misfits import L1 as L1
+from .functionals.misfits import Huber as Huber
+from .functionals.misfits import KullbackLeibler as KullbackLeibler
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
@@ -71,6 +75,7 @@ from .studies import run_study as run_study
 __all__ = [
     "ETD2RK",
     "ETD4RK",
+    "L1",
     "Affinity",
     "AllenCahn",
     "AttentionFlow",
@@ -92,13 +97,16 @@ __all__ = [
     "Exponential",
     "FileFormatError",
     "FisherKPP",
+    "ForwardBackward",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
     "Grid",
+    "Huber",
     "InputError",
     "J",
     "Jp",
+    "KullbackLeibler",
     "LaggedDiffusivity",
     "Laplace",
     "MarkovChain",
