@@ -31,7 +31,10 @@ from .errors import StabilityError as StabilityError
 from .errors import WorkerError as WorkerError
 from .flows.integrators import ETD2RK as ETD2RK
 from .flows.integrators import ETD4RK as ETD4RK
+from .flows.integrators import IMEX as IMEX
+from .flows.integrators import Adaptive as Adaptive
 from .flows.integrators import AttentionStep as AttentionStep
+from .flows.integrators import ConvexSplitting as ConvexSplitting
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
 from .flows.integrators import NeutrenoStep as NeutrenoStep
@@ -75,7 +78,9 @@ from .studies import run_study as run_study
 __all__ = [
     "ETD2RK",
     "ETD4RK",
+    "IMEX",
     "L1",
+    "Adaptive",
     "Affinity",
     "AllenCahn",
     "AttentionFlow",
@@ -85,6 +90,7 @@ __all__ = [
     "CertifiedMinimizer",
     "Checkpoint",
     "Constraint",
+    "ConvexSplitting",
     "DenoiseInfo",
     "DiscrepancyPrinciple",
     "DistanceToConstant",

@@ -100,7 +100,7 @@ class ExponentialStep(FixedStep):
     @staticmethod
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
         """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
-        if transform := _transform(flow, v):
+        if transform := transform_of(flow, v):
             rate = 1.0 if flow.metric == "degree" else transform.degree
             drawn = 0.0 if flow.fidelity is None else float(flow.fidelity.values)
             image = transform.forward(v)
@@ -114,7 +114,7 @@ class ExponentialStep(FixedStep):
     @staticmethod
     def back(flow: LinearFlow, image: Array, like: Array) -> Array:
         """Return the signal that a sum of what `applied` returns stands for."""
-        transform = _transform(flow, like)
+        transform = transform_of(flow, like)
         return image if transform is None else transform.back(image, like.dtype)
 
 
@@ -144,7 +144,7 @@ class _Diagonal(Diagonal):
 _transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
 
 
-def _transform(flow: LinearFlow, v: Array) -> _Diagonal | None:
+def transform_of(flow: LinearFlow, v: Array) -> _Diagonal | None:
     """Return the transform that diagonalizes A, None where there is none."""
     uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
     if (

@@ -213,7 +213,7 @@ class Ep(Jp):
         logs = np.log(np.where(known, self._per_node * self.affinity.domain.weights.ravel(), 1.0))
         top = float(logs[known].max())
         rigid = np.where(known, np.exp(logs - top), 0.0)
-        # E_p = exp(top) size^degree (a J_p + sum r g). Beyond the limits differences, or those from f, are below rounding.
+        # E_p = exp(top) size^degree (a J_p + sum r g). Beyond the limits what J_p or the misfit does is below rounding.
         factor = math.exp(min(max((self.p - misfit.degree) * math.log(size) - top, -_LARGEST), _LARGEST))
         scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
         guess = None if guess is None else (guess - shift) / size
