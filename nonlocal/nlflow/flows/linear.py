@@ -27,7 +27,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.pieces import Pieces
 from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import Terms, as_terms
-from nlflow.functionals.constraint import Constraint
+from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import METRICS, E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
@@ -113,22 +113,22 @@ class LinearFlow(Pieces):
         return self.free(self.linear(v))
 
     def drawn(self, u: Array) -> Array:
-        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others.
+        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others."""
+        return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
 
-        phi f + R(u) + g(t), and -A of the values of a constraint, one average where there is one.
-        """
-        constraint = self.terms.constraint
-        result = 0 * u
-        if self.fidelity is not None and self.observed is not None:
-            result = self.fidelity.times(self.observed)
-        if self.terms.drives:
-            result = result + self.terms.driving(self.time, self.held(u))
-        return result if constraint is None else constraint.free(result - self._boundary(u))
+    def pulled(self, u: Array) -> Array:
+        """Return the part of N that does not depend on u, and is as stiff as A: phi f, and -A of held values."""
+        held = self.terms.constraint
+        result = 0 * u if self.fidelity is None or self.observed is None else self.fidelity.times(self.observed)
+        return result if held is None else held.free(result - self._boundary(held, u))
 
-    def _boundary(self, u: Array) -> Array:
-        """Return A of the values of the constraint, kept while it stays what it is."""
-        assert self.terms.constraint is not None
-        values = self.terms.constraint.at(self.time, u)
+    def driven(self, u: Array) -> Array:
+        """Return the other part of N, R(u) + g(t) at free nodes; 0 without a reaction and a source."""
+        return self.free(self.terms.driving(self.time, self.held(u))) if self.terms.drives else 0 * u
+
+    def _boundary(self, constraint: Held, u: Array) -> Array:
+        """Return A of the values of the constraint, kept while it stays what it is. One average."""
+        values = constraint.at(self.time, u)
         if self._pulled is None or self._pulled[0] is not values:
             self._pulled = (values, self.linear(values))
         return self._pulled[1]

@@ -108,15 +108,15 @@ class IMEX(ImplicitStep):
     """Implicit-explicit Runge-Kutta step of order 2: diffusion and fidelity implicit, reactions and sources explicit.
 
     ARS(2,2,2) of Ascher, Ruuth and Spiteri (1997, doi 10.1016/S0168-9274(97)00056-1), L-stable in the linear part: no
-    step is too long for the diffusion, and modes that decay within a step are gone after it. With N = phi f + R(u) +
-    g(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
+    step is too long for the diffusion, and modes that decay within a step are gone after it. With N = R(u) + g(t),
+    F = phi f(t), g = 1 - 2^-1/2 and d = 1 - 1 / (2 g)::
 
-        (1 + h g A) a  = u + h g N(u, t)
-        (1 + h g A) u' = u - h (1 - g) A a + h (d N(u, t) + (1 - d) N(a, t + g h))
+        (1 + h g A) a  = u + h g (N(u, t) + F(t + g h))
+        (1 + h g A) u' = u + h (1 - g) (F(t + g h) - A a) + h g F(t + h) + h (d N(u, t) + (1 - d) N(a, t + g h))
 
     A reaction whose slope is at most b asks for h <= 2 / b. For P that is not symmetric too, where `ETD2RK` is not at
-    hand. Two linear systems a step; see `ConvexSplitting` for steps of any length. Values of a constraint that depend
-    on time cost no order; where h rho is large it may fall towards 1 until fast modes have decayed.
+    hand. Two linear systems a step; see `ConvexSplitting` for steps of any length. Values of a constraint act as F,
+    implicitly.
 
     Parameters
     ----------
@@ -145,16 +145,17 @@ class IMEX(ImplicitStep):
         linear = as_linear(flow)
         g = 1 - math.sqrt(0.5)
         d, part = 1 - 1 / (2 * g), linear.free(u)
-        first = linear.drawn(part)
-        a = self.solved(linear, part + dt * g * first, dt * g, 0.0, part)
-        second = linear.when(flow.time + g * dt).drawn(a)
-        b = part - dt * (1 - g) * linear.on_free(a) + dt * (d * first + (1 - d) * second)
+        middle, end, first = linear.when(flow.time + g * dt), linear.when(flow.time + dt), linear.driven(part)
+        pull = middle.pulled(part)
+        a = self.solved(linear, part + dt * g * (first + pull), dt * g, 0.0, part)
+        b = part + dt * (1 - g) * (pull - linear.on_free(a)) + dt * g * end.pulled(part)
+        b = b + dt * (d * first + (1 - d) * middle.driven(a))
         return self.solved(linear, b, dt * g, 0.0, a)
 
 
 @underflowing
 class ConvexSplitting(ImplicitStep):
-    """Implicit step whose energy falls however long it is: (1 + h (A + b)) u' = u + h (N(u) + b u); order 1.
+    """Implicit step whose energy falls however long it is, (1 + h (A + b)) u' = u + h (F + N + b u); order 1.
 
     b bounds the slope of the reaction R, so J + b |u|^2 / 2 is convex and its other part, F - b |u|^2 / 2 with F' = -R,
     concave: the first is taken at the end of the step, the second at the beginning (Eyre 1998, doi
@@ -179,5 +180,5 @@ class ConvexSplitting(ImplicitStep):
         """Return the signal after one step."""
         linear: Any = as_linear(flow)
         part, bound = linear.free(u), linear.terms.bound
-        b = part + dt * (linear.drawn(part) + bound * part)
+        b = part + dt * (linear.when(flow.time + dt).pulled(part) + linear.driven(part) + bound * part)
         return self.solved(linear, b, dt, bound, part)
