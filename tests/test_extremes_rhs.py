@@ -9,6 +9,7 @@ import pytest
 from extremes import case
 
 import nlflow as nl
+from tests.covering import pairs
 
 pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
 
@@ -65,9 +66,11 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
         nl.solve(single, np.zeros(4, np.float32), t=1.0)
 
 
-@pytest.mark.parametrize("size", [1e-150, 1.0, 1e150])
-@pytest.mark.parametrize("p", [1.0, 1.1, 10.0])
-@pytest.mark.parametrize("misfit", [None, nl.L1(), nl.Huber(1.0), nl.KullbackLeibler()], ids=repr)
+@pytest.mark.parametrize(
+    ("misfit", "p", "size"),
+    pairs([None, nl.L1(), nl.Huber(1.0), nl.KullbackLeibler()], [1.0, 1.1, 10.0], [1e-150, 1.0, 1e150]),
+    ids=repr,
+)
 def test_minimizers_of_any_size(misfit: object, p: float, size: float) -> None:
     """However much one part outweighs the other: a constant or f, or what lies between, with its certificate."""
     weights = nl.from_matrix(np.ones((3, 3)), nl.Points(np.arange(3.0)))
@@ -97,7 +100,7 @@ def test_flows_with_misfits_of_any_size(size: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1e-290, 1.0, 1e290])
-@pytest.mark.parametrize("name", ["wide", "tiny units", "subnormal weights", "one node", "two tokens", "duplicates"])
+@pytest.mark.parametrize("name", ["wide", "tiny units", "one node", "two tokens"])
 def test_implicit_and_adaptive_steps(name: str, size: float) -> None:
     """Flows of signals of any size, in steps that are implicit, and that follow their error."""
     affinity, n = case(name).affinity(), case(name).n

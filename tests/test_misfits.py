@@ -170,7 +170,7 @@ def test_total_variation_with_absolute_values_is_a_linear_program() -> None:
 
 
 @pytest.mark.parametrize("p", [1.2, 2.0, 5.0, 10.0])
-@pytest.mark.parametrize("size", [1e-60, 1e-12, 1.0, 1e12, 1e60])
+@pytest.mark.parametrize("size", [1e-60, 1.0, 1e60])
 def test_two_nodes(p: float, size: float) -> None:
     """k d^(p-1) = lambda w (a - d) / 2 for squares, and = lambda w for absolute values, d being what is left of a."""
     pair = nl.from_matrix(np.ones((2, 2)), nl.Points([0.0, 1.0], weights=[1.0, 1.0]))  # w_i w_j K_ij = 2

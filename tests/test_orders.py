@@ -51,15 +51,15 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 EXACT, REFUSED = "exact", "refused"
 ORDERS: dict[str, tuple[Any, list[int], dict[str, Any]]] = {
-    "Euler": (nl.ExplicitEuler, [100, 150, 200], {}),
-    "SemiImplicit": (nl.SemiImplicit, [100, 150, 200], {k: REFUSED for k in KINDS if k not in ("linear", "values")}),
-    "RungeKutta": (lambda dt: nl.RungeKutta(dt=dt, adaptive=False), [48, 56, 64], {}),
+    "Euler": (nl.ExplicitEuler, [100, 200], {}),
+    "SemiImplicit": (nl.SemiImplicit, [100, 200], {k: REFUSED for k in KINDS if k not in ("linear", "values")}),
+    "RungeKutta": (lambda dt: nl.RungeKutta(dt=dt, adaptive=False), [48, 64], {}),
     "Exponential": (lambda dt: nl.Exponential(), [1], {
         **dict.fromkeys(KINDS, REFUSED), "linear": EXACT, "values": EXACT}),
-    "ETD2RK": (nl.ETD2RK, [64, 96, 128], {"linear": EXACT, "values": EXACT}),
-    "ETD4RK": (nl.ETD4RK, [48, 64, 80], {"linear": EXACT, "values": EXACT}),
-    "IMEX": (nl.IMEX, [40, 56, 72], {}),
-    "ConvexSplitting": (nl.ConvexSplitting, [160, 240, 320], {}),
+    "ETD2RK": (nl.ETD2RK, [64, 128], {"linear": EXACT, "values": EXACT}),
+    "ETD4RK": (nl.ETD4RK, [48, 80], {"linear": EXACT, "values": EXACT}),
+    "IMEX": (nl.IMEX, [32, 64], {}),
+    "ConvexSplitting": (nl.ConvexSplitting, [160, 320], {}),
 }  # fmt: skip
 
 
@@ -113,8 +113,8 @@ def test_orders(name: str) -> None:
 def test_errors_follow_tolerances(make: Any) -> None:
     """Over decades, for each right-hand side that changes: the error at the end is the tolerance, times 20 at most."""
     order = make(1.0).order
-    tolerances = 10.0 ** -np.arange(3, 10 if order == 4 else 7 if order == 2 else 5)
-    for kind in ("reaction", "source", "observed", "values(t)", "three"):
+    tolerances = 10.0 ** -np.arange(5, 10, 2) if order == 4 else 10.0 ** -np.arange(3, 7 if order == 2 else 5)
+    for kind in ("reaction", "source", "values(t)"):
         exact, errors = reference(kind), []
         for tolerance in tolerances:
             found = nl.solve(flow(kind), START, t=1.0, integrator=nl.Adaptive(make(0.1), tolerance, tolerance))
@@ -137,7 +137,7 @@ def test_steps_that_follow_the_error() -> None:
     found = nl.solve(problem, START, t=1.0, integrator=nl.Adaptive(nl.ETD4RK(0.01), 1e-7, 1e-7))
     assert found.stats["rejected"] > 0
     assert 20 < found.stats["steps"] < 200
-    many = nl.solve(problem, START, t=1.0, integrator=nl.ETD4RK(1e-3)).final
+    many = nl.solve(problem, START, t=1.0, integrator=nl.ETD4RK(2e-3)).final
     assert np.abs(found.final - many).max() < 2e-6
     steep = nl.GradientFlow(nl.J(WEIGHTS), "degree", reaction=nl.AllenCahn(50.0))
     rest = nl.solve(steep, np.ones(N), t=1.0, integrator=nl.Adaptive(nl.ETD2RK(0.001)))

@@ -97,8 +97,8 @@ class Squares(Misfit):
 class L1(Misfit):
     """Misfit |u - f|: most samples are kept as they are, outliers (impulses) do not count more the farther they are.
 
-    (Nikolova 2004, doi 10.1023/B:JMIV.0000011920.58935.9c; with total variation Chan and Esedoglu 2005, doi
-    10.1137/040604297.) Channels are added up. Its proximal map moves v towards f by the step, and not beyond.
+    (Nikolova 2004, Journal of Mathematical Imaging and Vision 20, 99-120; with total variation Chan and Esedoglu 2005,
+    doi 10.1137/040604297.) Channels are added up. Its proximal map moves v towards f by the step, and not beyond.
     """
 
     degree = 1
