@@ -23,7 +23,7 @@ def strict() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("size", [1e-300, 1.0, 1e12, 1e300])
+@pytest.mark.parametrize("size", [1e-300, 1e300])
 @pytest.mark.parametrize("name", ["wide", "tiny units", "subnormal weights", "two tokens", "huge amplitude", "logits"])
 def test_values_of_any_size(name: str, size: float) -> None:
     """Harmonic extensions and flows scale with the values, and stay between them."""
