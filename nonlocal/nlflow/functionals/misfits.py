@@ -39,6 +39,11 @@ class Misfit(ABC):
     def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
         """Return the first and the second derivative of `value` with respect to u."""
 
+    def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
+        """Return the second derivative, or what takes its place beside a dual field near the slope; see `L1`."""
+        del dual
+        return self.slopes(u, f, smoothing)[1]
+
     @abstractmethod
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
         """Return argmin_z g(z, f) + (z - v)^2 / (2 step)."""
@@ -114,6 +119,16 @@ class L1(Misfit):
             return np.sign(d), np.zeros_like(d)
         length = np.hypot(d, smoothing)
         return d / length, (smoothing / length) ** 2 / length
+
+    def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
+        """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field, the slope d / l at last.
+
+        Newton's method for q l = d, which is nearly linear where d / l is not (Chan, Golub and Mulet 1999, doi
+        10.1137/S1064827596299767).
+        """
+        d = np.asarray(u - f, dtype=np.float64)
+        length = np.hypot(d, smoothing)
+        return np.asarray((1 - dual * (d / length)) / length)
 
     def prox(self, v: Any, f: Any, step: Any) -> Floats:
         """Return argmin_z |z - f| + (z - v)^2 / (2 step)."""

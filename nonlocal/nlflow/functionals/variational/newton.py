@@ -51,6 +51,8 @@ class Problem:
     misfit : Misfit
     factor : float
         a.
+    dual : array of shape (N, D), or 0
+        Of moduli 1 at most; about the slope of the misfit, see `Misfit.bent`.
     """
 
     jp: Jp
@@ -58,6 +60,7 @@ class Problem:
     rigid: Floats
     misfit: Misfit
     factor: float = 1.0
+    dual: Any = 0.0
 
     @cached_property
     def heads(self) -> NDArray[Any]:
@@ -101,7 +104,7 @@ class Problem:
         jp, graph = self.jp, self.jp.graph
         x = jp.slopes(u)
         lagged, curved = self._curves(x, smoothing)
-        stiff = self.stiff * self.misfit.slopes(u, self.f, smoothing)[1]
+        stiff = self.stiff * self.misfit.bent(u, self.f, smoothing, self.dual)
         along = lagged + (curved - lagged) / u.shape[1]
         slope = graph.row_sums(jp.on_edges(along))
         # What neither differences nor the misfit curve is held, by rounding only, where it is.
@@ -125,6 +128,11 @@ class Problem:
             return np.asarray(self.sums @ both + stiff * v)
 
         return product, diagonal
+
+    def follow(self, u: Floats, step: Floats, smoothing: float) -> None:
+        """Move the dual field as a Newton step moves the signal, and keep its moduli within 1."""
+        slope = self.misfit.slopes(u, self.f, smoothing)[0]
+        self.dual = np.clip(slope + self.misfit.bent(u, self.f, smoothing, self.dual) * step, -1, 1)
 
     def gap(self, u: Floats, smoothing: float) -> float:
         """Return the duality gap of u and the better of two dual fields: the gradient's, and that of the smoothed one.
@@ -172,6 +180,7 @@ def iterates(problem: Problem, start: Floats | None) -> Iterator[Found]:
         gradient = problem.gradient(u, smoothing)
         step = _newton_step(problem, u, gradient, smoothing)
         fall = -float(np.sum(gradient * step))
+        problem.follow(u, step, smoothing)
         u, value, moved = _searched(problem, u, step, fall, smoothing, floor)
         true = problem.value(u, 0.0)
         yield Found(u, true, problem.gap(u, smoothing))
