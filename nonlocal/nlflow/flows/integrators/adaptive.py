@@ -29,14 +29,14 @@ class Adaptive(Integrator):
     integrator : FixedStep
         Such as ``ETD4RK(dt)``, whose dt is the first step.
     rtol, atol : float
-        Tolerances of the error of each step, per node, root mean square. The error at the end is a multiple of them
-        that depends on the flow, about the number of times by which it grows until then (Notes).
+        Tolerances of the error of each step, per node, root mean square.
 
     Notes
     -----
-    Diffusion dampens errors, so the error at the end is mostly some ten times the tolerance or less. Steps stay within
-    the stability limit of the method, which for a flow that is stiff only in its diffusion is infinite for `ETD4RK`,
-    `ETD2RK` and `IMEX`.
+    Errors of steps add up, so that at the end goes with tol^(p / (p + 1)). Of flows with reactions, sources, observed
+    signals and held values, to a time of 1, it was 0.002 to 7 times tolerances from 1e-3 to 1e-11 with `ETD4RK`, and
+    0.2 to 30 times those from 1e-3 to 1e-7 with `ETD2RK` and `IMEX`, growing as they are tightened: take a method of
+    high order for tight ones. Steps stay within the stability limit of the method.
 
     Examples
     --------
