@@ -51,7 +51,7 @@ def test_phi(k: int) -> None:
 def test_transforms_and_expansions_agree(boundary: str, metric: str, integrator: Any, monkeypatch: Any) -> None:
     problem = flow(boundary, metric, reaction=nl.AllenCahn(2.0))
     by_transform = nl.solve(problem, F, t=1.0, integrator=integrator(0.1))
-    monkeypatch.setattr(etd, "_transform", lambda flow, v: None)
+    monkeypatch.setattr(etd, "transform_of", lambda flow, v: None)
     by_expansion = nl.solve(problem, F, t=1.0, integrator=integrator(0.1))
     assert np.abs(by_transform.final - by_expansion.final).max() < 1e-13
     assert by_transform.stats["applications"] == 10
@@ -131,6 +131,6 @@ def test_functions_that_are_kept_are_few() -> None:
     problem = flow(reaction=nl.AllenCahn())
     for number in range(1, 9):
         nl.solve(problem, F, t=0.1, integrator=nl.ETD4RK(0.1 / number))
-    transform = etd._transform(problem, F)
+    transform = etd.transform_of(problem, F)
     assert transform is not None
     assert len(transform._gains) <= 16

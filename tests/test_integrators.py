@@ -25,6 +25,7 @@ FIDELITIES = {"J": None, "E": 0.7, "E per node": np.linspace(0.0, 1.5, 24)}
 EVERY_INTEGRATOR: list[Integrator] = [
     nl.ExplicitEuler(0.1), nl.SemiImplicit(0.1), nl.RungeKutta(), nl.RungeKutta(dt=0.1, adaptive=False),
     nl.AttentionStep(), nl.NeutrenoStep(), nl.Exponential(), nl.ETD2RK(0.1), nl.ETD4RK(0.1),
+    nl.IMEX(0.1), nl.ConvexSplitting(0.1), nl.Adaptive(nl.ETD4RK(0.1)),
 ]  # fmt: skip
 
 
@@ -271,7 +272,7 @@ def test_every_integrator_is_tested_here() -> None:
 @pytest.mark.parametrize("integrator", EVERY_INTEGRATOR, ids=str)
 def test_declarations(integrator: Integrator) -> None:
     flow = problem("degree").flow
-    orders = {"RungeKutta": 5.0, "Exponential": math.inf, "ETD2RK": 2.0, "ETD4RK": 4.0}
+    orders = {"RungeKutta": 5.0, "Exponential": math.inf, "ETD2RK": 2.0, "ETD4RK": 4.0, "IMEX": 2.0, "Adaptive": 4.0}
     expected = orders.get(type(integrator).__name__, 1.0)
     assert integrator.order == expected
     assert integrator.unit_steps == isinstance(integrator, nl.AttentionStep | nl.NeutrenoStep)

@@ -32,7 +32,10 @@ from .errors import WorkerError as WorkerError
 from .flows.frames import Frames as Frames
 from .flows.integrators import ETD2RK as ETD2RK
 from .flows.integrators import ETD4RK as ETD4RK
+from .flows.integrators import IMEX as IMEX
+from .flows.integrators import Adaptive as Adaptive
 from .flows.integrators import AttentionStep as AttentionStep
+from .flows.integrators import ConvexSplitting as ConvexSplitting
 from .flows.integrators import ExplicitEuler as ExplicitEuler
 from .flows.integrators import Exponential as Exponential
 from .flows.integrators import NeutrenoStep as NeutrenoStep
@@ -40,6 +43,7 @@ from .flows.integrators import RungeKutta as RungeKutta
 from .flows.integrators import SemiImplicit as SemiImplicit
 from .flows.linear import AttentionFlow as AttentionFlow
 from .flows.linear import GradientFlow as GradientFlow
+from .flows.p_flow import ForwardBackward as ForwardBackward
 from .flows.p_flow import LaggedDiffusivity as LaggedDiffusivity
 from .flows.p_flow import PFlow as PFlow
 from .flows.reactions import AllenCahn as AllenCahn
@@ -54,9 +58,13 @@ from .flows.trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
 from .flows.trackers import DistanceToConstant as DistanceToConstant
 from .flows.trackers import Energy as Energy
 from .flows.trackers import SteadyState as SteadyState
+from .functionals.constraint import Constraint as Constraint
 from .functionals.energies import E as E
 from .functionals.energies import J as J
 from .functionals.fractional import FractionalLaplacian as FractionalLaplacian
+from .functionals.misfits import L1 as L1
+from .functionals.misfits import Huber as Huber
+from .functionals.misfits import KullbackLeibler as KullbackLeibler
 from .functionals.variational import CertifiedMinimizer as CertifiedMinimizer
 from .functionals.variational import Ep as Ep
 from .functionals.variational import Jp as Jp
@@ -81,6 +89,9 @@ from .studies import run_study as run_study
 __all__ = [
     "ETD2RK",
     "ETD4RK",
+    "IMEX",
+    "L1",
+    "Adaptive",
     "Affinity",
     "AllenCahn",
     "Anisotropic",
@@ -90,6 +101,8 @@ __all__ = [
     "Callback",
     "CertifiedMinimizer",
     "Checkpoint",
+    "Constraint",
+    "ConvexSplitting",
     "DenoiseInfo",
     "DiscrepancyPrinciple",
     "DistanceToConstant",
@@ -104,16 +117,19 @@ __all__ = [
     "Film",
     "FisherKPP",
     "Formula",
+    "ForwardBackward",
     "FractionalLaplacian",
     "Frames",
     "Gaussian",
     "GaussianNoise",
     "GradientFlow",
     "Grid",
+    "Huber",
     "InputError",
     "InverseMultiquadric",
     "J",
     "Jp",
+    "KullbackLeibler",
     "LaggedDiffusivity",
     "Laplace",
     "Live",

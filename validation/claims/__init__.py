@@ -22,6 +22,8 @@ MODULES = (
     "asymmetric_attention",
     "killed_walk",
     "energy_balance",
+    "energy_with_reactions",
+    "volume_constraint",
     "order_of_evolving_flows",
     "nonlocal_bayes",
     "correlated_noise",

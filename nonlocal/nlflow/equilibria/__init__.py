@@ -1,7 +1,8 @@
 """Limits of flows for t to infinity, and how much of a signal they keep."""
 
 from nlflow.equilibria.bounds import diversity, diversity_bounds, fidelity_for_diversity, largest_stable_fidelity
-from nlflow.equilibria.limits import Equilibrium, equilibrium
+from nlflow.equilibria.constrained import Equilibrium
+from nlflow.equilibria.limits import equilibrium
 
 __all__ = [
     "Equilibrium",

@@ -2,45 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
+from nlflow.equilibria.constrained import Equilibrium, constrained
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_memory, check_number
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.energies import E
 from nlflow.functionals.fidelity import Fidelity
 from nlflow.functionals.krylov import default_rtol, gmres, verdict
-from nlflow.functionals.minimizer import Minimizer
 from nlflow.markov import MarkovChain
 from nlflow.markov.stationary import reduce_states
 
 _METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
-
-
-@dataclass(frozen=True)
-class Equilibrium(Minimizer):
-    """The limit of a flow for t to infinity and how well it was reached; of E the minimizer, where P is symmetric.
-
-    Attributes
-    ----------
-    u : array
-        The limit, shaped like the signal.
-    residual : float
-        Of its linear system, relative to the right-hand side, recomputed from `u`.
-    iterations : int
-        0 for direct solutions and closed forms.
-    success : bool
-        Whether the residual is within the tolerance.
-    message : str
-    method : {'mean', 'direct', 'conjugate gradients', 'gmres'}
-    """
-
-    method: str
 
 
 @underflowing
@@ -58,7 +36,8 @@ def equilibrium(
     Without fidelity it is a constant: the w-mean of u(0) in the L2 metric, pi^T u(0) in the degree metric and for
     attention. With fidelity it is the minimizer of E, (L + lambda) u = lambda f in the L2 metric and
     ((1 + lambda~) I - P) u = lambda~ f in the degree metric, whatever u(0) is; for a P that is not symmetric the same
-    resolvent of P, though no functional is minimized.
+    resolvent of P, though no functional is minimized. With a constraint it is the solution of the same system between
+    the free nodes, of a J-flow the harmonic extension of its values.
 
     Parameters
     ----------
@@ -85,7 +64,8 @@ def equilibrium(
     Raises
     ------
     InputError
-        For an evolving flow, whose limit only `solve` finds; for a reducible or periodic chain without fidelity; for a
+        For an evolving flow, whose limit only `solve` finds; for a constraint whose values depend on time, or that a
+        part of the domain does not see; for a reducible or periodic chain without fidelity; for a
         fidelity of 0 everywhere; for a fidelity with matrices where P is not symmetric, or with the direct method.
     NumericalError
         When the fidelity does not determine the limit: some part of the domain sees no node where it is > 0.
@@ -99,12 +79,14 @@ def equilibrium(
     >>> bool(np.ptp(equilibrium(flow).u) > 0.3)
     True
     """
-    check_frozen(flow)
+    check_frozen(flow, constraint=True)
     method = check_choice("method", method, _METHODS)
     maxiter = check_integer("maxiter", maxiter, minimum=1)
     if rtol is not None:
         rtol = check_number("rtol", rtol, minimum=0, strict=True)
     fidelity, observed = flow.fidelity, flow.observed
+    if flow.terms.constraint is not None:
+        return constrained(flow, flow.terms.constraint, start, method, rtol, maxiter, memory_limit)
     if fidelity is None or observed is None:
         if start is None:
             raise InputError("start: needed, since without fidelity the limit is the mean of u(0)")
@@ -158,13 +140,17 @@ def _iterate(
     return Equilibrium(**vars(found), method="conjugate gradients")
 
 
-def check_frozen(flow: Any) -> None:
-    """Raise `InputError` unless `flow` is a linear flow with a frozen kernel."""
+def check_frozen(flow: Any, *, constraint: bool = False) -> None:
+    """Raise `InputError` unless `flow` is linear with a frozen kernel; with a constraint only where that is allowed."""
     if not isinstance(flow, LinearFlow):
         raise InputError(f"flow: got {type(flow).__name__}, expected a GradientFlow or an AttentionFlow")
     if flow.evolving:
         raise InputError("flow: got an evolving kernel, whose limit depends on the way; follow it with solve()")
-    if name := flow.more_than("average"):
+    if not constraint and flow.terms.constraint is not None:
+        raise InputError(
+            f"flow: got one with a {flow.terms.constraint!r}, expected one without, for which bounds are known"
+        )
+    if name := "velocity" if flow.terms.moving else flow.overridden("average"):
         raise InputError(
             f"flow: got a {type(flow).__name__} whose {name}() is overridden, expected one that is given by its kernel "
             "and its fidelity alone, of which limits are known; follow it with solve()"

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from nlflow._array import constant_like, over_channels
 from nlflow.errors import InputError, NumericalError, check_integer, check_number
 from nlflow.flows.integrators import FixedStep, Integrator
+from nlflow.flows.integrators.base import check_terms
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, gmres, verdict
@@ -99,7 +100,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     StabilityError
         When the step is outside the stable range.
     """
-    u = _tensor("u", flow.affinity.check_signal("u", u))
+    u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
     if not (isinstance(integrator, FixedStep) or getattr(integrator, "unit_steps", False)):
         raise InputError(
@@ -110,6 +111,7 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
         integrator.check(flow.rebuilt(u) if flow.evolving else flow)
     if flow.timed:
         raise InputError(f"flow: got {flow!r}, whose terms depend on time, expected one that does not; use solve()")
+    check_terms(flow, integrator)
 
     # A kernel that follows the signal is formed within its step, and so is computed anew for the derivatives too.
     follows = flow.evolving and flow.every == 1

@@ -106,6 +106,10 @@ class Flow:
         result.time = t
         return result
 
+    def held(self, u: Array) -> Array:
+        """Return `u` with the values that a constraint gives at the flow's time; `u` itself without one."""
+        return u
+
     def is_like(self, other: Flow | None) -> bool:
         """Whether another flow, one that came of this one, has the velocities of this one."""
         if other is None or not self.timed:

@@ -5,7 +5,7 @@ Every flow has the form (arXiv 2312.00751, eq. 9 and 21)::
     du/dt = r (Pu - u) + phi (f - u)
 
 with the rate r = d in the L2 metric and r = 1 in the degree metric (which is what attention does). There may be terms
-beside it: a reaction R(u), a source g(t, x), an observed signal f(t) (`nlflow.flows.terms`).
+beside it: a reaction R(u), a source g(t, x), an observed signal f(t), values held at some nodes (`nlflow.flows.terms`).
 
 The kernel of an evolving flow belongs to u(t), at every t. A flow object holds the kernel of one signal: `average`,
 `diffusion` and `linear` use that one, and so are linear. `velocity` and what is measured of a signal (`energy`,
@@ -24,14 +24,16 @@ from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_choice
 from nlflow.flows.flow import Flow
+from nlflow.flows.pieces import Pieces
 from nlflow.flows.reactions import Reaction
 from nlflow.flows.terms import Terms, as_terms
+from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import METRICS, E, J
 from nlflow.functionals.fidelity import Fidelity, as_fidelity
 
 
 @underflowing
-class LinearFlow(Flow):
+class LinearFlow(Pieces):
     """A flow r (Pu - u) + phi (f - u), for the kernel that it holds: what integrators and analysis need of it.
 
     A subclass may add to `velocity`. Integrators that are made of the linear pieces refuse it then, as they refuse
@@ -64,6 +66,7 @@ class LinearFlow(Flow):
         self.affinity = affinity
         self.fidelity = fidelity
         self.symmetric = affinity.symmetric
+        self._pulled: tuple[Array, Array] | None = None
         self._rate: Array | float = affinity.degree if self.metric == "l2" else 1.0
 
     @property
@@ -96,52 +99,45 @@ class LinearFlow(Flow):
         """Return source and observed signal at t, those that depend on time."""
         return self.terms.moments(t, like)
 
-    def more_than(self, piece: str) -> str | None:
-        """Return the method by which the flow is more than one of its linear pieces makes it, None if there is none.
+    def held(self, u: Array) -> Array:
+        """Return `u` with the values that a constraint gives at the flow's time; `u` itself without one."""
+        constraint = self.terms.constraint
+        return u if constraint is None else constraint.held(u, self.time)
 
-        `average` makes `diffusion`, this makes `linear` and `velocity`. A method that a subclass (or the object)
-        overrides adds to the pieces below it, unless they are overridden there too. Terms are in `velocity` alone.
+    def free(self, v: Array) -> Array:
+        """Return `v` with 0 where a constraint gives values; `v` itself without one."""
+        return v if self.terms.constraint is None else self.terms.constraint.free(v)
 
-        Parameters
-        ----------
-        piece : {'average', 'diffusion', 'linear'}
-            What an integrator is made of, beside the fidelity.
+    def on_free(self, v: Array) -> Array:
+        """Return A v at free nodes, of a signal that is 0 at the others: self-adjoint again where A is."""
+        return self.free(self.linear(v))
 
-        Examples
-        --------
-        >>> from nlflow import Gaussian, GradientFlow, Grid, J, affinity
-        >>> class Reaction(GradientFlow):
-        ...     def velocity(self, u):
-        ...         return super().velocity(u) + u - u**3
-        >>> weights = affinity(Gaussian(width=1.0), Grid(5))
-        >>> GradientFlow(J(weights)).more_than("linear"), Reaction(J(weights)).more_than("linear")
-        (None, 'velocity')
-        """
-        return "velocity" if self.terms.words else self.overridden(piece)
+    def drawn(self, u: Array) -> Array:
+        """Return N(u, t), what moves the free nodes beside -A u of a signal that is 0 at the others."""
+        return self.pulled(u) + self.driven(u) if self.terms.drives else self.pulled(u)
 
-    def overridden(self, piece: str) -> str | None:
-        """Return what `more_than` does, terms left aside."""
-        order = ("average", "diffusion", "linear", "velocity")
-        depth = self._depth(piece)
-        above = order[order.index(piece) + 1 :]
-        return next((name for name in reversed(above) if self._depth(name) < depth), None)
+    def pulled(self, u: Array) -> Array:
+        """Return the part of N that does not depend on u, and is as stiff as A: phi f, and -A of held values."""
+        held = self.terms.constraint
+        result = 0 * u if self.fidelity is None or self.observed is None else self.fidelity.times(self.observed)
+        return result if held is None else held.free(result - self._boundary(held, u))
+
+    def driven(self, u: Array) -> Array:
+        """Return the other part of N, R(u) + g(t) at free nodes; 0 without a reaction and a source."""
+        return self.free(self.terms.driving(self.time, self.held(u))) if self.terms.drives else 0 * u
+
+    def _boundary(self, constraint: Held, u: Array) -> Array:
+        """Return A of the values of the constraint, kept while it stays what it is. One average."""
+        values = constraint.at(self.time, u)
+        if self._pulled is None or self._pulled[0] is not values:
+            self._pulled = (values, self.linear(values))
+        return self._pulled[1]
 
     @property
     def conserves_mean(self) -> bool:
         """Whether `mean` stays what it is: no fidelity pulls, P is self-adjoint, and no piece is overridden."""
         pulls = self.fidelity is not None and self.observed is not None and self.fidelity.bounds()[1] > 0
         return self.symmetric and self.plain and not (pulls or self.terms.words)
-
-    @property
-    def plain(self) -> bool:
-        """Whether no piece is overridden: P, the rate, the fidelity and the terms say all."""
-        return self.overridden("average") is None and self._depth("average") >= self._depth("plain")
-
-    def _depth(self, name: str) -> int:
-        """Return how far from this object a method is defined: 0 on itself, then class by class."""
-        if name in vars(self):
-            return 0
-        return 1 + next(i for i, cls in enumerate(type(self).__mro__) if name in vars(cls))
 
     def average(self, u: Array) -> Array:
         """Return Pu, counted."""
@@ -158,16 +154,20 @@ class LinearFlow(Flow):
         return result if self.fidelity is None else result + self.fidelity.times(v)
 
     def velocity(self, u: Array) -> Array:
-        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average."""
+        """Return du/dt at `u`, for an evolving flow with the kernel of `u` (see `at`). One average.
+
+        With a constraint that of `u` with its values, and 0 at its nodes.
+        """
+        u = self.held(u)
         now = self.at(u)
         result = -now.diffusion(u)
         if now.fidelity is not None and now.observed is not None:
             result = result + now.fidelity.times(now.observed - u)
-        return result + now.terms.driving(now.time, u) if now.terms.drives else result
+        return now.free(result + now.terms.driving(now.time, u) if now.terms.drives else result)
 
     def check_signal(self, name: str, value: Any) -> Array:
         """Return `value` as a signal of this flow, for which its terms are known, or raise `InputError`."""
-        u = super().check_signal(name, value)
+        u = self.held(super().check_signal(name, value))
         if self.terms.reaction is not None:
             self.terms.reaction.check_start(name, u)
         if self.terms.drives:
@@ -271,6 +271,9 @@ class GradientFlow(LinearFlow):
         shape (N, m), that returns one. It adds -sum m g u to the energy, which only falls where g does not change.
     observed : callable, optional
         f(t), or f(t, x) as a source, in place of the functional's f, whose shape and dtype it has.
+    constraint : Constraint, optional
+        Values at some nodes, held exactly at all times and in all stages; they may depend on time. The other nodes see
+        them and move. The start takes them too. Functionals fall where they do not depend on time.
 
     Examples
     --------
@@ -294,6 +297,7 @@ class GradientFlow(LinearFlow):
         reaction: Reaction | None = None,
         source: Array | Callable[..., Array] | None = None,
         observed: Callable[..., Array] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         if not isinstance(functional, J):
             raise InputError(
@@ -302,7 +306,7 @@ class GradientFlow(LinearFlow):
         check_choice("metric", metric, METRICS)
         if observed is not None and not isinstance(functional, E):
             raise InputError("observed: got a signal without a fidelity, expected none, or E(affinity, f, ...)")
-        terms = as_terms(functional.affinity, reaction, source, observed)
+        terms = as_terms(functional.affinity, reaction, source, observed, constraint)
         signal = functional.observed if terms.observed is None else terms.observed.at(0.0, functional.observed)
         super().__init__(
             functional.affinity, metric, functional.fidelity_in(metric), signal,
@@ -347,7 +351,7 @@ class AttentionFlow(LinearFlow):
         The signal f, or f(t) or f(t, x) as a source of `GradientFlow`; needed when a fidelity is given.
     fidelity : float, or array of shape ``domain.shape`` or ``domain.shape + (D, D)``
         lambda~ >= 0, or a symmetric positive semidefinite matrix for each node; see `E`.
-    evolving, every, reaction, source
+    evolving, every, reaction, source, constraint
         As in `GradientFlow`.
     """
 
@@ -361,13 +365,14 @@ class AttentionFlow(LinearFlow):
         every: int = 1,
         reaction: Reaction | None = None,
         source: Array | Callable[..., Array] | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
         if not isinstance(affinity, Affinity):
             raise InputError(
                 f"affinity: got {type(affinity).__name__}, expected an Affinity; build one with affinity()"
             )
         term: Fidelity | None = None
-        terms = as_terms(affinity, reaction, source, observed if callable(observed) else None)
+        terms = as_terms(affinity, reaction, source, observed if callable(observed) else None, constraint)
         if observed is not None:
             observed = affinity.check_signal("observed", observed) if terms.observed is None else terms.observed.at(0.0)
             term = as_fidelity(fidelity, observed, affinity)

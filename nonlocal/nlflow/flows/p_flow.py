@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, check_number
+from nlflow._array import Array, Floats, underflowing
+from nlflow.errors import InputError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import FixedStep
-from nlflow.flows.integrators.base import StepFailureError
+from nlflow.flows.integrators.base import SLACK, StepFailureError
+from nlflow.functionals.misfits import Misfit, Squares
 from nlflow.functionals.variational.jp import Jp
 from nlflow.functionals.variational.lagged import quadratic_step
 
@@ -25,7 +26,8 @@ class PFlow(Flow):
 
     du_i/dt = sum_j w_j K_ij |u_j - u_i|^(p - 2) (u_j - u_i) [+ lambda_i (f_i - u_i)], the nonlocal p-Laplacian flow. It
     conserves sum_i w_i u_i (without fidelity) and keeps the range of u; for p < 2 it comes to rest in finite time.
-    `LaggedDiffusivity` integrates it with any step, `RungeKutta` for p > 1 with small ones.
+    `LaggedDiffusivity` integrates it with any step for p <= 2, `RungeKutta` for p > 1 with small ones. With a misfit g
+    the last term is -lambda_i g'(u_i, f_i); `ForwardBackward` takes its proximal map, for p >= 2.
 
     Parameters
     ----------
@@ -43,7 +45,8 @@ class PFlow(Flow):
     """
 
     advice = (
-        "integrate it with LaggedDiffusivity(dt), or RungeKutta() for p > 1, and find its limit with Ep.minimizer()"
+        "integrate it with LaggedDiffusivity(dt) for p <= 2, ForwardBackward(dt) for p >= 2, RungeKutta() for p > 1, "
+        "and find its limit with Ep.minimizer()"
     )
 
     def __init__(self, functional: Jp) -> None:
@@ -63,12 +66,100 @@ class PFlow(Flow):
         self.applications += 1
         return -self._functional.gradient(u)
 
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as a signal of this flow, for which its misfit is known, or raise `InputError`."""
+        u = super().check_signal(name, value)
+        misfit = _misfit(self._functional)
+        if misfit.floor(u) is not None and float(u.min()) < 0:
+            raise InputError(f"{name}: got values down to {float(u.min()):g}, expected values >= 0 for {misfit!r}")
+        return u
+
     def given(self) -> list[Any]:
         """Return what the flow was given beside its kernel: the observed signal and the fidelity."""
         return ["", self.observed, None if self.observed is None else self._functional.fidelity]
 
     def __repr__(self) -> str:
         return f"PFlow({self._functional!r})"
+
+
+def _misfit(functional: Jp) -> Misfit:
+    return getattr(functional, "misfit", None) or Squares()
+
+
+def _pulled(functional: Any, flat: Floats, dt: float) -> Floats:
+    """Return a signal (N, D) after an implicit step of the fidelity alone, by the proximal map of its misfit."""
+    if functional.observed is None:
+        return flat
+    step = dt * np.broadcast_to(np.asarray(functional.fidelity, dtype=np.float64), functional.affinity.domain.shape)
+    step = step.reshape(-1, 1)
+    moved = _misfit(functional).prox(flat, functional.flat(functional.observed), step)
+    return np.where(step > 0, moved, flat)
+
+
+@underflowing
+class ForwardBackward(FixedStep):
+    """Explicit diffusion, then the proximal map of the misfit: v = prox(u - dt grad J_p(u)); order 1, for p >= 2.
+
+    The fidelity is implicit, so jumps of its slope (`L1`), large slopes (`KullbackLeibler`) and large fidelities
+    shorten no step. What is at rest is a minimizer of E_p, exactly. Up to the limit of the explicit part E_p falls.
+    (Lions and Mercier 1979, doi 10.1137/0716071.)
+
+    Parameters
+    ----------
+    dt : float
+        At most 1 / max_i sum_j w_j K_ij (p - 1) |u_i - u_j|^(p - 2). For p = 2 that is known beforehand; for p > 2 it
+        is looked at in every step, which fails beyond it.
+    """
+
+    order = 1.0
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return the longest stable step, for p > 2 that of a signal with the range of the observed one."""
+        jp: Any = flow.functional
+        spread = 1.0
+        if jp.p > 2:
+            if jp.observed is None:
+                return math.inf
+            spread = float(np.linalg.norm(np.ptp(jp.flat(jp.observed), axis=0)))
+        steep = np.full_like(jp.measure, (jp.p - 1) * spread ** (jp.p - 2))
+        if jp.isotropic and jp.p > 2:
+            steep *= float(np.sqrt(jp.graph.degree / jp.measure).max()) ** (jp.p - 2)
+        return self._limit(jp, steep)
+
+    @staticmethod
+    def _limit(jp: Any, curvature: Floats) -> float:
+        slope = jp.graph.row_sums(jp.on_edges(curvature)) / jp.affinity.domain.weights.ravel()
+        return 1 / float(slope.max()) if slope.max() > 0 else math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for what is no PFlow with p >= 2, `StabilityError` above the limit for p = 2."""
+        if not isinstance(flow, PFlow):
+            raise InputError(
+                f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
+                "Exponential()"
+            )
+        if flow.functional.p < 2:
+            raise InputError(
+                f"integrator: ForwardBackward needs p >= 2, got {flow.functional.p:g}, for which the diffusion has no "
+                "bound where neighbours are equal; use LaggedDiffusivity(dt)"
+            )
+        if flow.functional.p == 2 and self.dt > self.stability_limit(flow) * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: ForwardBackward needs dt <= "
+                f"{self.stability_limit(flow):.6g}; reduce dt"
+            )
+
+    def step(self, flow: Flow, u: Array, dt: float) -> Array:
+        """Move explicitly by the diffusion, and implicitly by the fidelity."""
+        self.check(flow)
+        jp: Any = flow.functional
+        flow.applications += 1
+        if jp.p > 2:
+            limit = self._limit(jp, (jp.p - 1) * jp.slopes(jp.flat(u)) ** (jp.p - 2))
+            if dt > limit * SLACK:
+                raise StepFailureError(f"dt: got {dt:g}, but this signal needs dt <= {limit:.6g}; reduce dt")
+        moved = jp.flat(u) - dt * jp.flat(Jp.gradient(jp, u))
+        return _pulled(jp, moved, dt).reshape(u.shape).astype(u.dtype)
 
 
 @underflowing
@@ -78,7 +169,8 @@ class LaggedDiffusivity(FixedStep):
     L(u) is the operator of the quadratic J reweighted by |u_i - u_j|^(p - 2), which touches J_p from above at u. So
     J_p (E_p) falls in every step however long it is, the range is kept and the mean conserved. Each step is the
     minimizer of an `E`, by conjugate gradients in float64, whatever the dtype of u. Also for p = 1, total variation
-    flow.
+    flow. The proximal map of another misfit follows a step of the diffusion alone: then the limit is that of E_p up to
+    O(dt), and nothing is promised of E_p.
 
     Parameters
     ----------
@@ -100,11 +192,16 @@ class LaggedDiffusivity(FixedStep):
         return math.inf
 
     def check(self, flow: Flow) -> None:
-        """Raise `InputError` for a flow that is linear."""
+        """Raise `InputError` for a flow that is linear, and for p > 2."""
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: LaggedDiffusivity is for a PFlow, got {type(flow).__name__}; use Exponential() or "
                 "SemiImplicit()"
+            )
+        if flow.functional.p > 2:
+            raise InputError(
+                f"integrator: LaggedDiffusivity needs p <= 2, got {flow.functional.p:g}, for which no quadratic "
+                "functional touches J_p from above; use ForwardBackward(dt) or RungeKutta()"
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
@@ -119,10 +216,14 @@ class LaggedDiffusivity(FixedStep):
         # Not below what has an inverse: a signal that comes to rest loses its range.
         smoothing = max(self.smoothing * (size or float(np.ptp(jp.observed)) or 1.0), 1e-200)
         fidelity = np.broadcast_to(np.asarray(jp.fidelity, dtype=np.float64), jp.affinity.domain.shape).ravel()
+        split = not isinstance(_misfit(jp), Squares)
+        if split:
+            fidelity = 0 * fidelity
         drawn = flat if jp.observed is None else flat + dt * fidelity[:, None] * jp.flat(jp.observed)
         strength = 1 / dt + fidelity
         factors = jp.lagged(jp.slopes(flat), smoothing)
         found = quadratic_step(jp, factors, drawn / (dt * strength)[:, None], strength, flat)
         if found.residual > _ENOUGH:
             raise StepFailureError(f"conjugate gradients: {found.message}; or use a larger smoothing or a smaller dt")
-        return found.u.reshape(u.shape).astype(u.dtype)
+        moved = _pulled(jp, jp.flat(found.u), dt) if split else found.u
+        return moved.reshape(u.shape).astype(u.dtype)

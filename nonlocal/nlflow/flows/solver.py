@@ -24,7 +24,7 @@ from nlflow.errors import (
 from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Exponential, Integrator, RungeKutta, StepFailureError
-from nlflow.flows.integrators.base import check_time
+from nlflow.flows.integrators.base import check_terms
 from nlflow.flows.result import Solution, Status
 from nlflow.flows.times import landing
 from nlflow.flows.trackers import Checkpoint, Progress, Tracker
@@ -51,7 +51,7 @@ def solve(
     ----------
     flow : GradientFlow, AttentionFlow, PFlow or GroupFlow
     start : array of shape ``domain.shape`` or ``domain.shape + (D,)``, optional
-        u(0); the observed signal f by default where there is one.
+        u(0); the observed signal f by default where there is one. At nodes with a constraint its values count.
     t : float, optional
         End time (number of layers for `AttentionStep` and `NeutrenoStep`); the last of `t_eval` by default.
     t_eval : array_like, optional
@@ -107,8 +107,7 @@ def solve(
     if integrator is None and flow.needs_integrator:
         raise InputError(f"integrator: got none, expected one for a {type(flow).__name__}; {flow.advice}")
     if integrator is None:
-        exact = flow.symmetric and not flow.evolving and not flow.more_than("linear")
-        integrator = Exponential() if exact else RungeKutta()
+        integrator = Exponential() if Exponential.knows(flow) else RungeKutta()
     if not isinstance(integrator, Integrator):
         raise InputError(f"integrator: got {type(integrator).__name__}, expected an instance such as RungeKutta()")
     if integrator.unit_steps and np.any(times != np.round(times)):
@@ -125,7 +124,7 @@ def solve(
     if flow.evolving:
         flow = flow.rebuilt(u)
     integrator.check(flow)
-    check_time(flow, integrator)
+    check_terms(flow, integrator)
     watchers = [*trackers, Progress()] if progress else list(trackers)
     return _Loop(flow, u, times, integrator, watchers, energies).run(resume)
 
@@ -248,6 +247,7 @@ class _Loop(Checkpointed):
             with np.errstate(over="ignore", invalid="ignore"):  # what overflows is found below, and told
                 target = landing(self._own_times, now.t, float(ahead[0]))
                 u, t = self.integrator.advance(self.flow, now.u, now.t, target, memory)
+            u = self.flow.when(t).held(u)
             xp = namespace(u)
             asked = self._asked(u, t)
             if asked and not bool(xp.all(xp.isfinite(u))):

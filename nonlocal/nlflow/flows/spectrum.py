@@ -24,6 +24,8 @@ _DENSE_RATE_NODES = 1000
 def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
+    With a constraint between free nodes, and 0 elsewhere.
+
     Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
     """
     domain, counted = flow.affinity.domain, flow.applications
@@ -31,7 +33,8 @@ def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False
     # Channels that the fidelity mixes come last, so that it meets one vector of them after another.
     aside = columns.reshape(domain.size, width, size).swapaxes(1, 2)
     signal = flow.affinity.as_signal(aside.reshape(*domain.shape, size * width))
-    result = flow.diffusion(signal) if diffusion else flow.linear(signal)
+    signal = flow.free(signal)
+    result = flow.free(flow.diffusion(signal) if diffusion else flow.linear(signal))
     flow.applications = counted  # analysis, not part of the integration
     back = np.asarray(to_numpy(result), dtype=np.float64).reshape(domain.size, size, width)
     return back.swapaxes(1, 2).reshape(len(columns), size)
@@ -103,7 +106,7 @@ def _root_measure(flow: LinearFlow, size: int) -> Floats:
 def _known(flow: LinearFlow) -> Floats | None:
     """Return the distinct eigenvalues of r (I - P), 0 for constants first, where the affinity tells them."""
     spectrum = flow.affinity.known_spectrum()
-    if spectrum is None:
+    if spectrum is None or flow.terms.constraint is not None:
         return None
     # Then the degree is the same everywhere.
     rate = 1.0 if flow.metric == "degree" else float(flow.affinity.degree.ravel()[0])
@@ -111,7 +114,14 @@ def _known(flow: LinearFlow) -> Floats | None:
 
 
 def _uniform(flow: LinearFlow) -> bool:
-    return flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    alike = flow.fidelity is None or isinstance(flow.fidelity.values, float)
+    return alike and flow.terms.constraint is None
+
+
+def _free(flow: LinearFlow, n: int) -> NDArray[np.bool_]:
+    """Return which of n unknowns a constraint leaves free."""
+    constraint = flow.terms.constraint
+    return np.ones(n, bool) if constraint is None else np.repeat(~constraint.mask.ravel(), n // constraint.mask.size)
 
 
 def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
@@ -147,7 +157,8 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
 def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
-    The smallest real part of an eigenvalue of A = r (I - P) + phi. For one fidelity at all nodes constants are left
+    The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
+    Otherwise for one fidelity at all nodes constants are left
     out, which neither the J-flow nor (started from f) the E-flow has to forget: mu_2 + lambda, mu_2 being the spectral
     gap of r (I - P). From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000 nodes,
     by Lanczos or Arnoldi iteration to 1e-8 beyond. 0 when the affinity falls into parts that do not see each other.
@@ -169,15 +180,21 @@ def relaxation_rate(flow: LinearFlow) -> float:
         return low + max(float(known[1:].min()), 0.0)
     try:
         if n <= _DENSE_RATE_NODES:
-            matrix = dense_operator(flow, diffusion=uniform)
+            free = _free(flow, n)
+            matrix = dense_operator(flow, diffusion=uniform)[np.ix_(free, free)]
             if flow.symmetric:
-                values = np.linalg.eigvalsh(_symmetric(matrix, flow.affinity.domain.size))
+                values = np.linalg.eigvalsh(_symmetric(matrix, len(matrix) * flow.affinity.domain.size // n))
             else:
                 values = np.sort(np.linalg.eigvals(matrix).real)
             rate = float(values[1 if uniform else 0])
         else:
             root = _root_measure(flow, n) if flow.symmetric else np.ones(n)
-            product = _product(flow, root, diffusion=uniform)
+            between = _product(flow, root, diffusion=uniform)
+            held = 2 * high * ~_free(flow, n)  # moved to the other end of the spectrum
+
+            def product(v: Floats) -> Floats:
+                return np.asarray(between(v) + held * v)
+
             if flow.symmetric:
                 unit = root / float(np.sqrt(np.sum(root * root)))
 

@@ -1,9 +1,7 @@
-"""What a flow has beside its linear part: a reaction, a source, and an observed signal that changes with time."""
+"""What a flow has beside its linear part: a reaction, a source, an f(t), and values held at some nodes."""
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +9,7 @@ from nlflow._array import Array, constant_like, namespace, over_channels, same_k
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
 from nlflow.flows.reactions import Reaction
+from nlflow.functionals.constraint import Held, as_constraint, count_arguments
 
 
 class Signal:
@@ -30,7 +29,7 @@ class Signal:
     def __init__(self, name: str, given: Any, affinity: Affinity) -> None:
         self.name = name
         self.timed = callable(given)
-        self._nodes = affinity.domain.nodes if self.timed and _arguments(name, given) == 2 else None
+        self._nodes = affinity.domain.nodes if self.timed and count_arguments(name, given) == 2 else None
         self._given = given if self.timed else affinity.check_signal(name, given)
         self._affinity = affinity
 
@@ -68,19 +67,6 @@ class Signal:
         return f" at t={t:.6g}" if self.timed else ""
 
 
-def _arguments(name: str, function: Callable[..., Any]) -> int:
-    """Return how many arguments a callable needs: 1 or 2."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # compiled ones do not always say
-        return 1
-    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
-    needed = [one for one in places if one.default is one.empty]
-    if not places or len(needed) > 2:
-        raise InputError(f"{name}: got a callable of {len(needed)} arguments, expected one of t, or of t and the nodes")
-    return max(len(needed), 1)
-
-
 @dataclass(frozen=True)
 class Terms:
     """What a flow has beside its linear part.
@@ -91,16 +77,19 @@ class Terms:
     source : Signal or None
     observed : Signal or None
         The observed signal of the fidelity, where it changes with time.
+    constraint : Held or None
+        Values at some nodes.
     """
 
     reaction: Reaction | None = None
     source: Signal | None = None
     observed: Signal | None = None
+    constraint: Held | None = None
 
     @property
     def timed(self) -> bool:
         """Whether one of them depends on time."""
-        return any(one is not None and one.timed for one in (self.source, self.observed))
+        return any(one is not None and one.timed for one in (self.source, self.observed, self.constraint))
 
     @property
     def drives(self) -> bool:
@@ -110,6 +99,11 @@ class Terms:
     @property
     def words(self) -> list[str]:
         """What there is, in words for messages."""
+        return [*self.moving, *([] if self.constraint is None else [f"constraint {self.constraint!r}"])]
+
+    @property
+    def moving(self) -> list[str]:
+        """What there is beside a constraint, in words for messages."""
         return [
             *([] if self.reaction is None else [f"reaction {self.reaction!r}"]),
             *([] if self.source is None else ["source g(t)" if self.source.timed else "source g"]),
@@ -151,15 +145,15 @@ class Terms:
             own.append(self.reaction.word())
         if self.source is not None and not self.source.timed:
             own.append(self.source.at(0.0))
-        return own
+        return own if self.constraint is None else [*own, *self.constraint.given()]
 
     def moments(self, t: float, like: Array) -> list[Array]:
         """Return the signals that change with time, as they are at t."""
-        signals = (self.source, self.observed)
+        signals = (self.source, self.observed, self.constraint)
         return [one.at(t, like) for one in signals if one is not None and one.timed]
 
 
-def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None) -> Terms:
+def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = None, constraint: Any = None) -> Terms:
     """Return the terms that a flow was given, or raise `InputError`."""
     if reaction is not None and not isinstance(reaction, Reaction):
         raise InputError(
@@ -172,4 +166,5 @@ def as_terms(affinity: Affinity, reaction: Any, source: Any, observed: Any = Non
         reaction,
         None if source is None else Signal("source", source, affinity),
         None if observed is None else Signal("observed", observed, affinity),
+        as_constraint(affinity, constraint),
     )

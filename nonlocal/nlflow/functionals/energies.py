@@ -22,9 +22,10 @@ from nlflow._array import Array, check_untracked, namespace, over_channels, powe
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
-from nlflow.functionals.fidelity import Fidelity, as_fidelity
+from nlflow.functionals.constraint import Constraint, Held, as_constraint
+from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import default_rtol
-from nlflow.functionals.minimizer import Minimizer, check_shape, minimize
+from nlflow.functionals.minimizer import Minimizer, check_shape, minimize, minimize_held
 from nlflow.functionals.preconditioners import PRECONDITIONERS
 
 METRICS = ("l2", "degree")
@@ -132,6 +133,50 @@ class J:
         """
         average = self.affinity.average(u)
         return self.value(u, normalize=normalize, average=average), self.gradient(u, metric, average=average)
+
+    def minimizer(
+        self,
+        *,
+        constraint: Constraint | Held | None = None,
+        rtol: float | None = None,
+        maxiter: int = 10_000,
+        start: Array | None = None,
+        preconditioner: str = "auto",
+    ) -> Minimizer:
+        """Return the minimizer of J among the signals with the values of a constraint, the harmonic extension.
+
+        (Pu)_i = u_i at free nodes, so each value lies between those of the constraint. Arguments as those of
+        `E.minimizer`; there is no transform.
+
+        Raises
+        ------
+        InputError
+            Without a constraint, when every constant is a minimizer; for values that depend on time; where a part of
+            the domain sees no constrained node.
+        """
+        held = as_constraint(self.affinity, constraint)
+        if held is None:
+            raise InputError(
+                "constraint: got none, so every constant minimizes J; give it values at some nodes, or take E with a "
+                "fidelity > 0"
+            )
+        zeros = held.zeros(self.affinity) if start is None else 0 * self.affinity.check_signal("start", start)
+        check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
+        options = self._options(zeros, rtol, maxiter, start, preconditioner)
+        return minimize_held(self.affinity, NodeFidelity(0.0), zeros, held, **options)
+
+    def _options(
+        self, like: Array, rtol: float | None, maxiter: int, start: Array | None, preconditioner: str
+    ) -> dict[str, Any]:
+        """Return checked arguments of `minimize`."""
+        if start is not None:
+            start = check_shape("start", self.affinity.check_signal("start", start), like)
+        return {
+            "rtol": check_number("rtol", default_rtol(like) if rtol is None else rtol, minimum=0, strict=True),
+            "maxiter": check_integer("maxiter", maxiter, minimum=1),
+            "start": start,
+            "name": check_choice("preconditioner", preconditioner, PRECONDITIONERS),
+        }
 
     def fidelity_in(self, metric: str) -> Fidelity | None:
         """Return the fidelity's operator in the gradient for a metric; None for J."""
@@ -244,6 +289,7 @@ class E(J):
     def minimizer(
         self,
         *,
+        constraint: Constraint | Held | None = None,
         rtol: float | None = None,
         maxiter: int = 10_000,
         start: Array | None = None,
@@ -255,6 +301,8 @@ class E(J):
 
         Parameters
         ----------
+        constraint : Constraint, optional
+            Values that the minimizer has at some nodes, exactly; then the fidelity may be 0 everywhere.
         rtol : float, optional
             Residual relative to the right-hand side; 1e-10 in float64 and 1e-5 in float32 by default.
         maxiter : int
@@ -274,17 +322,19 @@ class E(J):
         Raises
         ------
         InputError
-            When the fidelity is 0 everywhere: then every constant is a minimizer; for a preconditioner that does not
-            exist for this functional.
+            When the fidelity is 0 everywhere and there is no constraint: then every constant is a minimizer; for a
+            preconditioner that does not exist for this functional; where a part of the domain sees neither a
+            constrained node nor one with a fidelity > 0.
         MemoryLimitError
             For multigrid, when it is asked for and its set-up would pass the limit.
         """
         f = self._observed
         tracked = self.affinity.tracked or any(getattr(given, "requires_grad", False) for given in (f, self.fidelity))
         check_untracked("observed, fidelity or features", tracked, "nlflow.flows.derivatives.minimizer")
-        rtol = check_number("rtol", default_rtol(f) if rtol is None else rtol, minimum=0, strict=True)
-        maxiter = check_integer("maxiter", maxiter, minimum=1)
-        check_choice("preconditioner", preconditioner, PRECONDITIONERS)
+        options = self._options(f, rtol, maxiter, start, preconditioner)
+        held = as_constraint(self.affinity, constraint)
+        if held is not None:
+            return minimize_held(self.affinity, self.fidelity_in("degree"), f, held, **options)
         if self._fidelity.bounds()[1] == 0:
             raise InputError(
                 "fidelity: got 0 at every node, so every constant minimizes the functional; set it > 0 somewhere, or "
@@ -293,9 +343,7 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
-        if start is not None:
-            start = check_shape("start", self.affinity.check_signal("start", start), f)
-        return minimize(self.affinity, fidelity, f, start, rtol=rtol, maxiter=maxiter, name=preconditioner)
+        return minimize(self.affinity, fidelity, f, **options)
 
 
 def _unit(*signals: Array) -> float:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nlflow._array import Array, namespace, over_channels, power_of_two
+from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, power_of_two, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError
-from nlflow.functionals.fidelity import Fidelity
-from nlflow.functionals.krylov import conjugate_gradients, verdict
+from nlflow.functionals.constraint import Held
+from nlflow.functionals.fidelity import Fidelity, NodeFidelity
+from nlflow.functionals.krylov import Solved, conjugate_gradients, verdict
 from nlflow.functionals.preconditioners import Choice
 
 
@@ -114,6 +116,80 @@ def minimize(
         lambda v: operator(v) / large, fidelity.times(centred) / large, guess, inner=inner,
         precondition=scaled(choice.first), rtol=rtol, maxiter=maxiter, reconsider=reconsider,
     )  # fmt: skip
+    found = _told(result, rtol, choice)
+    with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
+        return replace(found, u=(result.x + shift) * size)
+
+
+_STIFF = 1e4
+"""The fidelity that stands for a constraint where a preconditioner needs one, beside I - P."""
+
+
+def minimize_held(
+    affinity: Affinity, fidelity: Fidelity, f: Array, held: Held, start: Array | None, *, rtol: float, maxiter: int,
+    name: str,
+) -> Minimizer:  # fmt: skip
+    """Return the minimizer u of E among the signals with the values of a constraint.
+
+    With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g, less a
+    constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. Arguments are
+    those of `minimize`, with a fidelity that may be 0 everywhere.
+    """
+    if held.timed:
+        raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
+    if name == "transform":
+        raise InputError(
+            "preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a constraint"
+        )
+    xp, axes = namespace(f), tuple(range(len(affinity.domain.shape)))
+    held.check_reached(affinity, _determined(fidelity, f, affinity.domain.shape))
+    measure = over_channels(affinity.measure("degree", f, by_item=True), f)
+    values = held.at(0.0, f)
+    shift = xp.astype(xp.sum(values / len(held), axis=axes, keepdims=True, dtype=xp.float64), f.dtype)
+    inside, drawn = values - held.values_of(shift + 0 * f), fidelity.times(f - shift)
+    size = power_of_two(max(float(xp.max(xp.abs(inside))), float(xp.max(xp.abs(drawn)))))
+
+    def operator(v: Array) -> Array:
+        return v - affinity._average(v) + fidelity.times(v)
+
+    def inner(a: Array, b: Array) -> Array:
+        products = xp.sum(measure * a * b, axis=axes, keepdims=True, dtype=xp.float64)
+        return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
+
+    stiff = fidelity
+    if isinstance(fidelity, NodeFidelity) and is_numpy(f):
+        stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
+    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol)
+
+    def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
+        return lambda v: held.free(precondition(v))
+
+    def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
+        other = choice.reconsider(done, residual)
+        return None if other is None else within(other)
+
+    large = power_of_two(max(fidelity.bounds()[1], 1.0))
+    b = held.free(drawn / size - operator(inside / size)) / large
+    guess = 0 * f if start is None else held.free((start - shift) / size)
+    result = conjugate_gradients(
+        lambda v: held.free(operator(v)) / large, b, guess, inner=inner, precondition=within(choice.first), rtol=rtol,
+        maxiter=maxiter, reconsider=reconsider,
+    )  # fmt: skip
+    found = _told(result, rtol, choice)
+    with np.errstate(over="ignore"):
+        return replace(found, u=held.held(result.x * size + shift, 0.0))
+
+
+def _determined(fidelity: Fidelity, like: Array, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:
+    """Return the nodes whose values a fidelity determines, None for none of them."""
+    low, high = fidelity.bounds()
+    if high == 0 or (fidelity.width > 1 and low == 0):
+        return None
+    return np.ones(shape, bool) if low > 0 else to_numpy(fidelity.times(constant_like(np.ones(shape), like))) > 0
+
+
+def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
+    """Return the record of what conjugate gradients found, or raise `NumericalError`."""
     if not math.isfinite(result.residual):
         raise NumericalError(
             "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
@@ -123,6 +199,4 @@ def minimize(
     message = (
         f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: {choice.used}"
     )
-    with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
-        u = (result.x + shift) * size
-    return Minimizer(u, result.residual, result.iterations, success, message)
+    return Minimizer(result.x, result.residual, result.iterations, success, message)

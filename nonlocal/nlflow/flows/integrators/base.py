@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from nlflow._array import Array
 from nlflow.errors import InputError
 from nlflow.flows.flow import Flow
-from nlflow.flows.linear import as_linear
+from nlflow.flows.linear import LinearFlow, as_linear
 
 # A limit that comes from an eigenvalue is known up to rounding; a step this close to it is let through.
 SLACK = 1 + 1e-9
@@ -34,12 +34,17 @@ class Integrator(ABC):
     takes_time : bool
         Whether the method asks for the velocity of each stage at its own time (`Flow.when`), as a source that changes
         with time needs it.
+    takes_constraint : bool
+        Whether values that a constraint gives are those that every stage sees: where velocities are asked of the flow
+        they are, and where its linear pieces are used they are split (`LinearFlow.free`, `LinearFlow.drawn`). The time
+        loop sets them at the end of a step.
     unit_steps : bool
         Whether the method has no step size: every step is one layer, and times are whole numbers.
     """
 
     order: ClassVar[float]
     takes_time: ClassVar[bool] = False
+    takes_constraint: ClassVar[bool] = False
     unit_steps: ClassVar[bool] = False
 
     def order_for(self, flow: Flow) -> float:
@@ -69,13 +74,14 @@ class Integrator(ABC):
 def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
     """Raise `InputError` where an integrator that is made of a linear piece would leave out a part of the flow."""
     linear = as_linear(flow)
-    if linear.terms.words:
+    beside = linear.terms.moving if integrator.takes_constraint else linear.terms.words
+    if beside:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}() and would leave out the "
-            f"{' and the '.join(linear.terms.words)}; use RungeKutta(), ETD4RK(dt) or "
+            f"{' and the '.join(beside)}; use RungeKutta(), ETD4RK(dt) or "
             "ExplicitEuler(dt)"
         )
-    name = linear.more_than(piece)
+    name = linear.overridden(piece)
     if name is not None:
         raise InputError(
             f"integrator: {type(integrator).__name__} is made of the flow's {piece}(), got a {type(flow).__name__}, "
@@ -84,8 +90,14 @@ def check_made_of(flow: Flow, piece: str, integrator: Integrator) -> None:
         )
 
 
-def check_time(flow: Flow, integrator: Integrator) -> None:
-    """Raise `InputError` where a flow depends on time and an integrator would take all its stages at one moment."""
+def check_terms(flow: Flow, integrator: Integrator) -> None:
+    """Raise `InputError` where a flow depends on time or has a constraint, and an integrator would not see it."""
+    constrained = isinstance(flow, LinearFlow) and flow.terms.constraint is not None
+    if constrained and not integrator.takes_constraint:
+        raise InputError(
+            f"integrator: {type(integrator).__name__} does not say that it takes a constraint, got {flow!r}; use "
+            "RungeKutta() or ETD4RK(dt), or set takes_constraint where its stages ask for flow.velocity alone"
+        )
     if flow.timed and not integrator.takes_time:
         raise InputError(
             f"integrator: {type(integrator).__name__} does not say that it takes terms that depend on time, got "

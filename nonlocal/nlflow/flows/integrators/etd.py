@@ -56,7 +56,8 @@ def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floa
 class ExponentialStep(FixedStep):
     """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
 
-    A = r (I - P) + phi is the flow's linear part, and N the rest. A subclass defines `step` from `stage` and `applied`.
+    A = r (I - P) + phi is the flow's linear part between free nodes, and N the rest, `LinearFlow.drawn`. A subclass
+    defines `step` from it and `applied`, for the part of the signal that is free of a constraint.
 
     Attributes
     ----------
@@ -65,6 +66,7 @@ class ExponentialStep(FixedStep):
     """
 
     takes_time = True
+    takes_constraint = True
     reach: float
 
     def stability_limit(self, flow: Flow) -> float:
@@ -96,18 +98,9 @@ class ExponentialStep(FixedStep):
         """Return the signal after one step of length dt."""
 
     @staticmethod
-    def stage(flow: LinearFlow, u: Array, t: float) -> Array:
-        """Return N(u, t) = phi f + R(u) + g(t), what is not -A u."""
-        now = flow.when(t)
-        drawn = 0 * u
-        if now.fidelity is not None and now.observed is not None:
-            drawn = now.fidelity.times(now.observed)
-        return drawn + now.terms.driving(now.time, u) if now.terms.drives else drawn
-
-    @staticmethod
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
         """Return h phi_k(-h A) v for each (k, h): transforms of it, or by one Chebyshev recurrence; see `back`."""
-        if transform := _transform(flow, v):
+        if transform := transform_of(flow, v):
             rate = 1.0 if flow.metric == "degree" else transform.degree
             drawn = 0.0 if flow.fidelity is None else float(flow.fidelity.values)
             image = transform.forward(v)
@@ -116,12 +109,12 @@ class ExponentialStep(FixedStep):
         high = max(high, low + 1e-300, 1e-300)
         tol = 1e-7 if v.dtype == namespace(v).float32 else 1e-14
         expansions = [_expansion(k, h, low, high, tol) for k, h in functions]
-        return chebyshev_sums(flow.linear, v, low, high, expansions)
+        return chebyshev_sums(flow.on_free, v, low, high, expansions)
 
     @staticmethod
     def back(flow: LinearFlow, image: Array, like: Array) -> Array:
         """Return the signal that a sum of what `applied` returns stands for."""
-        transform = _transform(flow, like)
+        transform = transform_of(flow, like)
         return image if transform is None else transform.back(image, like.dtype)
 
 
@@ -151,10 +144,16 @@ class _Diagonal(Diagonal):
 _transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
 
 
-def _transform(flow: LinearFlow, v: Array) -> _Diagonal | None:
+def transform_of(flow: LinearFlow, v: Array) -> _Diagonal | None:
     """Return the transform that diagonalizes A, None where there is none."""
     uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
-    if not flow.plain or not uniform or not is_numpy(v) or not Diagonal.offered(flow.affinity):
+    if (
+        not flow.plain
+        or flow.terms.constraint is not None
+        or not uniform
+        or not is_numpy(v)
+        or not Diagonal.offered(flow.affinity)
+    ):
         return None
     if flow.affinity not in _transforms:
         _transforms[flow.affinity] = _Diagonal(flow.affinity)
@@ -197,11 +196,12 @@ class ETD2RK(ExponentialStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""
-        linear, t = as_linear(flow), flow.time
-        first = self.stage(linear, u, t)
-        to_end = self.applied(linear, first - linear.linear(u), (1, dt))[0]
+        linear = as_linear(flow)
+        end, u = linear.when(flow.time + dt), linear.free(u)
+        first = linear.drawn(u)
+        to_end = self.applied(linear, first - linear.on_free(u), (1, dt))[0]
         a = u + self.back(linear, to_end, u)
-        change = self.applied(linear, self.stage(linear, a, t + dt) - first, (2, dt))[0]
+        change = self.applied(linear, end.drawn(a) - first, (2, dt))[0]
         return a + self.back(linear, change, u)
 
 
@@ -226,14 +226,15 @@ class ETD4RK(ExponentialStep):
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""
         linear, t, half = as_linear(flow), flow.time, dt / 2
-        first = self.stage(linear, u, t)
-        slope = first - linear.linear(u)
+        middle, end, u = linear.when(t + half), linear.when(t + dt), linear.free(u)
+        first = linear.drawn(u)
+        slope = first - linear.on_free(u)
         to_middle, to_end = self.applied(linear, slope, (1, half), (1, dt))
         # Each difference of N from that at u goes through all the functions that some stage needs, in one recurrence.
-        d2 = self.stage(linear, u + self.back(linear, to_middle, u), t + half) - first
+        d2 = middle.drawn(u + self.back(linear, to_middle, u)) - first
         p2_half, p2, p3 = self.applied(linear, d2, (2, half), (2, dt), (3, dt))
-        d3 = self.stage(linear, u + self.back(linear, to_middle + 2 * p2_half, u), t + half) - first
+        d3 = middle.drawn(u + self.back(linear, to_middle + 2 * p2_half, u)) - first
         q2, q3 = self.applied(linear, d3, (2, dt), (3, dt))
-        d4 = self.stage(linear, u + self.back(linear, to_end + 2 * q2, u), t + dt) - first
+        d4 = end.drawn(u + self.back(linear, to_end + 2 * q2, u)) - first
         r2, r3 = self.applied(linear, d4, (2, dt), (3, dt))
         return u + self.back(linear, to_end + (2 * (p2 + q2) - r2) + 4 * (r3 - p3 - q3), u)

@@ -12,7 +12,7 @@ from nlflow.errors import InputError, check_number
 from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import Integrator, check_made_of
-from nlflow.flows.linear import as_linear
+from nlflow.flows.linear import LinearFlow, as_linear
 
 
 @underflowing
@@ -47,6 +47,7 @@ class Exponential(Integrator):
     """
 
     order = math.inf
+    takes_constraint = True
 
     def __init__(self, tol: float | None = None) -> None:
         self.tol = None if tol is None else check_number("tol", tol, minimum=0, strict=True)
@@ -65,6 +66,13 @@ class Exponential(Integrator):
             raise InputError("integrator: Exponential needs a symmetric affinity; use RungeKutta() or SemiImplicit()")
         check_made_of(flow, "linear", self)
 
+    @staticmethod
+    def knows(flow: Flow) -> bool:
+        """Whether the flow is one whose exact solution this is."""
+        if not isinstance(flow, LinearFlow) or not flow.symmetric or flow.evolving:
+            return False
+        return not (flow.terms.moving or flow.timed or flow.overridden("linear"))
+
     def advance(self, flow: Flow, u: Array, t: float, target: float, memory: dict[str, Any]) -> tuple[Array, float]:
         """Return the signal at `target`; see `Integrator.advance`."""
         xp, flow = namespace(u), as_linear(flow)
@@ -81,6 +89,14 @@ class Exponential(Integrator):
             safe = np.where(small, 1.0, a)
             return np.where(small, span * (1 - span * a / 2), -np.expm1(-span * safe) / safe)
 
+        if flow.terms.constraint is not None:
+            # From the velocity, so that what is at rest stays at rest; it and the signal differ by the scale of A.
+            size = max(abs(low), abs(high))
+            toward, tail = chebyshev_coefficients(lambda a: size * response(a), low, high, tol / 2)
+            memory["error_bound"] = memory.get("error_bound", 0.0) + 2 * tail
+            v = flow.free(u)
+            slope = (flow.drawn(v) - flow.on_free(v)) / size
+            return flow.held(v + chebyshev_sums(flow.on_free, slope, low, high, [toward])[0]), target
         if flow.conserves_mean or flow.fidelity is None or flow.observed is None:
             coefficients, tail = chebyshev_coefficients(decay, low, high, tol)
             memory["error_bound"] = memory.get("error_bound", 0.0) + tail

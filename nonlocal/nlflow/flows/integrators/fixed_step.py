@@ -62,6 +62,7 @@ class ExplicitEuler(FixedStep):
 
     order = 1.0
     takes_time = True
+    takes_constraint = True
 
     def stability_limit(self, flow: Flow) -> float:
         """Return 2 / (rho(A) + b), A being the linear part of the flow with the kernel that it holds."""
@@ -98,6 +99,7 @@ class SemiImplicit(FixedStep):
     """
 
     order = 1.0
+    takes_constraint = True
 
     def __init__(self, dt: float = 1.0) -> None:
         super().__init__(dt)

@@ -10,6 +10,7 @@ from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError, with_bound
+from nlflow.flows.integrators.control import Tolerances, weighted
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit
 
@@ -40,6 +41,7 @@ class RungeKutta(Integrator):
 
     order = 5.0
     takes_time = True
+    takes_constraint = True
 
     _A = (
         (),
@@ -56,12 +58,10 @@ class RungeKutta(Integrator):
     def __init__(
         self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
     ) -> None:
-        self.rtol = check_number("rtol", rtol, minimum=0)
-        self.atol = check_number("atol", atol, minimum=0)
+        tolerances = Tolerances(rtol, atol, 5.0, needed=bool(adaptive))
+        self.rtol, self.atol = tolerances.rtol, tolerances.atol
         self.dt = None if dt is None else check_number("dt", dt, minimum=0, strict=True)
         self.adaptive = bool(adaptive)
-        if self.adaptive and self.rtol == 0 and self.atol == 0:
-            raise InputError("rtol: got 0 with atol 0, expected at least one of them > 0")
         if not self.adaptive and self.dt is None:
             raise InputError("dt: needed when adaptive=False")
 
@@ -101,46 +101,22 @@ class RungeKutta(Integrator):
                 raise StepFailureError(f"a stage of the step from t={t:.6g} failed: {tried.failure}; reduce dt")
             memory.update(_flow=tried.flow, _slope=tried.slope)
             return tried.u, end
-        self._check_tolerances(u, t)
+        control = Tolerances(self.rtol, self.atol, 5.0)
+        control.check(u, t)
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
         failure = ""
         while True:
             # A remainder within rounding of the step is the step.
             clipped = remaining if remaining <= h * (1 + 1e-9) else h
-            if h < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(h):
-                raise StepFailureError(
-                    f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
-                    f"atol={self.atol:g}: "
-                    "raise the tolerances, use float64, or check the signal for values that overflow"
-                    + (f"; the last stage that failed: {failure}" if failure else "")
-                )
+            control.check_step(h, t, target, failure)
             end = target if clipped == remaining else t + clipped
             tried = self._try(flow, u, first, clipped, t, end)
             error, failure = tried.error, tried.failure or failure
             if math.isfinite(error) and error <= 1:
-                previous = memory.get("error", 1.0)
-                factor = 0.9 * max(error, 1e-10) ** (-0.7 / 5) * previous ** (0.4 / 5)
-                grown = clipped * min(5.0, max(0.2, factor))
-                # A step cut short by a target says little about the step to come.
-                memory["h"] = max(grown, h) if clipped < h else grown
-                memory["error"] = max(error, 1e-4)
+                control.accepted(memory, h, clipped, error)
                 memory.update(_flow=tried.flow, _slope=tried.slope)
                 return tried.u, end
-            memory["rejected"] = memory.get("rejected", 0) + 1
-            shrink = 0.9 * error ** (-1 / 5) if math.isfinite(error) else 0.1
-            h = clipped * min(0.9, max(0.1, shrink))
-
-    def _check_tolerances(self, u: Array, t: float) -> None:
-        """Raise `StepFailureError` where to round the signal once is already more than the tolerances allow."""
-        xp = namespace(u)
-        unit = float(xp.finfo(u.dtype).eps) / 2
-        rounding = _weighted(unit * xp.abs(u), self.atol + self.rtol * xp.abs(u))
-        if rounding > 1:
-            raise StepFailureError(
-                f"rtol={self.rtol:g}, atol={self.atol:g}: no step can meet them at t={t:.6g}, where to round the "
-                f"signal to {u.dtype} is an error of {rounding:.3g} times the tolerances; raise the tolerances "
-                f"(rtol={unit:.2g} is enough), or use float64"
-            )
+            h = control.rejected(memory, clipped, error)
 
     def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
         if self.dt is not None:
@@ -161,13 +137,15 @@ class RungeKutta(Integrator):
             stage = u + h * _combine(row, slopes)
             moment = end if share == 1 else t + share * h
             try:
-                here = _at(flow.when(moment), stage)
+                here = flow.when(moment)
+                stage = here.held(stage)
+                here = _at(here, stage)
                 slopes.append(here.velocity(stage))
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))
         xp = namespace(u)
         scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
-        return _Tried(here, stage, slopes[-1], _weighted(h * _combine(self._E, slopes), scale))
+        return _Tried(here, stage, slopes[-1], weighted(h * _combine(self._E, slopes), scale))
 
 
 @dataclass(frozen=True)
@@ -186,14 +164,6 @@ def _at(flow: Flow, stage: Array) -> Flow:
     if flow.evolving and not bool(namespace(stage).all(namespace(stage).isfinite(stage))):
         raise NumericalError("the signal overflowed")
     return flow.at(stage)
-
-
-def _weighted(error: Array, scale: Array) -> float:
-    """Return the root mean square of error / scale."""
-    xp = namespace(error)
-    # A scale of 0 belongs to a value that is 0 before and after: it has no error either.
-    ratio = xp.where(scale > 0, error / xp.where(scale > 0, scale, xp.ones_like(scale)), 0 * scale)
-    return float(xp.sqrt(xp.mean(ratio**2)))
 
 
 def _combine(weights: tuple[float, ...], arrays: list[Array]) -> Array:

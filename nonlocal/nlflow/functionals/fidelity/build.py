@@ -12,6 +12,8 @@ from nlflow.errors import InputError, check_array, check_number
 from nlflow.functionals.fidelity.base import Fidelity, NodeFidelity
 from nlflow.functionals.fidelity.matrix import MatrixFidelity
 
+_HINT = "0 switches the term off; to hold values exactly, give a constraint=Constraint(nodes, values)"
+
 
 def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
     """Return a fidelity operator for an observed signal, or raise `InputError`.
@@ -42,8 +44,8 @@ def as_fidelity(given: Any, observed: Array, affinity: Affinity) -> Fidelity:
     if getattr(given, "requires_grad", False) and tuple(given.shape) == ():
         given = given.expand(shape)  # a number that is learnt
     if not hasattr(given, "shape") or tuple(given.shape) == ():
-        return NodeFidelity(check_number("fidelity", given, minimum=0, hint="0 switches the term off"))
-    values = check_array("fidelity", given)
+        return NodeFidelity(check_number("fidelity", given, minimum=0, hint=_HINT))
+    values = check_array("fidelity", given, hint=_HINT)
     matrices = values.ndim == len(shape) + 2
     if not matrices and tuple(values.shape) != shape:
         raise InputError(

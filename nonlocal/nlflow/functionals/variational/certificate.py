@@ -1,6 +1,7 @@
 """How near a signal is to a minimizer: the duality gap, and the record of a minimization.
 
-E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i. Projection onto a box brings no
+E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i, or with
+another misfit that grows away from f. Projection onto a box brings no
 two values farther apart, nor any value farther from an f that lies in the box. So the minimum is attained in the box of
 the observed values (those with r_i > 0), and that may be made a part of G without changing it. The dual value
 -F*(q) - G*(-D'q) of any field q is then finite also where the fidelity is 0, and the gap bounds E_p(u) - min E_p.
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.misfits import Misfit
 
 NO_EDGES = "the graph has no edges, so that J is 0 and the observed signal the minimizer"
 """Message of a minimization that has nothing to do."""
@@ -70,3 +72,17 @@ def fidelity_slack(u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArra
     best = np.where(stiff > 0, free, np.where(flow > 0, box[0], box[1]))
     terms = (best - here) * (-flow - 0.5 * stiff * (best + here - 2 * target))
     return float(np.maximum(terms, 0).sum())
+
+
+def misfit_slack(
+    misfit: Misfit, u: NDArray[Any], flow: Floats, rigid: NDArray[Any], f: NDArray[Any], box: NDArray[Any]
+) -> float:
+    """Return `fidelity_slack` of G(u) = sum_i r_i g(u_i, f_i) with any misfit g; see there."""
+    stiff = np.broadcast_to(np.asarray(rigid, dtype=np.float64)[:, None], u.shape)
+    seen, here, target = stiff > 0, u.astype(np.float64), f.astype(np.float64)
+    with np.errstate(over="ignore"):
+        pull = np.where(seen, -flow / np.where(seen, stiff, 1.0), 0.0)
+    best = np.where(seen, misfit.best(pull, target, box), np.where(flow > 0, box[0], box[1]))
+    values = [misfit.value(np.where(seen, u, target), target) for u in (here, best)]
+    gain = np.where(seen, stiff * (values[0] - values[1]), 0.0)
+    return float(np.maximum(gain + (here - best) * flow, 0).sum())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,21 +11,25 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, shortened
 from nlflow.functionals.fidelity import NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import verdict
 from nlflow.functionals.minimizer import check_shape
-from nlflow.functionals.variational import lagged, primal_dual
+from nlflow.functionals.misfits import KullbackLeibler, Misfit, Squares
+from nlflow.functionals.variational import lagged, newton, primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
+
+_FEWER = "use a smaller window or fewer nodes, or raise memory_limit"
+_LARGEST = 600.0  # of the logarithm of how much J_p weighs beside the misfit
 
 
 @underflowing
 class Ep(Jp):
-    """p-Dirichlet energy with a fidelity term, E_p(u) = J_p(u) + 1/2 sum_i w_i lambda_i |u_i - f_i|^2, 1 <= p <= 2.
+    """p-Dirichlet energy with a fidelity term, E_p(u) = J_p(u) + 1/2 sum_i w_i lambda_i |u_i - f_i|^2, 1 <= p <= 10.
 
-    E_2 is `E`. E_1 is the model of Rudin, Osher and Fatemi on the graph of the affinity (Gilboa and Osher 2008,
-    doi 10.1137/070698592).
+    With another misfit g the term is sum_i w_i lambda_i g(u_i, f_i), channels added up. E_2 is `E`. E_1 is the model of
+    Rudin, Osher and Fatemi on the graph of the affinity (Gilboa and Osher 2008, doi 10.1137/070698592).
 
     Parameters
     ----------
@@ -36,11 +41,23 @@ class Ep(Jp):
         lambda >= 0; 0 where data is missing (inpainting).
     p, isotropic, memory_limit
         See `Jp`.
+    misfit : L1, Huber or KullbackLeibler, optional
+        g; squares, (u - f)^2 / 2, by default.
 
     Raises
     ------
     InputError
-        For a negative fidelity, a wrong shape, NaN or infinity, and as `Jp`.
+        For a negative fidelity, a wrong shape, NaN or infinity, negative counts, and as `Jp`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import L1, Ep, Gaussian, Grid, affinity
+    >>> f = np.where(np.arange(12) < 6, 0.0, 1.0)
+    >>> f[3] = 9.0  # an outlier
+    >>> found = Ep(affinity(Gaussian(width=1.0), Grid(12), window=2), f, 2.0, p=1, misfit=L1()).minimizer()
+    >>> found.success, bool(abs(found.u[3]) < 1e-6), bool(abs(found.u[8] - 1) < 1e-6)
+    (True, True, True)
     """
 
     def __init__(
@@ -50,6 +67,7 @@ class Ep(Jp):
         fidelity: float | NDArray[Any],
         p: float,
         *,
+        misfit: Misfit | None = None,
         isotropic: bool = False,
         memory_limit: float | None = None,
     ) -> None:
@@ -60,6 +78,14 @@ class Ep(Jp):
         if not isinstance(operator, NodeFidelity):
             raise InputError("fidelity: got matrices, expected a number or one for each node; only E takes matrices")
         self._fidelity = operator.values
+        if misfit is not None and not isinstance(misfit, Misfit):
+            raise InputError(
+                f"misfit: got {shortened(repr(misfit))}, expected L1(), Huber(delta), KullbackLeibler() or None for "
+                "squares"
+            )
+        self.misfit = misfit
+        if misfit is not None:
+            misfit.check(self._observed)
 
     @property
     def observed(self) -> NDArray[Any]:
@@ -73,18 +99,31 @@ class Ep(Jp):
 
     def value(self, u: Any) -> float:
         """Return E_p(u); see `Jp.value`."""
-        misfit = self._misfit(u)
         weights = self.affinity.domain.weights.ravel()[:, None] * self._per_node[:, None]
+        here, f = self._pair(u)
         with np.errstate(over="ignore", invalid="ignore"):
-            fidelity = 0.5 * float(np.sum(weights * misfit * misfit))
+            g = (self.misfit or Squares()).value(here, f)
+            fidelity = float(np.sum(np.where(weights > 0, weights * g, 0.0)))
         if not math.isfinite(fidelity):
-            raise NumericalError("value: the squares of the misfit overflow; scale the signals down")
+            cause = "the misfit overflows; scale the signals down"
+            if isinstance(self.misfit, KullbackLeibler):
+                cause = "the divergence of a signal that is not above 0 from counts is infinite; clip it"
+            raise NumericalError(f"value: {cause}")
         return super().value(u) + fidelity
 
     def gradient(self, u: Any) -> NDArray[Any]:
         """Return the gradient in the inner product sum_i w_i a_i . b_i, for p > 1; see `Jp.gradient`."""
+        misfit = self.misfit or Squares()
+        if refusal := misfit.refusal():
+            raise InputError(
+                f"misfit: got {misfit!r}: {refusal}; use ForwardBackward(dt), LaggedDiffusivity(dt) or Ep.minimizer()"
+            )
         gradient = super().gradient(u)
-        drawn = (self._per_node[:, None] * self._misfit(u)).reshape(gradient.shape)
+        here, f = self._pair(u)
+        slope = misfit.slopes(here, f)[0]
+        if not np.isfinite(slope).all() or not np.isfinite(misfit.value(here, f)).all():
+            raise NumericalError(f"misfit: {misfit!r} has no slope where the signal is not above 0")
+        drawn = (self._per_node[:, None] * slope).reshape(gradient.shape)
         return (gradient + drawn).astype(gradient.dtype, copy=False)
 
     def minimizer(
@@ -92,9 +131,10 @@ class Ep(Jp):
     ) -> CertifiedMinimizer:
         """Return the minimizer with a bound on what is left to gain, the duality gap.
 
-        For p > 1 by lagged diffusivity (linear problems for conjugate gradients; tens of them, the more the nearer p is
-        to 1), for p = 1 by the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1),
-        whose iteration costs O(edges D) time and whose memory is O(edges D). The result does not depend on the number
+        For 1 < p <= 2 by lagged diffusivity (linear problems for conjugate gradients; tens of them, the more the nearer
+        p is to 1); for p > 2, and for a misfit with p > 1, by Newton's method on a smoothed functional; for p = 1 by
+        the primal-dual method of Chambolle and Pock (doi 10.1007/s10851-010-0251-1), with the misfit's proximal map. An
+        iteration costs O(edges D) time, and the memory is O(edges D). The result does not depend on the number
         of threads, and it scales with f where the fidelity scales with 1 / |f|^(2 - p).
 
         The minimum is searched in the box of the observed values, which holds it. So the gap is a bound also where
@@ -107,7 +147,7 @@ class Ep(Jp):
             Stop when the gap is at most this times the value; 1e-6 in float64 and 1e-4 in float32 by default. With a
             uniform fidelity sum_i w_i |u_i - u*_i|^2 <= 2 rtol E_p / lambda.
         maxiter : int, optional
-            Linear problems (300) or primal-dual iterations (20000).
+            Linear problems (300, 1000 for p > 2) or primal-dual iterations (20000).
         start : array, optional
             First guess; f (p = 1) or the minimizer of E by default.
 
@@ -119,7 +159,7 @@ class Ep(Jp):
         f = self._observed
         single = f.dtype == np.float32
         rtol = check_number("rtol", (1e-4 if single else 1e-6) if rtol is None else rtol, minimum=0, strict=True)
-        maxiter = check_integer("maxiter", (20_000 if self.p == 1 else 300) if maxiter is None else maxiter, minimum=1)
+        maxiter = check_integer("maxiter", self._most() if maxiter is None else maxiter, minimum=1)
         known = self._per_node > 0
         if not known.any():
             raise InputError(
@@ -137,6 +177,9 @@ class Ep(Jp):
         if not len(self.graph):
             u = np.where(known[:, None], flat, shift).reshape(f.shape).astype(f.dtype)
             return CertifiedMinimizer(u, 0.0, 0, True, NO_EDGES)
+        if self.misfit is not None or self.p > 2:
+            misfit = (self.misfit or Squares()).scaled(size, shift)
+            return self._with_misfit(misfit, flat, shift, size, guess, rtol, maxiter)
         scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
         if guess is not None:
             guess = (guess - shift) / size
@@ -159,6 +202,42 @@ class Ep(Jp):
         u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
         return CertifiedMinimizer(u, relative, iterations, success, message, value)
 
+    def _most(self) -> int:
+        return 20_000 if self.p == 1 else 300 if self.p <= 2 else 1000
+
+    def _with_misfit(
+        self, misfit: Misfit, flat: Floats, shift: Floats, size: float, guess: Floats | None, rtol: float, maxiter: int
+    ) -> CertifiedMinimizer:
+        """Minimize a J_p + sum_i r_i g in units of the size of f, with the larger of a and r near 1."""
+        known, f = self._per_node > 0, self._observed
+        logs = np.log(np.where(known, self._per_node * self.affinity.domain.weights.ravel(), 1.0))
+        top = float(logs[known].max())
+        rigid = np.where(known, np.exp(logs - top), 0.0)
+        # E_p = exp(top) size^degree (a J_p + sum r g). Beyond the limits what J_p or the misfit does is below rounding.
+        factor = math.exp(min(max((self.p - misfit.degree) * math.log(size) - top, -_LARGEST), _LARGEST))
+        scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
+        guess = None if guess is None else (guess - shift) / size
+        problem = newton.Problem(self, scaled, rigid, misfit, factor)
+        if self.p == 1:
+            dtype = self._observed.dtype
+            saddle = primal_dual.minimize(
+                self, scaled.astype(dtype), rigid / factor, rtol=rtol, maxiter=maxiter, misfit=misfit,
+                start=None if guess is None else guess.astype(dtype), memory_limit=self._memory_limit,
+            )  # fmt: skip
+            u, value, gap, count = saddle.u, saddle.value * factor, saddle.gap * factor, saddle.iterations
+        else:
+            edges = len(self.graph) * (48 + 24 * flat.shape[1])
+            check_memory(f"Newton's method on {len(self.graph)} edges", edges, _FEWER, self._memory_limit)
+            u, value, gap, count = newton.minimize(problem, guess, rtol, maxiter)
+        relative = gap / value if value > 0 else 0.0
+        success, advice = verdict(relative, rtol)
+        message = f"relative duality gap {relative:.3g} after {count} iterations{advice}"
+        exponent = top + misfit.degree * math.log(size)
+        exponent += math.log(value) if value > 0 else -math.inf
+        value = math.exp(exponent) if exponent < math.log(sys.float_info.max) else math.inf
+        u = (u.astype(np.float64) * size + shift).reshape(f.shape).astype(f.dtype)
+        return CertifiedMinimizer(u, relative, count, success, message, value)
+
     def _total_variation(
         self, f: NDArray[Any], fidelity: NDArray[Any], guess: NDArray[Any] | None, rtol: float, maxiter: int
     ) -> tuple[NDArray[Any], float, float, int]:
@@ -174,7 +253,7 @@ class Ep(Jp):
     ) -> tuple[NDArray[Any], float, float, int]:
         check_memory(
             f"the reweighting of {len(self.graph)} edges", 60 * len(self.graph),
-            "use a smaller window or fewer nodes, or raise memory_limit", self._memory_limit,
+            _FEWER, self._memory_limit,
         )  # fmt: skip
         floor = self.rounding(self.affinity.domain.weights.ravel() * fidelity, np.float64)
         for count, best in enumerate(lagged.iterates(self, f, fidelity, guess), start=1):
@@ -190,7 +269,10 @@ class Ep(Jp):
         shape = self.affinity.domain.shape
         return np.broadcast_to(np.asarray(self._fidelity, dtype=np.float64), shape).ravel()
 
-    def _misfit(self, u: Any) -> Floats:
-        """Return u - f as (N, D) in float64."""
+    def _pair(self, u: Any) -> tuple[Floats, Floats]:
+        """Return u and f as (N, D) in float64."""
         signal = check_shape("u", self.affinity.check_signal("u", u), self._observed)
-        return self.flat(signal) - self.flat(self._observed)
+        return self.flat(signal), self.flat(self._observed)
+
+    def __repr__(self) -> str:
+        return super().__repr__().replace(", ", f", {self.misfit!r}, ", 1) if self.misfit else super().__repr__()

@@ -22,10 +22,13 @@ from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NumericalError, check_number
 from nlflow.functionals.variational.graph import Graph
 
+MOST = 10.0
+"""The largest p."""
+
 
 @underflowing
 class Jp:
-    """Nonlocal p-Dirichlet energy, J_p(u) = 1/(2p) sum_ij w_i w_j K_ij |u_i - u_j|^p with K = k + k^T, 1 <= p <= 2.
+    """Nonlocal p-Dirichlet energy, J_p(u) = 1/(2p) sum_ij w_i w_j K_ij |u_i - u_j|^p with K = k + k^T, 1 <= p <= 10.
 
     J_2 is `J`. With ``isotropic=True`` it is 1/(2p) sum_i w_i |grad u|_i^p of the nonlocal gradient
     |grad u|_i^2 = sum_j w_j K_ij |u_i - u_j|^2 (Gilboa and Osher 2008, doi 10.1137/070698592; Elmoataz, Lezoray and
@@ -37,7 +40,7 @@ class Jp:
     affinity : Affinity
         Of k, with edges to list: dense, stencil or sparse, in NumPy.
     p : float
-        1 <= p <= 2; J_1 is nonlocal total variation. Half of Gilboa and Osher's where their weight is K.
+        1 <= p <= 10; J_1 is nonlocal total variation. Half of Gilboa and Osher's where their weight is K.
     isotropic : bool
         Whether the nodes or the edges have a power each.
     memory_limit : float, optional
@@ -46,7 +49,7 @@ class Jp:
     Raises
     ------
     InputError
-        For p outside of [1, 2], and for an affinity whose edges are not listed.
+        For p outside of [1, 10], and for an affinity whose edges are not listed.
     MemoryLimitError
         Before the edges are listed.
 
@@ -64,8 +67,11 @@ class Jp:
     ) -> None:
         self.affinity = check_affinity(affinity)
         self.p = check_number("p", p, minimum=1, hint="1 is total variation, 2 the quadratic J")
-        if self.p > 2:
-            raise InputError(f"p: got {self.p:g}, expected 1 <= p <= 2; 1 is total variation, 2 the quadratic J")
+        if self.p > MOST:
+            raise InputError(
+                f"p: got {self.p:g}, expected 1 <= p <= {MOST:g}; 1 is total variation, 2 the quadratic J, and beyond "
+                "the powers of differences leave the range of floats"
+            )
         self.isotropic = bool(isotropic)
         self.graph = Graph(affinity, memory_limit)
 
@@ -152,10 +158,12 @@ class Jp:
         signal = self.affinity.check_signal("u", u)
         flat = self.flat(signal)
         slopes = self.slopes(flat)
-        with np.errstate(divide="ignore", over="ignore"):
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
             factors = np.where(slopes > 0, slopes ** (self.p - 2), 0.0)
         flux = self.graph.flux(self.on_edges(factors), flat)
         gradient = flux / self.affinity.domain.weights.ravel()[:, None]
+        if not np.isfinite(gradient).all():
+            raise NumericalError("gradient: the powers of the differences overflow; scale the signal down")
         return gradient.reshape(signal.shape).astype(signal.dtype, copy=False)
 
     @property

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.errors import check_memory
-from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack
+from nlflow.functionals.misfits import Misfit
+from nlflow.functionals.variational.certificate import bounding_box, fidelity_slack, misfit_slack
 from nlflow.functionals.variational.graph import edge_loop
 from nlflow.functionals.variational.jp import Jp
 
@@ -53,8 +55,9 @@ def minimize(
     start: NDArray[Any] | None = None,
     dual: NDArray[Any] | None = None,
     memory_limit: float | None = None,
+    misfit: Misfit | None = None,
 ) -> Saddle:
-    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2 in the dtype of `f`.
+    """Minimize J_1(u) + 1/2 sum_i r_i |u_i - f_i|^2, or J_1(u) + sum_i r_i g(u_i, f_i), in the dtype of `f`.
 
     Parameters
     ----------
@@ -68,6 +71,8 @@ def minimize(
     maxiter : int
     start, dual : array, optional
         First guesses, not changed.
+    misfit : Misfit, optional
+        g, known by its proximal map; squares by default, whose steps are compiled as a whole.
     """
     bytes_an_edge = 2 * f.shape[1] * f.dtype.itemsize + (8 + f.dtype.itemsize if jp.isotropic else 0)
     check_memory(
@@ -76,7 +81,8 @@ def minimize(
         "use a smaller window or fewer nodes, or raise memory_limit",
         memory_limit,
     )
-    iteration = _Iteration(jp, f, rigid, start, dual)
+    make = _Iteration if misfit is None else partial(_Proximal, misfit)
+    iteration = make(jp, f, rigid, start, dual)
     saddle, floor = iteration.saddle, jp.rounding(rigid, f.dtype)
     due = _EVERY
     while saddle.iterations < maxiter:
@@ -156,7 +162,52 @@ class _Iteration:
             *self._graph, self._reverse, self._weights, self._roots, self._cells, self._nodes, saddle.u, saddle.q,
             flow, shares,
         )  # fmt: skip
-        misfit = 0.5 * float(np.sum(self._rigid[:, None] * (saddle.u - self._f).astype(np.float64) ** 2))
-        slack = fidelity_slack(saddle.u, flow, self._rigid, self._f, self._box)
+        misfit, slack = self._fidelity(flow)
         saddle.value = float(shares[:, 0].sum()) + misfit
         saddle.gap = float(shares[:, 1].sum()) + slack
+
+    def _fidelity(self, flow: Floats) -> tuple[float, float]:
+        """Return the fidelity's value and its part of the gap."""
+        u = self.saddle.u
+        value = 0.5 * float(np.sum(self._rigid[:, None] * (u - self._f).astype(np.float64) ** 2))
+        return value, fidelity_slack(u, flow, self._rigid, self._f, self._box)
+
+
+class _Proximal(_Iteration):
+    """The same iteration with the proximal map of a misfit."""
+
+    def __init__(self, misfit: Misfit, jp: Jp, *given: Any) -> None:
+        super().__init__(jp, *given)
+        from scipy.sparse import csr_array
+
+        self._misfit = misfit
+        starts, self._ends = self._graph
+        edges = len(self._ends)
+        self._heads = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
+        self._sums = csr_array((np.ones(edges, self._f.dtype), np.arange(edges), starts), shape=(len(self._f), edges))
+
+    def step(self) -> None:
+        """Make one step of the dual vectors and one of the signal."""
+        saddle, q = self.saddle, self.saddle.q
+        rise = self._f.dtype.type(0.5 / self._fall)
+        if self._raise is not None:
+            self._raise(*self._graph, self._roots, self._cells, rise, self._seen, q)
+            flux = self._cells[self._heads, None] * q - self._cells[self._ends, None] * q[self._reverse]
+            flow = self._sums @ (self._roots[:, None] * flux)
+        else:
+            q += rise * (self._seen[self._heads] - self._seen[self._ends])
+            q /= np.maximum(np.sqrt(np.sum(q * q, axis=1, keepdims=True)), 1)
+            flow = self._sums @ (self._weights[:, None] * q)
+        step = self._fall / self._degree[:, None].astype(np.float64)
+        there = self._misfit.prox(saddle.u - step * flow, self._f.astype(np.float64), step * self._rigid[:, None])
+        there = np.where(self._rigid[:, None] > 0, there, saddle.u - step * flow)
+        new = np.clip(there, self._box[0], self._box[1]).astype(self._f.dtype)
+        self._seen, saddle.u = 2 * new - saddle.u, new
+        saddle.iterations += 1
+
+    def _fidelity(self, flow: Floats) -> tuple[float, float]:
+        """Return the fidelity's value and its part of the gap."""
+        u, f = self.saddle.u.astype(np.float64), self._f.astype(np.float64)
+        known = np.broadcast_to(self._rigid[:, None] > 0, u.shape)
+        value = float(np.sum(np.where(known, self._rigid[:, None] * self._misfit.value(u, f), 0.0)))
+        return value, misfit_slack(self._misfit, u, flow, self._rigid, f, self._box)

@@ -1,0 +1,260 @@
+"""Values that a signal has at some nodes, exactly: Dirichlet and volume constraints."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy, underflowing
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NumericalError, check_array, check_integer
+
+_LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
+
+
+def count_arguments(name: str, function: Callable[..., Any]) -> int:
+    """Return how many arguments a callable of t, or of t and the nodes, needs: 1 or 2."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # compiled ones do not always say
+        return 1
+    places = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = [one for one in places if one.default is one.empty]
+    if not places or len(needed) > 2:
+        raise InputError(f"{name}: got a callable of {len(needed)} arguments, expected one of t, or of t and the nodes")
+    return max(len(needed), 1)
+
+
+@underflowing
+class Constraint:
+    """Values that a signal has at some nodes at all times, exactly; the other nodes are free.
+
+    A volume constraint in the sense of nonlocal calculus (Du, Gunzburger, Lehoucq and Zhou 2012, doi
+    10.1137/110833294); on a graph the Dirichlet condition. Flows move the free nodes alone, and minimizers are those
+    among the signals with these values. In place of an infinite fidelity, which no float holds.
+
+    Parameters
+    ----------
+    nodes : array of bool of shape ``domain.shape``, or array of int
+        Where the values are given: a mask, or the numbers of M nodes in the order of ``domain.nodes``, each once.
+    values : float, array or callable
+        One number; an array of shape (M,) or (M, D), in the order of `nodes` (that of the nodes for a mask); or one
+        shaped like the signal, of which the constrained nodes count. A callable of t, or of t and the constrained
+        nodes x of shape (M, m), returns one of these. They are rounded to the dtype of the signal.
+
+    Raises
+    ------
+    InputError
+        For nodes that do not exist or are named twice, for no nodes and for all of them, and for values of another
+        shape.
+    NumericalError
+        For values of a callable that are NaN or infinite.
+
+    Notes
+    -----
+    Values that depend on time are a source for the free nodes, so each integrator keeps its order while a step is short
+    beside 1 / rho, rho being the bound of A. Where h rho was 75 to 600 the orders 1 for `ETD2RK`, 2.5 to 3.2 for
+    `ETD4RK` and 1.4 to 2 for `IMEX` were measured, of errors that were small already (order reduction; Hochbruck and
+    Ostermann 2005, doi 10.1137/040611434).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import Constraint, Grid, J, TopHat, affinity
+    >>> path = affinity(TopHat(radius=1.0), Grid(5, boundary="isolated"))
+    >>> ends = Constraint([0, 4], [0.0, 1.0])
+    >>> [round(float(value), 6) for value in J(path).minimizer(constraint=ends).u]  # harmonic: a straight line
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+
+    def __init__(self, nodes: Any, values: Any) -> None:
+        given = np.asarray(to_numpy(nodes) if hasattr(nodes, "detach") else nodes)
+        if given.dtype != bool and (given.ndim != 1 or (given.size and given.dtype.kind not in "iu")):
+            raise InputError(
+                f"nodes: got an array of {given.dtype} of shape {given.shape}, expected a mask (bool) of the shape of "
+                "the domain, or one-dimensional numbers of nodes (int)"
+            )
+        if given.size == 0 or (given.dtype == bool and not given.any()):
+            raise InputError("nodes: got none, expected at least one; leave the constraint out")
+        self.nodes: NDArray[Any] = given.copy()
+        self.timed = callable(values)
+        self.values = values if self.timed else _checked(values)
+
+    def on(self, affinity: Affinity, name: str = "constraint") -> Held:
+        """Return the constraint on the nodes of an affinity."""
+        return Held(self, affinity, name)
+
+    def __repr__(self) -> str:
+        count = int(self.nodes.sum()) if self.nodes.dtype == bool else len(self.nodes)
+        return f"Constraint({count} nodes{', timed' if self.timed else ''})"
+
+
+def as_constraint(affinity: Affinity, given: Any) -> Held | None:
+    """Return a constraint on the nodes of an affinity, None for None, or raise `InputError`."""
+    if given is None or isinstance(given, Held):
+        return given
+    if not isinstance(given, Constraint):
+        raise InputError(f"constraint: got {type(given).__name__}, expected Constraint(nodes, values)")
+    return given.on(affinity)
+
+
+def _checked(values: Any) -> Array:
+    return check_array("values", values, hint="or a callable of t")
+
+
+class Held:
+    """A constraint on the nodes of a domain.
+
+    Attributes
+    ----------
+    mask : array of bool of shape ``domain.shape``
+    timed : bool
+    """
+
+    def __init__(self, given: Constraint, affinity: Affinity, name: str) -> None:
+        if affinity.whole_shape != affinity.domain.shape:
+            raise InputError(f"{name}: got nodes that processes share out, expected those of one process")
+        self._given, self._name, self.timed = given, name, given.timed
+        shape, size = affinity.domain.shape, affinity.domain.size
+        self.mask, self._order = _places(given.nodes, shape, size)
+        if self.mask.all():
+            raise InputError(f"nodes: got all {size} of the domain, expected at least one that is free")
+        self._rows = None
+        if self.timed and count_arguments("values", given.values) == 2:
+            self._rows = affinity.domain.nodes[self._order]
+        self._kept: tuple[Any, Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def zeros(self, affinity: Affinity) -> Array:
+        """Return a signal of zeros with the channels and the dtype of the values."""
+        if self.timed:
+            raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
+        values, shape = self._given.values, self.mask.shape
+        channels = () if values.ndim == 0 or values.shape in (shape, (len(self),)) else tuple(values.shape)[-1:]
+        dtype = np.float32 if str(values.dtype).endswith("float32") else np.float64
+        signal = affinity.as_signal(np.zeros(shape + channels))
+        return signal.astype(dtype) if is_numpy(signal) and affinity.dtype is None else signal
+
+    def at(self, t: float, like: Array) -> Array:
+        """Return a signal like `like` with the values at time t, 0 at free nodes.
+
+        Raises
+        ------
+        InputError
+            When the values have another shape.
+        NumericalError
+            When they are not finite.
+        """
+        key = (t if self.timed else 0.0, tuple(like.shape), str(like.dtype), str(getattr(like, "device", "")))
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, self._formed(t, like))
+        return self._kept[1]
+
+    def held(self, u: Array, t: float) -> Array:
+        """Return `u` with the values at its constrained nodes; `u` itself where it has them."""
+        values, mask = self.at(t, u), self._mask(u)
+        result = namespace(u).where(mask, values, u)
+        return u if is_numpy(u) and np.array_equal(result, u) else result
+
+    def values_of(self, u: Array) -> Array:
+        """Return `u` with 0 at the free nodes."""
+        return namespace(u).where(self._mask(u), u, 0 * u)
+
+    def free(self, v: Array) -> Array:
+        """Return `v` with 0 at the constrained nodes."""
+        return namespace(v).where(self._mask(v), 0 * v, v)
+
+    def given(self) -> list[Any]:
+        """Return what tells the constraint from others; values that change with time are those of `at`."""
+        own = [self.mask.astype(np.float64)]
+        return own if self.timed else [*own, np.asarray(to_numpy(self._given.values), dtype=np.float64)]
+
+    def check_reached(self, affinity: Affinity, also: NDArray[np.bool_] | None = None) -> None:
+        """Raise `InputError` where some part of the domain sees neither a constrained node nor one of `also`."""
+        reached = self.mask if also is None else self.mask | also
+        if not reached.all():
+            reached = _listed(affinity, reached) if affinity.method in _LISTED else _spread(affinity, reached)
+        if not reached.all():
+            first = int(np.argmin(reached.ravel()))
+            raise InputError(
+                f"constraint: {int((~reached).sum())} nodes (the first is node {first}) see no constrained one, so the "
+                "minimizer is not unique; constrain a node of each part of the domain, or give it a fidelity > 0"
+            )
+
+    def _mask(self, like: Array) -> Array:
+        mask = self.mask if self.mask.ndim == like.ndim else self.mask[..., None]
+        return mask if is_numpy(like) else namespace(like).astype(constant_like(mask, like), namespace(like).bool)
+
+    def _formed(self, t: float, like: Array) -> Array:
+        values: Any = self._given.values
+        where = f" at t={t:.6g}" if self.timed else ""
+        if self.timed:
+            values = values(float(t)) if self._rows is None else values(float(t), self._rows.copy())
+        found = np.asarray(to_numpy(values) if hasattr(values, "detach") else values)
+        rows = (len(self._order), *like.shape[self.mask.ndim :])
+        if found.dtype.kind not in "biuf" or found.shape not in ((), rows, tuple(like.shape)):
+            got = f"shape {found.shape}" if found.dtype.kind in "biuf" else type(values).__name__
+            raise InputError(
+                f"values: got {got}{where}, expected a number, {rows}, those of the constrained nodes, or "
+                f"{tuple(like.shape)}, that of the signal"
+            )
+        if not np.isfinite(found).all():
+            raise NumericalError(f"values: NaN or infinite{where}; expected finite values at all times")
+        flat = np.zeros((self.mask.size, *rows[1:]))
+        flat[self._order] = found.reshape(flat.shape)[self._order] if found.shape == tuple(like.shape) else found
+        with np.errstate(over="ignore"):
+            result = constant_like(flat.reshape(tuple(like.shape)), like)
+        if not bool(namespace(result).all(namespace(result).isfinite(result))):
+            raise NumericalError(f"values: too large for {like.dtype}{where}; scale them down, or use float64")
+        return result
+
+    def __repr__(self) -> str:
+        return f"{self._given!r} of {self.mask.size}"
+
+
+def _places(nodes: NDArray[Any], shape: tuple[int, ...], size: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return the mask and the numbers of nodes, or raise `InputError`."""
+    if nodes.dtype == bool:
+        if nodes.shape != shape:
+            raise InputError(f"nodes: got a mask of shape {nodes.shape}, expected {shape}, that of the domain")
+        return nodes, np.flatnonzero(nodes)
+    numbers = nodes.astype(np.int64)
+    check_integer("nodes", int(numbers.min()), minimum=0)
+    if numbers.max() >= size:
+        raise InputError(f"nodes: got node {int(numbers.max())}, expected numbers below {size}, the size of the domain")
+    mask = np.zeros(size, dtype=bool)
+    mask[numbers] = True
+    if mask.sum() < len(numbers):
+        raise InputError("nodes: got a node twice, expected each once, with one value")
+    return mask.reshape(shape), numbers
+
+
+def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which nodes share a connected part of the graph with a node that is reached."""
+    from scipy.sparse.csgraph import connected_components
+
+    edges: Any = affinity._edges().copy()
+    edges.eliminate_zeros()
+    count, labels = connected_components(edges, directed=True, connection="weak")
+    alive = np.zeros(count, dtype=bool)
+    alive[labels[reached.ravel()]] = True
+    return np.asarray(alive[labels].reshape(reached.shape))
+
+
+def _spread(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return from which nodes walks of averages come to a node that is reached.
+
+    What rounding leaves of a sum of N terms is no weight.
+    """
+    while True:
+        seen = to_numpy(affinity._average(affinity.as_signal(reached.astype(np.float64))))
+        more = reached | (seen > 4 * reached.size * float(np.finfo(seen.dtype).eps))
+        if (more == reached).all():
+            return reached
+        reached = more

@@ -1,0 +1,252 @@
+"""Misfits g(u, f) of a fidelity other than the square: absolute values, Huber's function, Kullback-Leibler divergence.
+
+Each is convex in u and least at u = f, so that to move u towards f never raises it. They are known through values,
+slopes and curvatures of a smoothed g, and proximal maps argmin_z g(z, f) + (z - v)^2 / (2 step).
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, underflowing
+from nlflow.errors import InputError, check_number
+
+
+class Misfit(ABC):
+    """Contract of a misfit g(u, f), element by element over arrays in float64.
+
+    Attributes
+    ----------
+    degree : int
+        g(s u, s f) = s^degree g(u, f), up to what `scaled` says.
+    curvature : float
+        Bound of its second derivative, infinity where its slope jumps or has no bound.
+    """
+
+    degree: int
+    curvature: float = math.inf
+
+    @abstractmethod
+    def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
+        """Return g(u, f), or a smooth function near it."""
+
+    @abstractmethod
+    def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
+        """Return the first and the second derivative of `value` with respect to u."""
+
+    def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
+        """Return the second derivative, or what takes its place beside a dual field near the slope; see `L1`."""
+        del dual
+        return self.slopes(u, f, smoothing)[1]
+
+    @abstractmethod
+    def prox(self, v: Any, f: Any, step: Any) -> Floats:
+        """Return argmin_z g(z, f) + (z - v)^2 / (2 step)."""
+
+    @abstractmethod
+    def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
+        """Return argmax_z pull z - g(z, f) over a box, a pair of bounds, that holds f."""
+
+    def scaled(self, size: float, shift: Any) -> Misfit:
+        """Return g' with g(size u + shift, size f + shift) = size^degree g'(u, f)."""
+        del size, shift
+        return self
+
+    def floor(self, u: Floats) -> Floats | None:
+        """Return what u has to be above; None where there is no bound."""
+        del u
+        return None
+
+    def check(self, f: NDArray[Any]) -> None:  # noqa: B027  # a hook: most take any signal
+        """Raise `InputError` for an observed signal that it does not take."""
+
+    def refusal(self) -> str:
+        """Return why explicit steps do not take it."""
+        return ""
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{value:g}" for name, value in sorted(vars(self).items()) if not name.startswith("_"))
+        return f"{type(self).__name__}({given})"
+
+
+class Squares(Misfit):
+    """Misfit (u - f)^2 / 2, that of `E` and of Gaussian noise."""
+
+    degree = 2
+    curvature = 1.0
+
+    def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
+        """Return (u - f)^2 / 2."""
+        return np.asarray((u - f) ** 2 / 2)
+
+    def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
+        """Return u - f and 1."""
+        d = np.asarray(u - f, dtype=np.float64)
+        return d, np.ones_like(d)
+
+    def prox(self, v: Any, f: Any, step: Any) -> Floats:
+        """Return (v + step f) / (1 + step)."""
+        return np.asarray(v + (f - v) * (step / (1 + step)))
+
+    def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
+        """Return f + pull, within the box."""
+        return np.asarray(np.clip(f + pull, box[0], box[1]))
+
+
+@underflowing
+class L1(Misfit):
+    """Misfit |u - f|: most samples are kept as they are, outliers (impulses) do not count more the farther they are.
+
+    (Nikolova 2004, Journal of Mathematical Imaging and Vision 20, 99-120; with total variation Chan and Esedoglu 2005,
+    doi 10.1137/040604297.) Channels are added up. Its proximal map moves v towards f by the step, and not beyond.
+    """
+
+    degree = 1
+
+    def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
+        """Return |u - f|; smoothed it is ((u - f)^2 + s^2)^(1/2)."""
+        return np.asarray(np.hypot(u - f, smoothing))
+
+    def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
+        """Return derivatives; without smoothing those of the sign, 0 at u = f."""
+        d = np.asarray(u - f, dtype=np.float64)
+        if smoothing == 0:
+            return np.sign(d), np.zeros_like(d)
+        length = np.hypot(d, smoothing)
+        return d / length, (smoothing / length) ** 2 / length
+
+    def bent(self, u: Any, f: Any, smoothing: float, dual: Floats) -> Floats:
+        """Return (1 - q d / l) / l with d = u - f, l its smoothed length and q the dual field, the slope d / l at last.
+
+        Newton's method for q l = d, which is nearly linear where d / l is not (Chan, Golub and Mulet 1999, doi
+        10.1137/S1064827596299767).
+        """
+        d = np.asarray(u - f, dtype=np.float64)
+        length = np.hypot(d, smoothing)
+        return np.asarray((1 - dual * (d / length)) / length)
+
+    def prox(self, v: Any, f: Any, step: Any) -> Floats:
+        """Return argmin_z |z - f| + (z - v)^2 / (2 step)."""
+        return np.asarray(f + np.sign(v - f) * np.maximum(np.abs(v - f) - step, 0))
+
+    def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
+        """Return f, or an end of the box where the pull is above 1."""
+        return np.asarray(np.where(np.abs(pull) <= 1, f, np.where(pull > 0, box[1], box[0])))
+
+    def refusal(self) -> str:
+        """Return why explicit steps do not take it."""
+        return "the slope of |u - f| jumps at u = f, which no explicit step is stable for"
+
+
+@underflowing
+class Huber(Misfit):
+    """Misfit (u - f)^2 / 2 up to |u - f| = delta, and delta |u - f| - delta^2 / 2 beyond (Huber 1964).
+
+    (doi 10.1214/aoms/1177703732.) Between squares, for Gaussian noise, and `L1`, for outliers.
+
+    Parameters
+    ----------
+    delta : float
+        > 0, in the units of the signal.
+    """
+
+    degree = 2
+    curvature = 1.0
+
+    def __init__(self, delta: float) -> None:
+        self.delta = check_number("delta", delta, minimum=0, strict=True)
+
+    def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
+        """Return g; smoothing leaves it as it is."""
+        d = np.abs(u - f)
+        near = np.minimum(d, self.delta)
+        return np.asarray(near * (d - near / 2))
+
+    def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
+        """Return derivatives; smoothing is the curvature that is left beyond delta."""
+        d = np.asarray(u - f, dtype=np.float64)
+        return np.clip(d, -self.delta, self.delta), np.where(np.abs(d) <= self.delta, 1.0, smoothing)
+
+    def prox(self, v: Any, f: Any, step: Any) -> Floats:
+        """Return argmin_z g(z, f) + (z - v)^2 / (2 step)."""
+        d = v - f
+        beyond = np.abs(d) > self.delta * (1 + step)
+        return np.asarray(f + np.where(beyond, d - step * self.delta * np.sign(d), d / (1 + step)))
+
+    def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
+        """Return f + pull, or an end of the box where the pull is above delta."""
+        inside = np.clip(f + pull, box[0], box[1])
+        return np.asarray(np.where(np.abs(pull) <= self.delta, inside, np.where(pull > 0, box[1], box[0])))
+
+    def scaled(self, size: float, shift: Any) -> Huber:
+        """Return the function of delta / size."""
+        del shift
+        return Huber(self.delta / size)
+
+
+@underflowing
+class KullbackLeibler(Misfit):
+    """Misfit u - f + f log(f / u) of counts f >= 0 with means u > 0: of Poisson noise minus the log-likelihood.
+
+    (Le, Chartrand and Asaki 2007, doi 10.1007/s10851-007-0652-y.) The minimizer is >= 0, and > 0 where f is.
+    """
+
+    degree = 1
+
+    def __init__(self) -> None:
+        self._shift: Any = 0.0
+
+    def value(self, u: Any, f: Any, smoothing: float = 0.0) -> Floats:
+        """Return g, infinite below 0; smoothed it is that of f + s, less what does not depend on u."""
+        v, c = np.asarray(u + self._shift, dtype=np.float64), f + self._shift + 0 * u
+        count = np.maximum(c, 0) + smoothing
+        ratio = np.where(count > 0, v, 1) / np.where(count > 0, count, 1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            # v - c - c log(v / c) = c (x - log1p(x)) with x = v / c - 1, which does not cancel near v = c.
+            g = np.where(count > 0, count * (ratio - 1 - np.log(ratio)), v)
+        return np.asarray(np.where((v > 0) | ((v == 0) & (count == 0)), g, math.inf))
+
+    def slopes(self, u: Any, f: Any, smoothing: float = 0.0) -> tuple[Floats, Floats]:
+        """Return derivatives, those of f + s."""
+        v = np.asarray(u + self._shift, dtype=np.float64)
+        count = np.maximum(f + self._shift, 0) + smoothing
+        with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+            part = np.where(count > 0, count / v, 0.0)
+            return 1 - part, np.where(count > 0, part / v, 0.0)
+
+    def prox(self, v: Any, f: Any, step: Any) -> Floats:
+        """Return argmin_z g(z, f) + (z - v)^2 / (2 step), the positive root of a quadratic equation."""
+        moved, count = v + self._shift - step, np.maximum(f + self._shift, 0)
+        root = np.hypot(moved, 2 * np.sqrt(step * count))
+        # Of two forms the one that does not cancel.
+        other = 2 * step * count / np.where(root - moved > 0, root - moved, 1.0)
+        return np.asarray(np.where(moved >= 0, (moved + root) / 2, other) - self._shift)
+
+    def best(self, pull: Any, f: Any, box: NDArray[Any]) -> Floats:
+        """Return f / (1 - pull), or the upper end of the box."""
+        count = np.maximum(f + self._shift, 0)
+        found = count / np.where(pull < 1, 1 - pull, 1.0)
+        return np.asarray(np.clip(np.where(pull < 1, found - self._shift, box[1]), box[0], box[1]))
+
+    def scaled(self, size: float, shift: Any) -> KullbackLeibler:
+        """Return the function of size u + shift, over size."""
+        result = KullbackLeibler()
+        result._shift = shift / size
+        return result
+
+    def floor(self, u: Floats) -> Floats | None:
+        """Return what u has to be above."""
+        return np.asarray(0 * u - self._shift)
+
+    def check(self, f: NDArray[Any]) -> None:
+        """Raise `InputError` for negative counts."""
+        if float(f.min()) < 0:
+            raise InputError(
+                f"observed: got {float(f.min()):g} somewhere, expected counts >= 0 for KullbackLeibler(); subtract no "
+                "offset from counts, or use squares"
+            )

@@ -1,0 +1,116 @@
+"""Values that are held in a volume: what the nonlocal Dirichlet problem does, and what penalties do instead."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow import (
+    ETD4RK,
+    Constraint,
+    E,
+    Gaussian,
+    GradientFlow,
+    Grid,
+    J,
+    RungeKutta,
+    TopHat,
+    affinity,
+    equilibrium,
+    solve,
+)
+from nlflow.flows.spectrum import relaxation_rate
+from validation.harness import Check, Claim, Context, Outcome, largest, smallest
+
+Floats = NDArray[np.float64]
+
+
+def collar(n: int, reach: int) -> NDArray[np.bool_]:
+    """Return the nodes within `reach` of the ends, those that a kernel of that radius sees from inside."""
+    mask = np.zeros(n, bool)
+    mask[:reach] = mask[-reach:] = True
+    return mask
+
+
+def polynomials(n: int, reach: int) -> tuple[float, float]:
+    """Return how far the solutions for linear and for quadratic values are from these, which solve them exactly.
+
+    A kernel that is the same on both sides keeps x, and adds the sum of w k r² to x², which a source takes away.
+    """
+    grid = Grid(n, spacing=1 / n, boundary="isolated")
+    x, mask = grid.nodes[:, 0], collar(n, reach)
+    weights = affinity(TopHat(radius=reach / n), grid, method="dense")
+    linear = J(weights).minimizer(constraint=Constraint(mask, x[mask]))
+    second = float(2 * sum((r / n) ** 2 for r in range(1, reach + 1))) / (2 * reach + 1)  # of an average inside
+    held = Constraint(mask, (x**2)[mask])
+    flow = GradientFlow(J(weights), "degree", constraint=held, source=np.full(n, -second))
+    quadratic = solve(flow, x, t=60 / relaxation_rate(flow), integrator=ETD4RK(20 / relaxation_rate(flow))).final
+    return float(np.abs(linear.u - x).max()), float(np.abs(quadratic - x**2).max())
+
+
+def run(context: Context) -> Outcome:
+    n = context.pick(200, 60)
+    context.step("polynomials")
+    linear, quadratic = polynomials(n, n // 12)
+    rng = np.random.default_rng(1)
+    grid = Grid((n // 4, n // 5))
+    weights = affinity(Gaussian(width=1.5), grid, window=5, method="stencil")
+    mask = rng.random(grid.shape) < 0.1
+    values = rng.uniform(-1, 1, grid.shape)
+
+    def moving(t: float) -> Floats:
+        return np.asarray(values[mask] * np.cos(t))
+
+    context.step("flows")
+    wrong, range_left, energies_rise = 0, 0.0, -np.inf
+    times = np.linspace(0, 4, 9)
+    for held in (values[mask], moving):
+        flow = GradientFlow(J(weights), "degree", constraint=Constraint(mask, held))
+        for integrator in (RungeKutta(), ETD4RK(0.2)):
+            found = solve(flow, values[::-1].copy(), t_eval=times, integrator=integrator)
+            exact = np.array([held(t) if callable(held) else held for t in times])
+            wrong += int(np.count_nonzero(found.u[:, mask] != exact))
+            range_left = largest(range_left, float(np.abs(found.u).max()) - 1)
+            if not callable(held):
+                energies_rise = largest(energies_rise, float(np.diff(found.energy).max() / found.energy[0]))
+    context.step("decay")
+    flow = GradientFlow(J(weights), "degree", constraint=Constraint(mask, values[mask]))
+    limit = equilibrium(flow, values, rtol=1e-12)
+    rate = relaxation_rate(flow)
+    late = np.array([12.0, 20.0]) / rate
+    sizes = [float(np.linalg.norm(u - limit.u)) for u in solve(flow, values, t_eval=late).u[-2:]]
+    measured = float(np.log(sizes[0] / sizes[1]) / (late[1] - late[0]))
+    context.step("penalties")
+    penalties = 10.0 ** np.arange(2, 6)
+    gaps = [
+        float(np.abs(E(weights, values, p * mask, measure="degree").minimizer(rtol=1e-12).u - limit.u).max())
+        for p in penalties
+    ]
+    slope = float(np.polyfit(np.log(penalties), np.log(gaps), 1)[0])
+    checks = [
+        Check("values x are continued by x, 1-D", linear, 1e-8),
+        Check("values x² by x², with the source that belongs to it", quadratic, 1e-8),
+        Check("held values that differ in any bit, of all times", wrong, 0),
+        Check("signals beyond the range of the values and the start", range_left, 1e-6),
+        Check("largest rise of J with fixed values, over J(0)", energies_rise, 1e-13),
+        Check("rate of decay over the smallest eigenvalue between free nodes", measured / rate, 0.05, expected=1.0),
+        Check("penalty λ̃ instead: error goes with λ̃ to the power", slope, 0.05, expected=-1.0),
+        Check("penalty of 10⁵: what the values are off", smallest(*gaps), 1e-7, at_least=True),
+    ]
+    return Outcome(checks, {}, {"error of a penalty": dict(zip(map(str, penalties), gaps, strict=True))})
+
+
+CLAIM = Claim(
+    name="volume-constraint",
+    title="Values held in a volume",
+    statement=(
+        "With u = g on a set of nodes and (Pu)_i = u_i (or the flow) at the others, the problem has one solution "
+        "where each free node sees a held one: it lies in the range of g (maximum principle), continues polynomials "
+        "of degree 1 and 2 exactly for kernels that are alike on both sides and a collar as wide as the kernel, and "
+        "the flow tends to it with the smallest eigenvalue of A between free nodes, J falling. The package holds g to "
+        "the last bit at all times, fixed or not. A large fidelity in its place is off by the inverse of the "
+        "fidelity."
+    ),
+    source="Q. Du, M. Gunzburger, R. B. Lehoucq, K. Zhou 2012, doi 10.1137/110833294",
+    run=run,
+)
