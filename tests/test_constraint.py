@@ -352,3 +352,20 @@ def test_what_is_refused() -> None:
     late = nl.solve(flow(values=lambda t: 1.0 if t < 0.5 else np.nan), start, t=1, integrator=nl.ETD2RK(0.1))
     assert not late.success
     assert "values: NaN or infinite at t=0.5" in late.message
+
+
+@pytest.mark.parametrize("measure", ["l2", "degree"])
+@pytest.mark.parametrize("strength", [1e6, 1e9, 1e12])
+def test_a_penalty_tends_to_the_constraint(strength: float, measure: Any) -> None:
+    """The largest fidelity does not hide what is left of the equation elsewhere: before, f itself counted as solved."""
+    grid = nl.Grid((20, 20), spacing=1 / 20)
+    weights = nl.affinity(nl.Gaussian(0.1), grid)
+    rng = np.random.default_rng(0)
+    mask = rng.random(grid.shape) < 0.1
+    f = np.where(mask, rng.normal(size=grid.shape), 0)
+    held = nl.J(weights).minimizer(constraint=nl.Constraint(mask, f[mask]))
+    found = nl.E(weights, f, strength * mask, measure=measure).minimizer()
+    assert found.success
+    # What a penalty leaves is below the largest degree over it; then there is the tolerance of both iterations.
+    scale = float(weights.degree.max()) if measure == "l2" else 1.0
+    assert np.abs(found.u - held.u).max() <= 40 * max(scale, 1.0) / strength + 1e-8

@@ -52,6 +52,7 @@ def conjugate_gradients(
     rtol: float,
     maxiter: int,
     reconsider: Callable[[int, float], Callable[[Array], Array] | None] | None = None,
+    measured: Callable[[Array], Array] = lambda r: r,
 ) -> Solved:
     """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`.
 
@@ -69,6 +70,8 @@ def conjugate_gradients(
     reconsider : callable, optional
         Asked at the start and each 16 iterations, with the iterations and the residual so far, for another
         preconditioner; None keeps the one there is.
+    measured : callable
+        What norms are taken of, for residuals and right-hand sides: entries in units that can be compared.
 
     Returns
     -------
@@ -76,13 +79,15 @@ def conjugate_gradients(
         Its residual is recomputed from `x`, not the recursive one; infinite or NaN where the iteration broke down.
     """
     xp = namespace(b)
-    size = inner(b, b)
-    peak = xp.max(xp.abs(b))
+    told = measured(b)
+    size = inner(told, told)
+    peak = xp.max(xp.abs(told))
     # A system with b = 0 has the solution 0; its scale is set to 1 so that nothing divides by zero.
     scale = xp.where(size > 0, size, xp.ones_like(size))
     x = xp.where(size > 0, x, xp.zeros_like(x))
 
     def relative(r: Array) -> float:
+        r = measured(r)
         # In the largest entry too: `inner` may give some nodes a weight so small that nothing there would show.
         largest = float(xp.max(xp.abs(r)) / peak) if float(peak) > 0 else 0.0
         return max(math.sqrt(float(xp.max(inner(r, r) / scale))), largest)

@@ -28,7 +28,9 @@ class Minimizer:
         Shaped like the observed signal.
     residual : float
         What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimizer of E the
-        larger of two ratios: that of the norms in the degree measure, and that of the largest entries.
+        larger of two ratios: that of the norms in the degree measure, and that of the largest entries. Where fidelities
+        of nodes differ by more than 1000, entries are divided by 1 + fidelity~ before; else the largest would hide the
+        others.
     iterations : int
     success : bool
         Whether the residual is within the tolerance.
@@ -103,7 +105,8 @@ def minimize(
         # by 1 / fidelity.
         guess = 0 * centred if choice.used == "transform" else centred
     # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
-    large = power_of_two(max(fidelity.bounds()[1], 1.0))
+    low, high = fidelity.bounds()
+    large = power_of_two(max(high, 1.0))
 
     def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: precondition(v) * large
@@ -112,15 +115,18 @@ def minimize(
         other = choice.reconsider(done, residual)
         return None if other is None else scaled(other)
 
+    stiff = 1 + high > _FAR_APART * (1 + low)
     result = conjugate_gradients(
         lambda v: operator(v) / large, fidelity.times(centred) / large, guess, inner=inner,
         precondition=scaled(choice.first), rtol=rtol, maxiter=maxiter, reconsider=reconsider,
+        measured=(lambda r: fidelity.damped(r, 1.0)) if stiff else (lambda r: r),
     )  # fmt: skip
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
         return replace(found, u=(result.x + shift) * size)
 
 
+_FAR_APART = 1e3  # ratio of two fidelities from which on one hides the other in a norm
 _STIFF = 1e4
 """The fidelity that stands for a constraint where a preconditioner needs one, beside I - P."""
 
