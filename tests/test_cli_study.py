@@ -119,7 +119,7 @@ def test_what_differs_is_said_and_is_no_error(folder: Path) -> None:
     [
         (["time-order", "--nodes", "ten"], "--nodes: got 'ten', expected whole numbers with commas"),
         (["time-order", "--fidelity", "1,,2"], "--fidelity: got '1,,2', expected numbers"),
-        (["time-order", "--kernel", "box"], "kernel: got 'box', as in gaussian:width=0.1"),
+        (["time-order", "--kernel", "box"], "kernel: got 'box', expected one of gaussian"),
         (["time-order", "--seeds", "3"], "seeds: the study 'time-order' has no such option"),
         (["space-order", "--nodes", "8,16"], "nodes: got 2 different value(s)"),
         (["time-order", "--keys", "none.npy"], "--keys: got none.npy (No such file or directory)"),

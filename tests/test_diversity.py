@@ -331,6 +331,7 @@ def test_a_chain_that_only_goes_round_has_no_stable_fidelity(
     assert 0.0 <= limit <= 1e-7
 
 
+@pytest.mark.slow
 def test_thousands_of_nodes() -> None:
     """A random directed chain beyond what is looked at in whole; a torus, of which the limit is known."""
     n = 1001

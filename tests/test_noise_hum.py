@@ -184,6 +184,7 @@ def test_hum_is_found_off_the_grid_and_taken_out(name, strength):
     assert min(gains) > 12
 
 
+@pytest.mark.slow
 def test_the_frequency_is_found_to_the_bound_of_cramer_and_rao():
     clean = np.repeat(np.random.default_rng(8).normal(size=64), 64)  # steps
     errors = []
