@@ -135,7 +135,7 @@ def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats
     """A step by its definition, group by group: z - N (C + N)^-1 (z - m), N with the correlations."""
     state, pilot, observed = (np.asarray(x, np.float64) for x in (images.state, images.pilot, images.observed))
     variance = np.broadcast_to(np.asarray(images.variance, np.float64), state.shape)
-    (ph, pw), width = groups.lattice.patch, state.shape[2]
+    (_, ph, pw), width = groups.lattice.patch, state.shape[2]
     sums = np.zeros((3, *state.shape))
     for c in range(len(state)):
         matrix = matrix_of(images.correlation[c], (ph, pw))

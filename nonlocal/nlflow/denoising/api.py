@@ -20,7 +20,6 @@ from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
     Observation,
-    check_axis,
     check_options,
     check_patch,
     noise_model,
@@ -30,9 +29,11 @@ from nlflow.denoising.inputs import (
     shape_of,
     spatial_shape,
 )
+from nlflow.denoising.layout import Layout, layout_of
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Speckle
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.verdict import examine
+from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.selection import STOPPING, select
@@ -51,6 +52,8 @@ def denoise(
     noise: Any = "auto",
     strength: float = 1.0,
     channel_axis: int | None = None,
+    axes: str | None = None,
+    spacing: Any = None,
     separate: bool = False,
     mask: Any = None,
     keep: Any = None,
@@ -66,19 +69,20 @@ def denoise(
     progress: bool | Callable[[float], Any] = False,
     seed: int = 0,
 ) -> Any:
-    r"""Denoise a grey or colour image, a multichannel image or a 1-D signal with a nonlocal flow of its patches.
+    r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
 
     ``fast`` is the E-flow of patch tokens under the patch kernel of nonlocal means, with a scalar fidelity for each
     pixel. ``balanced`` and ``best`` are flows of groups of alike patches with a fidelity matrix for each group,
     Lambda = C / s^2 of the group's covariance C, so that a semi-implicit step is the local Wiener (nonlocal Bayes)
     filter; groups and covariances are found anew from the running estimate. `nlflow.denoising.presets` states kernel,
-    functional, integrator and stopping of each. Everything is chosen from sigma.
+    functional, integrator and stopping of each. Everything is chosen from sigma. In volumes and clips all qualities are
+    flows of groups of blocks.
 
     Parameters
     ----------
     image : array_like
-        (N,) signal or (H, W) image; with `channel_axis` (N, C) or (H, W, C). Integers, booleans and floats; NaN and
-        infinity are refused unless `mask` says that they are missing.
+        (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
+        booleans and floats; NaN and infinity are refused unless `mask` says that they are missing.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
@@ -98,6 +102,13 @@ def denoise(
     channel_axis : int, optional
         Axis of colours or channels; all of them say which patches are alike. Three channels are denoised as opponent
         colours, other numbers along their principal axes.
+    axes : str, optional
+        What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
+        three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows
+        motion from frame to frame. Without `axes` an array of three axes is a volume if each has at least 8 samples.
+    spacing : array_like, optional
+        Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
+        thinner along axes whose samples lie farther apart. Equal by default.
     separate : bool
         Denoise each channel as if it were alone, with its own noise, groups and missing samples: for channels that have
         nothing to do with each other, as the columns of a table. A channel of which every sample is missing stays as it
@@ -186,9 +197,11 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
+    layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     if separate:
         result, info = each_by_itself(
-            denoise, image, sigma, channel_axis=channel_axis, mask=mask, keep=keep, progress=progress, quality=quality,
+            denoise, image, sigma, channel_axis=channel_axis,
+            mask=mask, keep=keep, progress=progress, axes=layout.letters, spacing=layout.spacing, quality=quality,
             noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width,
             patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
             steps=steps, preserve_range=preserve_range, seed=seed,
@@ -210,11 +223,11 @@ def denoise(
         "fidelity": fidelity,
         "steps": steps,
     }
-    options = check_options(quality, fast, stopping)
+    options = check_options(quality, fast, stopping, len(layout.letters))
     strength = check_number("strength", strength, minimum=0)
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
-    task = _Task.of(image, sigma, quality, noise, channel_axis, mask, keep, options, trail, strength)
+    task = _Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
     if stopping is not None and task.seen.coloured is not None:
         raise InputError(
             f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"
@@ -255,6 +268,8 @@ def problem(
     quality: str = "balanced",
     noise: Any = "auto",
     channel_axis: int | None = None,
+    axes: str | None = None,
+    spacing: Any = None,
     keep: Any = None,
     preserve_range: bool = False,
 ) -> Problem:
@@ -262,7 +277,7 @@ def problem(
 
     Parameters
     ----------
-    image, sigma, quality, noise, channel_axis, keep, preserve_range
+    image, sigma, quality, noise, channel_axis, axes, spacing, keep, preserve_range
         As `denoise` takes them.
 
     Returns
@@ -291,7 +306,9 @@ def problem(
     >>> bool(np.array_equal(p.back(solution.final), denoise(noisy, 1.0)))
     True
     """
-    task = _Task.of(image, sigma, quality, noise, channel_axis, None, keep, check_options(quality, {}), None, 1.0)
+    layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
+    options = check_options(quality, {})
+    task = _Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None, 1.0)
     seen = task.seen
     if seen.coloured is not None:
         raise InputError(
@@ -300,12 +317,12 @@ def problem(
         )
     if seen.idle:
         raise InputError(f"image: {seen.idle}, so that there is no flow; denoise() returns it unchanged")
-    if quality == "fast":
+    if task.preset is None:
         if seen.variance is not None:
             raise InputError("sigma: got a map, for which 'fast' runs a flow for each level; use denoise()")
         found = pixelwise.problem(pixelwise.single(seen.f), unit=task.unit)
     else:
-        found = groupwise.whole_problem(seen.f, seen.variance, quality)
+        found = groupwise.whole_problem(seen.f, seen.variance, task.preset)
 
     def back(u: Array) -> Any:
         estimate = found.back(u).astype(seen.f.dtype, copy=False)
@@ -318,8 +335,8 @@ def problem(
 class _Task:
     """What is to be denoised: the samples, what is known of them, and what is wanted."""
 
-    quality: str
-    options: dict[str, Any]  # of the flow of pixels
+    preset: GroupPreset | None  # None for the flow of pixels, which has options
+    options: dict[str, Any]
     seen: Observation
     samples: Array
     restore: Callable[[Array], Array]
@@ -329,12 +346,11 @@ class _Task:
 
     @classmethod
     def of(
-        cls, image: Any, sigma: Any, quality: str, noise: Any, channel_axis: int | None, mask: Any, keep: Any,
-        options: dict[str, Any], trail: Trail | None, strength: float,
+        cls, image: Any, sigma: Any, quality: str, noise: Any, layout: Layout, channel_axis: int | None, mask: Any,
+        keep: Any, options: dict[str, Any], trail: Trail | None, strength: float,
     ) -> _Task:  # fmt: skip
         """Observe an image."""
-        shape = shape_of("image", image)
-        channel_axis = check_axis(len(shape), channel_axis)
+        shape, preset = shape_of("image", image), preset_for(quality, layout)
         check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
         given = noise_model(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
@@ -347,7 +363,7 @@ class _Task:
         if model is not None and strength != 1:
             model = model.scaled(strength)
         used = model
-        if quality == "fast" and isinstance(model, GaussianNoise) and not model.is_white:
+        if preset is None and isinstance(model, GaussianNoise) and not model.is_white:
             used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))
 
         def estimate(signal: Array, absent: NDArray[np.bool_] | None) -> NDArray[np.float64]:
@@ -358,7 +374,7 @@ class _Task:
                         used, channel_axis, estimate)  # fmt: skip
         if found is not None:
             seen = replace(seen, estimated=True)
-        return cls(quality, options, seen, samples, restore, model, found, kept)
+        return cls(preset, options, seen, samples, restore, model, found, kept)
 
     @property
     def noise(self) -> str:
@@ -396,9 +412,9 @@ class _Task:
 
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples in units of the noise."""
-        if self.quality == "fast":
+        if self.preset is None:
             return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)
-        return groupwise.denoised(f, self.seen, self.quality, watch)
+        return groupwise.denoised(f, self.seen, self.preset, watch)
 
     def chosen(self, stopping: str | None, seed: int, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
         """Return the estimate that the preset or a rule chooses, its estimated risk, and what is told."""

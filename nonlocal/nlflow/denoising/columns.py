@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import check_axis, shape_of, spatial_shape
+from nlflow.denoising.inputs import shape_of, spatial_shape
+from nlflow.denoising.layout import check_axis
 from nlflow.denoising.progress import Trail, within
 from nlflow.errors import InputError
 

@@ -16,7 +16,8 @@ from nlflow.denoising.noise.pyramid import coarse_to_fine, levels_within
 from nlflow.denoising.noise.spectra import correlation
 from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit
 from nlflow.denoising.patches.flow import as_planes
-from nlflow.denoising.presets import PRESETS, GroupPreset, noisiness
+from nlflow.denoising.patches.lattice import three
+from nlflow.denoising.presets import GroupPreset, noisiness
 from nlflow.denoising.progress import within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.tiles import bytes_needed, in_tiles
@@ -60,10 +61,10 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
 def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
-        f, groupings, channels=True, shrink=preset.shrink, factor=preset.factor, search_every=preset.search_every,
-        **options,
+        f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
+        factor=preset.factor, search_every=preset.search_every, **options,
     )  # fmt: skip
-    return Problem(flow, RelaxedSemiImplicit(preset.steps, preset.leave), preset.steps + 1.0)
+    return Problem(flow, RelaxedSemiImplicit(max(preset.steps, 1), preset.leave), preset.steps + 1.0)
 
 
 def _prepared(f: Array, variance: Array | None) -> tuple[Array, Array, Array | None]:
@@ -77,7 +78,7 @@ def _prepared(f: Array, variance: Array | None) -> tuple[Array, Array, Array | N
     return signal, colours, np.broadcast_to(variance[..., None].astype(precision), signal.shape)
 
 
-def whole_problem(f: Array, variance: Array | None, quality: str) -> Problem:
+def whole_problem(f: Array, variance: Array | None, preset: GroupPreset) -> Problem:
     """Return the flow of a preset on all of an image (..., C) in units of its noise.
 
     Raises
@@ -85,23 +86,23 @@ def whole_problem(f: Array, variance: Array | None, quality: str) -> Problem:
     MemoryLimitError
         When the image does not fit the memory as a whole.
     """
-    preset = PRESETS[quality]
     signal, colours, varying = _prepared(f, variance)
     groupings = preset.groupings(noisiness(f), sum(n > 1 for n in f.shape[:-1]))
-    planes = (signal.shape[-1], *(1, *signal.shape[:-1])[-2:])
-    memory = bytes_needed(planes, groupings, preset.steps, signal.itemsize)
-    check_memory(f"the flow of {planes[1]} x {planes[2]} samples", memory, "use denoise(), which cuts them into strips")
+    shape = signal.shape[:-1]
+    memory = bytes_needed((signal.shape[-1], *three(shape)), groupings, preset.steps, signal.itemsize)
+    check_memory(f"the flow of {' x '.join(map(str, shape))} samples", memory, "use denoise(), which cuts them into "
+                 "parts")  # fmt: skip
     options = {} if varying is None else {"variance": varying}
     made = problem(signal, preset, groupings, **options)
     told = {**described(groupings), "memory_bytes": memory}
     return replace(made, back=lambda u: back_from(u, colours, f), told=told)
 
 
-def denoised(f: Array, seen: Observation, quality: str, watch: Watch) -> Run:
-    """Run the flow of groups on samples (..., C) in units of their noise, in strips where it must be."""
+def denoised(f: Array, seen: Observation, preset: GroupPreset, watch: Watch) -> Run:
+    """Run the flow of groups on samples (..., C) in units of their noise, in parts where it must be."""
     if seen.coloured is not None:
-        return _coloured(f, seen, seen.coloured, PRESETS[quality], watch)
-    preset, trail = PRESETS[quality], watch.trail
+        return _coloured(f, seen, seen.coloured, preset, watch)
+    trail = watch.trail
     signal, colours, variance = _prepared(f, seen.variance)
     precision = signal.dtype.type
     levels = [1.0] if seen.missing is None else filling_levels(f[~seen.missing])

@@ -15,12 +15,11 @@ from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT
 from nlflow.denoising.noise.mixture import with_stripes
-from nlflow.denoising.presets import PRESETS
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
 
 Array = NDArray[Any]
-QUALITIES = ("fast", *PRESETS)
+QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
 LEVELS = 2  # coarser images, at most
 _SMOOTHING = 1.5  # samples over which the intensity is smoothed that the noise follows
@@ -121,16 +120,6 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
                      "as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
-def check_axis(ndim: int, channel_axis: Any) -> int | None:
-    """Return the axis of the channels counted from 0, or raise `InputError`."""
-    if channel_axis is None:
-        return None
-    axis = check_integer("channel_axis", channel_axis)
-    if not -ndim <= axis < ndim:
-        raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {ndim} dimensions")
-    return axis % ndim
-
-
 OF_FAST: dict[str, Callable[[str, Any], Any]] = {
     "width": lambda n, v: check_number(n, v, minimum=0, strict=True),
     "patch_size": lambda n, v: check_integer(n, v, minimum=1, odd=True),
@@ -141,7 +130,9 @@ OF_FAST: dict[str, Callable[[str, Any], Any]] = {
 """The keywords that the flow of pixels alone has, with their checks."""
 
 
-def check_options(quality: str, given: Mapping[str, Any], stopping: str | None = None) -> dict[str, Any]:
+def check_options(
+    quality: str, given: Mapping[str, Any], stopping: str | None = None, dimension: int = 2
+) -> dict[str, Any]:
     """Check the quality, and the keywords of the flow of pixels: all of them, None for those that are not given."""
     check_choice("quality", quality, QUALITIES)
     for name in given:
@@ -151,6 +142,10 @@ def check_options(quality: str, given: Mapping[str, Any], stopping: str | None =
         if value is not None and quality != "fast":
             raise InputError(
                 f"{name}: only quality='fast' has it, got quality={quality!r}; leave it out, or choose fast"
+            )
+        if value is not None and dimension == 3:
+            raise InputError(
+                f"{name}: got {value!r} for a volume or a clip, whose qualities are all flows of groups; leave it out"
             )
     if options["steps"] is not None and stopping is not None:
         raise InputError(f"steps: got {options['steps']} together with stopping={stopping!r}; leave one of them out")

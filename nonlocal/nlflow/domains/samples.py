@@ -1,4 +1,4 @@
-"""Images and signals as denoising computes with them, and back."""
+"""Volumes, images and signals as denoising computes with them, and back."""
 
 from __future__ import annotations
 
@@ -24,12 +24,11 @@ def as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]:
     if given.kind in "biu" and given.itemsize <= 2:  # wider integers do not fit single precision
         array = array.astype(np.float32)
     spatial = array.ndim - (channel_axis is not None)
-    if spatial not in (1, 2):
-        hint = "; is the last axis colour? then pass channel_axis=-1" if array.ndim == 3 else ""
+    if spatial not in (1, 2, 3):
+        besides = " besides the channel axis" if channel_axis is not None else ""
         raise InputError(
             f"image: got {array.ndim} dimension(s) (shape {array.shape}) with channel_axis={channel_axis}, expected "
-            "a 1-D "
-            f"signal or a 2-D image{' besides the channel axis' if channel_axis is not None else ''}{hint}"
+            f"one to three{besides}: a signal, an image or a volume; denoise its volumes one by one"
         )
     if channel_axis is None:
         return np.ascontiguousarray(array)[..., None], lambda result: result[..., 0]

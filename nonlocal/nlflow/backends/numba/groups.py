@@ -1,10 +1,10 @@
 """The local Wiener step on groups of alike patches.
 
-Arrays are planar, (C, rows, columns); a one-dimensional signal is a grid of one row. A patch is known by its corner,
-the flat index ``row * columns + column``. The work is cut into jobs, each a run of at most `RUN` references in one
-row of them. A job sums the patches that it puts back into a window of its own, and the windows are added in the order
-of the jobs: the result has the same bits for any number of threads, and, as runs start at fixed references, for an
-image and for a strip of it.
+Arrays are planar, (C, slices, rows, columns); an image has one slice, a signal one slice of one row. A patch is known
+by its corner, the flat index ``(slice * rows + row) * columns + column``. The work is cut into jobs, each a run of
+references in one row of them. A job sums the patches that it puts back into a window of its own, and the windows are
+added in the order of the jobs: the result has the same bits for any number of threads, and, as runs start at fixed
+references, for an image and for a strip of it.
 """
 
 import math
@@ -12,7 +12,6 @@ import math
 import numpy as np
 from numba import njit, prange, types
 
-from nlflow.backends.numba import RUN
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.wiener import callee, wiener
@@ -26,17 +25,23 @@ _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
 @njit(fastmath=_FLAGS)
-def _gather(plane, corners, count, ph, pw, out):
-    """Copy the patches at `corners` to the rows of `out`."""
-    W = plane.shape[1]
-    for k in range(count):
-        y = corners[k] // W
-        x = corners[k] % W
-        target = out[k]
-        for r in range(ph):
-            source = plane[y + r]
-            for c in range(pw):
-                target[r * pw + c] = source[x + c]
+def _gather(volume, corners, count, patch, earliest, follow, out):
+    """Copy the patches at `corners` to the rows of `out`; `follow` displaces frames, from the earliest on."""
+    pz, ph, pw = patch
+    H, W = volume.shape[1:]
+    for n in range(count):
+        z = corners[n] // (H * W)
+        y = corners[n] // W % H
+        x = corners[n] % W
+        target = out[n]
+        for k in range(pz):
+            moved = follow[z + k - earliest]
+            for r in range(ph):
+                source = volume[z + k, y + r + moved[0]]
+                at = x + moved[1]
+                start = (k * ph + r) * pw
+                for c in range(pw):
+                    target[start + c] = source[at + c]
 
 
 @njit(fastmath=_FLAGS)
@@ -68,23 +73,24 @@ _wiener = caller(wiener)
 
 @njit(cache=True, fastmath=_FLAGS)
 def filter_job(
-    single, double, state, pilot, observed, variance, correlation, whitening, extremes, members, counts, rows, columns,
-    job, patch, radii, leave, factor, shrink, running, rounding, sums,
+    single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
+    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, running, rounding, sums,
 ):  # fmt: skip
     """Do one of the jobs of `filter_groups`, which see; `sums` is what it writes."""
-    ph, pw = patch
-    Ry, Rx = radii
-    size = ph * pw
-    planes, W = state.shape[0], state.shape[2]
-    runs = (columns.shape[0] + RUN - 1) // RUN
-    uniform = variance.shape[1] * variance.shape[2] == 1
+    pz, ph, pw = patch
+    size = pz * ph * pw
+    planes, H, W = state.shape[0], state.shape[2], state.shape[3]
+    runs = (columns.shape[0] + run - 1) // run
+    follow = motion[min(job, motion.shape[0] - 1)]
+    uniform = variance[0].size == 1
     most = members.shape[1]
     real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
     zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
-    first = (job % runs) * RUN
-    last = min(first + RUN, columns.shape[0])
-    top = rows[job // runs] - Ry
-    left = columns[first] - Rx
+    first = (job % runs) * run
+    last = min(first + run, columns.shape[0])
+    earliest = slices[job // (runs * rows.shape[0])] - radii[0]
+    top = rows[job // runs % rows.shape[0]] - radii[1]
+    left = columns[first] - radii[2]
     sums[:] = 0
     source = np.empty((most, size), state.dtype)
     tokens = np.empty((most, size), state.dtype)
@@ -101,18 +107,19 @@ def filter_job(
     wide_weight = np.empty(size, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
+    wide_basis = basis.astype(np.float64)
     for reference in range(first, last):
         number = (job // runs) * columns.shape[0] + reference
         corners = members[number]
         count = counts[number]
         share = real(1 / count)
         for c in range(planes):
-            _gather(state[c], corners, count, ph, pw, tokens)
+            _gather(state[c], corners, count, patch, earliest, follow, tokens)
             # The noise of the group: in each sample of a patch the mean over its members.
             if uniform:
-                noise[:] = variance[c, 0, 0]
+                noise[:] = variance[c, 0, 0, 0]
             else:
-                _gather(variance[c], corners, count, ph, pw, given)
+                _gather(variance[c], corners, count, patch, earliest, follow, given)
                 noise[:] = 0
                 for k in range(count):
                     row = given[k]
@@ -124,7 +131,7 @@ def filter_job(
             # How much of it is left in the state: 1 - std(input - state) / sigma.
             rest = one
             if running:
-                _gather(observed[c], corners, count, ph, pw, given)
+                _gather(observed[c], corners, count, patch, earliest, follow, given)
                 shift = 0.0
                 power = 0.0
                 for k in range(count):
@@ -143,7 +150,7 @@ def filter_job(
                 rest = max(real(1 - math.sqrt(spread / total)), max(part, one / 1000))
             for j in range(size):
                 noise[j] *= rest * rest * scale
-            _gather(pilot[c], corners, count, ph, pw, source)
+            _gather(pilot[c], corners, count, patch, earliest, follow, source)
             _centre(source[:count], mean)
             _centre(tokens[:count], centre)
             squares[:] = 0
@@ -166,13 +173,13 @@ def filter_job(
                     _wiener(
                         single,
                         (
-                            tokens[:count], source[:count], noise, correlation[c], whitening[c], lowered, True,
-                            change[:count], weight,
+                            tokens[:count], source[:count], noise, correlation[c], whitening[c], basis, lowered,
+                            True, change[:count], weight,
                         ),
                     )  # fmt: skip
                 else:
-                    _gather(state[c], corners, count, ph, pw, wide[0])
-                    _gather(pilot[c], corners, count, ph, pw, wide[1])
+                    _gather(state[c], corners, count, patch, earliest, follow, wide[0])
+                    _gather(pilot[c], corners, count, patch, earliest, follow, wide[1])
                     _centre(wide[0, :count], wide_mean)
                     _centre(wide[1, :count], wide_mean)
                     _copy(noise, wide_noise)
@@ -180,8 +187,8 @@ def filter_job(
                     _wiener(
                         double,
                         (
-                            wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c], wide_whitening[c],
-                            shrink, fast, wide[2, :count], wide_weight,
+                            wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c],
+                            wide_whitening[c], wide_basis, shrink, fast, wide[2, :count], wide_weight,
                         ),
                     )  # fmt: skip
                     for k in range(count):
@@ -191,15 +198,17 @@ def filter_job(
             for k in range(count):
                 token = tokens[k]
                 taken = change[k]
-                y = corners[k] // W - top
+                z = corners[k] // (H * W) - earliest
+                y = corners[k] // W % H - top
                 x = corners[k] % W - left
-                for r in range(ph):
-                    for s in range(pw):
-                        j = r * pw + s
-                        now = token[j] + centre[j]
-                        sums[0, c, y + r, x + s] += weight[j] * (now - taken[j])
-                        sums[1, c, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
-                        sums[2, c, y + r, x + s] += weight[j]
+                for q in range(pz):
+                    for r in range(ph):
+                        for s in range(pw):
+                            j = (q * ph + r) * pw + s
+                            now = token[j] + centre[j]
+                            sums[0, c, z + q, y + r, x + s] += weight[j] * (now - taken[j])
+                            sums[1, c, z + q, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
+                            sums[2, c, z + q, y + r, x + s] += weight[j]
 
 
 _filter_job = caller(filter_job)
@@ -207,8 +216,8 @@ _filter_job = caller(filter_job)
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def filter_groups(
-    one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, members, counts, rows,
-    columns, jobs, patch, radii, leave, factor, shrink, running, rounding, out,
+    one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
+    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, running, rounding, out,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
@@ -219,69 +228,76 @@ def filter_groups(
     ----------
     one, single, double : int
         Addresses of `filter_job`, and of `wiener` in the precision of the state and in double precision.
-    state, pilot, observed : (C, H, W)
+    state, pilot, observed : (C, Z, H, W)
         The running state z, the estimate from which covariances are taken, and the input.
-    variance : (C, H, W) or (C, 1, 1)
+    variance : (C, Z, H, W) or (C, 1, 1, 1)
         Variance of the noise in the input.
+    correlation, whitening, extremes, basis
+        Matrices of the noise, see `nlflow.denoising.patches.correlation`; a basis as in `wiener`.
     members, counts : from `nlflow.backends.numba.search.find_groups`
-    rows, columns : (A,), (B,)
+    slices, rows, columns : (A,), (B,), (E,)
     jobs : (first, last)
         Jobs in the order of `find_groups`.
-    patch, radii : (ph, pw), (Ry, Rx)
+    patch, radii, run, motion
+        As in `find_groups`.
     leave, factor, shrink, running
         As in `nlflow.denoising.patches.filters.Stage`.
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
         enough, and of double precision, in which the others are.
-    out : (jobs, 3, C, 2 Ry + ph, width), output
-        Sums of weight x estimate, of weight x next state and of weights, from row ``rows[a] - Ry`` and column
-        ``columns[first] - Rx`` on.
+    out : (jobs, 3, C, 2 Rz + pz, 2 Ry + ph, width), output
+        Sums of weight x estimate, of weight x next state and of weights, from slice ``slices[a] - Rz``, row
+        ``rows[b] - Ry`` and column ``columns[first] - Rx`` on, each slice displaced by its motion.
     """
     for slot in prange(jobs[1] - jobs[0]):
         _filter_job(
             one,
             (
-                single, double, state, pilot, observed, variance, correlation, whitening, extremes, members, counts,
-                rows, columns, np.int64(jobs[0] + slot), patch, radii, leave, factor, shrink, running, rounding,
-                out[slot],
+                single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis,
+                members, counts, slices, rows, columns, np.int64(jobs[0] + slot), patch, radii, run, motion, leave,
+                factor, shrink, running, rounding, out[slot],
             ),
         )  # fmt: skip
 
 
 @njit(cache=True)
-def add_windows(windows, rows, columns, jobs, radii, out):
-    """Add the windows of `filter_groups` to the image ``out`` (3, C, H, W), in the order of the jobs."""
-    Ry, Rx = radii
-    H, W = out.shape[2:]
-    runs = (columns.shape[0] + RUN - 1) // RUN
+def add_windows(windows, slices, rows, columns, jobs, radii, run, motion, out):
+    """Add the windows of `filter_groups` to the image ``out`` (3, C, Z, H, W), in the order of the jobs."""
+    D, H, W = out.shape[2:]
+    runs = (columns.shape[0] + run - 1) // run
     for slot in range(jobs[1] - jobs[0]):
         job = jobs[0] + slot
-        top = rows[job // runs] - Ry
-        left = columns[(job % runs) * RUN] - Rx
-        start = max(-left, 0)
-        stop = min(windows.shape[4], W - left)
-        for kind in range(windows.shape[1]):
-            for c in range(windows.shape[2]):
-                for r in range(windows.shape[3]):
-                    y = top + r
-                    if 0 <= y < H:
-                        target = out[kind, c, y]
-                        source = windows[slot, kind, c, r]
-                        for j in range(start, stop):
-                            target[left + j] += source[j]
+        follow = motion[min(job, motion.shape[0] - 1)]
+        earliest = slices[job // (runs * rows.shape[0])] - radii[0]
+        top = rows[job // runs % rows.shape[0]] - radii[1]
+        for q in range(max(0, -earliest), min(windows.shape[3], D - earliest)):
+            left = columns[(job % runs) * run] - radii[2] + follow[q, 1]
+            start = max(-left, 0)
+            stop = min(windows.shape[5], W - left)
+            for kind in range(windows.shape[1]):
+                for c in range(windows.shape[2]):
+                    for r in range(windows.shape[4]):
+                        y = top + follow[q, 0] + r
+                        if 0 <= y < H:
+                            target = out[kind, c, earliest + q, y]
+                            source = windows[slot, kind, c, q, r]
+                            for j in range(start, stop):
+                                target[left + j] += source[j]
 
 
 def _loops(real):
-    places, two = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 2)
-    counts, members = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2))
-    plane, planes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5))
+    places, sides = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 3)
+    counts, members, motion = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2, 3))
+    plane, matrices, volumes, image, windows = (types.Array(real, dimensions, "C") for dimensions in (2, 3, 4, 5, 6))
     number, addresses = types.float64, (types.intp, types.intp)
-    inputs = (planes, planes, planes, planes, planes, planes, plane, members, counts, places, places)
-    options = (two, two, number, number, number, types.boolean, types.UniTuple(number, 2))
-    job = Callee(filter_job, (*addresses, *inputs, types.int64, *options, image))
+    inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places)
+    along = (sides, sides, types.int64, motion)
+    options = (number, number, number, types.boolean, types.UniTuple(number, 2))
+    job = Callee(filter_job, (*addresses, *inputs, types.int64, *along, *options, image))
+    jobs = types.UniTuple(types.int64, 2)
     return {
-        "filter_groups": (filter_groups, job, callee(real), callee(number), *inputs, two, *options, windows),
-        "add_windows": (add_windows, windows, places, places, two, two, image),
+        "filter_groups": (filter_groups, job, callee(real), callee(number), *inputs, jobs, *along, *options, windows),
+        "add_windows": (add_windows, windows, places, places, places, jobs, sides, types.int64, motion, image),
     }
 
 

@@ -93,11 +93,12 @@ def _spd_inverse(matrix):
 
 
 @njit(fastmath=_FLAGS)
-def _clipped_inverse(noisy, noise, whitening, shrink):
+def _clipped_inverse(noisy, noise, whitening, basis, shrink):
     """Return (C' + N)^-1, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
 
     C is the covariance of noisy tokens; eigenvalues are cut off at 0. N^-1/2 is the `whitening` (none, when it is
-    empty) of samples that were divided by the root of their noise.
+    empty) of samples that were divided by the root of their noise. The columns of a `basis` that is not empty stand in
+    for the eigenvectors, the variances along them for the eigenvalues.
     """
     size = noisy.shape[0]
     for i in range(size):
@@ -105,7 +106,15 @@ def _clipped_inverse(noisy, noise, whitening, shrink):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
     if whitening.size:
         noisy = np.dot(np.dot(whitening, noisy), whitening)
-    values, vectors = np.linalg.eigh(noisy)
+    if basis.size:
+        turned = np.dot(noisy, basis)
+        values = np.zeros(size, noise.dtype)
+        for i in range(size):
+            for k in range(size):
+                values[k] += basis[i, k] * turned[i, k]
+        vectors = np.asfortranarray(basis)
+    else:
+        values, vectors = np.linalg.eigh(noisy)
     if whitening.size:
         vectors = np.asfortranarray(np.dot(whitening, np.ascontiguousarray(vectors)))
     scaled = np.empty_like(vectors)
@@ -121,7 +130,7 @@ def _clipped_inverse(noisy, noise, whitening, shrink):
 
 
 @njit(cache=True, fastmath=_FLAGS)
-def wiener(tokens, source, noise, correlation, whitening, shrink, fast, change, weight):
+def wiener(tokens, source, noise, correlation, whitening, basis, shrink, fast, change, weight):
     """Filter the tokens of a group, all in one precision.
 
     Parameters
@@ -134,6 +143,8 @@ def wiener(tokens, source, noise, correlation, whitening, shrink, fast, change, 
         The diagonal of N.
     correlation, whitening : (size, size)
         R with N_ij = R_ij (N_ii N_jj)^1/2, and R^-1/2; both are empty for noise that is not correlated.
+    basis : (size, size)
+        Orthonormal columns that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
     fast : bool
@@ -162,7 +173,7 @@ def wiener(tokens, source, noise, correlation, whitening, shrink, fast, change, 
             for j in range(size):
                 matrix[i, j] += full[i, j]
     if shrink > 0:
-        inverse = _clipped_inverse(matrix, noise, whitening, shrink)
+        inverse = _clipped_inverse(matrix, noise, whitening, basis, shrink)
     elif fast:
         inverse = _spd_inverse(matrix)
     else:
@@ -192,4 +203,4 @@ def wiener(tokens, source, noise, correlation, whitening, shrink, fast, change, 
 def callee(real):
     """Return `wiener` in the precision of Numba's type `real`."""
     line, matrix = (types.Array(real, dimensions, "C") for dimensions in (1, 2))
-    return Callee(wiener, (matrix, matrix, line, matrix, matrix, real, types.boolean, matrix, line))
+    return Callee(wiener, (matrix, matrix, line, matrix, matrix, matrix, real, types.boolean, matrix, line))

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
 from nlflow.denoising.inputs import (
     channels_for,
-    check_axis,
     check_options,
     check_patch,
     idle_for,
@@ -23,6 +22,7 @@ from nlflow.denoising.inputs import (
 )
 from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
+from nlflow.denoising.layout import check_axis
 from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import PRESETS, ratio_of
 from nlflow.domains.samples import rounded
@@ -261,9 +261,10 @@ def _frame(
     if not idle and quality != "fast":
         colours = channels_for(channels, lambda: found.moments / np.outer(scale, scale))
         precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
-        groupings = PRESETS[quality].groupings(ratio_of(variance, channels), dimension)
+        preset = PRESETS[quality]
+        groupings = preset.groupings(ratio_of(variance, channels), dimension)
         frame = Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
-                      quality, groupings, colours, "")  # fmt: skip
+                      quality, preset, groupings, colours, "")  # fmt: skip
         return frame, "all steps of the preset were taken"
     precision = np.dtype(np.float32) if extent < pixelwise.SINGLE else dtype
     kernel = None
@@ -277,7 +278,7 @@ def _frame(
 
     def frame_of(steps: int) -> Frame:
         return Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
-                     options["fidelity"], quality, None, np.eye(channels), idle)  # fmt: skip
+                     options["fidelity"], quality, None, None, np.eye(channels), idle)  # fmt: skip
 
     if idle:
         return frame_of(0), f"returned unchanged: {idle}"
@@ -331,7 +332,7 @@ def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: La
         sigma_estimated=estimated_sigma,
         noise="Gaussian" if frame.model is None else repr(frame.model),
         quality=frame.quality,
-        steps=frame.steps if frame.groupings is None else PRESETS[frame.quality].steps + 1,
+        steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
         stopped_by=why,
         residual=math.nan,
         tiles=math.prod(map(len, layout.chunks)),

@@ -6,6 +6,7 @@ what remains of `denoise` looks no farther than a halo, and the order of all its
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,8 @@ from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.inputs import in_units
 from nlflow.denoising.noise import Poisson
 from nlflow.denoising.patches import Grouping
-from nlflow.denoising.presets import PRESETS
+from nlflow.denoising.patches.lattice import three
+from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import ALONE, run
 from nlflow.denoising.tiles import bytes_needed, margin
 from nlflow.domains.samples import as_signal
@@ -54,6 +56,8 @@ class Frame:
     fidelity : float or None
         A constant for the flow of pixels.
     quality : str
+    preset : GroupPreset or None
+        The flow of groups; None for the flow of pixels.
     groupings : pair of Grouping, or None
         Of the flow of groups.
     colours : array of shape (C, C)
@@ -73,6 +77,7 @@ class Frame:
     steps: int
     fidelity: float | None
     quality: str
+    preset: GroupPreset | None
     groupings: tuple[Grouping, Grouping] | None
     colours: Array
     idle: str
@@ -82,20 +87,18 @@ class Frame:
         """How far a sample of the result looks, along each axis of more than one sample."""
         if self.idle:
             return 0
-        if self.groupings is not None:
-            return margin(self.groupings, PRESETS[self.quality].steps)
+        if self.groupings is not None and self.preset is not None:
+            return margin(self.groupings, self.preset.steps)
         assert self.kernel is not None
         return pixelwise.reach(self.kernel, self.steps)
 
 
 def bytes_for(frame: Frame, shape: tuple[int, ...]) -> int:
     """Return the working memory for a part of this shape, without its channels."""
-    rows, columns = (1, *shape)[-2:]
     channels = len(frame.scale)
-    if frame.groupings is None:
-        return _PIXEL_BYTES * channels * rows * columns
-    planes = (channels, rows, columns)
-    return bytes_needed(planes, frame.groupings, PRESETS[frame.quality].steps, frame.precision.itemsize)
+    if frame.groupings is None or frame.preset is None:
+        return _PIXEL_BYTES * channels * math.prod(shape)
+    return bytes_needed((channels, *three(shape)), frame.groupings, frame.preset.steps, frame.precision.itemsize)
 
 
 @underflowing
@@ -176,6 +179,6 @@ def _pixels(frame: Frame, f: Array) -> Array:
 
 def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, Grouping], corner: tuple[int, ...]) -> Array:
     signal = groupwise.channels_of(f, frame.colours, frame.precision)
-    origin, whole = ((0, *corner)[-2:], (1, *frame.shape)[-2:])
-    problem = groupwise.problem(signal, PRESETS[frame.quality], groupings, origin=origin, whole=whole)
+    assert frame.preset is not None
+    problem = groupwise.problem(signal, frame.preset, groupings, origin=corner, whole=frame.shape)
     return groupwise.back_from(run(problem, ALONE)[0][-1], frame.colours, f)

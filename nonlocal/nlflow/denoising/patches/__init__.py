@@ -1,8 +1,9 @@
 """Patches as tokens: groups of alike patches, on which E and its flows act as the classical denoisers do."""
 
-from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Grouping, Groups, Images, Lattice, Stage
+from nlflow.denoising.patches.filters import CompiledFilter, GroupFilter, Groups, Images, Stage
 from nlflow.denoising.patches.flow import GroupAffinity, GroupFlow, RelaxedSemiImplicit
 from nlflow.denoising.patches.groups import PatchGroups
+from nlflow.denoising.patches.lattice import Grouping, Lattice
 from nlflow.denoising.patches.plain import PlainFilter
 
 __all__ = [

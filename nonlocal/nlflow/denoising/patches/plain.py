@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
-from nlflow.denoising.patches.correlation import Correlation
+from nlflow.denoising.patches.correlation import Correlation, cosines
 from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
 from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
@@ -74,7 +75,7 @@ class PlainFilter(CompiledFilter):
             noise = tokens.noise * left**2 * stage.factor
             root = np.sqrt(noise)
             white = tokens.whitened(z / root)
-            energy = self._energy(white, tokens.whitened(tokens.lift(images.pilot) / root), stage.shrink)
+            energy = self._energy(white, tokens.whitened(tokens.lift(images.pilot) / root), tokens, stage)
             u = tokens.coloured(SemiImplicit().step(GradientFlow(energy, metric="degree"), white, 1.0)) * root
             matrices: Any = energy.fidelity
             filtered = np.linalg.inv(np.eye(z.shape[2]) + matrices[:, 0])
@@ -99,17 +100,17 @@ class PlainFilter(CompiledFilter):
             root = np.sqrt(tokens.noise)
             z, pilot = (tokens.whitened(tokens.lift(image) / root) for image in (images.state, images.pilot))
             strength = tokens.left(tokens.lift(images.state), images.observed, stage) * np.sqrt(stage.factor)
-            fidelity = self._energy(z / strength, pilot / strength, stage.shrink).fidelity
+            fidelity = self._energy(z / strength, pilot / strength, tokens, stage).fidelity
             total += E(BlockAffinity(*z.shape[:2]), z, fidelity, measure="degree").value(pilot)
         return total
 
-    def _energy(self, z: Array, pilot: Array, shrink: float) -> E:
+    def _energy(self, z: Array, pilot: Array, tokens: _Tokens, stage: Stage) -> E:
         """Return E of tokens in units of their noise, drawn to z, with the covariances of a pilot."""
         centred = pilot - pilot.mean(axis=1, keepdims=True)
         covariance = np.swapaxes(centred, 1, 2) @ centred / z.shape[1]
-        if shrink:
-            values, vectors = np.linalg.eigh(covariance)
-            covariance = (vectors * np.maximum(values - shrink, 0)[:, None]) @ np.swapaxes(vectors, 1, 2)
+        if stage.shrink:
+            values, vectors = tokens.cosine(covariance) if stage.cosine else np.linalg.eigh(covariance)
+            covariance = (vectors * np.maximum(values - stage.shrink, 0)[:, None]) @ np.swapaxes(vectors, -1, -2)
         matrices = self.fidelity((covariance + np.swapaxes(covariance, 1, 2)) / 2)
         if np.shape(matrices) != covariance.shape:
             raise InputError(
@@ -130,12 +131,15 @@ class _Tokens:
     noise : array of shape (G, 1, D)
         Variance of the noise of the input in each sample of a patch, the mean over the members.
     correlation : Correlation
+    basis : array of shape (D, D)
+        The cosines of a patch as columns.
     """
 
     plane: int
     places: NDArray[np.int64]
     noise: Array
     correlation: Correlation
+    basis: Array
 
     @property
     def variances(self) -> Array:
@@ -144,7 +148,7 @@ class _Tokens:
         return np.diagonal(matrices[self.plane]) if matrices.size else np.ones(self.places.shape[2])
 
     def lift(self, image: Array) -> Array:
-        """Return the tokens of an image (C, H, W), shape (G, n, D)."""
+        """Return the tokens of an image (C, Z, H, W), shape (G, n, D)."""
         return np.asarray(image[self.plane].ravel()[self.places], np.float64)
 
     def whitened(self, tokens: Array) -> Array:
@@ -157,6 +161,10 @@ class _Tokens:
 
     def _times(self, tokens: Array, matrices: Array) -> Array:
         return tokens @ matrices[self.plane] if matrices.size else tokens
+
+    def cosine(self, covariance: Array) -> tuple[Array, Array]:
+        """Return the variances along the cosines of a patch, and these."""
+        return np.einsum("ik,gij,jk->gk", self.basis, covariance, self.basis, optimize=True), self.basis
 
     def add(self, values: Array, target: Array) -> None:
         """Add tokens to where they came from."""
@@ -175,15 +183,13 @@ class _Tokens:
 def _blocks(groups: Groups, images: Images) -> Iterator[_Tokens]:
     """Give the tokens of all groups in all planes, some groups at a time."""
     lattice, variance = groups.lattice, images.variance
-    correlation = Correlation.of(images.correlation, lattice.patch, len(variance))
-    (ph, pw), (height, width) = lattice.patch, lattice.shape
-    within = (np.arange(ph)[:, None] * width + np.arange(pw)).ravel()
+    correlation, basis = Correlation.of(images.correlation, lattice.patch, len(variance)), cosines(lattice.patch)
     for members in np.unique(groups.counts):
         alike = np.flatnonzero(groups.counts == members)
-        block = max(1, _BLOCK // (int(members) * len(within)))
+        block = max(1, _BLOCK // (int(members) * math.prod(lattice.patch)))
         for start in range(0, len(alike), block):
-            places = groups.members[alike[start : start + block], :members, None].astype(np.int64) + within
+            places = groups.places(alike[start : start + block], int(members))
             for c in range(len(variance)):
-                plane = np.broadcast_to(variance[c], (height, width)).ravel()
+                plane = np.broadcast_to(variance[c], lattice.shape).ravel()
                 yield _Tokens(c, places, plane[places].astype(np.float64).mean(axis=1, keepdims=True),
-                              correlation)  # fmt: skip
+                              correlation, basis)  # fmt: skip
