@@ -90,7 +90,7 @@ class RadialKernel(Kernel):
 
     A subclass states `log_profile`, with functions of arrays. From it come the matrix, tables on grids, neighbours,
     tiles of tensors, and the compiled sums, for which the formula is called once with a symbol
-    (`nlflow.kernels.expressions`).
+    (`nlflow.kernels.expressions`). A kernel does not change: what was found of it once is kept.
 
     Attributes
     ----------
