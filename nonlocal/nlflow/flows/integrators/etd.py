@@ -110,17 +110,12 @@ _transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
 def transform_of(flow: LinearFlow, v: Array) -> _Diagonal | None:
     """Return the transform that diagonalizes A, None where there is none."""
     uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
-    if (
-        not flow.plain
-        or flow.terms.constraint is not None
-        or not uniform
-        or not is_numpy(v)
-        or not Diagonal.offered(flow.affinity)
-    ):
+    if not flow.plain or flow.terms.constraint is not None or not uniform or not is_numpy(v):
         return None
-    if flow.affinity not in _transforms:
+    # Each stage asks, and to find out whether a stencil has a transform takes one.
+    if flow.affinity not in _transforms and Diagonal.offered(flow.affinity):
         _transforms[flow.affinity] = _Diagonal(flow.affinity)
-    return _transforms[flow.affinity]
+    return _transforms.get(flow.affinity)
 
 
 @underflowing
