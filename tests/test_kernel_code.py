@@ -120,6 +120,28 @@ def test_a_second_kernel_of_the_same_form_shares_the_code_and_not_the_numbers() 
     assert structure(nl.Matern(0.1, 2.5).weight())[0] != first
 
 
+@dataclass(frozen=True)
+class Counted(RadialKernel):
+    """k = exp(-r^4), which counts how often its formula is called."""
+
+    formula: ClassVar[str] = "exp(-r^4)"
+    calls: ClassVar[list[Any]] = []
+
+    def log_profile(self, squared: Any) -> Any:
+        self.calls.append(squared)
+        return -(squared**2)
+
+
+def test_an_evolving_kernel_is_built_anew_without_its_formula() -> None:
+    x = np.random.default_rng(0).random((30, 2))
+    p = nl.affinity(Counted(), nl.Points(x), x, method="pairwise")
+    Counted.calls.clear()
+    again = p.update(1 - x)
+    assert not Counted.calls
+    fresh = nl.affinity(Counted(), nl.Points(x), 1 - x, method="pairwise")
+    np.testing.assert_array_equal(again.average(x), fresh.average(x))
+
+
 # ---- formulas
 
 

@@ -114,6 +114,8 @@ def affinity(
     method = check_choice("method", method, METHODS)
     if not isinstance(kernel, Kernel):
         raise InputError(f"kernel: got {type(kernel).__name__}, expected a Kernel such as Gaussian(width=1.0)")
+    if isinstance(kernel.compared, RadialKernel):
+        kernel.compared.check_profile()
     if not isinstance(domain, Domain):
         raise InputError(f"domain: got {type(domain).__name__}, expected a Grid, Points or Batch")
     if mask is not None and not isinstance(mask, Mask):
@@ -158,8 +160,6 @@ def _listed(names: tuple[str, ...]) -> str:
 def _built(asked: Asked) -> Affinity:
     """Return the affinity that was asked for."""
     kernel, domain = asked.kernel, asked.domain
-    if isinstance(kernel.compared, RadialKernel):
-        kernel.compared.check_profile()
     if isinstance(kernel, Anisotropic) and getattr(domain, "boundary", "") == "reflect" and not kernel.diagonal:
         raise InputError(
             "kernel: its map is not diagonal, expected widths along the axes for the boundary 'reflect', which mirrors "
@@ -193,13 +193,13 @@ def _on_grid(asked: Asked, domain: Grid) -> Affinity:
             f"method: got {asked.method!r}, expected {_listed(_GRID_METHODS)} for a kernel of positions on a Grid; use "
             "Points(grid.nodes, grid.weights.ravel()) for scattered nodes without a boundary"
         )
+    radii = table_radius(kernel, domain, window)
     if window is not None:
-        radii = table_radius(kernel, domain, window)
         reaches = zip(kernel.supports(CUT, domain.ndim), domain.spacing, strict=True)
         endless = tuple(min(window, math.ceil(min(reach / h, 2**40))) for reach, h in reaches)
         if domain.boundary == "isolated" and any(r < e for r, e in zip(radii, endless, strict=True)):
             warn_shrunk(window, radii, domain)
-    weights = math.prod(2 * r + 1 for r in table_radius(kernel, domain, window))
+    weights = math.prod(2 * r + 1 for r in radii)
     fast = "stencil" if weights <= _DIRECT_WEIGHTS else "convolution"
     chosen = fast if asked.method == "auto" else asked.method
     builders: dict[str, Callable[..., Affinity]] = {

@@ -61,15 +61,14 @@ class PairSums:
     ------
     InputError
         For another kernel (see `not_compiled`), and for features whose extent over the kernel's width, whose logits or
-        whose weights no
-        float holds.
+        whose weights no float holds.
     """
 
     def __init__(
         self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None
     ) -> None:
-        if problem := not_compiled(kernel):
-            raise InputError(problem)
+        if not isinstance(kernel, RadialKernel | ExpDotProduct):
+            raise InputError(_no_sums(kernel))
         self._kernel = kernel
         self.weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
         self._lightest = float(self.weights.min())
@@ -79,8 +78,8 @@ class PairSums:
             width = kernel.scale
             # By a power of two, which is exact: squares stay in range whatever the units.
             self._unit = 2.0 ** -math.frexp(width)[1]
-            self._form, self._numbers = structure(kernel.weight(self._unit))
-            self._rate = rate(kernel.weight(self._unit))
+            k = kernel.weight(self._unit)
+            (self._form, self._numbers), self._rate = structure(k), rate(k)
             self._steepness = kernel.steepness
             with np.errstate(over="ignore", under="ignore"):
                 self._y = keys * keys.dtype.type(self._unit)
@@ -95,8 +94,7 @@ class PairSums:
                     f"kernel: its width {width:g} is less than 1e-150 of the features' size; use a wider one"
                 )
         else:
-            scale = getattr(kernel, "scale", None)
-            factor = _LOG2E * (1 / math.sqrt(keys.shape[1]) if scale is None else scale)
+            factor = _LOG2E * (1 / math.sqrt(keys.shape[1]) if kernel.scale is None else kernel.scale)
             self._form, self._numbers, self._rate, self._steepness = "", [], None, 1.0
             with np.errstate(over="ignore"):
                 self._x, self._y = queries * np.float64(factor), keys
@@ -301,14 +299,16 @@ def not_compiled(kernel: Kernel) -> str | None:
     if isinstance(kernel, ExpDotProduct):
         return None
     if not isinstance(kernel, RadialKernel):
-        return (
-            f"kernel: got {type(kernel).__name__}, expected a RadialKernel or ExpDotProduct for sums without a matrix"
-        )
+        return _no_sums(kernel)
     try:
         kernel.weight()
     except InputError as error:
         return str(error)
     return None
+
+
+def _no_sums(kernel: Kernel) -> str:
+    return f"kernel: got {type(kernel).__name__}, expected a RadialKernel or ExpDotProduct for sums without a matrix"
 
 
 def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:

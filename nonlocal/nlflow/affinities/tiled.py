@@ -100,8 +100,7 @@ class TiledAffinity(Affinity):
             )
         self._log_degrees: Array | None = None
         self._wide_degrees: Array | None = None
-        compact = isinstance(kernel, RadialKernel) and math.isfinite(kernel.support(0.0))
-        if sight is not None and sight.mask.rule is not None and not sight.reversed and compact:
+        if sight is not None and sight.mask.rule is not None and not sight.reversed and _compact(kernel):
             check_rows(namespace(keys).reshape(self._log_degree(), (-1,)))  # what a rule lets see may be out of reach
 
     def _make_sums(self, weights: Array | None) -> MaskedSums | TorchSums:
@@ -213,3 +212,7 @@ def _leading(features: Array, leading: tuple[int, ...]) -> Array:
     if not leading:
         return xp.reshape(features, features.shape[-2:])
     return xp.broadcast_to(features, (*leading, *features.shape[-2:]))
+
+
+def _compact(kernel: Kernel) -> bool:
+    return isinstance(kernel, RadialKernel) and math.isfinite(kernel.support(0.0))

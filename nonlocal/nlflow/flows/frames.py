@@ -14,7 +14,7 @@ from nlflow._array import Array, to_numpy
 from nlflow.errors import FileFormatError, InputError
 from nlflow.flows.dataset import layout_of
 from nlflow.flows.flow import Flow
-from nlflow.flows.trackers import About, Tracker
+from nlflow.flows.trackers import About, Tracker, as_path, check_place
 from nlflow.io.atomic import sweep
 from nlflow.io.series import Frame, Layout, series_of
 from nlflow.io.storage import locked
@@ -27,6 +27,14 @@ def check_whole(tracker: Tracker, flow: Flow) -> None:
             f"trackers: {type(tracker).__name__} needs the whole signal in one process, got nodes shared out among "
             "several; use t_eval and Solution, or run in one process"
         )
+
+
+def taken(place: Path, what: str) -> InputError:
+    """Return the error for something else in the place of a file."""
+    return InputError(
+        f"path: got {str(place)!r}, which would be lost; expected a new name, or {what} of this problem; "
+        "choose another name, or remove it"
+    )
 
 
 class Resumable(Tracker):
@@ -44,9 +52,7 @@ class Resumable(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(f"path: got {path!r}, expected the path of a file")
-        self.path = Path(path)
+        self.path = as_path(path)
         self.count = 0
         self._resumed = False
         self._lock = ExitStack()
@@ -54,11 +60,7 @@ class Resumable(Tracker):
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the file could not be written, before any work is done."""
         check_whole(self, flow)
-        folder = self.path.absolute().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise InputError(
-                f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
-            )
+        check_place(self.path, folders=True)
         self._lock.enter_context(locked(self.path.with_name(f"{self.path.name}.writing"), "path"))
         if not self.path.is_dir():
             sweep(self.path)
@@ -149,10 +151,7 @@ class Frames(Resumable):
             self._series.remove()
         for place in self._series.places:
             if place.exists():
-                raise InputError(
-                    f"path: got {str(place)!r}, which would be lost; expected a new name, or a file of this problem; "
-                    "choose another name, or remove it"
-                )
+                raise taken(place, "a file")
 
     def look(self, flow: Flow, u: Array, t: float) -> str | None:
         """Write the signal."""

@@ -133,6 +133,15 @@ class ForwardBackward(FixedStep):
 
     def check(self, flow: Flow) -> None:
         """Raise `InputError` for what is no PFlow with p >= 2, `StabilityError` above the limit for p = 2."""
+        self._check_kind(flow)
+        if flow.functional.p == 2 and self.dt > (limit := self.stability_limit(flow)) * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for this flow: ForwardBackward needs dt <= {limit:.6g}; "
+                "reduce dt"
+            )
+
+    @staticmethod
+    def _check_kind(flow: Flow) -> None:
         if not isinstance(flow, PFlow):
             raise InputError(
                 f"integrator: ForwardBackward is for a PFlow, got {type(flow).__name__}; use SemiImplicit() or "
@@ -143,15 +152,10 @@ class ForwardBackward(FixedStep):
                 f"integrator: ForwardBackward needs p >= 2, got {flow.functional.p:g}, for which the diffusion has no "
                 "bound where neighbours are equal; use LaggedDiffusivity(dt)"
             )
-        if flow.functional.p == 2 and self.dt > self.stability_limit(flow) * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for this flow: ForwardBackward needs dt <= "
-                f"{self.stability_limit(flow):.6g}; reduce dt"
-            )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Move explicitly by the diffusion, and implicitly by the fidelity."""
-        self.check(flow)
+        self._check_kind(flow)
         jp: Any = flow.functional
         flow.applications += 1
         if jp.p > 2:

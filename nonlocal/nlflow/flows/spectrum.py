@@ -24,9 +24,8 @@ _DENSE_RATE_NODES = 1000
 def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
     """Return A = r (I - P) + phi, or r (I - P), times the columns of an (N, M) array, float64; uncounted.
 
-    With a constraint between free nodes, and 0 elsewhere.
-
-    Where the fidelity mixes D channels, A acts on (N D, M): the channels of a node follow each other.
+    With a constraint between free nodes, and 0 elsewhere. Where the fidelity mixes D channels, A acts on (N D, M): the
+    channels of a node follow each other.
     """
     domain, counted = flow.affinity.domain, flow.applications
     size, width = columns.size // len(columns), len(columns) // domain.size
@@ -158,10 +157,10 @@ def relaxation_rate(flow: LinearFlow) -> float:
     """Return the rate of the slowest decay towards the flow's limit, |u(t) - u(inf)| ~ exp(-rate t).
 
     The smallest real part of an eigenvalue of A = r (I - P) + phi, between free nodes where there is a constraint.
-    Otherwise for one fidelity at all nodes constants are left
-    out, which neither the J-flow nor (started from f) the E-flow has to forget: mu_2 + lambda, mu_2 being the spectral
-    gap of r (I - P). From the symbol of the kernel on periodic and reflecting grids; otherwise dense up to 1000 nodes,
-    by Lanczos or Arnoldi iteration to 1e-8 beyond. 0 when the affinity falls into parts that do not see each other.
+    Otherwise for one fidelity at all nodes constants are left out, which neither the J-flow nor (started from f) the
+    E-flow has to forget: mu_2 + lambda, mu_2 being the spectral gap of r (I - P). From the symbol of the kernel on
+    periodic and reflecting grids; otherwise dense up to 1000 nodes, by Lanczos or Arnoldi iteration to 1e-8 beyond. 0
+    when the affinity falls into parts that do not see each other.
 
     Raises
     ------

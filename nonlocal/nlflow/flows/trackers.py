@@ -197,6 +197,20 @@ class Progress(Tracker):
             self._bar.close()
 
 
+def as_path(path: str | os.PathLike[str]) -> Path:
+    """Return a path that was given, or raise `InputError`."""
+    if not isinstance(path, str | os.PathLike):
+        raise InputError(f"path: got {path!r}, expected the path of a file")
+    return Path(path)
+
+
+def check_place(path: Path, *, folders: bool) -> None:
+    """Raise `InputError` where no file can be written; `folders` says whether a folder may be in its place."""
+    folder = path.absolute().parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or (path.is_dir() and not folders):
+        raise InputError(f"path: got {str(path)!r}, expected a file in a folder that exists and can be written")
+
+
 _SHARE = 0.02  # of the time of a run, at most, goes into checkpoints
 
 
@@ -229,9 +243,7 @@ class Checkpoint(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
-        if not isinstance(path, str | os.PathLike):
-            raise InputError(f"path: got {path!r}, expected the path of a file")
-        self.path = Path(path)
+        self.path = as_path(path)
         self.seconds = check_number("seconds", seconds, minimum=0)
         self.states = Checkpoints(self.path, "checkpoint")
         self._last = time.monotonic()
@@ -241,11 +253,7 @@ class Checkpoint(Tracker):
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Raise `InputError` when the file could not be written, before any work is done."""
-        folder = self.path.absolute().parent
-        if not folder.is_dir() or not os.access(folder, os.W_OK) or self.path.is_dir():
-            raise InputError(
-                f"path: got {str(self.path)!r}, expected a file in a folder that exists and can be written"
-            )
+        check_place(self.path, folders=False)
         self._together(flow, lambda: self._lock.enter_context(locked(self.path, "path")))
 
     def bind(self, flow: Flow, write: Callable[[Checkpoints], None], fits: Fits) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -201,8 +202,8 @@ class FractionalLaplacian:
         """Return u with A u = rhs inside and u = exterior outside, by preconditioned conjugate gradients.
 
         The preconditioner inverts the operator on a periodic box around the domain, and makes it 0 in a strip around
-        (`nlflow.functionals.preconditioners.Capacitance`): 5 to 12 iterations. On a torus the transform
-        solves at once, for the u of mean 0.
+        (`nlflow.functionals.preconditioners.Capacitance`): 5 to 12 iterations. It is kept, up to 512 MiB, so that
+        further solutions are faster. On a torus the transform solves at once, for the u of mean 0.
 
         Parameters
         ----------
@@ -235,7 +236,7 @@ class FractionalLaplacian:
         size = power_of_two(float(np.abs(b).max()))  # taken out, so that squares stay in range
         b = b / size
         axes = tuple(range(len(self.domain.shape)))
-        precondition = Capacitance(self._region, self._lattice, self._extra)
+        precondition = self._capacitance
         # In units of the sum of weights, so that squares stay in range for any unit of length.
         unit = power_of_two(self._lattice.total)
         first = precondition(b) * unit
@@ -259,6 +260,11 @@ class FractionalLaplacian:
         with np.errstate(over="ignore"):
             u = _in_range("rhs", result.x / unit * size)
         return Minimizer(u, result.residual, result.iterations, success, message)
+
+    @cached_property
+    def _capacitance(self) -> Capacitance:
+        """The preconditioner, kept for further right-hand sides: a third to a half of a solution is its set-up."""
+        return Capacitance(self._region, self._lattice, self._extra)
 
     def on_grid(self, u: Array, outside: float = math.nan) -> NDArray[Any]:
         """Return a signal of the nodes inside as an array on the grid, with a value at all other nodes."""

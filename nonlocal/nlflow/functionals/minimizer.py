@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -92,11 +93,6 @@ def minimize(
         difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
         return difference + fidelity.times(v)
 
-    def inner(a: Array, b: Array) -> Array:
-        # A matrix couples the channels: they are one system then, and otherwise one each.
-        products = total(measure * a * b)
-        return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
-
     choice = Choice(affinity, fidelity, operator, f, name, rtol)
     if start is not None:
         guess = start / size - shift
@@ -111,14 +107,10 @@ def minimize(
     def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: precondition(v) * large
 
-    def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
-        other = choice.reconsider(done, residual)
-        return None if other is None else scaled(other)
-
     stiff = 1 + high > _FAR_APART * (1 + low)
     result = conjugate_gradients(
-        lambda v: operator(v) / large, fidelity.times(centred) / large, guess, inner=inner,
-        precondition=scaled(choice.first), rtol=rtol, maxiter=maxiter, reconsider=reconsider,
+        lambda v: operator(v) / large, fidelity.times(centred) / large, guess,
+        inner=_inner(measure, axes, fidelity), rtol=rtol, maxiter=maxiter, **_conditioned(choice, scaled),
         measured=(lambda r: fidelity.damped(r, 1.0)) if stiff else (lambda r: r),
     )  # fmt: skip
     found = _told(result, rtol, choice)
@@ -158,10 +150,6 @@ def minimize_held(
     def operator(v: Array) -> Array:
         return v - affinity._average(v) + fidelity.times(v)
 
-    def inner(a: Array, b: Array) -> Array:
-        products = xp.sum(measure * a * b, axis=axes, keepdims=True, dtype=xp.float64)
-        return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
-
     stiff = fidelity
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
         stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
@@ -170,20 +158,40 @@ def minimize_held(
     def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: held.free(precondition(v))
 
-    def reconsider(done: int, residual: float) -> Callable[[Array], Array] | None:
-        other = choice.reconsider(done, residual)
-        return None if other is None else within(other)
-
     large = power_of_two(max(fidelity.bounds()[1], 1.0))
     b = held.free(drawn / size - operator(inside / size)) / large
     guess = 0 * f if start is None else held.free((start - shift) / size)
     result = conjugate_gradients(
-        lambda v: held.free(operator(v)) / large, b, guess, inner=inner, precondition=within(choice.first), rtol=rtol,
-        maxiter=maxiter, reconsider=reconsider,
+        lambda v: held.free(operator(v)) / large, b, guess, inner=_inner(measure, axes, fidelity), rtol=rtol,
+        maxiter=maxiter, **_conditioned(choice, within),
     )  # fmt: skip
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):
         return replace(found, u=held.held(result.x * size + shift, 0.0))
+
+
+def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
+    """Return the inner product in a measure. A matrix couples the channels: they are one system, otherwise one each."""
+    xp = namespace(measure)
+
+    def inner(a: Array, b: Array) -> Array:
+        products = xp.sum(measure * a * b, axis=axes, keepdims=True, dtype=xp.float64)
+        return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
+
+    return inner
+
+
+Precondition = Callable[[Array], Array]
+
+
+def _conditioned(choice: Choice, change: Callable[[Precondition], Precondition]) -> dict[str, Any]:
+    """Return arguments of conjugate gradients: the preconditioners of a choice, changed."""
+
+    def reconsider(done: int, residual: float) -> Precondition | None:
+        other = choice.reconsider(done, residual)
+        return None if other is None else change(other)
+
+    return {"precondition": change(choice.first), "reconsider": reconsider}
 
 
 def _determined(fidelity: Fidelity, like: Array, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:

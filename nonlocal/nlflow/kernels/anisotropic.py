@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -72,7 +73,7 @@ class Anisotropic(Kernel):
         self._set("linear_map", _map(name, np.asarray(check_array(name, value), dtype=np.float64)))
         self._set("positive_semidefinite", self.kernel.positive_semidefinite)
 
-    @property
+    @cached_property
     def compared(self) -> RadialKernel:
         """The radial kernel of what `map_features` returns."""
         return replace(self.kernel, amplitude=self.amplitude)

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -22,8 +23,8 @@ from nlflow.errors import InputError, check_number
 from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression
 from nlflow.kernels.forms import rate, traced, weight
 
-_NEAREST: Final = 1e-30
-_FARTHEST: Final = 1e30
+_DISTANCES: Final = np.geomspace(1e-30, 1e30, 6001)
+_PARTS, _ROUNDS = 256, 6  # after which neighbours of those distances are less than a rounding apart
 _COUNTS: Final = 4e-6  # of k(0): smaller weights are rounded in float32 beside those that count
 _NOTHING: Final = 1e-30  # of k(0)
 _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
@@ -89,7 +90,7 @@ class RadialKernel(Kernel):
 
     A subclass states `log_profile`, with functions of arrays. From it come the matrix, tables on grids, neighbours,
     tiles of tensors, and the compiled sums, for which the formula is called once with a symbol
-    (`nlflow.kernels.expressions`).
+    (`nlflow.kernels.expressions`). A kernel does not change: what was found of it once is kept.
 
     Attributes
     ----------
@@ -107,27 +108,28 @@ class RadialKernel(Kernel):
     def support(self, rtol: float) -> float:
         """Return the radius beyond which k(r) <= rtol k(0); infinity where there is none.
 
-        Found on a grid of distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, and by
-        bisection. A subclass may know it better.
+        Found on a grid of distances from 1e-30 to 1e30 in units of the first parameter that has to be > 0, and on ever
+        finer ones. A subclass may know it better.
         """
         length = float(getattr(self, self.positive[0])) if self.positive else 1.0
-        radii = length * np.geomspace(_NEAREST, _FARTHEST, 6001)
+        radii = length * _DISTANCES
         least = -math.inf if rtol <= 0 else math.log(rtol)
         with np.errstate(all="ignore"):
             start = float(self.log_profile(np.zeros(1))[0])
-            above = np.flatnonzero(self.log_profile(radii**2) - start > least)
-            if not len(above):
+
+            def last(radii: Floats) -> int:
+                above = np.flatnonzero(self.log_profile(radii**2) - start > least)
+                return int(above[-1]) if len(above) else -1
+
+            i = last(radii)
+            if i < 0:
                 return float(radii[0])
-            if above[-1] == len(radii) - 1:
+            if i == len(radii) - 1:
                 return math.inf
-            low, high = float(radii[above[-1]]), float(radii[above[-1] + 1])
-            for _ in range(60):
-                middle = math.sqrt(low) * math.sqrt(high)
-                if float(self.log_profile(np.array([middle * middle]))[0]) - start > least:
-                    low = middle
-                else:
-                    high = middle
-        return high
+            for _ in range(_ROUNDS):
+                radii = np.linspace(radii[i], radii[i + 1], _PARTS + 1)
+                i = min(max(last(radii), 0), _PARTS - 1)  # what k is at both ends is known
+        return float(radii[i + 1])
 
     def supports(self, rtol: float, axes: int) -> tuple[float, ...]:
         """Return how far along each axis points lie where k is more than rtol k(0)."""
@@ -149,24 +151,24 @@ class RadialKernel(Kernel):
             return None
         return None if slope is None else math.sqrt(-0.5 / (slope * math.log(2)))
 
-    @property
+    @cached_property
     def scale(self) -> float:
         """Distance at which k has fallen to exp(-1/2) k(0)."""
         return self.support(math.exp(-0.5))
 
-    @property
+    @cached_property
     def steepness(self) -> float:
         """The steepest slope of log k, over the `scale`, where k counts beside 1; infinite where k jumps."""
-        end = self.support(_COUNTS)
+        end, scale = self.support(_COUNTS), self.scale
         if math.isinf(end):
             return math.inf
-        radii = np.union1d(np.linspace(0, end, 257), np.geomspace(1e-3 * self.scale, end, 257))
+        radii = np.union1d(np.linspace(0, end, 257), np.geomspace(1e-3 * scale, end, 257))
         radii = np.append(radii, end * (1 + 1e-9))
         with np.errstate(all="ignore"):
             logs = np.maximum(self.log_profile(radii**2), 2 * math.log(_COUNTS))
         if logs[-1] < math.log(_COUNTS) - 1:
             return math.inf
-        return float(np.max(np.abs(np.diff(logs[:-1]) / np.diff(radii[:-1])))) * self.scale
+        return float(np.max(np.abs(np.diff(logs[:-1]) / np.diff(radii[:-1])))) * scale
 
     def weight(self, unit: float = 1.0) -> Expression:
         """Return k as an expression of squared distances that were multiplied by unit^2.
@@ -176,6 +178,16 @@ class RadialKernel(Kernel):
         InputError
             When the formula does what compiled sums cannot, and when k is not 1 at r = 0, to which they are relative.
         """
+        if unit not in self._weights:
+            self._weights[unit] = self._weight(unit)
+        return self._weights[unit]
+
+    @cached_property
+    def _weights(self) -> dict[float, Expression]:
+        """What `weight` gave. An evolving kernel is built anew at each step of a flow, with the same parameters."""
+        return {}
+
+    def _weight(self, unit: float) -> Expression:
         with np.errstate(all="ignore"):
             start = float(np.asarray(self.log_profile(np.zeros(1)))[0])
         if abs(start) > _ONE:

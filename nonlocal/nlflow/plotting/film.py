@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from nlflow._array import Array, to_numpy
 from nlflow.errors import FileFormatError, InputError, check_integer, check_number
 from nlflow.flows.flow import Flow
-from nlflow.flows.frames import Resumable, check_whole
+from nlflow.flows.frames import Resumable, check_whole, taken
 from nlflow.flows.trackers import About, Tracker
 from nlflow.io.atomic import make_folder, write_content
 from nlflow.io.series.base import described
@@ -116,10 +116,7 @@ class Film(Resumable):
         """Remove the film of an earlier run of the same problem; raise `InputError` where something would be lost."""
         for place, found in ((self.path, self._said()), (self.folder, self._noted())):
             if place.exists() and any(found.get(name) != value for name, value in problem.items()):
-                raise InputError(
-                    f"path: got {str(place)!r}, which would be lost; expected a new name, or a film of this problem; "
-                    "choose another name, or remove it"
-                )
+                raise taken(place, "a film")
         if self.folder.exists():
             shutil.rmtree(self.folder)
         make_folder(self.folder)

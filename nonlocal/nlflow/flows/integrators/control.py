@@ -49,8 +49,7 @@ class Tolerances:
         """Raise `StepFailureError` where a step is too short to go on."""
         if h < 1e-14 * max(abs(t), abs(target)) or not math.isfinite(h):
             raise StepFailureError(
-                f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, "
-                f"atol={self.atol:g}: "
+                f"the step fell to {h:.3g} at t={t:.6g} without meeting rtol={self.rtol:g}, atol={self.atol:g}: "
                 "raise the tolerances, use float64, or check the signal for values that overflow"
                 + (f"; the last stage that failed: {failure}" if failure else "")
             )

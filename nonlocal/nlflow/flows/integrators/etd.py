@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -13,11 +12,9 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, is_numpy, namespace, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, StabilityError
 from nlflow.flows.chebyshev import chebyshev_coefficients, chebyshev_sums
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK
-from nlflow.flows.integrators.fixed_step import FixedStep
+from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.functionals.preconditioners.transform import Diagonal
 
@@ -53,49 +50,15 @@ def _expansion(k: int, step: float, low: float, high: float, tol: float) -> Floa
     return np.asarray(step * coefficients)
 
 
-class ExponentialStep(FixedStep):
+class ExponentialStep(SplitStep):
     """What exponential Runge-Kutta steps share: du/dt = -A u + N(u, t), exact in A for any step.
 
     A = r (I - P) + phi is the flow's linear part between free nodes, and N the rest, `LinearFlow.drawn`. A subclass
-    defines `step` from it and `applied`, for the part of the signal that is free of a constraint.
-
-    Attributes
-    ----------
-    reach : float
-        How far the step is stable along the negative real axis where A = 0, in units of 1 / slope of N. A dampens.
+    defines `step` from it and `applied`, for the part of the signal that is free of a constraint. A dampens: where it
+    is not 0 the step is stable beyond its reach.
     """
 
-    takes_time = True
-    takes_constraint = True
-    reach: float
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return the reach over the bound of the reaction's slope, infinity without a reaction."""
-        bound = as_linear(flow).terms.bound
-        return self.reach / bound if bound > 0 else math.inf
-
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for evolving and non-symmetric flows, `StabilityError` above the limit."""
-        name, linear = type(self).__name__, as_linear(flow)
-        if linear.evolving:
-            raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
-        if not linear.symmetric:
-            raise InputError(f"integrator: {name} needs a symmetric affinity; use RungeKutta()")
-        if over := linear.overridden("linear"):
-            raise InputError(
-                f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "
-                f"{over}() says more and would be left out; use RungeKutta(), or give a Reaction"
-            )
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for the reaction of this flow: {name} needs dt < {limit:.6g}; "
-                "reduce dt, or use RungeKutta()"
-            )
-
-    @abstractmethod
-    def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step of length dt."""
+    self_adjoint = True
 
     @staticmethod
     def applied(flow: LinearFlow, v: Array, *functions: tuple[int, float]) -> list[Array]:
@@ -147,17 +110,12 @@ _transforms: WeakKeyDictionary[Affinity, _Diagonal] = WeakKeyDictionary()
 def transform_of(flow: LinearFlow, v: Array) -> _Diagonal | None:
     """Return the transform that diagonalizes A, None where there is none."""
     uniform = flow.fidelity is None or isinstance(flow.fidelity.values, float)
-    if (
-        not flow.plain
-        or flow.terms.constraint is not None
-        or not uniform
-        or not is_numpy(v)
-        or not Diagonal.offered(flow.affinity)
-    ):
+    if not flow.plain or flow.terms.constraint is not None or not uniform or not is_numpy(v):
         return None
-    if flow.affinity not in _transforms:
+    # Each stage asks, and to find out whether a stencil has a transform takes one.
+    if flow.affinity not in _transforms and Diagonal.offered(flow.affinity):
         _transforms[flow.affinity] = _Diagonal(flow.affinity)
-    return _transforms[flow.affinity]
+    return _transforms.get(flow.affinity)
 
 
 @underflowing

@@ -46,6 +46,50 @@ class FixedStep(Integrator):
         return self.step(flow, u, self.dt), t + self.dt
 
 
+class SplitStep(FixedStep):
+    """What steps share that treat the linear part A of a flow by itself, and the rest by explicit stages.
+
+    Attributes
+    ----------
+    reach : float
+        How far the step is stable along the negative real axis where A = 0, in units of 1 / slope of the reaction.
+    self_adjoint : bool
+        Whether A has to be.
+    longer : str
+        What takes longer steps.
+    """
+
+    takes_time = True
+    takes_constraint = True
+    reach: float
+    self_adjoint = False
+    longer = "RungeKutta()"
+
+    def stability_limit(self, flow: Flow) -> float:
+        """Return the reach over the bound of the reaction's slope, infinity without a reaction."""
+        bound = as_linear(flow).terms.bound
+        return self.reach / bound if bound > 0 else math.inf
+
+    def check(self, flow: Flow) -> None:
+        """Raise `InputError` for flows that the step cannot split, `StabilityError` above the limit."""
+        name, linear = type(self).__name__, as_linear(flow)
+        if linear.evolving:
+            raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
+        if self.self_adjoint and not linear.symmetric:
+            raise InputError(f"integrator: {name} needs a symmetric affinity; use RungeKutta()")
+        if over := linear.overridden("linear"):
+            raise InputError(
+                f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "
+                f"{over}() says more and would be left out; use RungeKutta(), or give a Reaction"
+            )
+        limit = self.stability_limit(flow)
+        if self.dt > limit * SLACK:
+            raise StabilityError(
+                f"dt: got {self.dt:g}, which is unstable for the reaction of this flow: {name} needs dt < {limit:.6g}; "
+                f"reduce dt, or use {self.longer}"
+            )
+
+
 @underflowing
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
@@ -76,8 +120,7 @@ class ExplicitEuler(FixedStep):
         if self.dt > limit * SLACK:
             raise StabilityError(
                 f"dt: got {self.dt:g}, which is unstable for this flow: explicit Euler needs dt < {limit:.6g}; "
-                "reduce dt, "
-                "or use Exponential() or RungeKutta()"
+                "reduce dt, or use Exponential() or RungeKutta()"
             )
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:

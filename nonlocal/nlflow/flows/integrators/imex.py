@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from typing import Any
 
 from nlflow._array import Array, namespace, over_channels, power_of_two, scalar, underflowing
-from nlflow.errors import InputError, StabilityError
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators.base import SLACK, StepFailureError
+from nlflow.flows.integrators.base import StepFailureError
 from nlflow.flows.integrators.etd import transform_of
-from nlflow.flows.integrators.fixed_step import FixedStep
+from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
 from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.functionals.krylov import conjugate_gradients, gmres
@@ -19,7 +17,7 @@ from nlflow.functionals.krylov import conjugate_gradients, gmres
 _MOST = 10_000  # averages for one linear system
 
 
-class ImplicitStep(FixedStep):
+class ImplicitStep(SplitStep):
     """What steps share that solve (I + s A) x = b in each stage, A being the linear part between free nodes.
 
     By a transform where one diagonalizes A, else by conjugate gradients, about sqrt(s rho) of them times the logarithm
@@ -27,29 +25,7 @@ class ImplicitStep(FixedStep):
     no matrix is formed.
     """
 
-    takes_time = True
-    takes_constraint = True
-
-    def check(self, flow: Flow) -> None:
-        """Raise `InputError` for evolving flows and those that are more than their pieces, `StabilityError` above."""
-        name, linear = type(self).__name__, as_linear(flow)
-        if linear.evolving:
-            raise InputError(f"integrator: {name} needs a frozen kernel; use RungeKutta()")
-        if over := linear.overridden("linear"):
-            raise InputError(
-                f"integrator: {name} is made of the flow's linear() and its terms, got a {type(flow).__name__}, whose "
-                f"{over}() says more and would be left out; use RungeKutta(), or give a Reaction"
-            )
-        limit = self.stability_limit(flow)
-        if self.dt > limit * SLACK:
-            raise StabilityError(
-                f"dt: got {self.dt:g}, which is unstable for the reaction of this flow: {name} needs dt < {limit:.6g}; "
-                "reduce dt, or use ConvexSplitting(dt) or RungeKutta()"
-            )
-
-    @abstractmethod
-    def step(self, flow: Flow, u: Array, dt: float) -> Array:
-        """Return the signal after one step of length dt."""
+    longer = "ConvexSplitting(dt) or RungeKutta()"
 
     @staticmethod
     def solved(flow: LinearFlow, b: Array, s: float, shift: float, guess: Array) -> Array:
@@ -134,11 +110,7 @@ class IMEX(ImplicitStep):
     """
 
     order = 2.0
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return 2 over the bound of the reaction's slope, infinity without a reaction."""
-        bound = as_linear(flow).terms.bound
-        return 2 / bound if bound > 0 else math.inf
+    reach = 2.0
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""
@@ -170,11 +142,7 @@ class ConvexSplitting(ImplicitStep):
     """
 
     order = 1.0
-
-    def stability_limit(self, flow: Flow) -> float:
-        """Return infinity."""
-        del flow
-        return math.inf
+    reach = math.inf
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the signal after one step."""

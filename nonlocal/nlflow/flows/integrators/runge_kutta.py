@@ -10,7 +10,7 @@ from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, NumericalError, StabilityError, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import SLACK, Integrator, StepFailureError, with_bound
-from nlflow.flows.integrators.control import Tolerances, weighted
+from nlflow.flows.integrators.control import Tolerances
 from nlflow.flows.linear import as_linear
 from nlflow.flows.spectrum import euler_limit
 
@@ -58,7 +58,7 @@ class RungeKutta(Integrator):
     def __init__(
         self, rtol: float = 1e-6, atol: float = 1e-9, *, dt: float | None = None, adaptive: bool = True
     ) -> None:
-        tolerances = Tolerances(rtol, atol, 5.0, needed=bool(adaptive))
+        tolerances = Tolerances(rtol, atol, self.order, needed=bool(adaptive))
         self.rtol, self.atol = tolerances.rtol, tolerances.atol
         self.dt = None if dt is None else check_number("dt", dt, minimum=0, strict=True)
         self.adaptive = bool(adaptive)
@@ -101,7 +101,7 @@ class RungeKutta(Integrator):
                 raise StepFailureError(f"a stage of the step from t={t:.6g} failed: {tried.failure}; reduce dt")
             memory.update(_flow=tried.flow, _slope=tried.slope)
             return tried.u, end
-        control = Tolerances(self.rtol, self.atol, 5.0)
+        control = self._control()
         control.check(u, t)
         h = memory["h"] if "h" in memory else self._first_step(flow, u, first)
         failure = ""
@@ -117,6 +117,9 @@ class RungeKutta(Integrator):
                 memory.update(_flow=tried.flow, _slope=tried.slope)
                 return tried.u, end
             h = control.rejected(memory, clipped, error)
+
+    def _control(self) -> Tolerances:
+        return Tolerances(self.rtol, self.atol, self.order, needed=self.adaptive)
 
     def _first_step(self, flow: Flow, u: Array, slope: Array) -> float:
         if self.dt is not None:
@@ -143,9 +146,8 @@ class RungeKutta(Integrator):
                 slopes.append(here.velocity(stage))
             except (InputError, NumericalError) as error:
                 return _Tried(flow, u, first, math.inf, str(error))
-        xp = namespace(u)
-        scale = self.atol + self.rtol * xp.maximum(xp.abs(u), xp.abs(stage))
-        return _Tried(here, stage, slopes[-1], weighted(h * _combine(self._E, slopes), scale))
+        over = self._control().measured(h * _combine(self._E, slopes), u, stage)
+        return _Tried(here, stage, slopes[-1], over)
 
 
 @dataclass(frozen=True)

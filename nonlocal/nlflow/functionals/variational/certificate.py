@@ -1,9 +1,9 @@
 """How near a signal is to a minimizer: the duality gap, and the record of a minimization.
 
-E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i, or with
-another misfit that grows away from f. Projection onto a box brings no
-two values farther apart, nor any value farther from an f that lies in the box. So the minimum is attained in the box of
-the observed values (those with r_i > 0), and that may be made a part of G without changing it. The dual value
+E_p(u) = F(Du) + G(u), with G(u) = sum_i r_i / 2 |u_i - f_i|^2 and r_i = w_i lambda_i, or with another misfit that
+grows away from f. Projection onto a box brings no two values farther apart, nor any value farther from an f that lies
+in the box. So the minimum is attained in the box of the observed values (those with r_i > 0), and that may be made a
+part of G without changing it. The dual value
 -F*(q) - G*(-D'q) of any field q is then finite also where the fidelity is 0, and the gap bounds E_p(u) - min E_p.
 """
 

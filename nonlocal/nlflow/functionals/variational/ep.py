@@ -217,17 +217,13 @@ class Ep(Jp):
         factor = math.exp(min(max((self.p - misfit.degree) * math.log(size) - top, -_LARGEST), _LARGEST))
         scaled = np.where(known[:, None], (flat - shift) / size, 0.0)
         guess = None if guess is None else (guess - shift) / size
-        problem = newton.Problem(self, scaled, rigid, misfit, factor)
         if self.p == 1:
-            dtype = self._observed.dtype
-            saddle = primal_dual.minimize(
-                self, scaled.astype(dtype), rigid / factor, rtol=rtol, maxiter=maxiter, misfit=misfit,
-                start=None if guess is None else guess.astype(dtype), memory_limit=self._memory_limit,
-            )  # fmt: skip
-            u, value, gap, count = saddle.u, saddle.value * factor, saddle.gap * factor, saddle.iterations
+            u, value, gap, count = self._saddle(scaled, rigid / factor, guess, rtol, maxiter, misfit)
+            value, gap = value * factor, gap * factor
         else:
             edges = len(self.graph) * (48 + 24 * flat.shape[1])
             check_memory(f"Newton's method on {len(self.graph)} edges", edges, _FEWER, self._memory_limit)
+            problem = newton.Problem(self, scaled, rigid, misfit, factor)
             u, value, gap, count = newton.minimize(problem, guess, rtol, maxiter)
         relative = gap / value if value > 0 else 0.0
         success, advice = verdict(relative, rtol)
@@ -241,9 +237,16 @@ class Ep(Jp):
     def _total_variation(
         self, f: NDArray[Any], fidelity: NDArray[Any], guess: NDArray[Any] | None, rtol: float, maxiter: int
     ) -> tuple[NDArray[Any], float, float, int]:
+        return self._saddle(f, self.affinity.domain.weights.ravel() * fidelity, guess, rtol, maxiter)
+
+    def _saddle(
+        self, f: NDArray[Any], rigid: Floats, guess: NDArray[Any] | None, rtol: float, maxiter: int,
+        misfit: Misfit | None = None,
+    ) -> tuple[NDArray[Any], float, float, int]:  # fmt: skip
+        """Return the minimizer for p = 1, its value, its gap and the number of iterations."""
         dtype = self._observed.dtype
         saddle = primal_dual.minimize(
-            self, f.astype(dtype), self.affinity.domain.weights.ravel() * fidelity, rtol=rtol, maxiter=maxiter,
+            self, f.astype(dtype), rigid, rtol=rtol, maxiter=maxiter, misfit=misfit,
             start=None if guess is None else guess.astype(dtype), memory_limit=self._memory_limit,
         )  # fmt: skip
         return saddle.u, saddle.value, saddle.gap, saddle.iterations

@@ -50,6 +50,11 @@ class Graph:
         return len(self.ends)
 
     @cached_property
+    def heads(self) -> NDArray[Any]:
+        """The node i of each edge i -> j."""
+        return np.repeat(np.arange(len(self.starts) - 1), np.diff(self.starts))
+
+    @cached_property
     def reverse(self) -> NDArray[np.int64]:
         """Number of the edge j -> i for each edge i -> j."""
         return np.asarray(self._with(np.arange(len(self))).T.tocsr().data)
@@ -74,6 +79,13 @@ class Graph:
     def row_sums(self, values: Floats) -> Floats:
         """Return the sum of an edge function over the edges of each node, shape (N,)."""
         return np.asarray(self._with(values).sum(axis=1)).ravel()
+
+    def summation(self, dtype: Any = np.float64) -> Any:
+        """Return the matrix that sums over the edges of each node, shape (N, edges)."""
+        from scipy.sparse import csr_array
+
+        edges = len(self)
+        return csr_array((np.ones(edges, dtype), np.arange(edges), self.starts), shape=(len(self.starts) - 1, edges))
 
     def over_edges(self, values: Floats) -> Floats:
         """Return (v_i + v_j) / 2 for each edge i -> j of a node function v."""

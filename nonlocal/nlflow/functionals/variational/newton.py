@@ -15,7 +15,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.functionals.krylov import conjugate_gradients
@@ -63,17 +62,9 @@ class Problem:
     dual: Any = 0.0
 
     @cached_property
-    def heads(self) -> NDArray[Any]:
-        """The node i of each edge i -> j."""
-        return np.repeat(np.arange(len(self.f)), np.diff(self.jp.graph.starts))
-
-    @cached_property
     def sums(self) -> Any:
         """The matrix that sums over the edges of each node."""
-        from scipy.sparse import csr_array
-
-        edges = len(self.heads)
-        return csr_array((np.ones(edges), np.arange(edges), self.jp.graph.starts), shape=(len(self.f), edges))
+        return self.jp.graph.summation()
 
     @property
     def stiff(self) -> Floats:
@@ -114,13 +105,14 @@ class Problem:
         if u.shape[1] == 1 and not jp.isotropic:
             weights = jp.on_edges(curved)
             return lambda v: graph.flux(weights, v) + stiff * v, diagonal
-        d = u[self.heads] - u[graph.ends]
+        heads = graph.heads
+        d = u[heads] - u[graph.ends]
         squares = np.where(x > 0, x, 1.0) ** 2 * jp.measure
-        cell: Any = self.heads if jp.isotropic else slice(None)
+        cell: Any = heads if jp.isotropic else slice(None)
         weights, bend = graph.weights[:, None] * lagged[cell][:, None], (curved - lagged) / squares
 
         def product(v: Floats) -> Floats:
-            dv = v[self.heads] - v[graph.ends]
+            dv = v[heads] - v[graph.ends]
             turned = graph.weights * np.sum(d * dv, axis=1)
             turned = self.sums @ turned if jp.isotropic else turned
             y = weights * dv + (graph.weights * (bend * turned)[cell])[:, None] * d

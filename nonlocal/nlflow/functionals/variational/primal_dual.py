@@ -178,13 +178,9 @@ class _Proximal(_Iteration):
 
     def __init__(self, misfit: Misfit, jp: Jp, *given: Any) -> None:
         super().__init__(jp, *given)
-        from scipy.sparse import csr_array
-
         self._misfit = misfit
-        starts, self._ends = self._graph
-        edges = len(self._ends)
-        self._heads = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
-        self._sums = csr_array((np.ones(edges, self._f.dtype), np.arange(edges), starts), shape=(len(self._f), edges))
+        self._heads, self._ends = jp.graph.heads, jp.graph.ends
+        self._sums = jp.graph.summation(self._f.dtype)
 
     def step(self) -> None:
         """Make one step of the dual vectors and one of the signal."""

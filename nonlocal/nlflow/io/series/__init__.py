@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from nlflow.errors import InputError
@@ -22,7 +21,7 @@ _KINDS: dict[str, type[Series]] = {
 }
 
 
-def series_of(path: str | os.PathLike[str]) -> Series:
+def series_of(path: Path) -> Series:
     """Return the series of a path, as its name ends.
 
     Raises
@@ -30,9 +29,7 @@ def series_of(path: str | os.PathLike[str]) -> Series:
     InputError
         For another ending, and for a format whose package is not installed.
     """
-    if not isinstance(path, str | os.PathLike):
-        raise InputError(f"path: got {path!r}, expected the path of a file")
-    kind = _KINDS.get(Path(path).suffix.lower())
+    kind = _KINDS.get(path.suffix.lower())
     if kind is None:
-        raise InputError(f"path: got {os.fspath(path)!r}, expected a name that ends with one of {', '.join(_KINDS)}")
-    return kind(Path(path))
+        raise InputError(f"path: got {str(path)!r}, expected a name that ends with one of {', '.join(_KINDS)}")
+    return kind(path)
