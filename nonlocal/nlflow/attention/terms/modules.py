@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import FUSED, average, causal_mask
-from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity, wide
+from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity
+from nlflow.attention.terms.wiener import wide
 from nlflow.errors import InputError, check_choice, check_integer, check_number
 
 
