@@ -26,4 +26,5 @@ from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
 from .terms.modules import NeutrenoAttention as NeutrenoAttention
 from .terms.modules import SignedProjection as SignedProjection
+from .terms.neighbours import NeighbourAttention as NeighbourAttention
 from .terms.neutreno import FeatScale as FeatScale
