@@ -53,8 +53,8 @@ class Samples(Kind):
         check_sizes("nodes", options["nodes"])
         if max(options["channels"]) > min(options["dimension"]):
             raise InputError(
-                f"channels: got {max(options['channels'])}, expected {min(options['dimension'])} at most, the dimension of "
-                "the keys, whose coordinates are the values"
+                f"channels: got {max(options['channels'])}, expected {min(options['dimension'])} at most, the "
+                "dimension of the keys, whose coordinates are the values"
             )
         for kernel in options["kernel"]:
             if type(kernel) is not ExpDotProduct or kernel.query_map is not None or kernel.key_map is not None:
