@@ -55,7 +55,17 @@ def formula(layer: Any, x: Any, v0: Any, seen: Any) -> Any:
             heads.append((1 - start) * head)
             continue
         P = softmax(q[:, own], k[:, own], seen)
-        if layer.kind == "value-residual":
+        if layer.kind == "sinkhorn":
+            P = np.zeros((len(x), len(x)))
+            inside = seen[0].astype(bool)
+            k_ij = np.exp(q[:, own] @ k[:, own].T / np.sqrt(SHARE))
+            a, b = np.ones(inside.sum()), np.ones(inside.sum())
+            for _ in range(20):
+                b = 1 / (k_ij[np.ix_(inside, inside)].T @ a)
+                a = 1 / (k_ij[np.ix_(inside, inside)] @ b)
+            P[:, inside] = k_ij[:, inside] * b
+            heads.append(P / P.sum(axis=1, keepdims=True) @ v[:, own])
+        elif layer.kind == "value-residual":
             share = numbers(layer.shares)
             heads.append(P @ (share[0] * v0[:, own] + share[1] * v[:, own]))
         elif layer.kind == "laplacian":
@@ -69,6 +79,10 @@ def formula(layer: Any, x: Any, v0: Any, seen: Any) -> Any:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("kind", neighbours.KINDS)
 def test_layers_are_the_formulas_of_their_papers(kind: str, causal: bool) -> None:
+    if causal and kind == "sinkhorn":
+        with pytest.raises(InputError, match="causal: got True with kind='sinkhorn'"):
+            NeighbourAttention(WIDTH, HEADS, kind, causal=True)
+        return
     torch.manual_seed(0)
     options = {"value-residual": {"learned": True}, "differential": {"layer": 3}}.get(kind, {})
     layer = NeighbourAttention(WIDTH, HEADS, kind, causal=causal, **options).double()
@@ -97,8 +111,9 @@ def test_everything_learns(kind: str) -> None:
     _, first = layer(2 * x)
     names, parameters = zip(*layer.named_parameters(), strict=True)
     gradients = torch.autograd.grad(layer(x, first)[0].sin().sum(), [*parameters, x])
-    shift = names.index("key.bias")  # a softmax does not see what all keys share
-    assert all(float(g.abs().max()) > 0 for i, g in enumerate(gradients) if i != shift)
+    # A softmax does not see what all keys share; scalings of columns do not see what all queries share either.
+    unseen = {"key.bias"} | ({"query.bias"} if kind == "sinkhorn" else set())
+    assert all(float(g.abs().max()) > 0 for n, g in zip([*names, "x"], gradients, strict=True) if n not in unseen)
     assert torch.autograd.gradcheck(lambda t: layer(t, first.detach())[0], (x.detach().requires_grad_(),))
 
 
@@ -135,6 +150,26 @@ def test_which_heads_have_the_laplacian() -> None:
     layer = NeighbourAttention(WIDTH, HEADS, "laplacian", laplacian=[True, False])
     assert layer.chosen.tolist() == [True, False]
     assert NeighbourAttention(WIDTH, 1, "laplacian").chosen.tolist() == [True]
+
+
+def test_doubly_stochastic_weights() -> None:
+    logits = torch.randn(2, 3, 7, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = neighbours.doubly_stochastic(logits, iterations=200)
+    for axis in (-1, -2):
+        assert (found.sum(axis) - 1).abs().max() < 1e-6
+    import nlflow as nl
+
+    p = nl.sinkhorn(logits[0, 0].exp())
+    assert (found[0, 0] - p.matrix).abs().max() < 1e-10
+    both = (logits + logits.mT) / 2
+    symmetric = neighbours.doubly_stochastic(both, iterations=200)
+    assert (symmetric - symmetric.mT).abs().max() < 1e-10
+    small = logits[:1, :1, :4, :4].clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda t: neighbours.doubly_stochastic(t, iterations=8), (small,))
+    softmax = neighbours.doubly_stochastic(1e4 * logits, iterations=3)
+    assert torch.isfinite(softmax).all()
+    with pytest.raises(InputError, match="mask: got 4 axes with kind='sinkhorn'"):
+        NeighbourAttention(WIDTH, HEADS, "sinkhorn")(torch.randn(1, N, WIDTH), mask=torch.ones(1, 1, N, N).bool())
 
 
 def test_what_cannot_be() -> None:

@@ -291,6 +291,13 @@ def test_steps_that_throw_clusters_apart_are_refused() -> None:
     assert mapped.rate == pytest.approx(3 * np.exp(4.0))
 
 
+def test_a_layer_that_leaves_no_direction_is_refused() -> None:
+    x = on_sphere(np.ones((3, 2)))
+    found = solve(SphereFlow(x, value_map=-np.eye(2)), x, t=1.0, integrator=LayerStep(1.0))
+    assert not found.success
+    assert "no direction is left" in found.message
+
+
 def test_lengths_of_any_size() -> None:
     x = tokens(4)
     for size in (1e-300, 1e300):

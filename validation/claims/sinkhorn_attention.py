@@ -125,8 +125,8 @@ CLAIM = Claim(
     statement=(
         "Rows and columns of exp(fᵢ + gⱼ) kᵢⱼ add up to 1, for logits of any size. With queries equal to keys it is "
         "symmetric, and du/dt = Pu − u is half of −∇J in L²: J falls, and the mean is conserved. Where tokens are "
-        "moved by their own attention, dx/dt = −P(x)x is the gradient flow of −½ Σ aᵢⱼ log(N aᵢⱼ/kᵢⱼ)/N with Sinkhorn's "
-        "weights; with softmax's it is the gradient flow of nothing in L², since its derivative is not symmetric."
+        "moved by their own attention, dx/dt = −P(x)x is the gradient flow of −½ Σ aᵢⱼ log(N aᵢⱼ/kᵢⱼ)/N with "
+        "Sinkhorn's weights; with softmax's it is the gradient flow of nothing in L²: its derivative is not symmetric."
     ),
     source="arXiv 2110.11773, propositions 2 and 3",
     run=run,

@@ -49,7 +49,7 @@ def run(context: Context) -> Outcome:
     for normalization in ("softmax", "none"):
         for count, start in ((2, -0.6), (5, 0.0)):
             off = []
-            for beta in (0.5, 1.0, 4.0):
+            for beta in context.pick((0.5, 1.0, 4.0), (1.0, 4.0)):
                 context.step(f"{MODELS[normalization]}, {count} tokens, beta = {beta:g}")
                 x = on_sphere(simplex(count, start))
                 found = solve(
@@ -67,7 +67,7 @@ def run(context: Context) -> Outcome:
     for normalization, name in MODELS.items():
         context.step(f"{name}: energy")
         for both in (np.eye(3), (matrix + matrix.T) / 2):
-            for slope in (1.0, -0.5):
+            for slope in context.pick((1.0, -0.5), (1.0,)):
                 flow = SphereFlow(x, 2.0, query_map=both, value_map=slope * both, normalization=normalization)
                 found = solve(flow, x, t_eval=np.linspace(0, 2, 21))
                 rises += int((np.diff(found.energy) >= 0).sum())
@@ -89,7 +89,7 @@ def run(context: Context) -> Outcome:
     declared = {"GeodesicEuler": 1.0, "GeodesicMidpoint": 2.0, "LayerStep": 1.0}
     checks = [
         *(Check(f"{name}: cosine against its scalar equation", value, 1e-8) for name, value in scalar.items()),
-        Check("outputs at which an energy did not fall, of 240", rises, 0),
+        Check("outputs at which an energy did not fall", rises, 0),
         Check("rate of the energy against -(1/N) sum r |dx/dt|^2, relative", largest(*balance), 1e-6),
         Check("length of a token less 1", largest(*lengths), 1e-14),
         *(Check(f"{name}: fitted order", order, 0.1, expected=declared[name.split(",")[0]])

@@ -63,6 +63,7 @@ VARIANTS = {
     "laplacian": Variant(kind="laplacian"),
     "gated": Variant(kind="gated"),
     "differential": Variant(kind="differential"),
+    "sinkhorn": Variant(kind="sinkhorn"),
 }
 """By name. The Gaussian ones are kernel attention, whose comparison is Table 8 of arXiv 2312.00751."""
 

@@ -7,6 +7,7 @@ value-residual  P (λ₁ v0 + λ₂ v), λ₁ = λ₂ = 1/2 or learned          
 laplacian       v - P v in some heads, P v in the others                       arXiv 2602.09297
 gated           (P v) * sigmoid(x W_g), a gate for each number of each head    arXiv 2505.06708
 differential    (1 - λ_init) RMSNorm((P₁ - λ P₂) v)                            arXiv 2410.05258
+sinkhorn        P v with a doubly stochastic P                                 arXiv 2110.11773
 =============== ============================================================== ===========================
 """
 
@@ -22,7 +23,7 @@ from nlflow.attention.terms.averages import average
 from nlflow.attention.terms.modules import NeutrenoAttention
 from nlflow.errors import InputError, check_choice, check_integer
 
-KINDS = ("value-residual", "laplacian", "gated", "differential")
+KINDS = ("value-residual", "laplacian", "gated", "differential", "sinkhorn")
 _DRAWN = 0.1  # standard deviation of the vectors that make λ of a differential head, in the paper's code
 _EPS = 1e-5  # of the norm of a differential head, ibid.
 
@@ -71,6 +72,33 @@ def differential(first: Tensor, second: Tensor, strength: float | Tensor, gain: 
     return (1 - start) * nn.functional.rms_norm(difference, gain.shape, gain, _EPS)
 
 
+def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iterations: int = 20) -> Tensor:
+    """Return exp(f_i + g_j + l_ij), whose columns and rows were scaled in turn, so many times (arXiv 2110.11773).
+
+    Rows add up to 1, columns to what that many scalings give; 1 is softmax with columns scaled before. In log space,
+    with derivatives of every order. O(N^2) an iteration. (`nlflow.sinkhorn` checks that it has converged.)
+
+    Parameters
+    ----------
+    logits : tensor of shape (..., N, N)
+    present : tensor of bool that broadcasts to (..., N), optional
+        False at padding, which no token sees and whose rows count in no column.
+    iterations : int
+    """
+    rows = logits
+    if present is not None:
+        present = present.expand(logits.shape[:-1])
+        logits = logits.masked_fill(~present[..., None, :], torch.finfo(logits.dtype).min)
+        rows = logits.masked_fill(~present[..., :, None], torch.finfo(logits.dtype).min)
+    f, g = torch.zeros_like(logits[..., :1]), torch.zeros_like(logits[..., :1, :])
+    for _ in range(iterations):
+        g = -(rows + f).logsumexp(-2, keepdim=True)
+        if present is not None:
+            g = g.masked_fill(~present[..., None, :], 0.0)
+        f = -(logits + g).logsumexp(-1, keepdim=True)
+    return (logits + f + g).exp()
+
+
 class NeighbourAttention(NeutrenoAttention):
     """Self-attention with another term of the literature, called as `NeutrenoAttention` is.
 
@@ -78,7 +106,7 @@ class NeighbourAttention(NeutrenoAttention):
     ----------
     width, heads : int
         As for `NeutrenoAttention`. A differential head has two halves of queries and keys, so width / heads is even.
-    kind : {'value-residual', 'laplacian', 'gated', 'differential'}
+    kind : {'value-residual', 'laplacian', 'gated', 'differential', 'sinkhorn'}
         See `nlflow.attention.terms.neighbours`.
     learned : bool
         Whether λ₁ and λ₂ of a value residual are learned; both start from 1/2. (λ of a differential head always is.)
@@ -86,8 +114,11 @@ class NeighbourAttention(NeutrenoAttention):
         Which heads have the Laplacian; the second half of them by default.
     layer : int
         Number of the layer, from 1: where λ of a differential head starts.
+    iterations : int
+        Scalings of a doubly stochastic P; the paper takes 3 to 5, 20 by default.
     causal, dropout, bias
-        As for `NeutrenoAttention`.
+        As for `NeutrenoAttention`. Not causal with a doubly stochastic P, which would be the identity; masks are those
+        of tokens.
 
     Raises
     ------
@@ -114,6 +145,7 @@ class NeighbourAttention(NeutrenoAttention):
         learned: bool = False,
         laplacian: Sequence[bool] | None = None,
         layer: int = 1,
+        iterations: int = 20,
         causal: bool = False,
         dropout: float = 0.0,
         bias: bool = True,
@@ -123,6 +155,12 @@ class NeighbourAttention(NeutrenoAttention):
         for name, given, owner in (("learned", learned, KINDS[0]), ("laplacian", laplacian is not None, KINDS[1])):
             if given and kind != owner:
                 raise InputError(f"{name}: got it with kind={kind!r}, which has none, expected kind={owner!r}")
+        self.iterations = check_integer("iterations", iterations, minimum=1)
+        if causal and kind == "sinkhorn":
+            raise InputError(
+                "causal: got True with kind='sinkhorn', expected False: of a causal mask only the diagonal can have rows "
+                "and columns that add up to 1"
+            )
         # Beside the random numbers of others: models of one seed have the same projections, whatever their kind.
         with torch.random.fork_rng(devices=[]):
             self._build(width // heads, learned, laplacian, layer, bias)
@@ -147,7 +185,7 @@ class NeighbourAttention(NeutrenoAttention):
             self.register_buffer("chosen", torch.tensor(chosen))
         elif kind == "gated":
             self.gate = nn.Linear(width, width, bias=bias)
-        else:
+        elif kind == "differential":
             if share % 2:
                 raise InputError(f"heads: got {share} features in a head, expected an even number; use other heads")
             self.begin = differential_start(layer)
@@ -177,7 +215,9 @@ class NeighbourAttention(NeutrenoAttention):
             dropout = self.dropout if self.training else 0.0
             return average(q, k, v, mask=pairs, causal=self.causal, dropout=dropout, fused=fused)[0]
 
-        if self.kind == "differential":
+        if self.kind == "sinkhorn":
+            averages = self._scaled(query, key, mask) @ value
+        elif self.kind == "differential":
             # Fused kernels expect values as wide as queries.
             halves = zip(query.chunk(2, -1), key.chunk(2, -1), strict=True)
             both = [averaged(q, k, value, fused=False) for q, k in halves]
@@ -191,3 +231,15 @@ class NeighbourAttention(NeutrenoAttention):
             elif self.kind == "gated":
                 averages = gated(averages, self.gate(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2))
         return self.output(averages.transpose(1, 2).flatten(-2)), anchor
+
+    def _scaled(self, query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the doubly stochastic weights, dropped out in training."""
+        if mask is not None and mask.dim() != 2:
+            raise InputError(
+                f"mask: got {mask.dim()} axes with kind='sinkhorn', expected 2 (sequences, tokens): other patterns of "
+                "zeros need not have rows and columns that add up to 1"
+            )
+        present = None if mask is None else mask.bool()[:, None, :]
+        logits = query @ key.mT * query.shape[-1] ** -0.5
+        weights = doubly_stochastic(logits, present, iterations=self.iterations)
+        return nn.functional.dropout(weights, self.dropout if self.training else 0.0)

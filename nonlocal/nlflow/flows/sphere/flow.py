@@ -24,6 +24,7 @@ _PARALLEL = 1e-9
 """How far W_V may be from a multiple of W_Q W_K^T, relatively, for the flow to descend an energy: their rounding."""
 
 
+@underflowing
 def on_sphere(tokens: Any) -> Array:
     """Return tokens divided by their lengths.
 
@@ -213,8 +214,10 @@ class SphereFlow(Flow):
         """Return the interaction energy of the tokens, E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2).
 
         (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), up to a sign
-        the functional of arXiv 2110.11773. Infinity where no float holds it.
+        the functional of arXiv 2110.11773. Infinity for beta = 0 and where no float holds it.
         """
+        if self.beta == 0:
+            return math.inf
         now, xp = self.at(x), namespace(x)
         now.applications += 1
         if self.normalization == "sinkhorn":
@@ -324,5 +327,5 @@ def _slope(query: Array | None, key: Array | None, value: Array | None, like: Ar
     size = float(np.linalg.norm(both))
     if size == 0 or np.linalg.norm(both - both.T) > _PARALLEL * size:
         return None
-    slope = float(np.vdot(both, v)) / size**2
+    slope = float(np.vdot(both, v)) / float(np.vdot(both, both))  # 1 exactly for the identity
     return slope if slope != 0 and np.linalg.norm(v - slope * both) <= _PARALLEL * np.linalg.norm(v) else None

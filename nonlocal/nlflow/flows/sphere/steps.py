@@ -8,7 +8,7 @@ from typing import Any, cast
 from nlflow._array import Array, namespace, underflowing
 from nlflow.errors import InputError, StabilityError
 from nlflow.flows.flow import Flow
-from nlflow.flows.integrators import FixedStep
+from nlflow.flows.integrators import FixedStep, StepFailureError
 from nlflow.flows.integrators.base import SLACK
 from nlflow.flows.sphere.flow import SphereFlow
 
@@ -136,4 +136,11 @@ class LayerStep(SphereStep):
 
     def step(self, flow: Flow, u: Array, dt: float) -> Array:
         """Return the tokens after one layer."""
-        return _unit(namespace(u), u + dt * as_sphere(flow).attention(u))
+        xp, share = namespace(u), dt / (1 + dt)  # of a sum that is in range for every dt
+        found = (1 - share) * u + share * as_sphere(flow).attention(u)
+        if not bool(xp.all(_length(xp, found) > 0)):
+            raise StepFailureError(
+                f"dt: got {dt:g}, with which attention takes away all of a token, so that no direction is left; use "
+                "another dt"
+            )
+        return _unit(xp, found)
