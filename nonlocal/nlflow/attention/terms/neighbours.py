@@ -158,8 +158,8 @@ class NeighbourAttention(NeutrenoAttention):
         self.iterations = check_integer("iterations", iterations, minimum=1)
         if causal and kind == "sinkhorn":
             raise InputError(
-                "causal: got True with kind='sinkhorn', expected False: of a causal mask only the diagonal can have rows "
-                "and columns that add up to 1"
+                "causal: got True with kind='sinkhorn', expected False: of a causal mask only the diagonal can have "
+                "rows and columns that add up to 1"
             )
         # Beside the random numbers of others: models of one seed have the same projections, whatever their kind.
         with torch.random.fork_rng(devices=[]):
