@@ -143,7 +143,7 @@ class _Solution(torch.autograd.Function):
         return solution.clone()
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         system: _System = ctx.system
         found = system.solved(gradient)
