@@ -118,13 +118,13 @@ class Samples(Kind):
         return lines
 
     def figure(self, rows: list[Row], fits: list[Fit]) -> Figure:
-        """Draw the root mean square error over n, with the range of 95 % of the draws."""
+        """Draw the median error over n, with the range of 95 % of the draws."""
         from nlflow.studies.drawing import rate_panel
 
         lines = [{**line, "used": bool(line["used"])} for line in self.condensed(rows)]
         return rate_panel(
-            lines, [fit for fit in fits if fit.what == "order in n"], _SETTING, x="nodes", y="error_rms",
-            split="dimension", xlabel="tokens n", ylabel="error (root mean square, 95 % of draws)",
+            lines, [fit for fit in fits if fit.what == "order in n"], _SETTING, x="nodes", y="error_median",
+            split="dimension", xlabel="tokens n", ylabel="error (median, 95 % of draws)",
             band=("low_95", "high_95"),
         )  # fmt: skip
 
