@@ -92,6 +92,17 @@ def test_tokens_from_files(folder: Path) -> None:
     [
         ["space-order", "--kernel", "gaussian:width=0.1", "--kernel", "laplace:width=0.2", "--dimension", "1"],
         ["monte-carlo", "--nodes", "64,128,256", "--seeds", "20", "--dimension", "1,2", "--channels", "1,2"],
+        [
+            "samples",
+            "--nodes",
+            "64,128,256",
+            "--seeds",
+            "100",
+            "--dimension",
+            "4",
+            "--kernel",
+            "dot:scale=0.4",
+        ],
         ["mixing", "--nodes", "12", "--laziness", "0.25", "--boundary", "reflect"],
         ["equilibrium", "--nodes", "12", "--fidelity", "0.01,1,10"],
         ["stability", "--kernel", "tophat:radius=0.2", "--nodes", "12"],

@@ -36,7 +36,18 @@ WITHOUT_NUMBERS = {
     *("NumericalError", "StabilityError", "WorkerError"),
 }
 ATTENTION_WITHOUT_NUMBERS = {
-    *("Adapter", "Block", "Discretization", "Extrapolation", "Head", "Layer", "LayerTrace", "Taken"),
+    *(
+        "Adapter",
+        "Block",
+        "BlockFlow",
+        "Discretization",
+        "discretize_blocks",
+        "Extrapolation",
+        "Head",
+        "Layer",
+        "LayerTrace",
+        "Taken",
+    ),
     *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
     *("image_inputs", "load_model", "text_inputs", "token_inputs"),
 }

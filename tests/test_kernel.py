@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from nlflow import ExpDotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
+from nlflow import Anisotropic, ExpDotProduct, Gaussian, Grid, InputError, Laplace, Patch, Points, TopHat, affinity
 from nlflow.kernels import Kernel, RadialKernel
 from tests.reference import feature_matrix, profile
 
@@ -177,3 +177,20 @@ def test_default_scale_is_that_of_the_mapped_width() -> None:
 def test_parameters_that_are_refused(family: Any, arguments: Any, message: str) -> None:
     with pytest.raises(InputError, match=f"^{message}"):
         family(**arguments)
+
+
+def test_dot_products_are_equal_where_scale_and_maps_are() -> None:
+    matrix = np.eye(3)
+    plain, same = ExpDotProduct(scale=2.0, key_map=matrix), ExpDotProduct(scale=2.0, key_map=matrix)
+    assert plain == same
+    assert hash(plain) == hash(same)
+    for other in (
+        ExpDotProduct(scale=1.0, key_map=matrix),
+        ExpDotProduct(scale=2.0),
+        ExpDotProduct(scale=2.0, query_map=matrix),
+    ):
+        assert plain != other
+    assert ExpDotProduct() != 1
+    wide, narrow = (Anisotropic(Gaussian(width=1.0), axes) for axes in ([1.0, 2.0], [1.0, 3.0]))
+    assert wide != narrow
+    assert wide == wide  # what is compared is which object it is

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import nlflow as nl
-from nlflow import Gaussian, Grid, InputError, Laplace, Points, TopHat, run_study
+from nlflow import ExpDotProduct, Gaussian, Grid, InputError, Laplace, Points, TopHat, run_study
 from nlflow.flows.integrators import ExplicitEuler, Integrator, RungeKutta
 from nlflow.kernels import RadialKernel
 from nlflow.studies import StudyResult
@@ -226,6 +226,35 @@ def test_draws_that_miss_a_target_are_no_fair_sample() -> None:
     assert math.isnan(result.fits[0].slope)
 
 
+# --- samples -----------------------------------------------------------------------------------------------
+
+
+def test_attention_to_random_tokens_converges_to_its_limit() -> None:
+    """The constant is e^(s^2 d / 2) (d + s^2 d)^(1/2): with s^2 d = 1 and 1/4, from the moments of a normal law."""
+    kernels = [ExpDotProduct(), ExpDotProduct(scale=0.25)]
+    result = run_study("samples", kernel=kernels, nodes=[256, 1024, 4096], dimension=4, seeds=150)
+    assert failures(result) == []
+    assert [fit.what for fit in result.fits[:2]] == ["order in n", "root mean square error over C n^(-1/2)"]
+    for setting, strength in (("dot", 1.0), ("dot:scale=0.25", 0.5)):
+        rows = [row for row in result.rows if row["kernel"] == setting and row["nodes"] == 1024]
+        predicted = math.exp(strength**2 / 2) * math.sqrt(4 + strength**2) / 32
+        assert all(row["predicted"] == pytest.approx(predicted) for row in rows)
+        assert np.sqrt(np.mean([row["error"] ** 2 for row in rows])) == pytest.approx(predicted, rel=0.12)
+    assert result.figure() is not None
+    assert len(result.table().splitlines()) < 18
+
+
+def test_the_limit_of_attention_is_the_average_over_the_law() -> None:
+    """By quadrature in one dimension: E[exp(s q k) k] / E[exp(s q k)] = s q, and the variance that the constant has."""
+    x, w = np.polynomial.hermite_e.hermegauss(60)
+    for strength in (0.5, 1.0):
+        weights = w * np.exp(strength * x)
+        limit = weights @ x / weights.sum()
+        assert limit == pytest.approx(strength, rel=1e-12)
+        square = (w * np.exp(2 * strength * x)) @ (x - limit) ** 2 / weights.sum() ** 2 * w.sum()
+        assert square == pytest.approx(math.exp(strength**2) * (1 + strength**2), rel=1e-12)
+
+
 # --- mixing ----------------------------------------------------------------------------------------------------------
 
 
@@ -382,6 +411,10 @@ def test_growth_where_two_eigenvalues_compete() -> None:
         ("time-order", {"nodes": 2.5}, "nodes: got 2.5, expected an integer"),
         ("time-order", {"dimension": 0}, "dimension: got 0, expected an integer >= 1"),
         ("space-order", {"dimension": [1, 3]}, "dimension: got 3, expected 1 or 2: .* on lines and in planes"),
+        ("samples", {"nodes": [8, 16]}, "nodes: got 2 different"),
+        ("samples", {"kernel": "gaussian:width=1"}, "expected ExpDotProduct .dot:scale=....* without maps"),
+        ("samples", {"channels": 5}, "channels: got 5, expected 4 at most"),
+        ("samples", {"kernel": "dot:scale=1", "dimension": [4, 9]}, "logits of size 3 in 9 dimensions"),
         ("monte-carlo", {"dimension": 3}, "dimension: got 3, expected 1 or 2: "),
         ("time-order", {"metric": "l1"}, "metric: got 'l1'"),
         ("time-order", {"boundary": "open"}, "boundary: got 'open'"),

@@ -214,10 +214,28 @@ def test_variants_begin_alike(kind: str, data: Path) -> None:
     task = make(kind, data, steps=2)
     stock = task.model(VARIANTS["softmax"], 4).state_dict()
     for name, variant in VARIANTS.items():
+        if variant.kind and kind != "scenes":
+            with pytest.raises(InputError, match=f"--variants: got {variant.kind}, which models of transformers have"):
+                task.model(variant, 4)
+            continue
         other = task.model(variant, 4).state_dict()
         assert all(torch.equal(other[key], stock[key]) for key in stock), name
         assert any(".feat." in key for key in other) == variant.feat_scale
     assert not same(task.model(VARIANTS["softmax"], 5).state_dict(), stock)
+
+
+@pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.kind])
+def test_other_terms_of_the_literature_are_trained_and_probed(name: str, tmp_path: Path) -> None:
+    """Two steps and a trace, in which the averages of each layer are those of the model."""
+    task = make("scenes", tmp_path, steps=2)
+    model = task.model(VARIANTS[name], 4).eval()
+    trace = task.trace(model)
+    assert len(trace) == sum(1 for module in model.modules() if getattr(module, "kind", None) == name)
+    assert all(np.isfinite(layer.quantities["mean_cosine"]).all() for layer in trace)
+    heads = trace[0].heads
+    assert heads == model.encoder.layers[0].attention.heads * (2 if name == "differential" else 1)
+    record = train(task, name, 4, tmp_path / "run", progress=False)
+    assert record["finished"]
 
 
 def test_an_epoch_has_each_item_once(data: Path) -> None:

@@ -3,6 +3,7 @@ from .affinities import affinity as affinity
 from .affinities import affinity_from_graph as affinity_from_graph
 from .affinities import from_matrix as from_matrix
 from .affinities import neighbour_graph as neighbour_graph
+from .affinities.sinkhorn import sinkhorn as sinkhorn
 from .denoising import DenoiseInfo as DenoiseInfo
 from .denoising import denoise as denoise
 from .denoising.noise import GaussianNoise as GaussianNoise
@@ -52,6 +53,11 @@ from .flows.reactions import Reaction as Reaction
 from .flows.result import Solution as Solution
 from .flows.result import Status as Status
 from .flows.solver import solve as solve
+from .flows.sphere import GeodesicEuler as GeodesicEuler
+from .flows.sphere import GeodesicMidpoint as GeodesicMidpoint
+from .flows.sphere import LayerStep as LayerStep
+from .flows.sphere import SphereFlow as SphereFlow
+from .flows.sphere import on_sphere as on_sphere
 from .flows.trackers import Callback as Callback
 from .flows.trackers import Checkpoint as Checkpoint
 from .flows.trackers import DiscrepancyPrinciple as DiscrepancyPrinciple
@@ -122,6 +128,8 @@ __all__ = [
     "Frames",
     "Gaussian",
     "GaussianNoise",
+    "GeodesicEuler",
+    "GeodesicMidpoint",
     "GradientFlow",
     "Grid",
     "Huber",
@@ -132,6 +140,7 @@ __all__ = [
     "KullbackLeibler",
     "LaggedDiffusivity",
     "Laplace",
+    "LayerStep",
     "Live",
     "MarkovChain",
     "Mask",
@@ -151,6 +160,7 @@ __all__ = [
     "RungeKutta",
     "SemiImplicit",
     "Solution",
+    "SphereFlow",
     "StabilityError",
     "Status",
     "SteadyState",
@@ -172,6 +182,8 @@ __all__ = [
     "largest_stable_fidelity",
     "neighbour_graph",
     "nonlocal_tv",
+    "on_sphere",
     "run_study",
+    "sinkhorn",
     "solve",
 ]

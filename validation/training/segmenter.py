@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from nlflow.attention import Adapter, NeutrenoAttention, Taken
+from nlflow.attention import Adapter, NeighbourAttention, NeutrenoAttention, Taken
+from nlflow.attention.terms.neighbours import value_residual
 
 __all__ = ["ADAPTERS", "Segmenter", "taken"]
 
@@ -21,18 +22,24 @@ ADAPTERS = (
 
 def taken(module: NeutrenoAttention, args: Any, kwargs: Any, output: Any) -> Taken:
     """Return what an attention module compared and averaged, for `nlflow.attention.probe`."""
-    query, key, value = (
-        part(args[0]).unflatten(-1, (module.heads, -1)).transpose(1, 2)
-        for part in (module.query, module.key, module.value)
-    )
+    query, key, value = module.parts(args[0])
+    kind = getattr(module, "kind", "")
+    if kind == "value-residual" and args[1] is not None:
+        value = value_residual(value, args[1], *module.shares.flip(0))
+    elif kind == "differential":  # two averages of the same values, as twice as many heads
+        query, key = (torch.cat(part.chunk(2, dim=-1), dim=1) for part in (query, key))
+        value = torch.cat([value, value], dim=1)
     return Taken(query, key, value, kernel=module.terms.options.affinity)
 
 
 class _Layer(nn.Module):
-    def __init__(self, width: int, heads: int, options: dict[str, Any]) -> None:
+    def __init__(self, number: int, width: int, heads: int, options: dict[str, Any]) -> None:
         super().__init__()
         self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.attention = NeutrenoAttention(width, heads, **options)
+        kinds = {"kind": options["kind"], "layer": number + 1} if "kind" in options else None
+        self.attention = (
+            NeutrenoAttention(width, heads, **options) if kinds is None else NeighbourAttention(width, heads, **kinds)
+        )
         self.mlp = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
 
     def forward(self, tokens: Tensor, first: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -44,7 +51,7 @@ class _Layer(nn.Module):
 class _Stack(nn.Module):
     def __init__(self, depth: int, width: int, heads: int, options: dict[str, Any]) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(width, heads, options) for _ in range(depth))
+        self.layers = nn.ModuleList(_Layer(n, width, heads, options) for n in range(depth))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -66,7 +73,7 @@ class Segmenter(nn.Module):
         Layers of encoder and decoder.
     classes : int
     options : dict
-        Of `nlflow.attention.NeutrenoAttention`.
+        Of `nlflow.attention.NeutrenoAttention`; with ``kind`` alone, that of `nlflow.attention.NeighbourAttention`.
 
     References
     ----------

@@ -195,4 +195,9 @@ class Task(ABC):
 
     def equip(self, model: nn.Module, variant: Variant) -> nn.Module:
         """Give a model of transformers the attention of a variant."""
+        if variant.kind:
+            raise InputError(
+                f"--variants: got {variant.kind}, which models of transformers have no attention for, expected it with "
+                "the task of scenes alone; use train_scenes.py"
+            )
         return model if variant.stock else attach(model, **variant.options(self.fidelity))

@@ -21,6 +21,9 @@ class Variant:
     term : bool
         Whether it has NeuTRENO's term, with the fidelity of its task.
     feat_scale : bool
+    kind : str
+        One of `nlflow.attention.terms.neighbours.KINDS`, another term of the literature; only for scenes, whose model
+        is in plain torch.
     without : str
         The variant that it is compared with, beside softmax: the same without the term.
     """
@@ -28,6 +31,7 @@ class Variant:
     affinity: str = "softmax"
     term: bool = False
     feat_scale: bool = False
+    kind: str = ""
     without: str = ""
 
     @property
@@ -36,7 +40,12 @@ class Variant:
         return self == Variant()
 
     def options(self, fidelity: float) -> dict[str, Any]:
-        """Return the arguments of `nlflow.attention.attach` and of `nlflow.attention.NeutrenoAttention`."""
+        """Return the arguments of `nlflow.attention.attach` and of `nlflow.attention.NeutrenoAttention`.
+
+        Those of `nlflow.attention.NeighbourAttention` for another term of the literature.
+        """
+        if self.kind:
+            return {"kind": self.kind}
         chosen = {name: value for name, value in asdict(self).items() if name in ("affinity", "feat_scale")}
         return {**chosen, "fidelity": fidelity if self.term else 0.0}
 
@@ -50,6 +59,11 @@ VARIANTS = {
     "symmetric-neutreno": Variant("symmetric", term=True, without="symmetric"),
     "gaussian": Variant("gaussian"),
     "gaussian-neutreno": Variant("gaussian", term=True, without="gaussian"),
+    "value-residual": Variant(kind="value-residual"),
+    "laplacian": Variant(kind="laplacian"),
+    "gated": Variant(kind="gated"),
+    "differential": Variant(kind="differential"),
+    "sinkhorn": Variant(kind="sinkhorn"),
 }
 """By name. The Gaussian ones are kernel attention, whose comparison is Table 8 of arXiv 2312.00751."""
 

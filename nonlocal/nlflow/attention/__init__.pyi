@@ -22,8 +22,11 @@ from .probing.metrics import participation_rank as participation_rank
 from .probing.metrics import token_similarity as token_similarity
 from .probing.probe import probe as probe
 from .probing.recording import Taken as Taken
+from .probing.sphere import BlockFlow as BlockFlow
+from .probing.sphere import discretize_blocks as discretize_blocks
 from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
 from .terms.modules import NeutrenoAttention as NeutrenoAttention
 from .terms.modules import SignedProjection as SignedProjection
+from .terms.neighbours import NeighbourAttention as NeighbourAttention
 from .terms.neutreno import FeatScale as FeatScale

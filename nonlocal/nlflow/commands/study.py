@@ -19,6 +19,7 @@ KIND is one of
   time-order   error of integrators over the step; expected: their order
   space-order  error of grid averages over the number of nodes, against the continuum
   monte-carlo  error of averages over N random nodes (or tokens); expected: N^(-1/2)
+  samples      error of attention to n random tokens against its limit; expected: C n^(-1/2)
   mixing       how fast the chain of a kernel forgets where it began, and its mixing time
   equilibrium  diversity of equilibria between their bounds, and the rate towards them
   stability    growth under NeuTRENO steps, and the largest stable fidelity
@@ -28,6 +29,7 @@ Options, beside --kernel, --nodes, --dimension and --channels, which all have
   time-order   boundary, fidelity, metric, integrator, dt, queries, keys, values, device, dtype
   space-order  boundary
   monte-carlo  seeds, queries, keys, values
+  samples      seeds
   mixing       boundary, laziness, queries, keys, values, device
   equilibrium  boundary, fidelity, metric, queries, keys, values, device
   stability    boundary, fidelity, queries, keys, device, dtype
@@ -55,7 +57,7 @@ Examples:
 """
 
 
-StudyKind = Literal["time-order", "space-order", "monte-carlo", "mixing", "equilibrium", "stability"]
+StudyKind = Literal["time-order", "space-order", "monte-carlo", "samples", "mixing", "equilibrium", "stability"]
 DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 Dtype = Literal["float64", "float32"]
 
@@ -90,7 +92,7 @@ def study(
         list[str] | None, typer.Option(metavar="TEXT", help="Kernel; may be repeated.", show_default=False)
     ] = None,
     nodes: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Nodes along each axis; sample sizes for monte-carlo.")
+        str | None, typer.Option(metavar="LIST", help="Nodes along each axis; sample sizes with draws.")
     ] = None,
     dimension: Annotated[
         str | None, typer.Option(metavar="LIST", help="1, 2, or more where no continuum is integrated.")
@@ -103,7 +105,8 @@ def study(
     dt: Annotated[str | None, typer.Option("--dt", metavar="LIST", help="Steps of time-order.")] = None,
     laziness: Annotated[float | None, typer.Option(metavar="NUMBER", help="Probability to stay, for mixing.")] = None,
     seeds: Annotated[
-        int | None, typer.Option(metavar="COUNT", help="Draws for each N, for monte-carlo [default: 200].")
+        int | None,
+        typer.Option(metavar="COUNT", help="Draws for each N, of a sample size [default: 200]."),
     ] = None,
     seed: Annotated[int, typer.Option(metavar="NUMBER", help="Seed of everything random.")] = 0,
     queries: Annotated[Path | None, typer.Option(metavar="FILE", help="Queries of tokens (.npy).")] = None,

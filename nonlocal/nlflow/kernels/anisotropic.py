@@ -57,6 +57,10 @@ class Anisotropic(Kernel):
     linear_map: Floats = field(init=False, repr=False)
     formula: ClassVar[str] = "kernel(|A (x - y)|)"
 
+    # Not what `Kernel` compares, the amplitude alone: an anisotropic kernel is equal to itself.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.kernel, RadialKernel):

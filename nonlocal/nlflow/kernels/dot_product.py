@@ -44,6 +44,17 @@ class ExpDotProduct(Kernel):
         # exp(s q.q') is positive definite for s >= 0 (its power series is); for s < 0 it is not.
         self._set("positive_semidefinite", self.scale is None or self.scale >= 0)
 
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another kernel has the same numbers and the very same maps."""
+        if type(other) is not type(self) or not isinstance(other, ExpDotProduct):
+            return NotImplemented
+        maps = self.query_map is other.query_map and self.key_map is other.key_map
+        return maps and (self.amplitude, self.scale) == (other.amplitude, other.scale)
+
+    def __hash__(self) -> int:
+        """Return a hash of what `==` compares."""
+        return hash((self.amplitude, self.scale, id(self.query_map), id(self.key_map)))
+
     def map_features(self, features: Array, queries: Array | None = None) -> tuple[Array, Array]:
         """Return (queries, keys) of the features (N, d_u), the queries from features of their own where given."""
         if queries is None and self.query_map is self.key_map:

@@ -36,6 +36,7 @@ from nlflow.studies.mixing import Mixing
 from nlflow.studies.monte_carlo import MonteCarlo
 from nlflow.studies.options import read_options
 from nlflow.studies.result import StudyResult
+from nlflow.studies.samples import Samples
 from nlflow.studies.settings import extent, make_settings
 from nlflow.studies.space_order import SpaceOrder
 from nlflow.studies.stability import Stability
@@ -43,7 +44,8 @@ from nlflow.studies.store import open_folder
 from nlflow.studies.time_order import TimeOrder
 
 KINDS: dict[str, Kind] = {
-    kind.name: kind for kind in (TimeOrder(), SpaceOrder(), MonteCarlo(), Mixing(), EquilibriumStudy(), Stability())
+    kind.name: kind
+    for kind in (TimeOrder(), SpaceOrder(), MonteCarlo(), Samples(), Mixing(), EquilibriumStudy(), Stability())
 }
 """The kinds of study by name."""
 
@@ -66,6 +68,7 @@ def run_study(
     kind : str
         ``time-order``: the order of integrators in the step. ``space-order``: the order in N of the averages of a grid
         against the continuum. ``monte-carlo``: the same for random nodes, or for tokens drawn from given ones.
+        ``samples``: the error of attention to n normal tokens against its limit, and its constant.
         ``mixing``: how fast the chain of an affinity forgets where it began. ``equilibrium``: diversity of the
         equilibrium and rate towards it, against their bounds, over fidelities. ``stability``: growth of perturbations
         under NeuTRENO steps, and the largest stable fidelity.
@@ -84,12 +87,12 @@ def run_study(
         Seed. Every case draws from a stream of its own, whatever the number of jobs and threads.
     **options
         Lists or single values of ``kernel`` (`Kernel` or text such as ``'gaussian:width=0.1'``), ``nodes`` (along each
-        axis of a grid; sample sizes for ``monte-carlo``), ``dimension`` (1, 2; for studies without a continuum also
+        axis of a grid; sample sizes for ``monte-carlo`` and ``samples``), ``dimension`` (1, 2; without a continuum also
         more), ``boundary``, ``channels``, ``fidelity``, ``metric``, ``integrator``, as far as the kind has them; every
         combination is a case. One value of: ``domain`` in place of nodes, dimension and boundary; ``start``, the
         signal, an array or a function of node positions (N, m); ``keys``, ``queries`` and ``values``, arrays of one row
         for each token, for kernels that compare features (a kernel that does compares the signal itself without them).
-        Besides: steps ``dt`` and end ``t`` (time-order), number of draws ``seeds`` (monte-carlo), ``laziness``,
+        Besides: steps ``dt`` and end ``t`` (time-order), number of draws ``seeds`` (with sample sizes), ``laziness``,
         distance ``eps`` and first node or law ``origin`` (mixing), a function of the step that returns an own
         integrator for ``integrator``; ``device``, for kernels that compare features: ``cpu`` (default), ``cuda``,
         ``auto`` (a GPU where there is one) or ``cpu-tensors`` (torch on the CPU); ``dtype`` (time-order, stability):

@@ -108,7 +108,7 @@ def attach(
         models: the mean of the tokens up to each).
     matrix_fidelity : bool
         Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
-        each layer and starts from 1/λ̃. O(N² d²) operations for each head.
+        each layer and starts from 1/λ̃. O(N² d) operations for each head and iteration, a handful of them.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
 

@@ -108,10 +108,10 @@ def discretize(
             "layer: got values that the flow does not move (all tokens are equal), expected some that differ"
         )
     distance = np.sqrt(errors / way)
-    return Discretization(counts, distance, math.sqrt(own / way), _order(counts, distance))
+    return Discretization(counts, distance, math.sqrt(own / way), order_of(counts, distance))
 
 
-def _order(counts: Sequence[int], distance: Floats) -> float:
+def order_of(counts: Sequence[int], distance: Floats) -> float:
     """Return the slope of log distance over log(1/m) through the finest steps whose error is above rounding."""
     used = sorted((m, value) for m, value in zip(counts, distance, strict=True) if value > _ROUNDING)[-_FITTED:]
     if len({m for m, _ in used}) < FEWEST:

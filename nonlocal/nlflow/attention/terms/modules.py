@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import FUSED, average, causal_mask
-from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity, wide
+from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity
+from nlflow.attention.terms.wiener import wide
 from nlflow.errors import InputError, check_choice, check_integer, check_number
 
 
@@ -128,9 +129,7 @@ class NeutrenoAttention(nn.Module):
         removal, affinity = self.terms.options.similarity_removal, self.terms.options.affinity
         if removal and first is not None:
             tokens = removed_similarity(tokens, removal, plain, causal=self.causal)
-        query, key, value = (
-            part(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
-        )
+        query, key, value = self.parts(tokens)
         if first is not None and first.shape != value.shape:
             raise InputError(
                 f"first: got shape {tuple(first.shape)}, expected {tuple(value.shape)}, that of this layer's values; "
@@ -148,6 +147,13 @@ class NeutrenoAttention(nn.Module):
         if self.terms.feat is not None:
             result = self.terms.feat(result, plain, causal=self.causal)
         return result, value if first is None else first
+
+    def parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values of tokens (B, N, D), each (B, H, N, D/H)."""
+        query, key, value = (
+            part(tokens).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in (self.query, self.key, self.value)
+        )
+        return query, key, value
 
     def _pairs(self, mask: Tensor | None, tokens: Tensor) -> Tensor | None:
         """Return a mask as (B, 1 or H, N, N), with the causal one in it."""

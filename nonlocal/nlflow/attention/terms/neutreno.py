@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import AFFINITIES, repeated, uniform_average
-from nlflow.errors import InputError, check_choice, check_integer, check_memory, check_number
+from nlflow.attention.terms.wiener import local_wiener
+from nlflow.errors import InputError, check_choice, check_integer, check_number
 
 
 def neutreno(
@@ -49,48 +50,6 @@ def neutreno(
     if overwrite:
         return average.add_(first, alpha=fidelity).sub_(values, alpha=fidelity)
     return average.add(first, alpha=fidelity).sub(values, alpha=fidelity)
-
-
-def covariance(weights: Tensor, values: Tensor, average: Tensor) -> Tensor:
-    """Return the local covariances C_i = sum_j P_ij v_j v_j^T - (P v)_i (P v)_i^T, shape (..., M, D, D).
-
-    From P (..., M, N), v (..., N, D) and P v (..., M, D), in O(M N D^2) operations. `MemoryLimitError` is raised before
-    the N products of D × D numbers would pass the limit. Half precision gives float32, and P v is computed again:
-    otherwise the difference would be mostly the rounding of P v and of the rows of P, whose sums are not exactly 1.
-    """
-    *lead, tokens, width = values.shape
-    numbers = 2 * width * width * (tokens + average.shape[-2]) * math.prod(lead)
-    remedy = "use shorter or fewer sequences, or a fidelity that is one number"
-    check_memory("matrix_fidelity: the covariances of values", numbers * max(4, values.element_size()), remedy)
-    half = values.element_size() < 4
-    with torch.autocast(values.device.type, enabled=False):
-        weights, values, average = wide(weights), wide(values), wide(average)
-        if half:
-            weights = weights / weights.sum(-1, keepdim=True)
-            average = weights @ values
-        products = (values[..., :, None] * values[..., None, :]).flatten(-2)
-        second = (weights @ products).reshape(*average.shape, width)
-        local: Tensor = second - average[..., :, None] * average[..., None, :]
-    return local
-
-
-def matrix_step(average: Tensor, first: Tensor, spread: Tensor, variance: Tensor) -> Tensor:
-    """Return P v + C (C + σ² I)^{-1} (v0 - P v): the semi-implicit step with the matrix fidelity Λ̃ = C/σ².
-
-    This is the local Wiener filter: the average where the averaged tokens agree, fidelity along the directions in which
-    they differ. Experimental. O(M D^3). `spread` is C, from `covariance`; `variance` is σ² > 0, one number. Half
-    precision is solved in float32, since torch has no solver for it. The result has the type of `average`.
-    """
-    with torch.autocast(spread.device.type, enabled=False):
-        spread, mean = wide(spread), wide(average)
-        noise = wide(variance) * torch.eye(spread.shape[-1], dtype=spread.dtype, device=spread.device)
-        solved: Tensor = torch.linalg.solve(spread + noise, (wide(first) - mean)[..., None])
-        return (mean + (spread @ solved)[..., 0]).to(average.dtype)
-
-
-def wide(tensor: Tensor) -> Tensor:
-    """Return a tensor in float32 if it is in half precision, and as it is otherwise."""
-    return tensor.float() if tensor.element_size() < 4 else tensor
 
 
 def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor:
@@ -278,8 +237,7 @@ class LayerTerms(nn.Module):
             return averages
         first = repeated(first, heads)
         if self.log_variance is not None and weights is not None:
-            spread = covariance(weights, repeated(values, heads), weights @ repeated(values, heads))
-            return matrix_step(averages, first, spread, self.log_variance.exp())
+            return local_wiener(weights, repeated(values, heads), averages, first, self.log_variance.exp())
         # These averages were computed for this layer alone. Without derivatives they can be overwritten.
         overwrite = not torch.is_grad_enabled()
         implicit = self.options.semi_implicit

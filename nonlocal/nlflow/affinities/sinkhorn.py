@@ -1,0 +1,346 @@
+"""Doubly stochastic affinities: rows and columns of a kernel scaled until both add up to 1."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from nlflow._array import Array, check_untracked, constant_like, namespace, scalar, to_numpy, underflowing
+from nlflow.affinities.dense import DenseAffinity
+from nlflow.affinities.logits import properties
+from nlflow.domains import Domain, Points
+from nlflow.domains.mask import Mask, Sight
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_array,
+    check_integer,
+    check_memory,
+    check_number,
+)
+from nlflow.kernels import ExpDotProduct, Kernel
+
+_TOLERANCE = 1e-12
+_MOST = 10_000
+_INNER = 20  # scalings between two looks at the logarithms
+_FAR = 100.0  # logarithms of sums of rows that products may have
+_WIDE = 1e100  # how far scalings may move from 1 before they are put into the exponent
+
+
+@underflowing
+class SinkhornAffinity(DenseAffinity):
+    """The affinity exp(f_i + g_j) k_ij whose rows and columns have the same sums; `sinkhorn` makes it.
+
+    Attributes
+    ----------
+    potentials : tuple of arrays of shape (N,), float64
+        f and g; the same array where k is symmetric.
+    residual : float
+        How far sums of columns, sum_i w_i P_ij / w_j, are from 1 at most. Those of rows are 1 up to rounding.
+    iterations : int
+        Scalings of rows and columns that were taken.
+    """
+
+    tokens: Array
+    method = "sinkhorn"
+    reason = "rows and columns were scaled to the same sums"
+
+    def __init__(
+        self,
+        domain: Domain,
+        kernel: Kernel | None,
+        logits: Array,
+        like: Array,
+        *,
+        symmetric: bool,
+        positive_semidefinite: bool,
+        tolerance: float = _TOLERANCE,
+        iterations: int = _MOST,
+        memory_limit: float | None = None,
+    ) -> None:
+        xp = namespace(logits)
+        weights = constant_like(domain.weights.reshape(-1), logits)
+        f, g, self.iterations = _scaled(logits, xp.log(weights), symmetric, tolerance, iterations)
+        self.potentials = f, g
+        scaled = logits + f[:, None] + g[None, :]
+        super().__init__(
+            domain, kernel, lambda start, stop: scaled[start:stop, :], like, symmetric=symmetric,
+            positive_semidefinite=positive_semidefinite, memory_limit=memory_limit,
+            log_transposed=lambda start, stop: xp.matrix_transpose(scaled)[start:stop, :],
+            kept_bytes=0 if symmetric else 8 * domain.size**2,
+        )  # fmt: skip
+        self._log_scale = 0.0  # the amplitude of k is taken back by f and g
+        columns = xp.sum(xp.exp(scaled + xp.log(weights)[:, None]), axis=0)
+        self.residual = scalar(xp.max(xp.abs(columns - 1)))
+
+    @classmethod
+    def of_tokens(
+        cls,
+        kernel: Any,
+        domain: Domain,
+        tokens: Array,
+        mask: Mask | None = None,
+        queries: Array | None = None,
+        **options: Any,
+    ) -> SinkhornAffinity:
+        """Compare features (N, d) of the nodes with each other; with queries of their own it does not evolve."""
+        q, k = kernel.map_features(tokens, queries)
+        tags = properties(kernel, q, k, mask)
+        limit = options.get("memory_limit")
+        _check_size(domain.size, limit)
+        xp = namespace(k)
+        wide = xp.astype(k, xp.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # refused below
+            logits = kernel.log_matrix(wide if q is k else xp.astype(q, xp.float64), wide) + math.log(kernel.amplitude)
+        if mask is not None:
+            sight = Sight(mask, (), domain.size, k)
+            logits = sight.applied(logits, slice(None))
+            tags["symmetric"] = tags["symmetric"] and sight.symmetric
+            _check_support(to_numpy(logits) > -np.inf, domain)
+        result = cls(domain, kernel, logits, tokens, **tags, **options)
+        if queries is None:
+            result._recipe = lambda u: cls.of_tokens(kernel, domain, u, mask, **options)
+        result.tokens = tokens
+        return result
+
+
+def sinkhorn(
+    kernel: Kernel | Any,
+    domain: Domain | None = None,
+    features: Any = None,
+    *,
+    queries: Any = None,
+    mask: Mask | None = None,
+    tolerance: float = _TOLERANCE,
+    iterations: int = _MOST,
+    memory_limit: float | None = None,
+) -> SinkhornAffinity:
+    """Return the doubly stochastic affinity of a kernel: exp(f_i + g_j) k_ij with rows and columns that add up to 1.
+
+    In place of softmax, which scales rows alone, rows and columns are scaled in turn (Sinkhorn and Knopp 1967, doi
+    10.2140/pjm.1967.21.343; in transformers: Sander, Ablin, Blondel, Peyre, arXiv 2110.11773). For a symmetric k one
+    potential serves both, f = g, and the result is symmetric: P is self-adjoint, and the flow du/dt = Pu - u is the
+    gradient flow of J in the L2 metric and in that of degrees, which are all 1.
+
+    Parameters
+    ----------
+    kernel : Kernel, or array_like of shape (N, N)
+        What is scaled; a matrix of k_ij >= 0 is taken as it is.
+    domain : Points or Grid, optional
+        With equal weights where k has zeros; N points of weight 1 each by default.
+    features : array_like of shape (N, d), optional
+        What the kernel compares; positions of the nodes by default.
+    queries : array_like of shape (N, d), optional
+        Then k is not symmetric, and neither is the result.
+    mask : Mask, optional
+        Which nodes see each other.
+    tolerance : float
+        Of the sums of columns, 1e-12 by default. Sums of rows are 1 up to rounding.
+    iterations : int
+        Most scalings of rows and columns.
+    memory_limit : float, optional
+        Bytes; half of the physical memory by default. O(N^2) are needed, in float64.
+
+    Returns
+    -------
+    SinkhornAffinity
+        `iterations`, `residual` and `potentials` say how it came about.
+
+    Raises
+    ------
+    InputError
+        For negative entries, and for zeros that no doubly stochastic matrix can have: rows or columns of zeros, a
+        triangle (a causal mask), entries that every scaling drives to 0.
+    NumericalError
+        When sums are not within the tolerance after so many iterations: it converges the slower the larger the logits.
+    MemoryLimitError
+        Before anything is allocated.
+
+    Notes
+    -----
+    In log space, so that logits of any size work. O(N^2) time an iteration.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import ExpDotProduct, Points, sinkhorn
+    >>> x = np.random.default_rng(0).standard_normal((6, 3))
+    >>> p = sinkhorn(ExpDotProduct(), Points(np.arange(6.0), np.ones(6)), x)
+    >>> p.symmetric, bool(np.abs(p.matrix.sum(axis=0) - 1).max() < 1e-12)
+    (True, True)
+    """
+    options: dict[str, Any] = {
+        "tolerance": check_number("tolerance", tolerance, minimum=0, strict=True),
+        "iterations": check_integer("iterations", iterations, minimum=1),
+        "memory_limit": memory_limit,
+    }
+    if not isinstance(kernel, Kernel):
+        if features is not None or queries is not None or mask is not None:
+            raise InputError("features: got them with a matrix of k, expected a Kernel that compares them")
+        return _of_matrix(check_array("kernel", kernel, ndim=2), domain, options)
+    if domain is None or domain.leading:
+        raise InputError(f"domain: got {type(domain).__name__}, expected a Grid or Points")
+    compares = isinstance(kernel, ExpDotProduct)
+    if features is None and compares:
+        raise InputError(f"features: {type(kernel).__name__} needs features (keys), shape {(*domain.shape, 'd')}")
+    x = check_array("features", domain.nodes if features is None else features)
+    if tuple(x.shape[: len(domain.shape)]) not in (domain.shape, (domain.size,)):
+        raise InputError(f"features: got shape {tuple(x.shape)}, expected {(*domain.shape, 'd')}")
+    for name, array in (("features", x), ("queries", queries)):
+        check_untracked(name, bool(getattr(array, "requires_grad", False)), "nlflow.attention.NeutrenoAttention")
+    q = None if queries is None else _table("queries", queries, domain)
+    return SinkhornAffinity.of_tokens(kernel, domain, _table("features", x, domain), mask, q, **options)
+
+
+def _table(name: str, value: Any, domain: Domain) -> Array:
+    array = check_array(name, value)
+    return namespace(array).reshape(array, (domain.size, -1))
+
+
+def _check_size(count: int, limit: float | None) -> None:
+    check_memory(
+        f"a doubly stochastic affinity of {count} nodes", 4 * 8 * count * count,
+        "use fewer nodes, or raise memory_limit", limit,
+    )  # fmt: skip
+
+
+def _of_matrix(k: Array, domain: Domain | None, options: dict[str, Any]) -> SinkhornAffinity:
+    """Return the affinity of a matrix of k."""
+    if k.shape[0] != k.shape[1]:
+        raise InputError(f"kernel: got a matrix of shape {tuple(k.shape)}, expected (N, N)")
+    count = int(k.shape[0])
+    domain = Points(np.arange(float(count)), np.ones(count)) if domain is None else domain
+    if domain.leading or domain.size != count:
+        raise InputError(f"domain: got {domain.size} nodes, expected {count}, one for each row of the matrix")
+    check_untracked("kernel", bool(getattr(k, "requires_grad", False)), "nlflow.attention.NeutrenoAttention")
+    _check_size(count, options["memory_limit"])
+    xp = namespace(k)
+    if bool(xp.any(k < 0)):
+        raise InputError(
+            f"kernel: got entries down to {scalar(xp.min(k)):g}, expected k >= 0; take abs() or exp() of it"
+        )
+    _check_support(to_numpy(k) > 0, domain)
+    with np.errstate(divide="ignore"):  # log 0 = -inf is meant
+        logits = xp.log(xp.astype(k, xp.float64))
+    return SinkhornAffinity(
+        domain, None, logits, k, symmetric=bool(xp.all(k == xp.matrix_transpose(k))), positive_semidefinite=False,
+        **options,
+    )  # fmt: skip
+
+
+def _check_support(there: Any, domain: Domain) -> None:
+    """Raise `InputError` for zeros with which no scaling has rows and columns of the same sums.
+
+    There is one where every entry is on a permutation of entries (total support): numbered along one permutation, every
+    entry joins two nodes of one strongly connected component. O(N^2).
+    """
+    if there.all():
+        return
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import connected_components, maximum_bipartite_matching
+
+    for what, empty in (("row", ~there.any(axis=1)), ("column", ~there.any(axis=0))):
+        if empty.any():
+            raise InputError(
+                f"kernel: {what} {int(np.argmax(empty))} is zero, expected an entry > 0 in each row and column; leave "
+                "the node out, or give it an entry on the diagonal"
+            )
+    if not (domain.weights == domain.weights.flat[0]).all():
+        raise InputError("domain: got nodes of different weights with zeros in k, expected equal weights, or k > 0")
+    matched = maximum_bipartite_matching(csr_array(there), perm_type="column")
+    if (matched < 0).any():
+        raise InputError(
+            f"kernel: got zeros that leave {int((matched < 0).sum())} of {len(there)} rows without a column of their "
+            "own, expected a pattern that a doubly stochastic matrix can have; use softmax (nlflow.affinity)"
+        )
+    along = there[:, matched]
+    labels = connected_components(csr_array(along), directed=True, connection="strong")[1]
+    lost = along & (labels[:, None] != labels[None, :])
+    if lost.any():
+        i, j = (int(n) for n in np.unravel_index(np.argmax(lost), lost.shape))
+        raise InputError(
+            f"kernel: got zeros with which scaling drives {int(lost.sum())} other entries to 0 (the first at row {i}, "
+            f"column {int(matched[j])}; of a causal mask all but the diagonal), expected a pattern that a doubly "
+            "stochastic matrix can have; use softmax (nlflow.affinity)"
+        )
+
+
+def _scaled(logits: Array, logs: Array, symmetric: bool, tolerance: float, most: int) -> tuple[Array, Array, int]:
+    """Return f, g and the number of iterations; `logs` are the logarithms of the weights."""
+    xp = namespace(logits)
+    f = -_log_sums(logits + logs[None, :])
+    if not bool(xp.all(xp.isfinite(f))):
+        raise InputError("kernel: got logits that overflow, or a row without any; scale the features or the kernel")
+    f = f / 2 if symmetric else f
+    g = f if symmetric else 0 * f
+    done, off = 0, math.inf
+    while done < most:
+        ahead = _log_sums(logits + (g + logs)[None, :]) + f
+        if scalar(xp.max(xp.abs(ahead))) > _FAR:  # products of such rows could underflow
+            done, off = done + 1, math.inf
+            if symmetric:
+                f = g = f - ahead / 2
+            else:
+                g = -_log_sums(xp.matrix_transpose(logits) + (f + logs)[None, :])
+                f = -_log_sums(logits + (g + logs)[None, :])
+            continue
+        # With the scalings so far in the exponent, products find the next ones; what underflows here is below 1e-300.
+        kernel = xp.exp(logits + f[:, None] + g[None, :] + logs[None, :])
+        move, count, off = (_symmetric if symmetric else _alternating)(
+            kernel, logs, tolerance, min(_INNER, most - done)
+        )
+        done += count
+        f, g = f + move[0], g + move[1]
+        if symmetric:
+            g = f
+        if off <= tolerance:
+            return f, g, done
+    raise NumericalError(
+        f"sinkhorn: sums of columns are off by {off:.3g} after {done} iterations, the tolerance is {tolerance:g}; use "
+        "more iterations, a larger tolerance, or smaller logits (a smaller scale or a larger width)"
+    )
+
+
+def _log_sums(logits: Array) -> Array:
+    xp = namespace(logits)
+    highest = xp.max(logits, axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):  # -inf - -inf in a row without entries: NaN, which is refused
+        return (highest + xp.log(xp.sum(xp.exp(logits - highest), axis=1, keepdims=True)))[:, 0]
+
+
+def _symmetric(kernel: Array, logs: Array, tolerance: float, most: int) -> tuple[tuple[Array, Array], int, float]:
+    """Return how f = g moves: the scaling is the geometric mean of itself and of the one that its rows ask for."""
+    del logs  # in the kernel
+    xp = namespace(kernel)
+    u, off, count = xp.ones_like(kernel[:, 0]), math.inf, 0
+    while count < most:
+        count += 1
+        sums = u * (kernel @ u)
+        off = scalar(xp.max(xp.abs(sums - 1)))
+        if off <= tolerance or not math.isfinite(off):
+            break
+        u = u / xp.sqrt(sums)
+        if not 1 / _WIDE < scalar(xp.min(u)) <= scalar(xp.max(u)) < _WIDE:
+            break
+    return (xp.log(u), xp.log(u)), count, off
+
+
+def _alternating(kernel: Array, logs: Array, tolerance: float, most: int) -> tuple[tuple[Array, Array], int, float]:
+    """Return how f and g move: columns, then rows; the sums of columns are looked at when those of rows are 1."""
+    xp = namespace(kernel)
+    weights = xp.exp(logs)
+    u, v, off, count = xp.ones_like(kernel[:, 0]), xp.ones_like(kernel[:, 0]), math.inf, 0
+    while count < most:
+        count += 1
+        # The kernel holds w_j; sums over i need w_i, and w_j divided out.
+        sums = v * ((weights * u) @ kernel) / weights
+        off = scalar(xp.max(xp.abs(sums - 1)))
+        if off <= tolerance and count > 1:
+            break
+        v = v / sums
+        u = 1 / (kernel @ v)
+        if not 1 / _WIDE < scalar(xp.min(u)) <= scalar(xp.max(u)) < _WIDE:
+            break
+    return (xp.log(u), xp.log(v)), count, off

@@ -1,0 +1,331 @@
+"""The flow of tokens on the sphere: what a stack of layers with attention, residual and norm tends to."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, is_numpy, namespace, same_kind, scalar, to_numpy, underflowing
+from nlflow.affinities.rows import RowAffinity
+from nlflow.affinities.sinkhorn import SinkhornAffinity
+from nlflow.domains import Points
+from nlflow.domains.mask import Mask
+from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_number
+from nlflow.flows.flow import Flow
+from nlflow.kernels import ExpDotProduct
+
+NORMALIZATIONS = ("softmax", "none", "sinkhorn")
+_LENGTH = {4: 1e-5, 8: 1e-10}
+"""By the bytes of a number: how far lengths of tokens on the sphere may be from 1, many roundings of a square root."""
+_PARALLEL = 1e-9
+"""How far W_V may be from a multiple of W_Q W_K^T, relatively, for the flow to descend an energy: their rounding."""
+
+
+@underflowing
+def on_sphere(tokens: Any) -> Array:
+    """Return tokens divided by their lengths.
+
+    Parameters
+    ----------
+    tokens : array_like of shape (N, d)
+
+    Raises
+    ------
+    InputError
+        For a token of length 0, which has no direction.
+
+    Examples
+    --------
+    >>> from nlflow import on_sphere
+    >>> on_sphere([[3.0, 4.0]]).tolist()
+    [[0.6, 0.8]]
+    """
+    x = check_array("tokens", tokens, ndim=2)
+    xp = namespace(x)
+    x = x / _size(xp, x)
+    lengths = xp.sqrt(xp.sum(x * x, axis=1, keepdims=True))
+    return x / lengths
+
+
+def _size(xp: Any, x: Array) -> Array:
+    """Return the largest coordinate of each token, by which its square is in range."""
+    largest = xp.max(xp.abs(x), axis=1, keepdims=True)
+    if bool(xp.any(largest == 0)):
+        number = int(xp.argmax(xp.astype(largest[:, 0] == 0, xp.int32)))
+        raise InputError(f"tokens: got token {number} of length 0, expected a direction; leave it out")
+    return largest
+
+
+@underflowing
+class SphereFlow(Flow):
+    """Self-attention dynamics on the unit sphere, dx_i/dt = p_i sum_j a_ij x_j W_V with p_i = I - x_i x_i^T.
+
+    A layer of a transformer adds attention to its tokens and divides them by their lengths; many thin ones are this
+    flow (Geshkovski, Letrouit, Polyanskiy, Rigollet, arXiv 2305.05465 and 2312.10794). With k_ij = exp(beta q_i . k_j),
+    q = x W_Q and k = x W_K, the weights a_ij are
+
+    - ``softmax``: k_ij / sum_j k_ij, their model SA;
+    - ``none``: k_ij / N, their model USA;
+    - ``sinkhorn``: the doubly stochastic matrix exp(f_i + g_j) k_ij / N (Sinkformers, arXiv 2110.11773).
+
+    Where W_Q W_K^T = B is symmetric and W_V = c B, the flow descends `energy`. With all maps left out, c > 0: tokens
+    are drawn to each other, form clusters, which last for a time that is exponential in beta, and become one.
+
+    Every integrator of velocities (`RungeKutta`) stays on the sphere, since tokens are divided by their lengths at each
+    stage; `GeodesicEuler` and `GeodesicMidpoint` follow great circles.
+
+    Parameters
+    ----------
+    tokens : array_like of shape (N, d), d >= 2
+        What the flow is made for: its kind, N and d count; lengths are 1 (`on_sphere`). `solve` takes the start.
+    beta : float
+        >= 0, the inverse temperature; 1/sqrt(d) in a transformer.
+    query_map, key_map : array of shape (d, m), optional
+        W_Q and W_K; the identity by default.
+    value_map : array of shape (d, d), optional
+        W_V, the identity by default.
+    normalization : {'softmax', 'none', 'sinkhorn'}
+    mask : Mask, optional
+        Which tokens a token sees; not with ``sinkhorn``.
+
+    Raises
+    ------
+    InputError
+        For tokens that are not on the sphere, and maps of other shapes.
+
+    Notes
+    -----
+    O(N^2 d) time and O(N) memory for a velocity; O(N^2) memory with ``sinkhorn``.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import SphereFlow, on_sphere, solve
+    >>> x = on_sphere(np.random.default_rng(0).standard_normal((32, 3)))
+    >>> flow = SphereFlow(x, beta=1.0)
+    >>> solution = solve(flow, x, t_eval=[0.0, 2.0, 4.0, 40.0])
+    >>> bool(np.all(np.diff(solution.energy) < 0)), int(flow.clusters(solution.final).max()) + 1
+    (True, 1)
+    """
+
+    affinity: Any
+
+    def __init__(
+        self,
+        tokens: Any,
+        beta: float = 1.0,
+        *,
+        query_map: Any = None,
+        key_map: Any = None,
+        value_map: Any = None,
+        normalization: str = "softmax",
+        mask: Mask | None = None,
+    ) -> None:
+        x = check_array("tokens", tokens, ndim=2)
+        count, width = (int(n) for n in x.shape)
+        if width < 2:
+            raise InputError(
+                f"tokens: got {width} coordinate, expected at least 2, since a sphere of points is at rest"
+            )
+        self.beta = check_number("beta", beta, minimum=0)
+        self.normalization = check_choice("normalization", normalization, NORMALIZATIONS)
+        maps = [_map(*named, x) for named in (("query_map", query_map), ("key_map", key_map))]
+        self.value_map = _map("value_map", value_map, x)
+        if self.value_map is not None and tuple(self.value_map.shape) != (width, width):
+            raise InputError(f"value_map: got shape {tuple(self.value_map.shape)}, expected {(width, width)}")
+        shapes = [width if one is None else int(one.shape[1]) for one in maps]
+        if shapes[0] != shapes[1]:
+            raise InputError(f"query_map: got {shapes[0]} columns, expected {shapes[1]}, as many as key_map has")
+        if mask is not None and normalization == "sinkhorn":
+            raise InputError(
+                "mask: got one with normalization='sinkhorn', expected none: with zeros a doubly stochastic matrix "
+                "need not exist (a causal one is the identity); use 'softmax'"
+            )
+        kernel = ExpDotProduct(scale=self.beta, query_map=maps[0], key_map=maps[1])
+        _check_lengths("tokens", x)
+        domain = Points(np.arange(float(count)), np.full(count, 1 / count))
+        self._slope = _slope(maps[0], maps[1], self.value_map, x)
+        affinity = SinkhornAffinity.of_tokens if normalization == "sinkhorn" else RowAffinity
+        rest = () if normalization == "sinkhorn" else (mask,)
+        super().__init__(
+            affinity(kernel, domain, x, *rest), "l2" if normalization == "none" else "degree", None,
+            evolving=True, every=1,
+        )  # fmt: skip
+        self._mask = mask
+
+    # ---- what moves the tokens
+
+    def attention(self, x: Array) -> Array:
+        """Return sum_j a_ij x_j W_V, what attention adds to the tokens, shape (N, d), before it is made tangent."""
+        now = self.at(x)
+        now.applications += 1
+        xp = namespace(x)
+        values = x if self.value_map is None else x @ self.value_map
+        if self.normalization != "none":
+            return now.affinity._average(values)
+        averages, logs = now.affinity.sums(values)
+        with np.errstate(over="ignore"):
+            result = xp.exp(logs)[:, None] * averages
+        if not bool(xp.all(xp.isfinite(result))):
+            raise NumericalError(
+                f"beta: got {self.beta:g}, for which exp(beta q.k) overflows; use normalization='softmax', which "
+                "divides by the sum of the row"
+            )
+        return xp.astype(result, x.dtype, copy=False)
+
+    def velocity(self, x: Array) -> Array:
+        """Return dx/dt at tokens of any lengths > 0, as at those of length 1; tangent to the sphere. One average."""
+        x = self.held(x)
+        return tangent(x, self.attention(x))
+
+    def held(self, u: Array) -> Array:
+        """Return the tokens divided by their lengths: what keeps stages and steps of any integrator on the sphere."""
+        xp = namespace(u)
+        return u / xp.sqrt(xp.sum(u * u, axis=1, keepdims=True))
+
+    def rebuilt(self, u: Array) -> Self:
+        """Return the flow with the weights of the tokens `u`."""
+        return self._with(self.affinity.update(u), u)
+
+    @property
+    def rate(self) -> float:
+        """Bound of the rate at which tokens that are close together meet: |W_V|, times exp(beta |W_Q W_K^T|) with none.
+
+        Spectral norms; infinity where no float holds it. Explicit steps have to be shorter than 2 / rate.
+        """
+        strength = 1.0 if self.value_map is None else _norm(self.value_map)
+        if self.normalization != "none":
+            return strength
+        maps = self.affinity.kernel.query_map, self.affinity.kernel.key_map
+        exponent = self.beta * (_norm(*maps) if any(one is not None for one in maps) else 1.0)
+        return strength * math.exp(exponent) if exponent < 709 else math.inf
+
+    # ---- what it descends
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether W_V = c W_Q W_K^T with a symmetric W_Q W_K^T, and nothing is masked; then `energy` is a number."""
+        return self._slope is not None and self._mask is None and self.beta > 0
+
+    def interaction(self, x: Array) -> float:
+        """Return the interaction energy of the tokens, E_beta = sum_ij exp(beta q_i . k_j) / (2 beta N^2).
+
+        (arXiv 2312.10794, section 3.) With ``sinkhorn`` it is sum_ij a_ij log(N a_ij / k_ij) / (2 beta N), up to a sign
+        the functional of arXiv 2110.11773. Infinity for beta = 0 and where no float holds it.
+        """
+        if self.beta == 0:
+            return math.inf
+        now, xp = self.at(x), namespace(x)
+        now.applications += 1
+        if self.normalization == "sinkhorn":
+            return scalar(xp.sum(now.affinity.potentials[0] + now.affinity.potentials[1])) / (2 * self.beta * len(x))
+        logs = now.affinity.sums(x[:, :1])[1]
+        highest = scalar(xp.max(logs))
+        exponent = highest + math.log(scalar(xp.mean(xp.exp(logs - highest))))
+        return math.exp(exponent) / (2 * self.beta) if exponent < 709 else math.inf
+
+    def energy(self, u: Array) -> float:
+        """Return what the flow descends: -c E_beta (c E_beta with ``sinkhorn``); NaN for maps that descend nothing.
+
+        d/dt energy = -(1/N) sum_i r_i |dx_i/dt|^2, with r_i = 1, for ``softmax`` r_i = sum_j k_ij / N.
+        """
+        if not self.has_energy or self._slope is None:
+            return math.nan
+        value = self.interaction(u)
+        return self._slope * (value if self.normalization == "sinkhorn" else -value)
+
+    # ---- what is seen of the tokens
+
+    def clusters(self, x: Array, cosine: float = 0.99) -> NDArray[np.int64]:
+        """Return the number of the cluster of each token, shape (N,), numbered as they first appear.
+
+        Tokens belong together where a chain of tokens joins them, each with a cosine of at least `cosine` to the next.
+        O(N^2) memory.
+        """
+        from scipy.sparse import coo_array
+        from scipy.sparse.csgraph import connected_components
+
+        least = check_number("cosine", cosine, minimum=-1, below=1)
+        unit = to_numpy(self.held(self.check_signal("x", x))).astype(np.float64)
+        labels = connected_components(coo_array(unit @ unit.T >= least), directed=False)[1]
+        _, first = np.unique(labels, return_index=True)
+        order = np.argsort(np.argsort(first))
+        return np.asarray(order[labels], dtype=np.int64)
+
+    # ---- the contract
+
+    def check_signal(self, name: str, value: Any) -> Array:
+        """Return `value` as tokens of this flow, or raise `InputError`; those on the sphere get length 1 exactly."""
+        u = super().check_signal(name, value)
+        like = self.affinity.tokens
+        if tuple(u.shape) != tuple(like.shape):
+            raise InputError(
+                f"{name}: got shape {tuple(u.shape)}, expected {tuple(like.shape)}, that of the flow's tokens"
+            )
+        _check_lengths(name, u)
+        return self.held(u)
+
+    def given(self) -> list[Any]:
+        """Return what the flow was given beside its kernel."""
+        return [
+            self.normalization,
+            self.value_map if self.value_map is None else to_numpy(self.value_map).tobytes().hex(),
+        ]
+
+    def __repr__(self) -> str:
+        maps = [name for name in ("query_map", "key_map") if getattr(self.affinity.kernel, name) is not None]
+        maps += [] if self.value_map is None else ["value_map"]
+        words = "".join(f", {name}" for name in [*maps, *(["mask"] if self._mask is not None else [])])
+        return f"SphereFlow({self.normalization}, beta={self.beta!r}{words}, {tuple(self.affinity.tokens.shape)})"
+
+
+def tangent(x: Array, a: Array) -> Array:
+    """Return the part of a that is tangent to the sphere at x, both (N, d)."""
+    return a - namespace(x).sum(x * a, axis=1, keepdims=True) * x
+
+
+def _map(name: str, value: Any, like: Array) -> Array | None:
+    if value is None:
+        return None
+    matrix = check_array(name, value, ndim=2)
+    if is_numpy(matrix) and not is_numpy(like):
+        matrix = constant_like(matrix, like)
+    same_kind(name, matrix, like)
+    if int(matrix.shape[0]) != int(like.shape[1]):
+        raise InputError(
+            f"{name}: got shape {tuple(matrix.shape)}, expected {int(like.shape[1])} rows, the width of the tokens"
+        )
+    return matrix
+
+
+def _norm(*maps: Array | None) -> float:
+    """Return the spectral norm of A B^T, of A alone where one map is given, and of those that are not None."""
+    matrices = [to_numpy(one).astype(np.float64) for one in maps if one is not None]
+    product = matrices[0] if len(matrices) == 1 else matrices[0] @ matrices[1].T
+    return float(np.linalg.norm(product, 2))
+
+
+def _check_lengths(name: str, x: Array) -> None:
+    xp = namespace(x)
+    lengths = xp.sqrt(xp.sum(x * x, axis=1))
+    low, high = scalar(xp.min(lengths)), scalar(xp.max(lengths))
+    if not (abs(low - 1) <= _LENGTH[x.dtype.itemsize] and abs(high - 1) <= _LENGTH[x.dtype.itemsize]):
+        raise InputError(
+            f"{name}: got tokens of length {low:.6g} to {high:.6g}, expected 1; divide them by their lengths with "
+            "nlflow.on_sphere"
+        )
+
+
+def _slope(query: Array | None, key: Array | None, value: Array | None, like: Array) -> float | None:
+    """Return c with W_V = c W_Q W_K^T where that is symmetric; None where there is no such c."""
+    width = int(like.shape[1])
+    q, k, v = (np.eye(width) if one is None else to_numpy(one).astype(np.float64) for one in (query, key, value))
+    both = q @ k.T
+    size = float(np.linalg.norm(both))
+    if size == 0 or np.linalg.norm(both - both.T) > _PARALLEL * size:
+        return None
+    slope = float(np.vdot(both, v)) / float(np.vdot(both, both))  # 1 exactly for the identity
+    return slope if slope != 0 and np.linalg.norm(v - slope * both) <= _PARALLEL * np.linalg.norm(v) else None
