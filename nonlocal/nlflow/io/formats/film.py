@@ -1,0 +1,398 @@
+"""Films frame by frame: a reader and a writer that hold one frame, for clips in memory and for streams.
+
+Frames are RGB or grey, of 8 bits, or of 10 to 16 bits in numbers of 16. Times of frames are those of the file. A film
+that is written has the colours, the aspect, the rotation, the sound and the words of the one that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from nlflow.io.formats.media import Array, extension, file_error
+
+#: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
+QUALITY = 12
+_CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm", ".avi": "avi"}
+_MATRIX = 9  # numbers of a display matrix
+_SLACK = 2  # frames that a film may be shorter than its header tells in whole seconds
+
+
+def need_av(path: Path) -> Any:
+    """Return PyAV, or raise `FileFormatError` where it is not installed."""
+    try:
+        import av
+    except ImportError as error:
+        got = "a film, which needs PyAV, which is not installed"
+        raise file_error(path, got, "what is installed", "pip install 'nlflow[video]'") from error
+    return av
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What a film is beside its frames.
+
+    Attributes
+    ----------
+    path : Path
+        The film, from which sound is copied.
+    shape : tuple of int
+        Of a frame: (H, W) or (H, W, 3).
+    dtype : numpy.dtype
+        uint8 or uint16.
+    bits : int
+        Of a sample.
+    rate : Fraction
+        Frames a second, on average.
+    time_base : Fraction
+        Seconds of one unit of a frame's time.
+    count : int
+        Frames that the header tells of, 0 if it does not.
+    duration : float
+        Seconds that the header tells of, 0 if it does not.
+    pixels : str
+        The format of pixels, as FFmpeg calls it.
+    codec : str
+    colours : tuple of int
+        Range, matrix, primaries and transfer, as FFmpeg counts them.
+    aspect : Fraction or None
+        Of a pixel.
+    matrix : tuple of int
+        How the film is turned when it is shown; empty if it is not.
+    metadata, words : dict
+        Of the file, and of its pictures.
+    others : tuple of (str, str)
+        Kind and codec of each stream beside the pictures.
+    """
+
+    path: Path
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    bits: int
+    rate: Fraction
+    time_base: Fraction
+    count: int = 0
+    duration: float = 0.0
+    pixels: str = "yuv420p"
+    codec: str = ""
+    colours: tuple[int, int, int, int] = (0, 2, 2, 2)
+    aspect: Fraction | None = None
+    matrix: tuple[int, ...] = ()
+    metadata: dict[str, str] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    others: tuple[tuple[str, str], ...] = ()
+    interlaced: bool = False
+
+
+def _array_format(channels: int, bits: int) -> str:
+    """Return the format of pixels in which frames are arrays."""
+    if bits == 8:
+        return "gray" if channels == 1 else "rgb24"
+    return f"gray{bits}le" if channels == 1 else f"gbrp{bits}le"
+
+
+def _flags() -> Any:
+    """Return how colours are converted: there and back again samples move by a tenth of a level, on average."""
+    from av.video.reformatter import Interpolation
+
+    return (Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+            | Interpolation.FULL_CHR_H_INP)  # fmt: skip
+
+
+class VideoReader:
+    """Read a film frame by frame.
+
+    Parameters
+    ----------
+    path : Path
+
+    Attributes
+    ----------
+    info : VideoInfo
+
+    Raises
+    ------
+    FileFormatError
+        For what is no film, for a damaged one and, when its end is reached, for one that was cut off.
+
+    Notes
+    -----
+    An iteration gives (time in units of ``info.time_base``, duration in them or 0, frame), from the first frame on,
+    each time anew. Memory is that of a few frames.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._av = need_av(path)
+        with self._opened() as container:
+            self.info = self._look(container)
+
+    def _opened(self) -> Any:
+        return self._av.open(str(self.path), "r", metadata_errors="replace")
+
+    def _look(self, container: Any) -> VideoInfo:
+        videos = container.streams.video
+        if not videos:
+            raise file_error(self.path, "no pictures", "a film", "check the name")
+        stream = videos[0]
+        frame = next(iter(container.decode(stream)), None)
+        if frame is None:
+            raise file_error(self.path, "no frame that can be decoded", "a whole film", "copy or export it again")
+        parts = frame.format.components
+        depth = max(part.bits for part in parts)
+        bits = next(known for known in (8, 10, 12, 14, 16, 32) if known >= depth)
+        if bits > 16:
+            raise file_error(self.path, f"pixels of {depth} bits", "at most 16", "convert it")
+        channels = 1 if len(parts) == 1 or frame.format.name.startswith("ya") else 3
+        shape = (frame.height, frame.width) if channels == 1 else (frame.height, frame.width, 3)
+        matrix: tuple[int, ...] = ()
+        for entry in frame.side_data:
+            if str(entry.type).endswith("DISPLAYMATRIX"):
+                matrix = tuple(np.frombuffer(bytes(entry), np.int32)[:_MATRIX].tolist())
+        context = stream.codec_context
+        rate = stream.average_rate or stream.guessed_rate or stream.base_rate
+        base = stream.time_base or Fraction(1, 90000)
+        others = [(one.type, one.codec_context.name if one.type in ("audio", "video") else "")
+                  for one in container.streams if one is not stream]  # fmt: skip
+        return VideoInfo(
+            self.path, shape, np.dtype(np.uint8 if bits == 8 else np.uint16), bits, Fraction(rate or 25), base,
+            count=stream.frames, duration=self._duration(container, stream, others), pixels=frame.format.name,
+            codec=context.name, colours=(context.color_range, context.colorspace, context.color_primaries,
+                                         context.color_trc),
+            aspect=stream.sample_aspect_ratio or None, matrix=matrix, metadata=dict(container.metadata),
+            words=dict(stream.metadata), others=tuple(others), interlaced=bool(frame.interlaced_frame),
+        )  # fmt: skip
+
+    @staticmethod
+    def _duration(container: Any, stream: Any, others: list[tuple[str, str]]) -> float:
+        """Return the seconds that the header tells of the pictures; 0 if it does not."""
+        if stream.duration and stream.time_base:
+            return float(stream.duration * stream.time_base)
+        told = stream.metadata.get("DURATION", "")
+        with suppress(ValueError):
+            hours, minutes, seconds = map(float, told.split(":"))
+            return 3600 * hours + 60 * minutes + seconds
+        return float(container.duration or 0) / 1e6 if not others else 0.0
+
+    def __iter__(self) -> Iterator[tuple[int, int, Array]]:
+        info = self.info
+        form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
+        flags, packets, frames, first, last, damaged = _flags(), 0, 0, None, 0, False
+        with self._opened() as container:
+            stream = container.streams.video[0]
+            stream.thread_type = "AUTO"
+            step = round(1 / (info.rate * info.time_base)) or 1
+            try:
+                for packet in container.demux(stream):
+                    packets += packet.size > 0
+                    damaged = damaged or packet.is_corrupt
+                    for frame in packet.decode():
+                        damaged = damaged or frame.is_corrupt
+                        if (frame.height, frame.width) != info.shape[:2]:
+                            got = f"a frame of {frame.height} x {frame.width} after some of {info.shape[:2]}"
+                            raise file_error(self.path, got, "frames of one size", "convert it")
+                        time = frame.pts if frame.pts is not None else last + step * (frames > 0)
+                        if frames and time <= last:
+                            got = f"frame {frames + 1} at a time that is not after the one before"
+                            raise file_error(self.path, got, "frames in the order of time", "convert it")
+                        first = time if first is None else first
+                        frames, last = frames + 1, time
+                        array = frame.reformat(format=form, interpolation=flags).to_ndarray()
+                        yield time, int(frame.duration or 0), array
+            except self._av.error.FFmpegError as error:
+                raise file_error(self.path, f"{frames} frames and damage behind them ({error.strerror})",
+                                 "a whole film", "copy or export it again") from error  # fmt: skip
+        self._check_end(packets, frames, (last - (first or 0) + step) * float(info.time_base), damaged)
+
+    def _check_end(self, packets: int, frames: int, seconds: float, damaged: bool) -> None:
+        """Refuse a film that ended before its header says so."""
+        info = self.info
+        short = packets < info.count if info.count else info.duration - seconds > _SLACK / float(info.rate) + 0.05
+        if damaged or short:
+            told = f" of {info.count}" if info.count else f" ({seconds:.2f} s) of {info.duration:.2f} s"
+            got = f"{frames} frames{told}, some of them damaged" if damaged else f"{frames} frames{told}"
+            raise file_error(self.path, f"{got}: it is cut off", "a whole film", "copy or export it again")
+
+
+def choose(path: Path, info: VideoInfo, quality: str | int) -> tuple[str, str, dict[str, str], str]:
+    """Return the codec of a film to write, its format of pixels, its options, and words for the user.
+
+    Raises
+    ------
+    FileFormatError
+        If no codec that is installed fits the file's name, its pixels and the quality.
+    """
+    av = need_av(path)
+    ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
+    if pixels.startswith(("yuva", "ya", "gbra", "rgba", "bgra", "argb", "abgr")):  # opacity is not denoised
+        pixels = "gray" if pixels.startswith("ya") else f"yuv{pixels[4:]}" if pixels.startswith("yuva") else "rgb24"
+    colours = pixels.startswith(("rgb", "bgr", "gbr", "0rgb", "pal", "abgr"))
+    lossless = quality == "lossless"
+    tried: list[tuple[str, dict[str, str], str]] = []
+    x264, vp9 = "libx264rgb" if colours and info.bits == 8 else "libx264", "libvpx-vp9"
+    if ending == ".webm":
+        tried.append((vp9, {"lossless": "1"} if lossless else {"crf": str(quality), "b": "0"}, "VP9"))
+    elif ending != ".avi" and not (lossless and ending == ".mkv"):
+        tried.append((x264, {"qp": "0"} if lossless else {"crf": str(quality)}, "H.264"))
+    if ending == ".mkv" or (ending == ".avi" and lossless):
+        tried.append(("ffv1", {"level": "3"}, "FFV1"))
+    for codec, options, name in tried:
+        if codec not in av.codecs_available:
+            continue
+        known = [one.name for one in av.codec.Codec(codec, "w").video_formats or ()]
+        fitting = _fitting(pixels, known, colours, info.bits)
+        if not fitting or (codec != "ffv1" and _odd(fitting, info.shape)):
+            continue
+        exact = lossless or codec == "ffv1"
+        return codec, fitting, options, f"{name}, lossless" if exact else f"{name} at a rate factor of {quality}"
+    what = f"{info.shape[1]} x {info.shape[0]} pixels of {info.pixels}"
+    words = "lossless" if lossless else f"at a quality of {quality}"
+    remedy = "name it .mkv" if ending != ".mkv" else "write .npy or .tif"
+    remedy += "" if ending != ".avi" or lossless else ", or give --video-quality lossless"
+    raise file_error(path, f"{what} to write {words}", f"what {ending} files can hold here", remedy)
+
+
+def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:
+    """Return the format of pixels of a codec that holds these without loss; empty if there is none."""
+    candidates = [pixels]
+    if colours:
+        candidates += ["rgb24", "bgr24", "bgr0"] if bits == 8 else [f"gbrp{bits}le"]
+    elif pixels.startswith("gray"):
+        candidates += [f"gray{bits}le"] if bits > 8 else []
+    elif pixels.startswith(("nv12", "nv21", "yuyv", "uyvy", "p010", "p210")):
+        wide = "10le" if bits == 10 else ""
+        candidates += [f"yuv420p{wide}" if pixels.startswith(("nv", "p010")) else f"yuv422p{wide}"]
+    return next((one for one in candidates if one in known), "")
+
+
+def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
+    """Return whether colours at half resolution do not fit the sides of a frame."""
+    return ("420" in pixels and bool(shape[0] % 2 or shape[1] % 2)) or ("422" in pixels and bool(shape[1] % 2))
+
+
+def copied(path: Path, info: VideoInfo) -> tuple[list[int], list[str]]:
+    """Return which streams beside the pictures a film can take over, by their places, and the names of others."""
+    import io
+
+    av = need_av(path)
+    with av.open(io.BytesIO(), "w", format=_CONTAINERS[extension(path)]) as container:
+        known = container.supported_codecs
+    kept, lost = [], []
+    for place, (kind, codec) in enumerate(info.others):
+        if kind == "audio" and codec in known:
+            kept.append(place)
+        else:
+            lost.append(f"{'sound' if kind == 'audio' else f'a stream of {kind}'}{f' ({codec})' if codec else ''}")
+    return kept, lost
+
+
+class VideoWriter:
+    """Write a film frame by frame, in the way of another.
+
+    Parameters
+    ----------
+    stream : file
+        Open for writing; it can seek.
+    path : Path
+        The name, whose extension decides the container.
+    info : VideoInfo
+        What the film is like; its sound is copied from ``info.path``.
+    quality : int or "lossless"
+        See `QUALITY`.
+    """
+
+    def __init__(self, stream: BinaryIO, path: Path, info: VideoInfo, quality: str | int = QUALITY) -> None:
+        self._av = need_av(path)
+        codec, pixels, options, _ = choose(path, info, quality)
+        self.info, self._pixels = info, pixels
+        self._form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
+        self._source: Any = None
+        self._container = self._av.open(stream, "w", format=_CONTAINERS[extension(path)])
+        try:
+            self._begin(path, codec, options)
+        except BaseException:
+            self.__exit__(ValueError, None, None)
+            raise
+
+    def _begin(self, path: Path, codec: str, options: dict[str, str]) -> None:
+        info = self.info
+        own = ("major_brand", "minor_version", "compatible_brands", "encoder")
+        self._container.metadata.update({key: text for key, text in info.metadata.items() if key not in own})
+        video = self._container.add_stream(codec, rate=info.rate.limit_denominator(2**16))
+        video.height, video.width = info.shape[:2]
+        video.pix_fmt, video.options = self._pixels, options
+        video.time_base = video.codec_context.time_base = info.time_base
+        context = video.codec_context
+        ranged = 2 if info.pixels.startswith("yuvj") else info.colours[0]
+        context.color_range, context.colorspace, context.color_primaries, context.color_trc = ranged, *info.colours[1:]
+        self._target = info.colours[1], ranged
+        if info.aspect is not None:
+            context.sample_aspect_ratio = info.aspect
+        if info.matrix:
+            video.set_display_matrix(info.matrix)
+        video.metadata.update({k: v for k, v in info.words.items() if k in ("language", "handler_name", "title")})
+        self._video = video
+        self._sound: list[tuple[Any, Any]] = []
+        places, _ = copied(path, info)
+        if places:
+            self._source = self._av.open(str(info.path), "r", metadata_errors="replace")
+            beside = [one for one in self._source.streams if one is not self._source.streams.video[0]]
+            chosen = [beside[place] for place in places]
+            outs = {one.index: self._container.add_stream_from_template(one) for one in chosen}
+            for one in chosen:
+                outs[one.index].metadata.update(one.metadata)
+            self._packets = self._source.demux(*chosen)
+            self._outs, self._waiting = outs, None
+
+    def _copy_sound(self, until: float) -> None:
+        """Copy sound up to a time in seconds, so that the file needs no long memory of either."""
+        while self._source is not None:
+            packet = self._waiting or next(self._packets, None)
+            self._waiting = None
+            if packet is None:
+                self._source.close()
+                self._source = None
+            elif packet.dts is None:
+                continue
+            elif float(packet.dts * packet.time_base) > until:
+                self._waiting = packet
+                return
+            else:
+                packet.stream = self._outs[packet.stream.index]
+                self._container.mux(packet)
+
+    def write(self, time: int, duration: int, frame: Array) -> None:
+        """Write a frame of ``info.shape`` and ``info.dtype`` at a time in units of ``info.time_base``."""
+        made = self._av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=self._form)
+        words = {} if self._pixels.startswith(("rgb", "bgr", "gbr", "gray")) else {
+            "dst_colorspace": self._target[0], "dst_color_range": self._target[1]}  # fmt: skip
+        if words and self._form.startswith("gray"):
+            words["src_color_range"] = 2  # an array uses all its numbers
+        made = made.reformat(format=self._pixels, interpolation=_flags(), **words)
+        made.pts, made.time_base = time, self.info.time_base
+        made.duration = duration
+        self._copy_sound(float(time * self.info.time_base))
+        self._container.mux(self._video.encode(made))
+
+    def __enter__(self) -> VideoWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            if kind is None:
+                self._container.mux(self._video.encode())
+                self._copy_sound(float("inf"))
+        finally:
+            if self._source is not None:
+                self._source.close()
+            with suppress(*(() if kind is None else (Exception,))):  # a film that failed has no end to write
+                self._container.close()
