@@ -78,8 +78,8 @@ def decode(path: Path) -> Media:
         beside.append("the labels")
     if beside:
         notes.append(f"{path}: {' and '.join(beside)} {'are' if len(beside) > 1 else 'is'} left out")
-    extras = {"ngff": {"version": version, "attributes": attributes, "axes": axes, "shape": array.shape,
-                       "path": level["path"], "format": array.metadata.zarr_format, "chunks": array.chunks}}  # fmt: skip
+    own = {"version": version, "attributes": attributes, "axes": axes, "shape": array.shape, "path": level["path"]}
+    extras = {"ngff": {**own, "format": array.metadata.zarr_format, "chunks": array.chunks}}
     data = _loaded(path, array)
     return Media(path, "zarr", "volume", data, extras=extras, notes=tuple(notes), axes=axes, scale=scale)
 

@@ -84,8 +84,8 @@ def _axes(path: Path, shape: tuple[int, ...]) -> str:
 
 def _check_header(path: Path) -> None:
     """Refuse a header that tells of extensions beyond all measure, before they are read."""
-    opened: Any = gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb")
-    with opened as stream:
+    with path.open("rb") as plain:
+        stream: Any = gzip.GzipFile(fileobj=plain) if path.suffix.lower() == ".gz" else plain
         head = stream.read(176)
     for order in "<>":
         if len(head) >= 112 and struct.unpack(f"{order}i", head[:4])[0] == 348:

@@ -109,7 +109,7 @@ def _layout(tif: Any, page: Any, axes: str, shape: tuple[int, ...], count: int) 
     found: dict[str, Any] = {"flavour": flavour, "axes": axes, "shape": shape, "description": words,
                              "byteorder": tif.byteorder, "big": tif.is_bigtiff}  # fmt: skip
     if flavour == "imagej":
-        found["block"] = {k: v for k, v in (tif.imagej_metadata or {}).items()}
+        found["block"] = dict(tif.imagej_metadata or {})
         if "ColorMap" in page.tags:
             found["colormap"] = page.tags["ColorMap"].value
     elif flavour != "ome" or count > 1:

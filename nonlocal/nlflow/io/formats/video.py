@@ -36,8 +36,8 @@ def decode(path: Path) -> Media:
     notes = []
     steps = np.diff(times)
     if steps.size and steps.max() - steps.min() > max(1, 1e-3 / float(info.time_base)):  # times may be rounded to ms
-        notes.append(f"{path}: the frame rate varies ({1 / (steps.max() * float(info.time_base)):.4g} to "
-                     f"{1 / (steps.min() * float(info.time_base)):.4g} a second); each frame keeps its time")  # fmt: skip
+        low, high = (1 / (float(step) * float(info.time_base)) for step in (steps.max(), steps.min()))
+        notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
     if info.interlaced:
         notes.append(f"{path}: is interlaced; its frames are denoised, and written, as whole pictures")
     if info.bits > 8:
