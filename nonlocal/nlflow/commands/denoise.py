@@ -120,6 +120,37 @@ def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | N
     return (numbers[0] if len(numbers) == 1 else numbers), None
 
 
+def _split_spacing(text: str | None) -> list[float] | None:
+    """Return the numbers of ``--spacing``."""
+    try:
+        numbers = None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if numbers is not None and not all(0 < number < math.inf for number in numbers):
+        raise typer.BadParameter(
+            f"got {text!r}, expected positive numbers with commas between them, such as 0.5,0.2,0.2",
+            param_hint="--spacing",
+        )
+    return numbers
+
+
+def _video_quality(text: str | None) -> int | str | None:
+    """Return what ``--video-quality`` says."""
+    if text is None or text == "lossless":
+        return text
+    if not (text.isascii() and text.isdecimal() and int(text) <= 51):
+        raise typer.BadParameter(f"got {text!r}, expected lossless, or a whole number from 0 to 51",
+                                 param_hint="--video-quality")  # fmt: skip
+    return int(text)
+
+
+def _whole(sources: list[Path], target: str, axes: str | None) -> bool:
+    """Return whether an OUT of zarr is that of a stack, which is denoised as a whole and not block by block."""
+    from nlflow.io.files import is_stack
+
+    return target.lower().endswith(".ome.zarr") or axes is not None or any(map(is_stack, sources))
+
+
 def _noise(
     word: str, level: Any, strength: float | None, *, gain: float | None, read_noise: float | None, offset: float | None
 ) -> Any:
@@ -236,6 +267,24 @@ def denoise(
     channel_axis: Annotated[
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
+    axes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LETTERS", help="Which axis of a stack is which: ZYX, TYX, CZYX, ... [default: the file's]."
+        ),
+    ] = None,
+    spacing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS", help="Distance of samples along Z, Y and X, with commas between [default: the file's]."
+        ),
+    ] = None,
+    video_quality: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|lossless", help="Of a video that is written: rate factor, 0 (best) to 51 [default: 12]."
+        ),
+    ] = None,
     first_column: Annotated[
         Literal["keep", "denoise"] | None,
         typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
@@ -274,11 +323,13 @@ def denoise(
             steps=steps,
         ),
     }  # fmt: skip
-    if target.endswith(".zarr"):
+    large = scheduler is not None or jobs is not None or block is not None
+    if target.endswith(".zarr") and (large or not _whole(sources, target, axes)):
         from nlflow.commands.denoise_large import denoise_large
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
-                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column}  # fmt: skip
+                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
+                   "--axes": axes, "--spacing": spacing, "--video-quality": video_quality}  # fmt: skip
         del words["stopping"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block}
         words["scheduler"] = scheduler or "local"
@@ -294,10 +345,13 @@ def denoise(
     fill_nan = mask == "nan"
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)
-    todo = plan(sources, target, figure=compare, beside=beside, existing=existing)
+    todo = plan(
+        sources, target, figure=compare, beside=beside, existing=existing, frames=axes is not None
+    )  # fmt: skip
     for note in () if quiet else todo.notes:
         echo(f"nonlocal: note: {note}", err=True)
-    options = Options(level, fill_nan, kind, channel_axis, words, first_column)
+    distances, coding = _split_spacing(spacing), _video_quality(video_quality)
+    options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, distances, coding)
     if todo.folder is not None:
         denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
     elif todo.jobs:

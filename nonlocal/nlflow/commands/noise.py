@@ -10,7 +10,7 @@ import typer
 from nlflow.io.terminal import echo, print_json, print_table
 
 if TYPE_CHECKING:
-    from nlflow.commands.denoise_file import Inputs
+    from nlflow.commands.inputs import Inputs
     from nlflow.denoising.noise import NoiseEstimate
 
 HELP = """Find out which noise an image or a signal has.

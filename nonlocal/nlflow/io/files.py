@@ -19,7 +19,7 @@ import numpy as np
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
 from nlflow.io.atomic import write_atomic, write_folder
-from nlflow.io.formats import FORMATS, left_out
+from nlflow.io.formats import FORMATS, left_out, ngff, tiff
 from nlflow.io.formats.axes import check_axes, settle
 from nlflow.io.formats.media import (
     EXTENSIONS,
@@ -50,8 +50,11 @@ __all__ = [
     "check_target",
     "extension",
     "format_of",
+    "is_stack",
     "load",
+    "pictures_in",
     "read",
+    "read_kind",
     "upright",
     "write",
     "write_atomic",
@@ -130,6 +133,19 @@ def read(
             raise InputError(f"{name}: got {value!r}, but {path} is {_ARTICLES[media.kind]}, expected a stack; "
                              "leave it out")  # fmt: skip
     return _with_layout(media, kind, channel_axis)
+
+
+def is_stack(path: Path) -> bool:
+    """Return whether a name is that of a stack: a video, NIfTI, a group of OME-Zarr, a TIFF file of many pages."""
+    form = format_of(path)
+    if form == "zarr":
+        return ngff.is_group(path)
+    return form in ("nifti", "video") or (form == "tiff" and path.is_file() and tiff.is_stack(path))
+
+
+def read_kind(path: Path) -> Kind:
+    """Return what a file holds."""
+    return load(path).kind
 
 
 def _settled(
@@ -268,8 +284,12 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
         check_frames(path, media)
         return ()
     form = known_format(path)
+    media = replace(media, extras={**media.extras, "target": path.name})
     if not FORMATS[form].folder or not path.is_dir():
         check_target(path)
+    elif not ngff.is_store(path) or media.path.resolve().is_relative_to(path.resolve()):
+        got = "a folder that holds the input" if ngff.is_store(path) else "a folder that is no zarr store"
+        raise file_error(path, got, "a new name", "choose another")
     dtype = media.data.dtype
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     got, instead = "", ".tif or .npy"
@@ -350,9 +370,9 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
         return
     form = known_format(path)
     values = _stored(data, media.data.dtype, form, media.bits)
+    media = replace(media, extras={**media.extras, "target": path.name})
     if media.axes:
-        media = replace(media, extras={**media.extras, "target": path.name})
-        if form == "npy" and media.format == "npy":
+        if form == media.format == "npy":
             values = values.reshape(media.stored_shape)
     elif media.channel_axis is not None and form != "npy":
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))

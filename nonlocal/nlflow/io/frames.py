@@ -41,7 +41,8 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
     paths = sorted(paths, key=lambda path: natural(path.name))
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
-    kept, data = [], None
+    kept: list[Media] = []
+    data: Array | None = None
     for number, path in enumerate(paths):
         one = load(path)
         if one.format not in _KINDS or one.kind != "image":

@@ -72,10 +72,10 @@ _NAMES = {
     "comment": "the comment",
     "text": "the texts",
     "tags": "the description and other tags",
-    "tiff": "what the TIFF file says beside the samples",
-    "nifti": "the header and the affine",
-    "ngff": "what the OME-Zarr store says beside the samples",
-    "video": "sound, times of frames and what else the film holds",
+    "tiff": "the metadata of ImageJ, OME or single pages",
+    "nifti": "the NIfTI header with its affine",
+    "ngff": "the metadata of the OME-Zarr store",
+    "video": "what else the film holds (sound, times of frames)",
 }
 
 
@@ -97,7 +97,9 @@ def left_out(form: str, media: Media) -> list[str]:
         names += ["the first column"] if media.time is not None else []
     for key, name in _NAMES.items():
         usual = key == "gamma" and abs(media.extras.get(key, 0) - 1 / 2.2) < 1e-3  # what is assumed anyway
-        if key in media.extras and key not in FORMATS[form].extras.split() and not usual:
+        bare = key == "tiff" and not tiff.has_metadata(media.extras.get(key))  # a layout and no more
+        room = FORMATS[form].extras.split() if key != "tiff" or not tiff.becomes_ome(media) else ()
+        if key in media.extras and key not in room and not (usual or bare):
             names.append(name)
     if form == "jpeg" and len(media.extras.get("exif", b"")) > pictures.JPEG_EXIF_LIMIT:
         names.append("the EXIF block, which is too long for JPEG,")

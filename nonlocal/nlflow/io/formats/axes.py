@@ -179,8 +179,10 @@ def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> t
             return tuple(value for value, _ in found)
         if all(metres):
             return tuple(value for value in metres if value)
-    notes.append(f"{media.path}: does not say how far apart its slices are; they are taken to be as far apart as its "
-                 "pixels, unless --spacing says otherwise")  # fmt: skip
+    notes.append(
+        f"{media.path}: does not say how far apart its slices are; taken to be as far apart as its pixels "
+        "(--spacing says otherwise)"
+    )
     return None
 
 

@@ -314,6 +314,7 @@ class VideoWriter:
         self.info, self._pixels = info, pixels
         self._form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
         self._source: Any = None
+        self._waiting: Any = None  # a packet of sound of a later time
         self._container = self._av.open(stream, "w", format=_CONTAINERS[extension(path)])
         try:
             self._begin(path, codec, options)
@@ -328,7 +329,9 @@ class VideoWriter:
         video = self._container.add_stream(codec, rate=info.rate.limit_denominator(2**16))
         video.height, video.width = info.shape[:2]
         video.pix_fmt, video.options = self._pixels, options
-        video.time_base = video.codec_context.time_base = info.time_base
+        # AVI counts frames and knows no times.
+        self._base = 1 / info.rate if extension(path) == ".avi" else info.time_base
+        video.time_base = video.codec_context.time_base = self._base
         context = video.codec_context
         ranged = 2 if info.pixels.startswith("yuvj") else info.colours[0]
         context.color_range, context.colorspace, context.color_primaries, context.color_trc = ranged, *info.colours[1:]
@@ -349,7 +352,7 @@ class VideoWriter:
             for one in chosen:
                 outs[one.index].metadata.update(one.metadata)
             self._packets = self._source.demux(*chosen)
-            self._outs, self._waiting = outs, None
+            self._outs = outs
 
     def _copy_sound(self, until: float) -> None:
         """Copy sound up to a time in seconds, so that the file needs no long memory of either."""
@@ -376,8 +379,9 @@ class VideoWriter:
         if words and self._form.startswith("gray"):
             words["src_color_range"] = 2  # an array uses all its numbers
         made = made.reformat(format=self._pixels, interpolation=_flags(), **words)
-        made.pts, made.time_base = time, self.info.time_base
-        made.duration = duration
+        made.pts = round(time * self.info.time_base / self._base)
+        made.time_base = self._base
+        made.duration = round(duration * self.info.time_base / self._base)
         self._copy_sound(float(time * self.info.time_base))
         self._container.mux(self._video.encode(made))
 

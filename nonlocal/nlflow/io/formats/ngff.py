@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,14 @@ def is_store(path: Path) -> bool:
     return path.is_dir() and any((path / name).is_file() for name in ("zarr.json", ".zgroup", ".zarray"))
 
 
+def is_group(path: Path) -> bool:
+    """Return whether a folder is a group of zarr arrays, as those of OME-Zarr are."""
+    if (path / "zarr.json").is_file():
+        with suppress(OSError, ValueError):
+            return '"group"' in (path / "zarr.json").read_text(encoding="utf-8")[: 2**20]
+    return (path / ".zgroup").is_file()
+
+
 def decode(path: Path) -> Media:
     """Read the full resolution of an OME-Zarr image, or a zarr array."""
     zarr = need_zarr(path)
@@ -42,10 +51,10 @@ def decode(path: Path) -> Media:
         raise file_error(path, "a folder without zarr.json, .zgroup or .zarray", _EXPECTED, "name the store itself")
     opened = zarr.open(path, mode="r")
     if isinstance(opened, zarr.Array):
-        names = [str(name).upper() for name in getattr(opened.metadata, "dimension_names", None) or ()]
-        known = len(names) == opened.ndim and len(set(names)) == len(names)
-        axes = "".join(a if known and len(a) == 1 and a in "TZCYX" else "?" for a in names or ["?"] * opened.ndim)
-        return Media(path, "zarr", "volume", _loaded(path, opened), axes=axes)
+        said = [str(name).upper() for name in getattr(opened.metadata, "dimension_names", None) or ()]
+        known = len(said) == opened.ndim and len(set(said)) == len(said)
+        told = "".join(a if a in ("T", "Z", "C", "Y", "X") else "?" for a in said) if known else "?" * opened.ndim
+        return Media(path, "zarr", "volume", _loaded(path, opened), axes=told)
     group, beside = _image(path, opened)
     attributes = _plain(group.attrs)
     own = attributes.get("ome", attributes)
@@ -110,7 +119,7 @@ def _axes(path: Path, multiscale: dict[str, Any], count: int) -> tuple[str, list
     said = multiscale.get("axes", list("tczyx")[-count:] if count == 5 else None)
     if said is None or len(said) != count:
         raise file_error(path, f"{0 if said is None else len(said)} axes for {count} dimensions", _EXPECTED, "mend it")
-    letters, units = "", []
+    letters, units = "", list[str]()
     for one in said:
         name, kind = (one, "") if isinstance(one, str) else (str(one.get("name", "")), str(one.get("type", "")))
         letter = name.upper() if name.upper() in ("T", "Z", "Y", "X", "C") else ""
@@ -157,7 +166,7 @@ def encode(folder: Path, values: Array, media: Media) -> None:
     more: dict[str, Any] = {"chunk_key_encoding": {"name": "v2", "separator": "/"}} if form == 2 else {
         "dimension_names": [a.lower() for a in axes]}  # fmt: skip
     chunks = own["chunks"] if own is not None else _chunks(values)
-    array = group.create_array(name, shape=values.shape, chunks=chunks, dtype=values.dtype, **more)
+    array = group.create_array(name, shape=values.shape, chunks=chunks, dtype=values.dtype.str, **more)
     array[...] = values
     group.attrs.put(attributes)
 

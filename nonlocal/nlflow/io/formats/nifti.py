@@ -14,6 +14,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nlflow.domains.samples import rounded
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.formats.axes import arranged, in_unit, scale_of
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
@@ -154,17 +155,16 @@ def encode(stream: BinaryIO, values: Array, media: Media) -> None:
 
 def _unscaled(data: Array, own: dict[str, Any]) -> Array:
     """Return values as the numbers of which the slope and the intercept of a file make them."""
-    numbers = (data.astype(np.float64) - own["inter"]) / own["slope"]
+    numbers: Array = (data.astype(np.float64) - own["inter"]) / own["slope"]
     if own["dtype"].kind not in "iu":
         return numbers
     if not np.isfinite(numbers).all():
         raise InputError(f"data: got NaN or infinite values, expected finite ones to store as {own['dtype']}")
-    limits = np.iinfo(own["dtype"])
-    return np.clip(np.rint(numbers), limits.min, limits.max)
+    return rounded(numbers, own["dtype"])
 
 
 def _anew(nibabel: Any, values: Array, media: Media) -> Any:
-    """Return the image of a stack that comes from another format: voxels in millimetres, no place in a scanner."""
+    """Return the image of a stack that comes from another format: sizes of voxels, no place in a scanner."""
     if values.dtype.str[1:] not in _DTYPES:
         raise FileFormatError(f"data: got {values.dtype} samples, expected what NIfTI files can hold; write .npy")
     colours = media.channel_axis is not None and media.data.shape[media.channel_axis] == 3 and values.dtype == np.uint8
@@ -173,12 +173,14 @@ def _anew(nibabel: Any, values: Array, media: Media) -> Any:
     if colours:
         data = np.ascontiguousarray(data).view(_COLOURS)[..., 0]
         data = data if "T" in media.axes else data[..., 0]
-    millimetres = {letter: in_unit(media.scale.get(letter), "mm") for letter in "XYZ"}
-    sizes = [millimetres[a] or media.scale.get(a, (1.0, ""))[0] for a in "XYZ"]
+    small = media.scale.get("X", (1.0, ""))[1] in ("µm", "nm", "Å")
+    unit, name = ("µm", "micron") if small else ("mm", "mm")
+    known = {letter: in_unit(media.scale.get(letter), unit) for letter in "XYZ"}
+    sizes = [known[a] or media.scale.get(a, (1.0, ""))[0] for a in "XYZ"]
     kind = nibabel.Nifti2Image if max(data.shape) > 2**15 - 1 else nibabel.Nifti1Image
     image = kind(data, np.diag([*sizes, 1.0]), dtype=data.dtype)
     seconds = in_unit(media.scale.get("T"), "s")
-    image.header.set_xyzt_units("mm" if all(millimetres.values()) else None, "sec" if seconds else None)
+    image.header.set_xyzt_units(name if known["X"] and known["Y"] else None, "sec" if seconds else None)
     if data.ndim > 3:
         image.header.set_zooms([*sizes, seconds or 1.0, *[1.0] * (data.ndim - 4)])
     return image

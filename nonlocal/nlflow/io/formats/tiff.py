@@ -15,9 +15,9 @@ import numpy as np
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.pictures import from_pillow, with_alpha
 from nlflow.io.formats.tiff_pages import check_compression, check_page, extras_of, plain, silent
-from nlflow.io.formats.tiff_stacks import decode_stack, encode_stack
+from nlflow.io.formats.tiff_stacks import becomes_ome, decode_stack, encode_stack, has_metadata
 
-__all__ = ["check_compression", "decode", "encode"]
+__all__ = ["becomes_ome", "check_compression", "decode", "encode", "has_metadata", "is_stack"]
 
 _MOST_PAGES = 100_000
 _ORIENTATION, _XMP, _JPEG = 274, 700, 7
@@ -42,6 +42,17 @@ def decode(path: Path) -> Media:
     notes += more
     data = np.ascontiguousarray(data)
     return Media(path, "tiff", "image", data, alpha=alpha, orientation=turn, extras=extras, notes=tuple(notes))
+
+
+def is_stack(path: Path) -> bool:
+    """Return whether a TIFF file holds more than one picture; of a damaged one its reader will say more."""
+    import tifffile
+
+    try:
+        with silent("tifffile"), tifffile.TiffFile(path) as tif:
+            return len(tif.pages) <= _MOST_PAGES and tif.series[0].axes not in ("YX", "YXS", "SYX")
+    except Exception:  # a damaged file makes tifffile fail in any way
+        return False
 
 
 def _count_pages(path: Path, tif: Any) -> int:

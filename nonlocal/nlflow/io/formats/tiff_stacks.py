@@ -52,7 +52,8 @@ def decode_stack(path: Path, tif: Any, count: int) -> Media:
         place = axes.index("S")
         data, axes = np.moveaxis(data, place, -1), axes[:place] + axes[place + 1 :] + "S"
         shape = data.shape
-    alpha, notes = None, []
+    alpha: Array | None = None
+    notes: list[str] = []
     if int(page.photometric) != 3:
         data, alpha, notes = plain(data, page, path)
     extras, more = extras_of(page, path, layout_kept=True)
@@ -113,7 +114,7 @@ def _layout(tif: Any, page: Any, axes: str, shape: tuple[int, ...], count: int) 
         if "ColorMap" in page.tags:
             found["colormap"] = page.tags["ColorMap"].value
     elif flavour != "ome" or count > 1:
-        own = [kept_tags(tif.pages[number].tags) for number in range(count)]
+        own = [kept_tags(tif.pages[number].aspage().tags) for number in range(count)]
         if count > 1 and any(own[1:]):
             found["pages"] = own
     return found
@@ -177,7 +178,19 @@ def _own_ome(path: Path, text: bytes, planes: int) -> bytes:
     pixels.insert(min(at, len(pixels)), ElementTree.Element(f"{{{space}}}TiffData", IFD="0", PlaneCount=str(planes)))
     pixels.attrib.pop("BigEndian", None)
     tree.attrib.pop("UUID", None)  # that of the other file
-    return ElementTree.tostring(tree, encoding="UTF-8", xml_declaration=True)
+    text: bytes = ElementTree.tostring(tree, encoding="UTF-8", xml_declaration=True)
+    return text
+
+
+def becomes_ome(media: Media) -> bool:
+    """Return whether the name of an output asks for OME-TIFF where the input is another kind of TIFF file."""
+    name = str(media.extras.get("target", "")).lower()
+    return ".ome.tif" in name and media.extras.get("tiff", {"flavour": ""})["flavour"] != "ome"
+
+
+def has_metadata(layout: dict[str, Any] | None) -> bool:
+    """Return whether a stack in a TIFF file says more than its layout."""
+    return layout is not None and (layout["flavour"] in ("ome", "imagej") or "pages" in layout)
 
 
 def encode_stack(stream: BinaryIO, values: Array, media: Media) -> None:
@@ -185,7 +198,7 @@ def encode_stack(stream: BinaryIO, values: Array, media: Media) -> None:
     import tifffile
 
     layout = media.extras.get("tiff")
-    if layout is None:
+    if layout is None or becomes_ome(media):
         _encode_anew(stream, values, media)
         return
     shape = layout["shape"]
@@ -250,9 +263,9 @@ def _encode_anew(stream: BinaryIO, values: Array, media: Media) -> None:
     name = str(media.extras.get("target", "")).lower()
     colour = media.channel_axis is not None and values.shape[media.channel_axis] in (3, 4) and dtype in ("u1", "u2")
     axes = "TZYXS" if colour else "TZCYX"
-    values = arranged(values, media.axes, axes)
+    values = arranged(values, media.axes.replace("C", "S") if colour else media.axes, axes)
     large = values.nbytes > 2**32 - 2**25
-    options = {"photometric": "rgb" if colour else "minisblack"}
+    options: dict[str, Any] = {"photometric": "rgb" if colour else "minisblack"}
     if ".ome.tif" not in name and dtype in _IMAGEJ_DTYPES and not large:
         distances = {letter: in_unit(scale.get(letter), "µm") for letter in "ZYX"}
         unit = "µm" if distances["X"] else next((scale[a][1] for a in "XY" if a in scale), "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -34,8 +35,8 @@ def decode(path: Path) -> Media:
             check_memory(f"{path}: {len(frames)} frames", 2 * len(frames) * room, remedy)
     data = np.stack(frames)
     notes = []
-    steps = np.diff(times)
-    if steps.size and steps.max() - steps.min() > max(1, 1e-3 / float(info.time_base)):  # times may be rounded to ms
+    if _varies(times, info):
+        steps = np.diff(times)
         low, high = (1 / (float(step) * float(info.time_base)) for step in (steps.max(), steps.min()))
         notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
     if info.interlaced:
@@ -84,7 +85,16 @@ def check(path: Path, media: Media) -> str:
     if isinstance(info, str):
         return info
     choose(path, info, _quality(media))
+    own = media.extras.get("video", {})
+    if path.suffix.lower() == ".avi" and _varies(own.get("times", ()), info):
+        return "frames at unequal times"
     return ""
+
+
+def _varies(times: Sequence[int], info: VideoInfo) -> bool:
+    """Return whether frames are unequally far apart, by more than the rounding of times to milliseconds."""
+    steps = np.diff(times)
+    return bool(steps.size and steps.max() - steps.min() > max(1, 1.5e-3 / float(info.time_base)))
 
 
 def notes(path: Path, media: Media) -> list[str]:
@@ -98,7 +108,10 @@ def notes(path: Path, media: Media) -> list[str]:
         if media.channel_axis is not None and "420" in pixels:
             found.append(f"{path}: colours at half resolution, as players want them")
         return found
+    codec, *_ = choose(path, info, _quality(media))
     _, lost = copied(path, info)
+    if info.aspect not in (None, 1) and codec in ("ffv1", "libvpx-vp9"):
+        lost.append(f"the shape of its pixels ({info.aspect.numerator}:{info.aspect.denominator})")
     if lost:
         found.append(f"{path}: {' and '.join(lost)} {'are' if len(lost) > 1 else 'is'} left out")
     return found
