@@ -115,10 +115,11 @@ def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -
     named = list(found)
     for letter, place in zip(given, places, strict=True):
         if found[place] not in ("?", letter):
-            known = found if "?" not in found else found.replace("?", "_")
+            said = "".join(found[a] for a in large).replace("?", "_")
+            sizes = " x ".join(str(shape[a]) for a in large)
             raise InputError(
-                f"axes: got {axes!r}, but {media.path} says {known} of {' x '.join(map(str, shape))}; leave axes out, "
-                "or correct what the file says"
+                f"axes: got {axes!r}, but {media.path} says {said} of {sizes}; leave axes out, or correct what the "
+                "file says"
             )
         named[place] = letter
     for place, letter in enumerate(named):
@@ -141,7 +142,8 @@ def _question(media: Media, used: str, sizes: list[int]) -> str:
 def _told(media: Media) -> str:
     """Return how a stack was read."""
     axes, sizes = media.axes, dict(zip(media.axes, media.data.shape, strict=True))
-    counts = [f"{sizes[a]} {_COUNTS[a] if sizes[a] > 1 else _COUNTS[a][:-1]}" for a in axes if a in _COUNTS]
+    names = _COUNTS | ({"T": "times"} if "Z" in axes else {})
+    counts = [f"{sizes[a]} {names[a]}" for a in axes if a in names]
     place = f"{sizes['Y']} x {sizes['X']}"
     text = f"{media.path}: read as {axes}, {', '.join(counts)} of {place}" if counts else f"{media.path}: {place}"
     known = [media.scale.get(a) for a in axes if a in "ZYX"]

@@ -178,8 +178,8 @@ def _own_ome(path: Path, text: bytes, planes: int) -> bytes:
     pixels.insert(min(at, len(pixels)), ElementTree.Element(f"{{{space}}}TiffData", IFD="0", PlaneCount=str(planes)))
     pixels.attrib.pop("BigEndian", None)
     tree.attrib.pop("UUID", None)  # that of the other file
-    text: bytes = ElementTree.tostring(tree, encoding="UTF-8", xml_declaration=True)
-    return text
+    mended: bytes = ElementTree.tostring(tree, encoding="UTF-8", xml_declaration=True)
+    return mended
 
 
 def becomes_ome(media: Media) -> bool:
