@@ -54,9 +54,7 @@ def noise(
     ] = None,
     axes: Annotated[
         str | None,
-        typer.Option(
-            metavar="LETTERS", help="Which axis of a stack is which: ZYX, TYX and so on [default: the file's]."
-        ),
+        typer.Option(metavar="LETTERS", help="Axes of a stack: ZYX, TYX and so on [default: the file's]."),
     ] = None,
     first_column: Annotated[
         Literal["keep", "denoise"] | None,

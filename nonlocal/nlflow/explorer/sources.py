@@ -91,7 +91,7 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
     media = files.read(path)
     if media.axes:
         raise InputError(
-            f"{name or path}: got a stack ({media.axes}), expected an image or a signal; use the command nonlocal denoise"
+            f"{name or path}: got a stack ({media.axes}), expected an image or a signal; use nonlocal denoise"
         )
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes)
 

@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from nlflow.errors import FileFormatError, InputError, check_number
 from nlflow.io.formats.media import Array, Kind, Media
 
@@ -23,6 +25,7 @@ LONG_UNITS = {
     "µm": "micrometer", "nm": "nanometer", "mm": "millimeter", "m": "meter", "cm": "centimeter", "in": "inch",
     "s": "second", "ms": "millisecond", "µs": "microsecond", "min": "minute", "h": "hour", "Å": "angstrom",
 }  # fmt: skip
+_SATURATED = (2**10 - 1, 2**12 - 1, 2**14 - 1)  # the largest values of cameras whose samples are stored in 16 bits
 _METRES = {"nm": 1e-9, "µm": 1e-6, "mm": 1e-3, "cm": 1e-2, "m": 1.0, "Å": 1e-10, "in": 0.0254}
 _SECONDS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "min": 60.0, "h": 3600.0}
 
@@ -96,7 +99,7 @@ def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> M
     if kind == "image" and set(named) & set("ZT"):
         what = "slice" if "Z" in named else "frame"
         notes.append(f"{media.path}: one {what} only, which is denoised as an image")
-    settled = replace(settled, spacing=_spacing(settled, spacing, notes))
+    settled = replace(settled, spacing=_spacing(settled, spacing, notes), bits=_bits(settled, notes))
     if "T" in used and "Z" in used:
         notes.append(f"{media.path}: each of the {data.shape[used.index('T')]} times is a volume, denoised on its own")
     return replace(settled, notes=(*media.notes, *notes))
@@ -122,9 +125,6 @@ def _named(media: Media, found: str, shape: tuple[int, ...], axes: str | None) -
                 "file says"
             )
         named[place] = letter
-    for place, letter in enumerate(named):
-        if letter == "?" and shape[place] == 1:
-            named[place] = next(free for free in "TZC" if free not in named)
     return "".join(named)
 
 
@@ -156,6 +156,23 @@ def _told(media: Media) -> str:
         text += f", {1 / step:.6g} frames a second" if unit == "s" and media.kind == "clip" else f", {step:.4g} {unit}"
         text += "" if unit == "s" and media.kind == "clip" else " between times"
     return text.rstrip()
+
+
+def _bits(media: Media, notes: list[str]) -> int | None:
+    """Return how many bits of unsigned integers are used, by the file or by its saturated samples; a note says so."""
+    dtype = media.data.dtype
+    if dtype.kind != "u":
+        return None
+    bits, source = media.bits, "says so"
+    if bits is None and dtype == np.uint16:
+        largest = int(media.data.max())
+        bits = largest.bit_length() if largest in _SATURATED else None
+        source = f"its largest value is {largest}"
+    if bits is None or bits >= 8 * dtype.itemsize:
+        return None
+    notes.append(f"{media.path}: {bits} of {8 * dtype.itemsize} bits are used ({source}); results stay from 0 to "
+                 f"{2**bits - 1}")  # fmt: skip
+    return bits
 
 
 def _spacing(media: Media, given: Sequence[float] | None, notes: list[str]) -> tuple[float, ...] | None:

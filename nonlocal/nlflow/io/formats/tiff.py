@@ -7,6 +7,7 @@ RGB, and what comes with the samples is kept. Stacks are the matter of `nlflow.i
 from __future__ import annotations
 
 import math
+import struct
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -60,6 +61,14 @@ def _count_pages(path: Path, tif: Any) -> int:
     count = len(tif.pages)
     if count > _MOST_PAGES:
         raise file_error(path, f"{count} pages", f"at most {_MOST_PAGES}", "split it")
+    form, stream = tif.tiff, tif.filehandle
+    stream.seek(tif.pages[-1].offset)
+    entries = struct.unpack(form.tagnoformat, stream.read(form.tagnosize))[0]
+    stream.seek(entries * form.tagsize, 1)
+    following = stream.read(form.offsetsize)
+    if len(following) < form.offsetsize or any(following):  # tifffile takes such a page for the last
+        got = f"{count} page(s) and more behind its end"
+        raise file_error(path, got, "a whole file", "copy or export it again")
     return count
 
 

@@ -41,8 +41,6 @@ def decode(path: Path) -> Media:
         notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
     if info.interlaced:
         notes.append(f"{path}: is interlaced; its frames are denoised, and written, as whole pictures")
-    if info.bits > 8:
-        notes.append(f"{path}: {info.bits} bits, which are numbers from 0 to {2**info.bits - 1}")
     extras = {"video": {"info": info, "times": times, "lengths": lengths}}
     axes = "TYXC" if data.ndim == 4 else "TYX"
     bits = info.bits if info.bits not in (8, 16) else None
