@@ -158,13 +158,8 @@ def test_entities_in_ome_are_refused(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.ome.tif", samples("u1", (3, 5, 6)), metadata={"axes": "ZYX"})
     text = str(tifffile.tiffcomment(tmp_path / "a.ome.tif"))
     bomb = text.replace("<OME", '<!DOCTYPE a [<!ENTITY b "cc">]><OME', 1)
-    tifffile.imwrite(
-        tmp_path / "b.ome.tif",
-        samples("u1", (4, 5, 6)),
-        photometric="minisblack",
-        description=bomb.encode(),
-        metadata=None,
-    )
+    words: dict[str, Any] = {"photometric": "minisblack", "description": bomb.encode(), "metadata": None}
+    tifffile.imwrite(tmp_path / "b.ome.tif", samples("u1", (3, 5, 6)), **words)
     with pytest.raises(FileFormatError, match="defines entities"):
         files.read(tmp_path / "b.ome.tif")
 
