@@ -37,12 +37,8 @@ def written(path: Path, target: str = "", **words: Any) -> tuple[files.Media, Pa
     return media, place, notes
 
 
-def fields(image: Any) -> dict[str, Any]:
-    return {
-        key: image.header[key].tolist()
-        for key in image.header
-        if image.header[key].tolist() == image.header[key].tolist()
-    }
+def fields(image: Any) -> dict[str, str]:
+    return {key: repr(image.header[key].tolist()) for key in image.header}
 
 
 def nifti(path: Path, data: Any, affine: Any = AFFINE, *, kind: Any = None, **words: Any) -> Any:
@@ -115,9 +111,8 @@ def test_colours_of_nifti(tmp_path: Path) -> None:
     assert (media.axes, media.channel_axis, media.data.shape) == ("ZYXC", 3, (5, 7, 6, 3))
     np.testing.assert_array_equal(media.data, colours.transpose(2, 1, 0, 3))
     assert nibabel.load(target).get_data_dtype() == dtype
-    np.testing.assert_array_equal(
-        np.asarray(nibabel.load(target).dataobj).view(np.uint8).reshape(colours.shape), colours
-    )
+    found = np.asarray(nibabel.load(target).dataobj, order="C")
+    np.testing.assert_array_equal(found.view(np.uint8).reshape(colours.shape), colours)
 
 
 def test_vectors_one_slice_and_more_dimensions(tmp_path: Path) -> None:
@@ -341,12 +336,10 @@ def test_conversions_keep_samples_and_distances(tmp_path: Path, source: str, tar
     assert same == (not notes)
 
 
-@pytest.mark.parametrize(
-    ("name", "message"), [("b.png", "a volume to write.*name the output .tif"), ("b.wav", "a volume")]
-)
-def test_formats_that_hold_no_volume(tmp_path: Path, name: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["b.png", "b.wav", "b.csv", "b.mp4"])
+def test_formats_that_hold_no_volume(tmp_path: Path, name: str) -> None:
     nifti(tmp_path / "a.nii", samples("i2", (6, 7, 5)))
-    with pytest.raises(FileFormatError, match=message):
+    with pytest.raises(FileFormatError, match=r"a volume to write.*name the output \.tif"):
         files.check_output(tmp_path / name, files.read(tmp_path / "a.nii"))
 
 

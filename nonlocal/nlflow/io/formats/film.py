@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
 from types import TracebackType
@@ -16,79 +15,11 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nlflow.io.formats.film_coding import CONTAINERS, QUALITY, VideoInfo, choose, copied, need_av
 from nlflow.io.formats.media import Array, extension, file_error
 
-#: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
-QUALITY = 12
-_CONTAINERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska", ".webm": "webm", ".avi": "avi"}
+_USUAL = (5, 1)  # the matrix and the range of a film that names none, as FFmpeg counts them: BT.601, of video
 _MATRIX = 9  # numbers of a display matrix
-_SLACK = 2  # frames that a film may be shorter than its header tells in whole seconds
-
-
-def need_av(path: Path) -> Any:
-    """Return PyAV, or raise `FileFormatError` where it is not installed."""
-    try:
-        import av
-    except ImportError as error:
-        got = "a film, which needs PyAV, which is not installed"
-        raise file_error(path, got, "what is installed", "pip install 'nlflow[video]'") from error
-    return av
-
-
-@dataclass(frozen=True)
-class VideoInfo:
-    """What a film is beside its frames.
-
-    Attributes
-    ----------
-    path : Path
-        The film, from which sound is copied.
-    shape : tuple of int
-        Of a frame: (H, W) or (H, W, 3).
-    dtype : numpy.dtype
-        uint8 or uint16.
-    bits : int
-        Of a sample.
-    rate : Fraction
-        Frames a second, on average.
-    time_base : Fraction
-        Seconds of one unit of a frame's time.
-    count : int
-        Frames that the header tells of, 0 if it does not.
-    duration : float
-        Seconds that the header tells of, 0 if it does not.
-    pixels : str
-        The format of pixels, as FFmpeg calls it.
-    codec : str
-    colours : tuple of int
-        Range, matrix, primaries and transfer, as FFmpeg counts them.
-    aspect : Fraction or None
-        Of a pixel.
-    matrix : tuple of int
-        How the film is turned when it is shown; empty if it is not.
-    metadata, words : dict
-        Of the file, and of its pictures.
-    others : tuple of (str, str)
-        Kind and codec of each stream beside the pictures.
-    """
-
-    path: Path
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    bits: int
-    rate: Fraction
-    time_base: Fraction
-    count: int = 0
-    duration: float = 0.0
-    pixels: str = "yuv420p"
-    codec: str = ""
-    colours: tuple[int, int, int, int] = (0, 2, 2, 2)
-    aspect: Fraction | None = None
-    matrix: tuple[int, ...] = ()
-    metadata: dict[str, str] = field(default_factory=dict)
-    words: dict[str, str] = field(default_factory=dict)
-    others: tuple[tuple[str, str], ...] = ()
-    interlaced: bool = False
 
 
 def _array_format(channels: int, bits: int) -> str:
@@ -102,7 +33,7 @@ def _flags() -> Any:
     """Return how colours are converted: there and back again samples move by a tenth of a level, on average."""
     from av.video.reformatter import Interpolation
 
-    return (Interpolation.BICUBIC | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
+    return (Interpolation.LANCZOS | Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
             | Interpolation.FULL_CHR_H_INP)  # fmt: skip
 
 
@@ -184,7 +115,7 @@ class VideoReader:
     def __iter__(self) -> Iterator[tuple[int, int, Array]]:
         info = self.info
         form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
-        flags, packets, frames, first, last, damaged = _flags(), 0, 0, None, 0, False
+        flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
         with self._opened() as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
@@ -202,95 +133,32 @@ class VideoReader:
                         if frames and time <= last:
                             got = f"frame {frames + 1} at a time that is not after the one before"
                             raise file_error(self.path, got, "frames in the order of time", "convert it")
-                        first = time if first is None else first
-                        frames, last = frames + 1, time
-                        array = frame.reformat(format=form, interpolation=flags).to_ndarray()
-                        yield time, int(frame.duration or 0), array
+                        first = time if not frames else first
+                        longest = max(longest, time - last if frames else step)
+                        frames, last, end = frames + 1, time, time + int(frame.duration or step)
+                        yield time, int(frame.duration or 0), self._array(frame, form, flags)
             except self._av.error.FFmpegError as error:
                 raise file_error(self.path, f"{frames} frames and damage behind them ({error.strerror})",
                                  "a whole film", "copy or export it again") from error  # fmt: skip
-        self._check_end(packets, frames, (last - (first or 0) + step) * float(info.time_base), damaged)
-
-    def _check_end(self, packets: int, frames: int, seconds: float, damaged: bool) -> None:
-        """Refuse a film that ended before its header says so."""
-        info = self.info
-        short = packets < info.count if info.count else info.duration - seconds > _SLACK / float(info.rate) + 0.05
+        lost = info.duration - (end - first) * float(info.time_base)  # seconds; times may be rounded to milliseconds
+        short = packets < info.count if info.count else lost > 1.5 * longest * float(info.time_base) + 0.002
         if damaged or short:
-            told = f" of {info.count}" if info.count else f" ({seconds:.2f} s) of {info.duration:.2f} s"
-            got = f"{frames} frames{told}, some of them damaged" if damaged else f"{frames} frames{told}"
-            raise file_error(self.path, f"{got}: it is cut off", "a whole film", "copy or export it again")
+            told = f" of {info.count}" if info.count else f", {lost:.2f} s less than its header says"
+            got = f"{frames} frames{told}{', some of them damaged' if damaged else ''}: it is cut off"
+            raise file_error(self.path, got, "a whole film", "copy or export it again")
 
-
-def choose(path: Path, info: VideoInfo, quality: str | int) -> tuple[str, str, dict[str, str], str]:
-    """Return the codec of a film to write, its format of pixels, its options, and words for the user.
-
-    Raises
-    ------
-    FileFormatError
-        If no codec that is installed fits the file's name, its pixels and the quality.
-    """
-    av = need_av(path)
-    ending, pixels = extension(path), info.pixels.replace("yuvj", "yuv")
-    if pixels.startswith(("yuva", "ya", "gbra", "rgba", "bgra", "argb", "abgr")):  # opacity is not denoised
-        pixels = "gray" if pixels.startswith("ya") else f"yuv{pixels[4:]}" if pixels.startswith("yuva") else "rgb24"
-    colours = pixels.startswith(("rgb", "bgr", "gbr", "0rgb", "pal", "abgr"))
-    lossless = quality == "lossless"
-    tried: list[tuple[str, dict[str, str], str]] = []
-    x264, vp9 = "libx264rgb" if colours and info.bits == 8 else "libx264", "libvpx-vp9"
-    if ending == ".webm":
-        tried.append((vp9, {"lossless": "1"} if lossless else {"crf": str(quality), "b": "0"}, "VP9"))
-    elif ending != ".avi" and not (lossless and ending == ".mkv"):
-        tried.append((x264, {"qp": "0"} if lossless else {"crf": str(quality)}, "H.264"))
-    if ending == ".mkv" or (ending == ".avi" and lossless):
-        tried.append(("ffv1", {"level": "3"}, "FFV1"))
-    for codec, options, name in tried:
-        if codec not in av.codecs_available:
-            continue
-        known = [one.name for one in av.codec.Codec(codec, "w").video_formats or ()]
-        fitting = _fitting(pixels, known, colours, info.bits)
-        if not fitting or (codec != "ffv1" and _odd(fitting, info.shape)):
-            continue
-        exact = lossless or codec == "ffv1"
-        return codec, fitting, options, f"{name}, lossless" if exact else f"{name} at a rate factor of {quality}"
-    what = f"{info.shape[1]} x {info.shape[0]} pixels of {info.pixels}"
-    words = "lossless" if lossless else f"at a quality of {quality}"
-    remedy = "name it .mkv" if ending != ".mkv" else "write .npy or .tif"
-    remedy += "" if ending != ".avi" or lossless else ", or give --video-quality lossless"
-    raise file_error(path, f"{what} to write {words}", f"what {ending} files can hold here", remedy)
-
-
-def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:
-    """Return the format of pixels of a codec that holds these without loss; empty if there is none."""
-    candidates = [pixels]
-    if colours:
-        candidates += ["rgb24", "bgr24", "bgr0"] if bits == 8 else [f"gbrp{bits}le"]
-    elif pixels.startswith("gray"):
-        candidates += [f"gray{bits}le"] if bits > 8 else []
-    elif pixels.startswith(("nv12", "nv21", "yuyv", "uyvy", "p010", "p210")):
-        wide = "10le" if bits == 10 else ""
-        candidates += [f"yuv420p{wide}" if pixels.startswith(("nv", "p010")) else f"yuv422p{wide}"]
-    return next((one for one in candidates if one in known), "")
-
-
-def _odd(pixels: str, shape: tuple[int, ...]) -> bool:
-    """Return whether colours at half resolution do not fit the sides of a frame."""
-    return ("420" in pixels and bool(shape[0] % 2 or shape[1] % 2)) or ("422" in pixels and bool(shape[1] % 2))
-
-
-def copied(path: Path, info: VideoInfo) -> tuple[list[int], list[str]]:
-    """Return which streams beside the pictures a film can take over, by their places, and the names of others."""
-    import io
-
-    av = need_av(path)
-    with av.open(io.BytesIO(), "w", format=_CONTAINERS[extension(path)]) as container:
-        known = container.supported_codecs
-    kept, lost = [], []
-    for place, (kind, codec) in enumerate(info.others):
-        if kind == "audio" and codec in known:
-            kept.append(place)
-        else:
-            lost.append(f"{'sound' if kind == 'audio' else f'a stream of {kind}'}{f' ({codec})' if codec else ''}")
-    return kept, lost
+    def _array(self, frame: Any, form: str, flags: Any) -> Array:
+        """Return a frame as an array."""
+        words = {}
+        if "420" in frame.format.name or "422" in frame.format.name:
+            # A frame that is written does not say where its colours lie between the pixels. So that they do not move,
+            # the one that is read is not asked either.
+            with suppress(ValueError, NotImplementedError):
+                bare = self._av.VideoFrame.from_ndarray(frame.to_ndarray(), format=frame.format.name)
+                words = {"src_colorspace": frame.colorspace, "src_color_range": frame.color_range}
+                frame = bare
+        array: Array = frame.reformat(format=form, interpolation=flags, **words).to_ndarray()
+        return array
 
 
 class VideoWriter:
@@ -315,7 +183,7 @@ class VideoWriter:
         self._form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
         self._source: Any = None
         self._waiting: Any = None  # a packet of sound of a later time
-        self._container = self._av.open(stream, "w", format=_CONTAINERS[extension(path)])
+        self._container = self._av.open(stream, "w", format=CONTAINERS[extension(path)])
         try:
             self._begin(path, codec, options)
         except BaseException:
@@ -334,8 +202,12 @@ class VideoWriter:
         video.time_base = video.codec_context.time_base = self._base
         context = video.codec_context
         ranged = 2 if info.pixels.startswith("yuvj") else info.colours[0]
-        context.color_range, context.colorspace, context.color_primaries, context.color_trc = ranged, *info.colours[1:]
-        self._target = info.colours[1], ranged
+        if extension(path) == ".avi":  # which does not tell what players take for granted
+            self._target = _USUAL
+        else:
+            self._target = info.colours[1], ranged
+            context.color_range, context.colorspace = ranged, info.colours[1]
+            context.color_primaries, context.color_trc = info.colours[2:]
         if info.aspect is not None:
             context.sample_aspect_ratio = info.aspect
         if info.matrix:

@@ -11,7 +11,8 @@ import numpy as np
 
 from nlflow.errors import check_memory
 from nlflow.io.formats.axes import arranged, in_unit
-from nlflow.io.formats.film import QUALITY, VideoInfo, VideoReader, VideoWriter, choose, copied
+from nlflow.io.formats.film import VideoReader, VideoWriter
+from nlflow.io.formats.film_coding import QUALITY, VideoInfo, choose, copied
 from nlflow.io.formats.media import Array, Media
 
 _RATE = Fraction(25)
