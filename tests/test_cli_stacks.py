@@ -1,4 +1,4 @@
-"""The command `nonlocal denoise` for stacks and films: what it passes on, says and writes; the denoiser is a stand-in."""
+"""The command `nonlocal denoise` for stacks and films, with a stand-in: what it passes on, says and writes."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_times_are_volumes_of_their_own(folder: Path, denoiser: Stand) -> None:
     mask[1, 2] = True
     np.save("mask.npy", mask)
     np.save("sigma.npy", np.arange(1, 181.0).reshape(2, 3, 6, 5))
-    np.save("clean.npy", data)
+    np.save("clean.npy", data + 3)
     result = run("denoise", "h.tif", "out.tif", "--mask", "mask.npy", "--sigma", "sigma.npy", "--reference",
                  "clean.npy", "--json")  # fmt: skip
     assert "each of the 2 times is a volume, denoised on its own" in result.stderr
@@ -100,7 +100,7 @@ def test_times_are_volumes_of_their_own(folder: Path, denoiser: Stand) -> None:
     assert (report["kind"], report["axes"], report["missing"]) == ("volume", "TZCYX", 4 * 30)
     assert len(report["denoise"]["volumes"]) == 2
     assert report["denoise"]["steps"] == 8
-    assert report["psnr_output"] < report["psnr_input"] or report["psnr_input"] is None
+    assert report["psnr_input"] > report["psnr_output"]
 
 
 def test_nan_in_a_volume(folder: Path, denoiser: Stand) -> None:

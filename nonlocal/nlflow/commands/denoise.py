@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nlflow.commands.denoise_file import Options
     from nlflow.commands.jobs import Job
 
-HELP = """Remove noise from images and signals.
+HELP = """Remove noise from images, signals, volumes and video.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
@@ -60,9 +60,18 @@ for all, or a folder with files of the same names; --compare is a folder for fig
 others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
 command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
-An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, its noise is taken to be white (or
-of counts), and OUT is written block by block by processes of this machine, or by the workers of --scheduler. Until it
-is complete it is called OUT.partial; with --existing resume the same command goes on with that.
+\b
+Volumes, time series and video are denoised as a whole, not picture by picture: TIFF (ImageJ, OME, pages), OME-Zarr,
+NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of frames. A note says how IN was read.
+  --axes ZYX        which axis is which, where the file does not say it: Z slices, T times, Y, X, C channels
+  --spacing 5,1,1   how far apart slices, rows and columns are, in any unit
+  --video-quality   lossless, or a rate factor from 0 (best) to 51
+With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
+
+\b
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file of one picture, its noise is taken to
+be white (or of counts), and OUT is written block by block by processes of this machine, or by the workers of
+--scheduler. Until it is complete it is called OUT.partial; with --existing resume the same command goes on with that.
 
 \b
 Examples:
@@ -76,7 +85,12 @@ Examples:
   nonlocal denoise counts.tif out.tif --noise poisson
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
-  nonlocal denoise stack.npy out.npy --channel-axis 0
+  nonlocal denoise bands.npy out.npy --channel-axis 0
+  nonlocal denoise stack.tif out.tif
+  nonlocal denoise pages.tif out.tif --axes ZYX --spacing 0.5,0.2,0.2
+  nonlocal denoise scan.nii.gz out.nii.gz --mask nan
+  nonlocal denoise film.mp4 out.mp4 --video-quality 8
+  nonlocal denoise frames cleaned --axes TYX
   nonlocal denoise eeg.npy out.npy --kind signal
   nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
@@ -200,7 +214,9 @@ def _of_fast(quality: Quality, stopping: str | None, **options: float | None) ->
 def denoise(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IN", help="Images or signals, a folder, or a quoted pattern.", show_default=False),
+        typer.Argument(
+            metavar="IN", help="Images, signals or stacks, a folder, or a quoted pattern.", show_default=False
+        ),
     ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="File to write; a folder for several inputs.")],
     quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = "balanced",
@@ -306,7 +322,7 @@ def denoise(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
-    """Remove noise from images and signals."""
+    """Remove noise from images, signals, volumes and video."""
     level, sigma_map = _split_sigma(sigma)
     if strength is not None and not 0 <= strength < math.inf:
         raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")

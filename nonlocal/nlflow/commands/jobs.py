@@ -131,7 +131,7 @@ def plan(
 
 def holds_pictures(folder: Path) -> bool:
     """Return whether the files of a folder are pictures of one page, by the first of them."""
-    found = sorted(pictures_in(folder))
+    found = pictures_in(folder)
     return bool(found) and read_kind(found[0]) == "image"
 
 

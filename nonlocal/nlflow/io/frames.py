@@ -25,20 +25,20 @@ def natural(name: str) -> list[tuple[int, int, str]]:
 
 
 def pictures_in(folder: Path) -> list[Path]:
-    """Return the pictures of a folder, without hidden ones and those in folders inside."""
-    return [path for path in folder.iterdir()
-            if path.is_file() and not path.name.startswith(".") and format_of(path) in _KINDS]  # fmt: skip
+    """Return the pictures of a folder in the order of their names, without hidden ones and those in folders inside."""
+    found = [path for path in folder.iterdir()
+             if path.is_file() and not path.name.startswith(".") and format_of(path) in _KINDS]  # fmt: skip
+    return sorted(found, key=lambda path: natural(path.name))
 
 
 def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
-    """Read pictures of one size and type as one stack whose first axis the user has to name.
+    """Read pictures of one size and type, in this order, as one stack whose first axis the user has to name.
 
     Raises
     ------
     FileFormatError
         If there is none, or if a picture differs from the first in size, type, orientation or format.
     """
-    paths = sorted(paths, key=lambda path: natural(path.name))
     if not paths:
         raise FileFormatError(f"{folder}: got no pictures, expected at least one; check the name")
     kept: list[Media] = []
