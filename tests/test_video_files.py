@@ -256,6 +256,15 @@ def test_films_without_pictures_and_no_films(tmp_path: Path) -> None:
         files.read(tmp_path / "text.mp4")
 
 
+def test_a_playlist_is_no_film(tmp_path: Path) -> None:
+    film(tmp_path / "secret.ts", scene(2))
+    lines = ["#EXTM3U", "#EXT-X-VERSION:3", "#EXT-X-TARGETDURATION:1", "#EXTINF:1,", "secret.ts", "#EXT-X-ENDLIST"]
+    for name in ("a.mp4", "a.mkv", "a.avi"):
+        (tmp_path / name).write_text("\n".join(lines))
+        with pytest.raises(FileFormatError, match="export it again"):
+            files.read(tmp_path / name)
+
+
 def test_without_pyav_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     film(tmp_path / "a.mp4", scene(2))
     media = files.read(tmp_path / "a.mp4")

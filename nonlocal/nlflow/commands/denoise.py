@@ -69,8 +69,8 @@ NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of fra
 With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
 
 \b
-An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file of one picture, its noise is taken to
-be white (or of counts), and OUT is written block by block by processes of this machine, or by the workers of
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file of one picture, its noise is taken
+to be white (or of counts), and OUT is written block by block by processes of this machine, or by the workers of
 --scheduler. Until it is complete it is called OUT.partial; with --existing resume the same command goes on with that.
 
 \b

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from nlflow.io.formats.film_coding import CONTAINERS, QUALITY, VideoInfo, choose, copied, need_av
+from nlflow.io.formats.film_coding import CONTAINERS, QUALITY, VideoInfo, choose, copied, need_av, open_film
 from nlflow.io.formats.media import Array, extension, file_error
 
 _USUAL = (5, 1)  # the matrix and the range of a film that names none, as FFmpeg counts them: BT.601, of video
@@ -62,11 +62,12 @@ class VideoReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._av = need_av(path)
-        with self._opened() as container:
-            self.info = self._look(container)
-
-    def _opened(self) -> Any:
-        return self._av.open(str(self.path), "r", metadata_errors="replace")
+        with open_film(path) as container:
+            try:
+                self.info = self._look(container)
+            except self._av.error.FFmpegError as error:
+                got = f"a damaged film ({error.strerror})"
+                raise file_error(path, got, "a whole film", "copy or export it again") from error
 
     def _look(self, container: Any) -> VideoInfo:
         videos = container.streams.video
@@ -116,7 +117,7 @@ class VideoReader:
         info = self.info
         form = _array_format(3 if len(info.shape) == 3 else 1, info.bits)
         flags, packets, frames, last, damaged, longest, end, first = _flags(), 0, 0, 0, False, 0, 0, 0
-        with self._opened() as container:
+        with open_film(self.path) as container:
             stream = container.streams.video[0]
             stream.thread_type = "AUTO"
             step = round(1 / (info.rate * info.time_base)) or 1
@@ -217,7 +218,7 @@ class VideoWriter:
         self._sound: list[tuple[Any, Any]] = []
         places, _ = copied(path, info)
         if places:
-            self._source = self._av.open(str(info.path), "r", metadata_errors="replace")
+            self._source = open_film(info.path)
             beside = [one for one in self._source.streams if one is not self._source.streams.video[0]]
             chosen = [beside[place] for place in places]
             outs = {one.index: self._container.add_stream_from_template(one) for one in chosen}

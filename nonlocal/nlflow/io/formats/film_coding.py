@@ -27,6 +27,20 @@ def need_av(path: Path) -> Any:
     return av
 
 
+def open_film(path: Path) -> Any:
+    """Return a film, open for reading.
+
+    Its demuxer is that of its name: a playlist that is called a film would open other files.
+    """
+    av = need_av(path)
+    form = CONTAINERS[extension(path)]
+    try:
+        return av.open(str(path), "r", format=form, options={"protocol_whitelist": "file"}, metadata_errors="replace")
+    except av.error.FFmpegError as error:
+        got = f"no {form} film ({error.strerror})"
+        raise file_error(path, got, "a film as its name says", "copy or export it again, or rename it") from error
+
+
 @dataclass(frozen=True)
 class VideoInfo:
     """What a film is beside its frames.
