@@ -303,6 +303,26 @@ def test_only_stores_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     np.testing.assert_array_equal(files.read(tmp_path / "b.zarr").data, media.data // 2)
 
 
+def test_a_store_stays_when_the_new_one_cannot_take_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ngff(tmp_path / "a.zarr", samples("u2", (1, 1, 3, 8, 10)), "0.5")
+    media = files.read(tmp_path / "a.zarr")
+    files.write(tmp_path / "b.zarr", media.data, media)
+    replace, calls = Path.replace, []
+
+    def failing(path: Path, target: Any) -> Any:
+        calls.append(path)
+        if len(calls) == 2:  # the old one has gone aside
+            raise OSError(28, "No space left on device")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(FileFormatError, match="No space left on device"):
+        files.write(tmp_path / "b.zarr", media.data // 2, media)
+    monkeypatch.undo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.zarr", "b.zarr"]
+    np.testing.assert_array_equal(files.read(tmp_path / "b.zarr").data, media.data)
+
+
 def test_without_zarr_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.zarr").mkdir()
     (tmp_path / "a.zarr" / "zarr.json").write_text("{}")
