@@ -248,13 +248,18 @@ def test_white_as_zero_and_one_bit(tmp_path: Path) -> None:
 
 
 def test_channels_of_one_slice_are_an_image(tmp_path: Path) -> None:
-    data = samples("u2", (2, 1, 5, 6))
-    tifffile.imwrite(tmp_path / "a.tif", data, imagej=True, metadata={"axes": "CZYX".replace("CZ", "ZC")})
     data = samples("u2", (5, 7, 9))
     tifffile.imwrite(tmp_path / "b.ome.tif", data, metadata={"axes": "CYX"})
     media, target = written(tmp_path / "b.ome.tif")
     assert (media.kind, media.axes, media.channel_axis) == ("image", "CYX", 0)
     np.testing.assert_array_equal(tifffile.imread(target), data)
+    with pytest.raises(InputError, match=r"spacing: got \[1, 1\], but .* is an image"):
+        files.read(tmp_path / "b.ome.tif", spacing=[1, 1])
+    colours = samples("u1", (3, 7, 9))
+    tifffile.imwrite(tmp_path / "c.ome.tif", colours, photometric="minisblack", metadata={"axes": "CYX"})
+    media = files.read(tmp_path / "c.ome.tif")
+    files.write(tmp_path / "c.png", media.data, media)
+    np.testing.assert_array_equal(files.read(tmp_path / "c.png").data, np.moveaxis(colours, 0, -1))
 
 
 def test_one_page_with_axes_of_a_stack(tmp_path: Path) -> None:

@@ -125,7 +125,7 @@ def read(
         media = replace(media, axes="?" * media.data.ndim)
     if media.axes:
         return _settled(media, kind, channel_axis, axes, spacing)
-    if axes is not None and _is_slice(media, axes):
+    if axes is not None and spacing is None and _is_slice(media, axes):
         note = f"{path}: one picture only, which is denoised as an image"
         return replace(_with_layout(media, kind, channel_axis), notes=(*media.notes, note))
     for name, value in (("axes", axes), ("spacing", spacing)):
@@ -371,7 +371,7 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     form = known_format(path)
     values = _stored(data, media.data.dtype, form, media.bits)
     media = replace(media, extras={**media.extras, "target": path.name})
-    if media.axes:
+    if media.axes and form not in ("png", "jpeg"):
         if form == media.format == "npy":
             values = values.reshape(media.stored_shape)
     elif media.channel_axis is not None and form != "npy":

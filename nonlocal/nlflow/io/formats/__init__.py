@@ -82,7 +82,7 @@ _NAMES = {
 def left_out(form: str, media: Media) -> list[str]:
     """Return the names of what comes with the samples and has no place in a file of this format."""
     names = []
-    if media.alpha is not None and (form == "npy" or (media.axes and form != "tiff")):
+    if media.alpha is not None and (form == "npy" or (media.axes and (form != "tiff" or tiff.becomes_ome(media)))):
         names.append("the alpha channel")
     if form == "npy" and media.axes and media.format != "npy":
         names.append(f"that its axes are {media.axes}{' and how far apart samples are' if media.scale else ''}")

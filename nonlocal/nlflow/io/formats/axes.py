@@ -95,6 +95,8 @@ def settle(media: Media, axes: str | None, spacing: Sequence[float] | None) -> M
         media, kind=kind, data=data, axes=used, channel_axis=used.index("C") if "C" in used else None,
         stored_axes=named, stored_shape=shape, bits=media.bits,
     )  # fmt: skip
+    if kind == "image" and spacing is not None:
+        raise InputError(f"spacing: got {list(spacing)}, but {media.path} is an image, expected a stack; leave it out")
     notes = [_told(settled)]
     if kind == "image" and set(named) & set("ZT"):
         what = "slice" if "Z" in named else "frame"
