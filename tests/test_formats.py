@@ -429,13 +429,8 @@ def test_tiff_that_would_lose_bits_is_refused(tmp_path: Path) -> None:
 def test_several_images_in_a_file(tmp_path: Path) -> None:
     frames = [Image.new("L", (8, 8), shade) for shade in (1, 2, 3)]
     frames[0].save(tmp_path / "a.png", save_all=True, append_images=frames[1:])
-    tifffile.imwrite(tmp_path / "stack.tif", samples("u1", (5, 8, 8)), photometric="minisblack")
-    with tifffile.TiffWriter(tmp_path / "pages.tif") as tif:
-        tif.write(samples("u1", (4, 4)))
-        tif.write(samples("u1", (6, 6)))
-    for name, count in (("a.png", "3 frames"), ("stack.tif", "5 page"), ("pages.tif", "2 page")):
-        with pytest.raises(FileFormatError, match=f"got {count}.*one by one"):
-            files.read(tmp_path / name)
+    with pytest.raises(FileFormatError, match=r"got 3 frames.*one by one"):
+        files.read(tmp_path / "a.png")
 
 
 def test_multi_picture_photographs_give_the_first(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from nlflow.commands.denoise_file import Options
     from nlflow.commands.jobs import Job
 
-HELP = """Remove noise from images and signals.
+HELP = """Remove noise from images, signals, volumes and video.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
@@ -60,9 +60,18 @@ for all, or a folder with files of the same names; --compare is a folder for fig
 others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
 command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
-An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file, its noise is taken to be white (or
-of counts), and OUT is written block by block by processes of this machine, or by the workers of --scheduler. Until it
-is complete it is called OUT.partial; with --existing resume the same command goes on with that.
+\b
+Volumes, time series and video are denoised as a whole, not picture by picture: TIFF (ImageJ, OME, pages), OME-Zarr,
+NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of frames. A note says how IN was read.
+  --axes ZYX        which axis is which, where the file does not say it: Z slices, T times, Y, X, C channels
+  --spacing 5,1,1   how far apart slices, rows and columns are, in any unit
+  --video-quality   lossless, or a rate factor from 0 (best) to 51
+With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
+
+\b
+An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file of one picture, its noise is taken
+to be white (or of counts), and OUT is written block by block by processes of this machine, or by the workers of
+--scheduler. Until it is complete it is called OUT.partial; with --existing resume the same command goes on with that.
 
 \b
 Examples:
@@ -76,7 +85,12 @@ Examples:
   nonlocal denoise counts.tif out.tif --noise poisson
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
-  nonlocal denoise stack.npy out.npy --channel-axis 0
+  nonlocal denoise bands.npy out.npy --channel-axis 0
+  nonlocal denoise stack.tif out.tif
+  nonlocal denoise pages.tif out.tif --axes ZYX --spacing 0.5,0.2,0.2
+  nonlocal denoise scan.nii.gz out.nii.gz --mask nan
+  nonlocal denoise film.mp4 out.mp4 --video-quality 8
+  nonlocal denoise frames cleaned --axes TYX
   nonlocal denoise eeg.npy out.npy --kind signal
   nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
@@ -118,6 +132,37 @@ def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | N
             ) from None
         return None, path
     return (numbers[0] if len(numbers) == 1 else numbers), None
+
+
+def _split_spacing(text: str | None) -> list[float] | None:
+    """Return the numbers of ``--spacing``."""
+    try:
+        numbers = None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [math.nan]
+    if numbers is not None and not all(0 < number < math.inf for number in numbers):
+        raise typer.BadParameter(
+            f"got {text!r}, expected positive numbers with commas between them, such as 0.5,0.2,0.2",
+            param_hint="--spacing",
+        )
+    return numbers
+
+
+def _video_quality(text: str | None) -> int | str | None:
+    """Return what ``--video-quality`` says."""
+    if text is None or text == "lossless":
+        return text
+    if not (text.isascii() and text.isdecimal() and int(text) <= 51):
+        raise typer.BadParameter(f"got {text!r}, expected lossless, or a whole number from 0 to 51",
+                                 param_hint="--video-quality")  # fmt: skip
+    return int(text)
+
+
+def _whole(sources: list[Path], target: str, axes: str | None) -> bool:
+    """Return whether an OUT of zarr is that of a stack, which is denoised as a whole and not block by block."""
+    from nlflow.io.files import is_stack
+
+    return target.lower().endswith(".ome.zarr") or axes is not None or any(map(is_stack, sources))
 
 
 def _noise(
@@ -169,7 +214,9 @@ def _of_fast(quality: Quality, stopping: str | None, **options: float | None) ->
 def denoise(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="IN", help="Images or signals, a folder, or a quoted pattern.", show_default=False),
+        typer.Argument(
+            metavar="IN", help="Images, signals or stacks, a folder, or a quoted pattern.", show_default=False
+        ),
     ],
     target: Annotated[str, typer.Argument(metavar="OUT", help="File to write; a folder for several inputs.")],
     quality: Annotated[Quality, typer.Option(help="How much time the result is worth.")] = "balanced",
@@ -236,6 +283,24 @@ def denoise(
     channel_axis: Annotated[
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
+    axes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="LETTERS", help="Which axis of a stack is which: ZYX, TYX, CZYX, ... [default: the file's]."
+        ),
+    ] = None,
+    spacing: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS", help="Distance of samples along Z, Y and X, with commas between [default: the file's]."
+        ),
+    ] = None,
+    video_quality: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBER|lossless", help="Of a video that is written: rate factor, 0 (best) to 51 [default: 12]."
+        ),
+    ] = None,
     first_column: Annotated[
         Literal["keep", "denoise"] | None,
         typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
@@ -257,7 +322,7 @@ def denoise(
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
-    """Remove noise from images and signals."""
+    """Remove noise from images, signals, volumes and video."""
     level, sigma_map = _split_sigma(sigma)
     if strength is not None and not 0 <= strength < math.inf:
         raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
@@ -274,11 +339,13 @@ def denoise(
             steps=steps,
         ),
     }  # fmt: skip
-    if target.endswith(".zarr"):
+    large = scheduler is not None or jobs is not None or block is not None
+    if target.endswith(".zarr") and (large or not _whole(sources, target, axes)):
         from nlflow.commands.denoise_large import denoise_large
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
-                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column}  # fmt: skip
+                   "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
+                   "--axes": axes, "--spacing": spacing, "--video-quality": video_quality}  # fmt: skip
         del words["stopping"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block}
         words["scheduler"] = scheduler or "local"
@@ -294,10 +361,13 @@ def denoise(
     fill_nan = mask == "nan"
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)
-    todo = plan(sources, target, figure=compare, beside=beside, existing=existing)
+    todo = plan(
+        sources, target, figure=compare, beside=beside, existing=existing, frames=axes is not None
+    )  # fmt: skip
     for note in () if quiet else todo.notes:
         echo(f"nonlocal: note: {note}", err=True)
-    options = Options(level, fill_nan, kind, channel_axis, words, first_column)
+    distances, coding = _split_spacing(spacing), _video_quality(video_quality)
+    options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, distances, coding)
     if todo.folder is not None:
         denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
     elif todo.jobs:

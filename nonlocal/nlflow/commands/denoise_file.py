@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nlflow.backends.interrupts import stopping
+from nlflow.commands import stacks
+from nlflow.commands.inputs import Inputs
 from nlflow.commands.jobs import Job
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io import companions, files
@@ -31,8 +33,10 @@ class Options:
         Given noise; a map of it is a file beside the input.
     fill_nan : bool
         Whether samples that are no numbers are missing ones.
-    kind, channel_axis, first_column
+    kind, channel_axis, first_column, axes, spacing
         See `nlflow.io.files.read`.
+    video_quality : int or "lossless", optional
+        Of a film that is written.
     words : dict
         Further words for `nlflow.denoise`.
     """
@@ -43,19 +47,9 @@ class Options:
     channel_axis: int | None
     words: dict[str, Any]
     first_column: FirstColumn | None = None
-
-
-@dataclass
-class Inputs:
-    """What was read for a job; `missing` has the shape of the data, `notes` are those of the files beside the input."""
-
-    media: Media
-    sigma: Any
-    mask: Any = None
-    keep: Array | None = None
-    reference: Array | None = None
-    missing: Array | None = None
-    notes: list[str] = field(default_factory=list)
+    axes: str | None = None
+    spacing: list[float] | None = None
+    video_quality: int | str | None = None
 
 
 def denoise_file(
@@ -124,6 +118,7 @@ def denoise_file(
         "kind": media.kind,
         "shape": media.data.shape,
         "channel_axis": media.channel_axis,
+        **({"axes": media.axes, "spacing": media.spacing} if media.axes else {}),
         "dtype": str(media.data.dtype),
         "sigma_given": str(job.beside["--sigma"]) if "--sigma" in job.beside else options.sigma,
         "missing": 0 if given.missing is None else int(np.count_nonzero(given.missing)),
@@ -139,7 +134,12 @@ def denoise_file(
 
 def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> Inputs:
     """Read an input and what belongs to it, and check that all of it fits together."""
-    media = files.read(source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column)
+    media = files.read(
+        source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column,
+        axes=options.axes, spacing=options.spacing,
+    )  # fmt: skip
+    if options.video_quality is not None:
+        media = replace(media, extras={**media.extras, "video_quality": options.video_quality})
     if isinstance(options.sigma, list) and media.columns and len(options.sigma) != len(media.columns):
         raise InputError(
             f"--sigma: got {len(options.sigma)} numbers for {media.path}, expected one for all columns, or "
@@ -181,19 +181,23 @@ def _denoise(given: Inputs, options: Options, progress: bool) -> tuple[Array, di
 
     media = given.media
     with stopping(), warnings_kept() as warned:
-        result, outcome = denoise(
-            media.data,
-            given.sigma,
-            **options.words,
-            channel_axis=media.channel_axis,
-            separate=media.separate,
-            mask=given.mask,
-            keep=given.keep,
-            preserve_range=True,
-            return_info=True,
-            progress=progress,
-        )
-    return result, outcome.as_dict(), warned
+        parts, details = [], []
+        for part in stacks.parts(given):
+            result, outcome = denoise(
+                part.data,
+                part.sigma,
+                **options.words,
+                **part.layout,
+                separate=media.separate,
+                mask=part.mask,
+                keep=part.keep,
+                preserve_range=True,
+                return_info=True,
+                progress=progress,
+            )
+            parts.append(result)
+            details.append(outcome.as_dict())
+    return stacks.joined(media, parts), stacks.summed(details), list(dict.fromkeys(warned))
 
 
 def check_figure(option: str, path: Path) -> str:
@@ -251,6 +255,8 @@ def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, floa
     for name, data in (("input", media.data), ("output", result)):
         known = name == "output" or bool(np.isfinite(data).all())  # a NaN is no distance from anything
         figures[f"psnr_{name}"] = psnr(clean, data) if known else None
+        if media.stacked:
+            continue
         if media.kind == "signal":
             figures[f"snr_{name}"] = snr(clean, data) if known else None
         else:
@@ -263,6 +269,9 @@ def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, 
     from nlflow.plotting import comparison_figure, render
 
     media = given.media
+    if media.stacked:  # the plane in the middle
+        given = stacks.middle(given)
+        result, media = stacks.plane(result, media), given.media
 
     def turned(array: Array | None) -> Any:
         return array if array is None or media.kind == "signal" else files.upright(array, media.orientation)

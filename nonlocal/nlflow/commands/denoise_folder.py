@@ -173,7 +173,10 @@ class Ledger:
 
 
 def _digest(path: Path) -> str | None:
-    """Return the SHA-256 of a file; None if it cannot be read, which its reader will say better."""
+    """Return the SHA-256 of a file or folder; None if it cannot be read, which its reader will say better."""
+    if path.is_dir():
+        inside = sorted(file for file in path.rglob("*") if file.is_file())
+        return digest("".join(f"{file.relative_to(path)} {_digest(file)}\n" for file in inside))
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,6 +1,7 @@
 """Which files a command reads and writes: one job for each input.
 
-Nothing is read or written here. What cannot work is refused before any work begins.
+Nothing is written here, and read at most to tell pictures from stacks. What cannot work is refused before any work
+begins.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.files import EXTENSIONS, check_distinct
+from nlflow.io.files import EXTENSIONS, STACKS, check_distinct, pictures_in, read_kind
+from nlflow.io.files import format_of as known
 
 _SHOWN = 3  # names in a message
 
@@ -66,6 +68,7 @@ def plan(
     figure: Path | None = None,
     beside: Mapping[str, Path | None],
     existing: str = "refuse",
+    frames: bool = False,
 ) -> Plan:
     """Pair inputs with outputs.
 
@@ -83,6 +86,8 @@ def plan(
         From an option to the file, or the folder of files, that belongs to the inputs.
     existing : {"refuse", "overwrite", "skip", "resume"}
         What to do about outputs that exist; with "resume" the records of the folder decide.
+    frames : bool
+        Whether a single folder of pictures is one input, whose parts are frames or slices.
 
     Raises
     ------
@@ -94,8 +99,17 @@ def plan(
     for option, path in beside.items():
         if path is not None and not path.exists():
             raise FileFormatError(f"{option}: got {path}, no such file or folder, expected one; check the name")
+    if frames and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):
+        return _plan_frames(sources[0], Path(target), figure, beside, existing)
     found, several, notes = _expanded(sources)
-    folder = Path(target) if several or Path(target).is_dir() or target.endswith(("/", os.sep)) else None
+    if frames and several and read_kind(found[0]) == "image":
+        raise InputError(
+            f"IN: got {len(found)} pictures with --axes, expected the folder of the frames alone, or stacks; name the "
+            "folder, or leave --axes out"
+        )
+    one = not several and known(Path(target)) == "zarr"  # a folder that counts as a file
+    like_folder = several or ((Path(target).is_dir() or target.endswith(("/", os.sep))) and not one)
+    folder = Path(target) if like_folder else None
     if folder is None:
         if existing == "resume":
             raise InputError(
@@ -115,33 +129,61 @@ def plan(
     return Plan(tuple(jobs), folder, (*notes, *more))
 
 
+def holds_pictures(folder: Path) -> bool:
+    """Return whether the files of a folder are pictures of one page, by the first of them."""
+    found = pictures_in(folder)
+    return bool(found) and read_kind(found[0]) == "image"
+
+
+def _plan_frames(
+    source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None], existing: str
+) -> Plan:
+    """Return the plan of a folder whose pictures are one stack; OUT is a file, or a folder for such pictures."""
+    if existing in ("resume", "skip"):
+        raise InputError(f"--existing: got {existing} for a folder of frames, expected refuse or overwrite; they are "
+                         "denoised together")  # fmt: skip
+    job = Job(source, target, figure, {option: path for option, path in beside.items() if path is not None})
+    _check_names([job], single=True)
+    taken = [target] if target.is_file() else []
+    if target.is_dir():
+        taken = [target / path.name for path in pictures_in(source) if (target / path.name).exists()]
+    if figure is not None and figure.is_file():
+        taken.append(figure)
+    if taken and existing == "refuse":
+        raise InputError(f"OUT: got {taken[0]}, already there, expected a new name; choose another, or give --existing "
+                         "overwrite")  # fmt: skip
+    return Plan((job,), None, ())
+
+
 def _expanded(sources: Sequence[Path]) -> tuple[list[Path], bool, list[str]]:
     """Return the files meant, whether there may be several, and notes."""
     found, notes, several = [], [], len(sources) > 1
     for source in sources:
         pattern = not os.path.lexists(source) and glob.has_magic(str(source))
-        if not (pattern or source.is_dir()):
+        if not (pattern or source.is_dir()) or known(source) == "zarr":
             found.append(source)
             continue
         several = True
         # Path.glob takes no absolute patterns.
         entries = map(Path, glob.glob(str(source))) if pattern else source.iterdir()  # noqa: PTH207
-        files = sorted(path for path in entries if path.is_file() and not path.name.startswith("."))
-        known = [path for path in files if path.suffix.lower() in EXTENSIONS]
-        if not known:
+        files = sorted(path for path in entries
+                       if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
+        fitting = [path for path in files if known(path)]
+        if not fitting:
             got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
-            expected = f"one that ends in {', '.join(EXTENSIONS)}"
+            expected = f"one that ends in {', '.join(EXTENSIONS | STACKS)}"
             raise FileFormatError(f"IN: got {got}, expected at least {expected}; check the name")
-        if len(known) < len(files):
-            notes.append(f"{source}: {len(files) - len(known)} file(s) of other formats are left out")
-        found += known
+        if len(fitting) < len(files):
+            notes.append(f"{source}: {len(files) - len(fitting)} file(s) of other formats are left out")
+        found += fitting
     return list(dict.fromkeys(found)), several, notes
 
 
 def _check_folder(option: str, folder: Path, count: int) -> None:
     """Check that `folder` is one or can become one."""
-    names = (*EXTENSIONS, ".pdf", ".svg") if option == "--compare" else EXTENSIONS
-    got = "a file" if folder.exists() else "the name of a file" if folder.suffix.lower() in names else ""
+    names = (".pdf", ".svg") if option == "--compare" else ()
+    named = known(folder) or folder.suffix.lower() in names
+    got = "a file" if folder.exists() else "the name of a file" if named else ""
     if got and not folder.is_dir():
         raise FileFormatError(f"{option}: got {folder}, {got}, expected a folder for {count} input(s); name a folder")
 
@@ -168,11 +210,11 @@ def find_companion(option: str, path: Path, source: Path) -> Path:
     FileFormatError
         If the folder holds none, or several.
     """
-    if not path.is_dir():
+    if not path.is_dir() or known(path) == "zarr":
         return path
     if (path / source.name).is_file():
         return path / source.name
-    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and file.suffix.lower() in EXTENSIONS)
+    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and known(file))
     if len(alike) == 1:
         return alike[0]
     got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
@@ -190,10 +232,15 @@ def _check_names(jobs: list[Job], *, single: bool) -> None:
     check_distinct(sources, targets)
 
 
+def _there(path: Path) -> bool:
+    """Return whether an output is there: a file, or the folder of a zarr store."""
+    return path.is_file() or (path.is_dir() and known(path) == "zarr")
+
+
 def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[str]]:
     """Return the jobs to do, and notes, given what to do about outputs that exist."""
     outputs = [pair for job in jobs for pair in (("OUT", job.target), ("--compare", job.figure))]
-    taken = [(name, path) for name, path in outputs if path is not None and path.is_file()]
+    taken = [(name, path) for name, path in outputs if path is not None and _there(path)]
     if existing in ("overwrite", "resume") or not taken:
         return jobs, []
     if existing == "refuse":
@@ -203,5 +250,5 @@ def _without_existing(jobs: list[Job], existing: str) -> tuple[list[Job], list[s
             f"{taken[0][0]}: got {names}, already there, expected new files; choose another name, or give "
             "--existing overwrite or --existing skip"
         )
-    todo = [job for job in jobs if not job.target.is_file()]
+    todo = [job for job in jobs if not _there(job.target)]
     return todo, [f"{len(jobs) - len(todo)} of {len(jobs)} output(s) are there already and stay as they are"]

@@ -95,7 +95,7 @@ def _options(
 
 
 for _command, _short in (
-    (denoise, "Remove noise from images and signals."),
+    (denoise, "Remove noise from images, signals, volumes and video."),
     (noise, "Find out which noise a file has."),
     (demo, None),
     (study, "Measure rates of convergence beside the theory."),

@@ -10,10 +10,12 @@ import typer
 from nlflow.io.terminal import echo, print_json, print_table
 
 if TYPE_CHECKING:
-    from nlflow.commands.denoise_file import Inputs
+    from nlflow.commands.inputs import Inputs
     from nlflow.denoising.noise import NoiseEstimate
 
-HELP = """Find out which noise an image or a signal has.
+_STACK = {"volume": "a volume", "clip": "a clip"}
+
+HELP = """Find out which noise an image, a signal or a stack has.
 
 The verdict is that of `nonlocal denoise`: white noise, or noise that is correlated or follows the intensity, as that of
 a camera. How sure it is, and why, is said beside it: high where flat parts show nothing but this noise, low where
@@ -38,7 +40,7 @@ Examples:
 
 
 def noise(
-    source: Annotated[Path, typer.Argument(metavar="FILE", help="Image or signal.", show_default=False)],
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="Image, signal or stack.", show_default=False)],
     figure: Annotated[Path | None, typer.Option(metavar="FIG", help="Draw the noise (.png, .pdf, .svg).")] = None,
     save: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the model (.json).")] = None,
     mask: Annotated[
@@ -50,6 +52,10 @@ def noise(
     channel_axis: Annotated[
         int | None, typer.Option(metavar="INDEX", help="Axis of the channels in an .npy array.")
     ] = None,
+    axes: Annotated[
+        str | None,
+        typer.Option(metavar="LETTERS", help="Axes of a stack: ZYX, TYX and so on [default: the file's]."),
+    ] = None,
     first_column: Annotated[
         Literal["keep", "denoise"] | None,
         typer.Option(help="Whether the first CSV column is data [default: not if it is times or monotone]."),
@@ -60,7 +66,7 @@ def noise(
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
-    """Find out which noise an image or a signal has."""
+    """Find out which noise an image, a signal or a stack has."""
     from nlflow.commands.denoise_file import Options, check_figure, read_inputs
     from nlflow.io.atomic import write_content
 
@@ -69,7 +75,7 @@ def noise(
     beside = {} if mask in (None, "nan") else {"--mask": Path(str(mask))}
     _check_names(source, beside, {"--figure": figure, "--save": save}, existing)
     form = "" if figure is None else check_figure("--figure", figure)
-    given = read_inputs(source, beside, Options(None, mask == "nan", kind, channel_axis, {}, first_column))
+    given = read_inputs(source, beside, Options(None, mask == "nan", kind, channel_axis, {}, first_column, axes))
     for note in () if quiet else (*given.media.notes, *given.notes):
         echo(f"nonlocal: note: {note}", err=True)
     found = _found(given)
@@ -113,6 +119,8 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
     from nlflow.backends.interrupts import stopping
     from nlflow.denoising.noise import estimate_noise
 
+    if given.media.stacked:
+        return {"": _found_of_stack(given)}
     media, axis = given.media, given.media.channel_axis
     data = media.data if given.missing is None else np.where(given.missing, 0, media.data)
     with stopping():
@@ -125,11 +133,45 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
         return {"": estimate_noise(data, channel_axis=axis, mask=missing)}
 
 
+def _found_of_stack(given: Inputs) -> NoiseEstimate:
+    """Return the verdict on a stack; of several volumes on the one in the middle."""
+    import inspect
+
+    import numpy as np
+
+    from nlflow.backends.interrupts import stopping
+    from nlflow.commands.stacks import layout_of
+    from nlflow.denoising.noise import estimate_noise
+    from nlflow.errors import InputError
+
+    media, missing, layout = given.media, given.missing, layout_of(given.media)
+    known = inspect.signature(estimate_noise).parameters
+    words = {name: value for name, value in layout.items() if name in known and value is not None}
+    if "axes" not in words:
+        raise InputError(f"{media.path}: got {_STACK[media.kind]}, expected an image or a signal; save one of its "
+                         "pictures, or let nonlocal denoise find its noise")  # fmt: skip
+    data = media.data if missing is None else np.where(missing, 0, media.data)
+    axes = media.axes
+    if {"T", "Z"} <= set(axes):
+        time = axes.index("T")
+        data = data.take(data.shape[time] // 2, axis=time)
+        missing = None if missing is None else missing.take(missing.shape[time] // 2, axis=time)
+        axes = axes.replace("T", "")
+    if missing is not None and "C" in axes:
+        missing = np.asarray(missing.any(axis=axes.index("C")))
+    with stopping():
+        return estimate_noise(data, mask=missing, **words)
+
+
 def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str) -> bytes:
     """Return the figure as the content of a file."""
     from nlflow.io.files import upright
     from nlflow.plotting import noise_figure, render
 
+    if given.media.stacked:
+        from nlflow.commands.stacks import middle
+
+        given = middle(given)
     media = given.media
     data, missing = media.data, given.missing
     if media.kind == "image":

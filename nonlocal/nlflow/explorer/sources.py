@@ -10,6 +10,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
+from nlflow.errors import InputError
 from nlflow.io import files
 from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
@@ -88,6 +89,10 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
         How it is called; the path by default.
     """
     media = files.read(path)
+    if media.axes:
+        raise InputError(
+            f"{name or path}: got a stack ({media.axes}), expected an image or a signal; use nonlocal denoise"
+        )
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import secrets
+import shutil
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -92,6 +93,46 @@ def write_atomic(path: str | os.PathLike[str], writer: Callable[[BinaryIO], obje
         if isinstance(error, OSError):
             got, remedy = error.strerror or str(error), "free some space or choose another place"
             raise FileFormatError(f"{path}: got {got}, expected a file that can be written; {remedy}") from error
+        raise
+
+
+def write_folder(path: str | os.PathLike[str], writer: Callable[[Path], object]) -> None:
+    """Write a folder so that it appears complete or not at all.
+
+    `writer` fills a new folder beside `path`, which then takes its place; a folder that was there before is removed
+    after that.
+
+    Parameters
+    ----------
+    path : str or PathLike
+        The folder to create or replace.
+    writer : callable
+        Gets the new folder, which is empty.
+
+    Raises
+    ------
+    FileFormatError
+        If the operating system refuses: a full disk, missing permission.
+    Exception
+        Whatever `writer` raises.
+    """
+    target = Path(os.path.realpath(path))
+    fresh, old = temporary_name(target), temporary_name(target)
+    try:
+        fresh.mkdir()
+        writer(fresh)
+        if target.exists():
+            target.replace(old)
+        fresh.replace(target)
+        sync_folder(target.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        if old.exists() and not target.exists():
+            old.replace(target)
+        if isinstance(error, OSError):
+            got, remedy = error.strerror or str(error), "free some space or choose another place"
+            raise FileFormatError(f"{path}: got {got}, expected a folder that can be written; {remedy}") from error
         raise
 
 

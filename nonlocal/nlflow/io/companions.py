@@ -30,6 +30,8 @@ def _opened(path: Path, media: Media, shapes: Collection[tuple[int, ...]]) -> Me
     The first column of a table may be monotone in one file and not in the other, by noise or by chance.
     """
     found = load(path)
+    if found.axes and found.data.shape not in shapes:  # axes of one sample are those of the input only
+        found = replace(found, data=found.data.squeeze())
     if found.format == media.format == "csv" and found.data.shape not in shapes:
         with suppress(FileFormatError):
             other = load(path, first_column="keep" if found.time is None else "denoise")
@@ -56,7 +58,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     if data.dtype != np.bool_ and len(levels := np.unique(data)) > 2:
         notes.append(f"{path}: {len(levels)} different values; all but 0 count as marked")
     marked = _matched(media, found, data != 0)
-    if found.format in ("png", "jpeg", "tiff") and marked.ndim == 3:
+    if found.format in ("png", "jpeg", "tiff") and not found.axes and marked.ndim == 3:
         marked = np.asarray(marked.any(axis=-1))
     if found.alpha is not None:
         marked = marked & _matched(media, found, found.alpha != 0)
@@ -75,7 +77,7 @@ def read_map(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     found = _opened(path, media, shapes)
     values = _matched(media, found, found.data)
     if values.shape not in shapes:
-        node = "pixel" if media.kind == "image" else "sample"
+        node = {"image": "pixel", "volume": "voxel", "clip": "pixel"}.get(media.kind, "sample")
         raise _misfit(option, path, values.shape, f"{shape}, one number for each {node}", media)
     return np.ascontiguousarray(values, dtype=np.float64), list(found.notes)
 

@@ -9,8 +9,7 @@ not at all.
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,28 @@ import numpy as np
 
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowError, check_choice, check_integer
-from nlflow.io.atomic import write_atomic
-from nlflow.io.formats import FORMATS, left_out
-from nlflow.io.formats.media import EXTENSIONS, Array, FirstColumn, Kind, Media, as_stored, file_error, upright
-from nlflow.io.formats.tables import decode_csv
+from nlflow.io.atomic import write_atomic, write_folder
+from nlflow.io.formats import FORMATS, left_out, ngff, tiff
+from nlflow.io.formats.axes import check_axes, settle
+from nlflow.io.formats.media import (
+    EXTENSIONS,
+    STACKS,
+    Array,
+    FirstColumn,
+    Kind,
+    Media,
+    as_stored,
+    extension,
+    file_error,
+    format_of,
+    upright,
+)
+from nlflow.io.frames import check_frames, load_frames, pictures_in, write_frames
+from nlflow.io.loading import known_format, load
 
 __all__ = [
     "EXTENSIONS",
+    "STACKS",
     "Array",
     "FirstColumn",
     "Kind",
@@ -34,62 +48,19 @@ __all__ = [
     "check_distinct",
     "check_output",
     "check_target",
+    "extension",
+    "format_of",
+    "is_stack",
     "load",
+    "pictures_in",
     "read",
+    "read_kind",
     "upright",
     "write",
     "write_atomic",
 ]
 
-
-def _format_of(path: Path) -> str:
-    try:
-        return EXTENSIONS[path.suffix.lower()]
-    except KeyError:
-        got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
-        raise file_error(path, got, f"one of {', '.join(EXTENSIONS)}", "convert the file or rename it") from None
-
-
-def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None) -> Media:
-    """Read a file without settling what the axes of an .npy array are; see `read`.
-
-    Raises
-    ------
-    FileFormatError
-        If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
-    """
-    path = Path(path)
-    form = _format_of(path)
-    expected = f"a readable {form.upper()} file"
-    if not path.exists():
-        raise file_error(path, "no such file", expected, "check the name and the folder")
-    if not path.is_file():
-        raise file_error(path, "a folder" if path.is_dir() else "no regular file", expected, "name the file itself")
-    if path.stat().st_size == 0:
-        raise file_error(path, "an empty file", expected, "copy or export it again")
-    try:
-        path.open("rb").close()
-    except OSError as error:
-        raise file_error(path, f"{error.strerror}", expected, "check its permissions") from error
-    try:
-        with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
-            warnings.simplefilter("ignore")
-            media = FORMATS[form].decode(path) if form != "csv" else decode_csv(path, first_column)
-    except NlflowError:
-        raise
-    except MemoryError as error:
-        raise file_error(path, "more samples than memory can hold", expected, "crop or downsample it") from error
-    except Exception as error:  # a damaged file makes decoders fail in any way: IndexError, struct.error, zlib.error
-        got = f"a damaged or foreign file ({str(error) or type(error).__name__})"
-        raise file_error(path, got, expected, "copy or export it again") from error
-    data = media.data
-    if data.dtype.kind not in "biuf":
-        raise file_error(path, f"values of type {data.dtype}", "real numbers", "convert them, e.g. with astype or abs")
-    if data.size == 0:
-        raise file_error(path, f"an empty array of shape {data.shape}", "at least one sample", "export it again")
-    if not data.dtype.isnative:
-        media = replace(media, data=data.astype(data.dtype.newbyteorder("=")))
-    return media
+_ARTICLES = {"image": "an image", "signal": "a signal", "volume": "a volume", "clip": "a clip"}
 
 
 def read(
@@ -98,13 +69,16 @@ def read(
     kind: Kind | None = None,
     channel_axis: int | None = None,
     first_column: FirstColumn | None = None,
+    axes: str | None = None,
+    spacing: Sequence[float] | None = None,
 ) -> Media:
-    """Read an image or a signal.
+    """Read an image, a signal or a stack.
 
     Parameters
     ----------
     path : str or PathLike
-        A PNG, JPEG, TIFF, NPY, WAV or CSV file; the extension decides.
+        A PNG, JPEG, TIFF, NPY, WAV, CSV, NIfTI, OME-Zarr or video file; the extension decides. With `axes`, a folder
+        of pictures that are the frames of one clip, or the slices of one volume, in the order of their names.
     kind : {"image", "signal"}, optional
         Needed for a two-dimensional .npy array that is a signal (N, C); otherwise the file decides.
     channel_axis : int, optional
@@ -113,6 +87,10 @@ def read(
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
         or if it is strictly monotone.
+    axes : str, optional
+        Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
+    spacing : sequence of float, optional
+        How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C.
 
     Returns
     -------
@@ -125,16 +103,69 @@ def read(
     FileFormatError
         If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
     InputError
-        If `kind` or `channel_axis` do not fit the file.
+        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, or if nobody says what an axis is.
     """
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
     if first_column is not None:
         check_choice("first_column", first_column, ("keep", "denoise"))
-    media = load(path, first_column=first_column)
+    path = Path(path)
+    if axes is not None and path.is_dir() and not format_of(path):
+        media = load_frames(path, pictures_in(path))
+    else:
+        media = load(path, first_column=first_column)
     if first_column is not None and media.format != "csv":
         raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
+    if media.format == "npy" and axes is not None:
+        if channel_axis is not None or kind is not None:
+            word = "kind" if channel_axis is None else "channel_axis"
+            raise InputError(f"{word}: got one beside axes={axes!r}, which say it; leave {word} out")
+        if len(check_axes(axes, path)) == 1 or "Y" not in check_axes(axes, path):
+            raise InputError(f"axes: got {axes!r}, expected Y and X among them; leave axes out for a signal")
+        media = replace(media, axes="?" * media.data.ndim)
+    if media.axes:
+        return _settled(media, kind, channel_axis, axes, spacing)
+    if axes is not None and spacing is None and _is_slice(media, axes):
+        note = f"{path}: one picture only, which is denoised as an image"
+        return replace(_with_layout(media, kind, channel_axis), notes=(*media.notes, note))
+    for name, value in (("axes", axes), ("spacing", spacing)):
+        if value is not None:
+            raise InputError(f"{name}: got {value!r}, but {path} is {_ARTICLES[media.kind]}, expected a stack; "
+                             "leave it out")  # fmt: skip
     return _with_layout(media, kind, channel_axis)
+
+
+def is_stack(path: Path) -> bool:
+    """Return whether a name is that of a stack: a video, NIfTI, a group of OME-Zarr, a TIFF file of many pages."""
+    form = format_of(path)
+    if form == "zarr":
+        return ngff.is_group(path)
+    return form in ("nifti", "video") or (form == "tiff" and path.is_file() and tiff.is_stack(path))
+
+
+def read_kind(path: Path) -> Kind:
+    """Return what a file holds."""
+    return load(path).kind
+
+
+def _settled(
+    media: Media, kind: Kind | None, channel_axis: int | None, axes: str | None, spacing: Sequence[float] | None
+) -> Media:
+    """Return a stack with all its axes settled."""
+    settled = settle(media, axes, spacing)
+    own, ndim = settled.channel_axis, settled.data.ndim
+    if kind is not None and kind != settled.kind:
+        got = f"kind: got {kind!r}, but {media.path} is {_ARTICLES[settled.kind]} ({settled.axes})"
+        raise InputError(f"{got}; leave kind out")
+    if channel_axis is not None and (own is None or channel_axis % ndim != own):
+        raise InputError(f"channel_axis: got {channel_axis}, but {media.path} is {settled.axes}; leave it out")
+    return settled
+
+
+def _is_slice(media: Media, axes: str) -> bool:
+    """Return whether these axes are those of a volume or a clip of which a picture is the only part."""
+    wanted = "YXC" if media.data.ndim == 3 else "YX"
+    return media.kind == "image" and "".join(a for a in check_axes(axes, media.path) if a not in "TZ") == wanted
 
 
 def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> Media:
@@ -154,11 +185,11 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
             raise InputError(f"channel_axis: got {channel_axis}, but {what} has {found}; leave channel_axis out")
         return replace(media, channel_axis=own)
     if ndim not in (1, 2, 3):
-        remedy = "save its parts one by one"
-        raise file_error(media.path, f"an array of shape {shape}", "one to three dimensions", remedy)
+        remedy = "say which axis is which (--axes TZYX)" if ndim in (4, 5) else "save its parts one by one"
+        raise file_error(media.path, f"an array of shape {shape}", "one to three dimensions, or axes", remedy)
     if ndim == 3 and axis is None:
         if kind != "signal" and not 2 <= shape[2] <= 4:
-            remedy = "give it, or save one image per file"
+            remedy = "give it, or for a stack --axes ZYX (slices of a volume) or TYX (frames)"
             raise InputError(f"channel_axis: got None, expected the axis of the channels for {what}; {remedy}")
         axis = 2
     if ndim == 2 and axis is None and kind == "signal":
@@ -249,18 +280,27 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
         If the extension is unknown, the format cannot hold the result, or the file cannot be created.
     """
     path = Path(path)
-    form = _format_of(path)
-    check_target(path)
+    if media.format == "frames" and not format_of(path):
+        check_frames(path, media)
+        return ()
+    form = known_format(path)
+    media = replace(media, extras={**media.extras, "target": path.name})
+    if not FORMATS[form].folder or not path.is_dir():
+        check_target(path)
+    elif not ngff.is_store(path) or media.path.resolve().is_relative_to(path.resolve()):
+        got = "a folder that holds the input" if ngff.is_store(path) else "a folder that is no zarr store"
+        raise file_error(path, got, "a new name", "choose another")
     dtype = media.data.dtype
     count = 1 if media.channel_axis is None else media.data.shape[media.channel_axis]
     got, instead = "", ".tif or .npy"
-    kind, dtypes = FORMATS[form].kind, FORMATS[form].dtypes
-    if kind not in (None, media.kind):
-        got = "an image" if media.kind == "image" else "a signal"
-        instead = ".png, .tif or .npy" if media.kind == "image" else ".wav, .csv or .npy"
+    kinds, dtypes = FORMATS[form].kinds, FORMATS[form].dtypes
+    if media.kind not in kinds.split():
+        got = _ARTICLES[media.kind]
+        instead = {"image": ".png, .tif or .npy", "signal": ".wav, .csv or .npy", "clip": ".mp4, .tif or .npy",
+                   "volume": ".tif, .nii, .ome.zarr or .npy"}[media.kind]  # fmt: skip
     elif dtypes and dtype.str[1:] not in dtypes.split():
         got = f"{dtype} samples"
-        instead = ".npy or .csv" if kind == "signal" else ".npy" if form == "tiff" else instead
+        instead = ".npy or .csv" if kinds == "signal" else ".npy" if form == "tiff" else instead
     elif form in ("png", "jpeg") and count not in (1, 3):
         got = f"{count} channels"
     elif form == "png" and dtype == np.uint16 and (count == 3 or media.alpha is not None):
@@ -269,18 +309,23 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
         got, instead = "an alpha channel", ".png or .tif"
     elif form == "wav" and media.sample_rate is None:
         got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
+    elif form in STACKS.values() and not media.axes:
+        got = _ARTICLES[media.kind]
+    else:
+        got = FORMATS[form].check(path, media)
     if got:
         expected = f"what {form.upper()} files can hold"
         raise file_error(path, f"{got} to write", expected, f"name the output {instead}")
     names = left_out(form, media)
+    told = FORMATS[form].notes(path, media)
     if not names:
-        return ()
+        return tuple(told)
     several = len(names) > 1 or names[0].endswith("s")
     listed = " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
-    return (f"{path}: {listed} {'are' if several else 'is'} left out",)
+    return (f"{path}: {listed} {'are' if several else 'is'} left out", *told)
 
 
-def _stored(data: Array, dtype: np.dtype[Any], form: str) -> Array:
+def _stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
     """Return `data` in the dtype of the output: rounded and clipped, never wrapped, where that is an integer."""
     if form in ("npy", "csv"):
         return data.astype(np.float32 if dtype in (np.float16, np.float32) else np.float64)
@@ -288,7 +333,7 @@ def _stored(data: Array, dtype: np.dtype[Any], form: str) -> Array:
         return data.astype(dtype)
     if not np.isfinite(data).all():
         raise InputError(f"data: got NaN or infinite values, expected finite ones to store as {dtype}; write .npy")
-    return rounded(data, dtype)
+    return rounded(data if bits is None else np.clip(data, 0, 2**bits - 1), dtype)
 
 
 def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
@@ -320,12 +365,20 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     data = np.asarray(data)
     if data.shape != media.data.shape:
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
-    form = _format_of(path)
-    values = _stored(data, media.data.dtype, form)
-    if media.channel_axis is not None and form != "npy":
+    if media.format == "frames" and not format_of(path):
+        write_frames(path, _stored(data, media.data.dtype, "", None), media)
+        return
+    form = known_format(path)
+    values = _stored(data, media.data.dtype, form, media.bits)
+    media = replace(media, extras={**media.extras, "target": path.name})
+    if media.axes and form not in ("png", "jpeg"):
+        if form == media.format == "npy":
+            values = values.reshape(media.stored_shape)
+    elif media.channel_axis is not None and form != "npy":
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))
+    write_whole = write_folder if FORMATS[form].folder else write_atomic
     try:
-        write_atomic(path, lambda stream: FORMATS[form].encode(stream, values, media))
+        write_whole(path, lambda place: FORMATS[form].encode(place, values, media))
     except NlflowError:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways

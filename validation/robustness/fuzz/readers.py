@@ -18,22 +18,25 @@ from validation.robustness.fuzz.watch import Reader, quiet, require
 
 __all__ = ["archive", "companion", "layers", "media", "npy", "pictures", "state"]
 
-_KINDS = {"png": "u", "jpeg": "u", "tiff": "iuf", "npy": "biuf", "wav": "iuf", "csv": "f"}
-_LOSSLESS = ("png", "tiff", "npy", "wav", "csv")
+_KINDS = {"png": "u", "jpeg": "u", "tiff": "iuf", "npy": "biuf", "wav": "iuf", "csv": "f", "nifti": "iuf", "video": "u"}
+_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti")
+_ENDINGS = {"nifti": "nii"}
 _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside the first 16 MiB
 
 
 def _check_samples(found: Any, size: int) -> None:
     """Hold what was read against what the file can hold, and what is documented of it."""
-    from nlflow.io.files import EXTENSIONS
+    from nlflow.io.files import EXTENSIONS, STACKS
 
     data = found.data
     require(isinstance(data, np.ndarray) and data.dtype.kind in "biuf" and data.dtype.isnative, f"dtype {data.dtype}")
-    require(found.format in EXTENSIONS.values(), f"format {found.format!r}")
+    require(found.format in (*EXTENSIONS.values(), *STACKS.values()), f"format {found.format!r}")
     require(data.dtype.kind in _KINDS[found.format], f"{found.format} with {data.dtype}")
     require(data.size > 0, "an empty array")
     require(data.nbytes <= _MOST * size + 2**24, f"{data.nbytes} bytes of samples from {size} bytes")
-    if found.kind == "image" and found.format != "npy":
+    if found.axes:
+        require(len(found.axes) == data.ndim and set(found.axes) <= set("TZCYX"), f"axes {found.axes}")
+    elif found.kind == "image" and found.format != "npy":
         require(data.ndim == 2 or (data.ndim == 3 and data.shape[2] >= 2), f"an image of shape {data.shape}")
         require(found.alpha is None or found.alpha.shape == data.shape[:2], "opacity of another shape")
     require(found.orientation in range(1, 9), f"orientation {found.orientation!r}")
@@ -55,20 +58,23 @@ def media(suffix: str) -> Callable[[Path], Reader]:
             with quiet():
                 found = files.read(source)
             _check_samples(found, len(data))
-            require(found.data.ndim in (1, 2, 3), f"{found.data.ndim} dimensions")
+            require(found.data.ndim in (1, 2, 3) or bool(found.axes), f"{found.data.ndim} dimensions")
             if found.format not in _LOSSLESS or found.data.size > 10**6:
                 return
-            target = folder / f"out.{found.format}"
+            target = folder / f"out.{_ENDINGS.get(found.format, found.format)}"
             try:
                 with quiet(), np.errstate(all="ignore"):
                     files.write(target, found.data, found)
             except FileFormatError:
                 return  # what the format has no place for is told before any work begins
             with quiet(), np.errstate(all="ignore"):
-                again = files.read(target, kind=found.kind, channel_axis=found.channel_axis)
+                words = {} if found.axes else {"kind": found.kind, "channel_axis": found.channel_axis}
+                again = files.read(target, **words)
             kept = found.data
             if found.format == "npy":  # whose results have single or double precision
                 kept = kept.astype(np.float32 if kept.dtype in (np.float16, np.float32) else np.float64)
+            if found.format == "nifti" and found.data.dtype.kind == "f":
+                return  # a scale may be too coarse for its own values
             same = np.array_equal(again.data, kept, equal_nan=kept.dtype.kind == "f")
             require(same, "what was written is not what is read again")
             if found.alpha is not None and found.format != "npy":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import struct
 import tempfile
 import wave
@@ -139,6 +140,49 @@ def tiff() -> list[bytes]:
     found += [_saved(colours.convert(mode), "TIFF") for mode in ("CMYK", "YCbCr", "P")]
     found.append(_saved(colours.convert("1"), "TIFF", compression="group4"))
     found += [written(RGB, photometric="rgb", compression=name) for name in ("zstd", "lzma", "lerc")]
+    stack, labels = np.stack([GREY, GREY, GREY]), ["a", "b", "c"]
+    found += [
+        written(stack, imagej=True, metadata={"axes": "ZYX", "spacing": 0.5, "unit": "um", "Labels": labels}),
+        written(stack, ome=True, metadata={"axes": "ZYX", "PhysicalSizeZ": 0.5, "SignificantBits": 8}),
+        written(stack, photometric="minisblack", compression="zlib", metadata={"axes": "TYX"}),
+        written(np.stack([RGB, RGB]), photometric="rgb", ome=True, metadata={"axes": "ZYXS"}),
+    ]
+    return found
+
+
+def nifti() -> list[bytes]:
+    """Return NIfTI files: integers and floats, with a scale, with times, with extensions, of version 2."""
+    import nibabel
+
+    found = []
+    one, two = nibabel.Nifti1Image, nibabel.Nifti2Image
+    for kind, dtype, shape in ((one, "u1", (5, 4, 3)), (one, "f4", (5, 4, 3, 2)), (two, "i2", (5, 4, 3)),
+                               (one, "i2", (5, 4, 1))):  # fmt: skip
+        image = kind(np.arange(math.prod(shape)).reshape(shape).astype(dtype), np.eye(4), dtype=np.dtype(dtype))
+        image.header.set_xyzt_units("mm", "sec")
+        image.header.extensions.append(nibabel.nifti1.Nifti1Extension("comment", b"words"))
+        if dtype == "i2":
+            image.header.set_slope_inter(0.5, 3)
+        found.append(image.to_bytes())
+    return found
+
+
+def video() -> list[bytes]:
+    """Return films in two containers, of two codecs."""
+    import av
+
+    found = []
+    kinds = (("mp4", "mpeg4", "yuv420p"), ("matroska", "ffv1", "gray"), ("matroska", "mpeg4", "yuv420p"))
+    for form, codec, pixels in kinds:
+        buffer = io.BytesIO()
+        with av.open(buffer, "w", format=form) as container:
+            stream = container.add_stream(codec, rate=25)
+            stream.height, stream.width, stream.pix_fmt = 16, 16, pixels
+            for shade in (40, 90, 140):
+                frame = av.VideoFrame.from_ndarray(np.full((16, 16), shade, np.uint8), format="gray")
+                container.mux(stream.encode(frame.reformat(format=pixels)))
+            container.mux(stream.encode())
+        found.append(buffer.getvalue())
     return found
 
 

@@ -11,15 +11,10 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.large.arrays import need_dask
 from nlflow.errors import FileFormatError, InputError, shortened
+from nlflow.io.formats.codecs import strange_codecs
 from nlflow.io.formats.tiff import check_compression
 
 Array = NDArray[Any]
-# Codecs that turn bytes into numbers and nothing else. (One of numcodecs unpickles, which runs what is in the file.)
-_CODECS = {
-    "bytes", "transpose", "crc32c", "sharding_indexed", "blosc", "gzip", "zstd", "zlib", "lz4", "lzma", "bz2",
-    "delta", "shuffle", "fixedscaleoffset", "bitround", "packbits", "quantize", "astype", "crc32", "adler32",
-    "fletcher32", "jenkins_lookup3",
-}  # fmt: skip
 _TIFF = (".tif", ".tiff")
 
 
@@ -50,33 +45,13 @@ def open_array(path: Path) -> Any:
         ) from error
     if found.dtype.kind not in "iuf":
         raise FileFormatError(f"{path}: got values of {found.dtype}, expected {expected}; convert them")
-    strange = _codecs(meta) - _CODECS
+    strange = strange_codecs(meta)
     if strange:
         raise FileFormatError(
-            f"{path}: got the codec(s) {', '.join(sorted(strange))}, expected those that only turn bytes into numbers "
+            f"{path}: got the codec(s) {', '.join(strange)}, expected those that only turn bytes into numbers "
             "(zstd, blosc, gzip and the like); write it anew with one of them"
         )
     return found
-
-
-def _codecs(meta: dict[str, Any]) -> set[str]:
-    """Return the names of all codecs in a description of version 2 or 3, those inside shards too."""
-    names: set[str] = set()
-
-    def look(codec: Any) -> None:
-        if isinstance(codec, dict):
-            names.add(str(codec.get("name", codec.get("id"))).lower().removeprefix("numcodecs."))
-            configuration = codec.get("configuration")
-            inner = configuration if isinstance(configuration, dict) else {}
-            for key in ("codecs", "index_codecs"):
-                for other in inner.get(key) or ():
-                    look(other)
-        elif codec is not None:
-            names.add(str(codec).lower())
-
-    for codec in (*(meta.get("codecs") or ()), *(meta.get("filters") or ()), meta.get("compressor")):
-        look(codec)
-    return names
 
 
 def open_image(path: str | Path, *, channel_axis: int | None = None, block: int = 1024) -> tuple[Any, int | None]:

@@ -12,12 +12,15 @@ from numpy.typing import NDArray
 from nlflow.errors import FileFormatError, check_memory, format_bytes
 
 Array: TypeAlias = NDArray[Any]
-Kind: TypeAlias = Literal["image", "signal"]
+Kind: TypeAlias = Literal["image", "signal", "volume", "clip"]
 FirstColumn: TypeAlias = Literal["keep", "denoise"]
 
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+#: Those of files that hold nothing but stacks.
+STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
+STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")
 
 # Deflate makes at most 1032 bytes of one, for instance in a mask that is almost empty. A header that asks for far more
 # only wants to fill memory. Below the floor it may ask.
@@ -34,11 +37,11 @@ class Media:
         The file that was read.
     format : str
         Its format, a value of `EXTENSIONS`.
-    kind : {"image", "signal"}
-        What the samples are.
+    kind : {"image", "signal", "volume", "clip"}
+        What the samples are; a volume has slices (Z), and may have frames (T) as well; a clip has frames alone.
     data : numpy.ndarray
         The samples in the dtype of the file: an image (H, W) or (H, W, C), a signal (N,) or (N, C); in an .npy file
-        the channels may lie on any axis.
+        the channels may lie on any axis. A stack has the axes that `axes` names.
     channel_axis : int or None
         Axis of the channels, counted from 0, or None for one channel without an axis of its own.
     alpha : numpy.ndarray or None
@@ -62,6 +65,17 @@ class Media:
         of a WAV file.
     notes : tuple of str
         The conversions made while reading, for the user.
+    axes : str
+        One letter for each axis of the data of a stack, and of an image that was read as one: T (time), Z, Y, X, C
+        (channels); "?" where a file does not say it. Empty for other images and signals.
+    scale : dict
+        Of a stack: from a letter to the distance of two samples along that axis and its unit (empty if unknown).
+    spacing : tuple of float or None
+        What `nlflow.denoise` is told of it: one number for each letter of `axes` but C and, beside Z, T.
+    stored_axes, stored_shape : str, tuple of int
+        Axes and shape in the file, those of one sample included, which `axes` and ``data`` lack.
+    bits : int or None
+        How many bits of an unsigned integer are used, where they are fewer than its type has.
     """
 
     path: Path
@@ -77,6 +91,17 @@ class Media:
     delimiter: str = ","
     extras: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    axes: str = ""
+    scale: dict[str, tuple[float, str]] = field(default_factory=dict)
+    spacing: tuple[float, ...] | None = None
+    stored_axes: str = ""
+    stored_shape: tuple[int, ...] = ()
+    bits: int | None = None
+
+    @property
+    def stacked(self) -> bool:
+        """Whether this is a volume or a clip."""
+        return self.kind in ("volume", "clip")
 
     @property
     def spatial_shape(self) -> tuple[int, ...]:
@@ -98,6 +123,18 @@ class Media:
     def separate(self) -> bool:
         """Whether channels are signals that have nothing to do with each other, as the columns of a table."""
         return self.format == "csv" and self.channel_axis is not None
+
+
+def extension(path: Path) -> str:
+    """Return the known extension of a name (``.nii.gz`` is one), in small letters; empty if it has none."""
+    name = path.name.lower()
+    last = ".nii.gz" if name.endswith(".nii.gz") and name != ".nii.gz" else path.suffix.lower()
+    return last if last in EXTENSIONS or last in STACKS else ""
+
+
+def format_of(path: Path) -> str:
+    """Return the format that a name tells; empty if it tells none."""
+    return (EXTENSIONS | STACKS).get(extension(path), "")
 
 
 def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatError:
