@@ -15,8 +15,14 @@ _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary dig
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
-def as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]:
-    """Return the input as (..., C) in its computing precision, and how to give a result the input's shape."""
+_LEAST_SIDE = 8  # of a volume: fewer samples along an axis are more likely to be colours
+
+
+def as_signal(image: Any, channel_axis: int | None, most: int = 2) -> tuple[NDArray[Any], Any]:
+    """Return the input as (..., C) in its computing precision, and how to give a result the input's shape.
+
+    `most` is the number of axes besides that of the channels that the caller knows what to do with.
+    """
     array = check_array("image", image)
     if not isinstance(array, np.ndarray):
         raise InputError(f"image: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
@@ -24,7 +30,13 @@ def as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]:
     if given.kind in "biu" and given.itemsize <= 2:  # wider integers do not fit single precision
         array = array.astype(np.float32)
     spatial = array.ndim - (channel_axis is not None)
-    if spatial not in (1, 2):
+    if spatial == most == 3:
+        if channel_axis is None and min(array.shape) < _LEAST_SIDE:
+            raise InputError(
+                f"image: got shape {array.shape}, expected a volume of at least {_LEAST_SIDE} samples along each axis; "
+                "give the axis of the colours as channel_axis, or the volume with a channel axis of one sample"
+            )
+    elif spatial not in (1, 2):
         hint = "; is the last axis colour? then pass channel_axis=-1" if array.ndim == 3 else ""
         raise InputError(
             f"image: got {array.ndim} dimension(s) (shape {array.shape}) with channel_axis={channel_axis}, expected "
