@@ -174,7 +174,7 @@ class GaussianNoise(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
-        samples, restore = as_signal(clean, channel_axis)
+        samples, restore = as_signal(clean, channel_axis, most=3)
         grid, channels = (1, *samples.shape[:-1])[-2:], samples.shape[-1]
         powers = self.powers(channels, samples.ndim - 1)
         generator = np.random.default_rng(rng)

@@ -106,7 +106,7 @@ class Speckle(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with speckle, each sample and channel by itself; negative intensities are refused."""
-        samples, restore = as_signal(clean, channel_axis)
+        samples, restore = as_signal(clean, channel_axis, most=3)
         _check_intensities(samples)
         law = np.random.default_rng(rng).gamma(self.looks, 1 / self.looks, samples.shape)
         return np.asarray(restore(samples.astype(np.float64) * law))

@@ -88,7 +88,7 @@ class Poisson(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> NDArray[Any]:
         """Return counts of these means; see `Noise.sample`. Values below `offset` count as no light."""
-        values, restore = as_signal(clean, channel_axis)
+        values, restore = as_signal(clean, channel_axis, most=3)
         generator = np.random.default_rng(rng)
         counts = generator.poisson(np.maximum(values.astype(np.float64) - self.offset, 0) / self.gain)
         read = generator.normal(self.offset, self.sigma, counts.shape) if self.sigma else self.offset
