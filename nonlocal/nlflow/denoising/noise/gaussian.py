@@ -142,11 +142,14 @@ class GaussianNoise(Noise):
         shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
         if len(shape) not in (1, channels):
             raise InputError(f"noise: got a picture of {channels} channel(s), expected {len(shape)}")
+        if dimension == 3 and self.spectrum is not None:
+            raise InputError("noise: got a volume, but correlated noise, which is for images and signals; give white "
+                             "noise (sigma), or denoise slice by slice")  # fmt: skip
         if dimension == 1 and shape.shape[1] > 1:
             raise InputError(f"noise: got a signal, but a spectrum of {shape.shape[1]} x {shape.shape[2]} frequencies")
         if dimension == 2 and self.spectrum is not None and shape.shape[1] == 1:
             raise InputError("noise: got an image, but the spectrum of a signal; give power by both frequencies")
-        rows = spectra.FREQUENCIES if dimension == 2 else 1
+        rows = 1 if dimension == 1 else spectra.FREQUENCIES
         full = np.broadcast_to(shape, (channels, rows, spectra.FREQUENCIES)) if self.spectrum is None else shape
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
@@ -175,11 +178,12 @@ class GaussianNoise(Noise):
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
         samples, restore = as_signal(clean, channel_axis, most=3)
-        grid, channels = (1, *samples.shape[:-1])[-2:], samples.shape[-1]
+        channels = samples.shape[-1]
+        grid = (1, *samples.shape[:-1])[-2:] if samples.ndim < 4 else samples.shape[:-1]
         powers = self.powers(channels, samples.ndim - 1)
         generator = np.random.default_rng(rng)
         if self.spectrum is None:
-            noise = generator.standard_normal((channels, *grid)) * np.sqrt(powers[:, :1, :1])
+            noise = generator.standard_normal((channels, *grid)) * np.sqrt(powers[:, 0, 0].reshape(-1, *[1] * len(grid)))
         else:
             noise = spectra.sampled(powers, grid, generator)
         if self.opponent:

@@ -94,7 +94,7 @@ class Stripes(Noise):
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with stripes."""
-        samples, restore = as_signal(clean, channel_axis)
+        samples, restore = as_signal(clean, channel_axis, most=3)
         check_image(samples)
         shape = [1, 1, 1 if self.shared else samples.shape[-1]]
         shape[self.axis] = samples.shape[self.axis]
@@ -146,7 +146,10 @@ class Stripes(Noise):
 
 
 def check_image(samples: Array) -> None:
-    """Refuse signals."""
+    """Refuse signals, and volumes, of which nobody says how stripes go through them."""
+    if samples.ndim == 4:
+        raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are those of a "
+                         "picture's rows or columns; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
     if samples.ndim != 3:
         raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
 
