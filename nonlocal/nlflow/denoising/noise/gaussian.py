@@ -19,6 +19,7 @@ _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
+_SMOOTHING: Final = 1.5  # samples over which the intensity is smoothed that the noise follows
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
 
@@ -175,6 +176,10 @@ class GaussianNoise(Noise):
             return np.ones_like(intensity, np.float64)
         return np.asarray(np.interp(intensity, self.intensities, self.strengths))
 
+    def along(self, samples: Array) -> Array:
+        """Return the standard deviation at each of the noisy samples (..., C), by their smoothed intensity."""
+        return np.asarray(self.relative(smoothed(samples))[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
+
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
         samples, restore = as_signal(clean, channel_axis, most=3)
@@ -229,6 +234,15 @@ class GaussianNoise(Noise):
         fields += ["opponent"] if self.opponent else []
         fields += [f"compressed {self.compressed:g}"] if self.compressed else []
         return f"GaussianNoise({', '.join(fields)})"
+
+
+def smoothed(samples: Array) -> Array:
+    """Return the intensity of samples (..., C), the mean of the channels, as noise follows it."""
+    from scipy.ndimage import gaussian_filter
+
+    intensity = samples.mean(axis=-1, dtype=np.float64)
+    widths = [_SMOOTHING if n > 1 else 0 for n in intensity.shape]
+    return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
 
 
 def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:

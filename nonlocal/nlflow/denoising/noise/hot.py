@@ -19,6 +19,8 @@ _OUT: Final = {True: 8.0, False: 12.0}  # standard deviations of what is around:
 _ALONE: Final = 2.0  # times as far from what is around as the highest neighbour is
 _REACH: Final = {1: 6, 2: 2, 3: 1}  # half side of the neighbourhood
 _QUARTILES: Final = 1.349  # between the quartiles of a Gaussian law, in standard deviations
+_LEAST_STEP: Final = 0.1  # of the range, but for the ends of it: so much brighter is a hot pixel at least
+_ENDS: Final = 0.005
 _LEAST_FRAMES: Final = 4
 _LEAST_COUNT: Final = 5
 _LEAST_SHARE: Final = 2e-5  # of the samples: sensors have more, laws with long tails fewer
@@ -195,6 +197,8 @@ def _alone(values: NDArray[np.float64], unknown: NDArray[np.bool_], out: float) 
     sigma = float(estimate_sigmas(values[..., None], unknown)[0])
     if sigma == 0:
         return found
+    low, high = np.quantile(values[~unknown], [_ENDS, 1 - _ENDS])
+    sigma = max(sigma, _LEAST_STEP / out * float(high - low))
     ring = np.ones((3,) * values.ndim, bool)
     ring[(1,) * values.ndim] = False
     beside = maximum_filter(np.where(unknown, -np.inf, values), footprint=ring, mode="constant", cval=-np.inf)

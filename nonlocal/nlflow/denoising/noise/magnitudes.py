@@ -25,6 +25,8 @@ _ABOVE: Final = 1.7  # times the mean of pure noise, for the spread of the sampl
 _ALIKE: Final = 0.08  # relative: so far a local mean of pure noise is from the mean
 _FEW: Final = 0.005  # of the samples: fewer are no background
 _SAME_RATIO: Final = 0.06  # relative: so far the ratio of mean and spread of a background is from that of the law
+_RAYLEIGH: Final = math.sqrt(math.pi / 2)  # mean of Rayleigh's law
+_LAW: Final = 0.03  # so far the distribution of a background may be from Rayleigh's
 _LOCAL: Final = {1: 129, 2: 17, 3: 9}  # samples along an axis over which means are taken
 _SMALLEST: Final = 1e-150  # strengths whose ratios to samples stay in the range of floats
 _LARGEST: Final = 1e150
@@ -240,9 +242,9 @@ class Rician(Magnitudes):
     Notes
     -----
     Where x = 0 the law is Rayleigh's, of mean 1.25 sigma and standard deviation 0.66 sigma; from x = 3 sigma on it is
-    nearly Gaussian about √(x² + sigma²). `stabilize` takes a function f with a standard deviation f(z) of 0.99 to 1.01
+    nearly Gaussian about √(x² + sigma²). `stabilize` takes a function f with a standard deviation f(z) of 0.96 to 1.03
     sigma for all x >= 0, which was made so by least squares: 16 slopes of a smooth growing function, √(z² - sigma²/2)
-    above 7.4 sigma. The first choice, with slopes 1 / std(z | mean of z), stays 35 % off at x = 0. `unstabilize` goes
+    above 7.4 sigma. (Steeper slopes near 0 bring the spread to 1 within 1 %, but make outliers there.) `unstabilize` goes
     from E[f(z)] to x by a table of the integral over the density, exact to 1e-6 sigma from x = 0.01 sigma on; what is
     below the mean of pure noise becomes 0. As the law hardly changes with x near 0, x is known there only as the root
     of what the noise leaves.
@@ -337,6 +339,44 @@ class NoncentralChi(Magnitudes):
         """Return what this noise is, in a few words for people."""
         sigma = f": sigma {self.sigma:.3g}" if self.sigma is not None else ", sigma to be found"
         return f"noise of magnitudes of {self.coils:.3g} coil{'s' if self.coils != 1 else ''}{sigma}"
+
+
+def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Rician | None:
+    """Find Rician noise, and its strength, by a background in which magnitudes have Rayleigh's law.
+
+    Parameters
+    ----------
+    samples : array of shape (..., C)
+        Finite; one to three axes besides that of the channels. Negative values are no magnitudes.
+    missing : bool array of shape (...), optional
+        Samples that are missing; their values do not matter.
+
+    Returns
+    -------
+    Rician or None
+        None without a background (0.5 % of the samples), and where its law is another one: that of counts, of an
+        offset with Gaussian noise, of several coils.
+    """
+    absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
+    present = samples[~absent]
+    if present.size == 0 or present.min() < 0 or present.min() == present.max():
+        return None
+    absent = absent | _cut_out(samples, absent)
+    values = np.where(absent[..., None], samples.dtype.type(0), samples)
+    first = float(np.mean(estimate_sigmas(values, absent)))
+    if not _SMALLEST < first < _LARGEST:
+        return None
+    near = _local_mean(values, absent)
+    sigma = Rician()._of_background(values, absent, near, first)
+    if sigma is None:
+        return None
+    background = np.sort(samples[~absent & (np.abs(near / (_RAYLEIGH * sigma) - 1) < _ALIKE)].ravel() / sigma)
+    law = -np.expm1(-np.square(background.astype(np.float64)) / 2)
+    steps = np.searchsorted(background, background, side="right") / len(background)
+    # Both sides of a step: values that are whole numbers of something come in high steps.
+    before = np.searchsorted(background, background, side="left") / len(background)
+    apart = float(np.maximum(np.abs(law - steps), np.abs(law - before)).max())
+    return Rician(sigma) if apart < _LAW + 2 / math.sqrt(len(background)) else None
 
 
 def _floats(name: str, value: Any) -> Array:

@@ -26,6 +26,8 @@ _SWEEPS: Final = 20  # of reweighting
 _OUTLIER: Final = 2.5  # standard errors: variances farther above the line count as structure
 _SIGNIFICANT: Final = 4.0  # standard errors that tell a number from 0
 _OFF: Final = 0.2  # root mean square of relative distances from the line, from which on it is none
+_CUT: Final = 3.0  # standard deviations above the lower end, where nothing is cut off
+_CONSISTENT: Final = 2.0  # standard errors: slopes with and without the darkest parts differ by less
 _DARKEST: Final = 0.01  # of the blocks
 
 
@@ -149,9 +151,17 @@ def transfer_of(
         raise InputError("stack: got equal values, or a range that overflows, expected a stack with noise")
     low = float(samples[..., 0][~absent].min())
     empty = absent | constant(unit)
-    # Only the upper end may be where values were cut off: many counts are 0.
-    points = _points(blocks_of(unit, empty), limits_of(*at_ends(unit[~empty]))[1])
+    limits = limits_of(*at_ends(unit[~empty]))
+    points = _points(blocks_of(unit, empty), limits[1])
     slope, at_zero, covariance = _line(*points)
+    # Many counts are 0; other noise is cut off there, and looks weaker in the dark than it is.
+    means, variances, spread, dark = points
+    bright = means > limits[0] + _CUT * np.sqrt(variances)
+    if _LEAST_BINS <= np.count_nonzero(bright) < len(means):
+        without = means[bright], variances[bright], spread[bright], dark
+        again = _line(*without)
+        if abs(again[0] - slope) > _CONSISTENT * math.sqrt(again[2][0, 0]):
+            points, (slope, at_zero, covariance) = without, again
     _check_line(slope, at_zero, math.sqrt(covariance[0, 0]), points)
     gain, errors = slope * span, covariance * np.outer([span, span**2], [span, span**2])
     # From the units in which `low` is 0.

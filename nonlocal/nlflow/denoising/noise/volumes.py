@@ -59,10 +59,13 @@ def constant(unit: NDArray[np.float64]) -> NDArray[np.bool_]:
     return np.asarray(maximum_filter(same, _CONSTANT))
 
 
-def blocks_of(unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = _SIDES[0]) -> Windows:
+def blocks_of(
+    unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = _SIDES[0], *, every: bool = False
+) -> Windows:
     """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
 
-    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice.
+    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice. With `every` all coefficients are
+    given in place of those at high frequencies.
     """
     from scipy.fft import dct
 
@@ -83,6 +86,6 @@ def blocks_of(unit: NDArray[np.float64], absent: NDArray[np.bool_], side: int = 
         near = slice(first, first + planes)
         values = whole[near][~touched[near]].reshape(-1, samples) @ basis
         structure.append(np.square(values) @ is_low)
-        high.append(values[:, is_high].astype(np.float32))
+        high.append((values if every else values[:, is_high]).astype(np.float32))
         mean.append(values[:, 0] / math.sqrt(samples))
     return Windows(np.concatenate(structure), np.concatenate(high), np.concatenate(mean), REPEATS * samples)
