@@ -120,8 +120,8 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
         return model
     if isinstance(noise, str) and noise in NOISES:
         return "white" if noise == "auto" and sigma is not None else noise
-    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson', 'rician' or a model such "
-                     "as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
+    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson', 'rician' or a "
+                     "model such as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
 def check_axis(ndim: int, channel_axis: Any) -> int | None:

@@ -178,7 +178,7 @@ def _moments(function: Stabilizer, a: Floats, coils: float) -> tuple[Floats, Flo
         # Sums in a fixed order: a product of matrices would depend on the number of threads.
         near = slice(np.searchsorted(edges, at - _TAIL) - 1 if at > edges[0] + _TAIL else 0,
                      np.searchsorted(edges, at + _TAIL) + 1)  # fmt: skip
-        law = weights[near] * np.exp(log_density(z[near], np.float64(one), coils))
+        law = weights[near] * np.exp(log_density(z[near], np.array(one), coils))
         law /= law.sum()
         mean[i] = (law * values[near]).sum()
         spread[i] = math.sqrt((law * (values[near] - mean[i]) ** 2).sum())

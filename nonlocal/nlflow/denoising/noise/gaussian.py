@@ -188,7 +188,9 @@ class GaussianNoise(Noise):
         powers = self.powers(channels, samples.ndim - 1)
         generator = np.random.default_rng(rng)
         if self.spectrum is None:
-            noise = generator.standard_normal((channels, *grid)) * np.sqrt(powers[:, 0, 0].reshape(-1, *[1] * len(grid)))
+            noise = generator.standard_normal((channels, *grid)) * np.sqrt(
+                powers[:, 0, 0].reshape(-1, *[1] * len(grid))
+            )
         else:
             noise = spectra.sampled(powers, grid, generator)
         if self.opponent:

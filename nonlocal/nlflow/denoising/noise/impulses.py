@@ -231,9 +231,8 @@ class _View:
 
 def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
     """Yield each channel as (rows, columns), a signal as one row, a volume as it is, with where it is missing."""
-    shape = [n for n in samples.shape[:-1] if n > 1] or [1]
-    if len(shape) == 1:
-        shape = [1, *shape]
+    long = [n for n in samples.shape[:-1] if n > 1]
+    shape = long if len(long) > 1 else [1, *(long or [1])]
     for c in range(samples.shape[-1]):
         yield samples[..., c].reshape(shape), absent.reshape(shape)
 
@@ -363,14 +362,9 @@ def _follows(views: list[_View], value: float, density: float) -> bool:
 
 def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
     """Return where a value would stick out of its neighbours, and where it does."""
-    visible = [_visible(view, value) for view in views]
+    far = [np.abs(value - view.median) > np.maximum(_OUT * view.spread, _LEAST_STEP) for view in views]  # not for NaN
+    visible = [np.asarray(off & ~view.unknown) for off, view in zip(far, views, strict=True)]
     return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
-
-
-def _visible(view: _View, value: float) -> NDArray[np.bool_]:
-    """Return where a value would stick out of its neighbours."""
-    far = np.abs(value - view.median) > np.maximum(_OUT * view.spread, _LEAST_STEP)  # False for NaN
-    return np.asarray(far & ~view.unknown)
 
 
 def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
@@ -391,10 +385,10 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
 def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
     """Return the median density over the parts of a picture, 0 where many parts have too few."""
     shape = visible[0].shape
-    root = 3 if len(shape) == 3 else 2
-    blocks = int(np.clip(round((count / _PER_BLOCK) ** (1 / root), 9), 2, _BLOCKS))
+    blocks = int(np.clip(round((count / _PER_BLOCK) ** (1 / len(shape)), 9), 2, _BLOCKS))
     cuts = (1, blocks**2) if _axes(shape) == 1 else (blocks,) * len(shape)
-    index = np.ravel_multi_index(np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True))), cuts)
+    parts = np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True)))
+    index = np.asarray(np.ravel_multi_index(parts, cuts))
     seen, met = (
         np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
     )

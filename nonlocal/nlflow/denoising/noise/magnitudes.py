@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Final, Self
@@ -11,31 +10,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
+from nlflow.denoising.noise.backgrounds import LARGEST, SMALLEST, rayleigh_of, strength_of
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.chi import Stabilizer, mean_magnitude, stabilizer
-from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_number
 
 _MOST_COILS: Final = 256.0
-_AGREED: Final = 1e-3  # relative: a strength that changes by less is found
-_ROUNDS: Final = 15
-_ABOVE: Final = 1.7  # times the mean of pure noise, for the spread of the samples: what is darker tells little
-_ALIKE: Final = 0.08  # relative: so far a local mean of pure noise is from the mean
-_FEW: Final = 0.005  # of the samples: fewer are no background
-_SAME_RATIO: Final = 0.06  # relative: so far the ratio of mean and spread of a background is from that of the law
-_RAYLEIGH: Final = math.sqrt(math.pi / 2)  # mean of Rayleigh's law
-_LAW: Final = 0.03  # so far the distribution of a background may be from Rayleigh's
-_LOCAL: Final = {1: 129, 2: 17, 3: 9}  # samples along an axis over which means are taken
-_SMALLEST: Final = 1e-150  # strengths whose ratios to samples stay in the range of floats
-_LARGEST: Final = 1e150
 
 
+@dataclass(frozen=True)
 class Magnitudes(Noise):
     """What the noise of magnitudes does, of one coil or several: its strength, its law, the way to white noise."""
 
-    sigma: float | None
+    sigma: float | None = None
 
     @property
     @abstractmethod
@@ -47,14 +36,14 @@ class Magnitudes(Noise):
             return
         hint = "the standard deviation of the real and of the imaginary part, in the units of the input"
         sigma = check_number("sigma", self.sigma, minimum=0, strict=True, hint=hint)
-        if not _SMALLEST < sigma < _LARGEST:
-            raise InputError(f"sigma: got {sigma:g}, expected {_SMALLEST:g} to {_LARGEST:g}; take another unit")
+        if not SMALLEST < sigma < LARGEST:
+            raise InputError(f"sigma: got {sigma:g}, expected {SMALLEST:g} to {LARGEST:g}; take another unit")
         object.__setattr__(self, "sigma", sigma)
 
     @property
     def _known(self) -> float:
         if self.sigma is None:
-            raise InputError(f"sigma: got None, expected a number > 0; {type(self).__name__}().fitted(samples) finds it")
+            raise InputError("sigma: got None, expected a number > 0; `fitted` finds it from samples")
         return self.sigma
 
     @property
@@ -157,59 +146,11 @@ class Magnitudes(Noise):
             return self
         absent = np.zeros(samples.shape[:-1], bool) if missing is None else missing
         _check_magnitudes(samples[~absent])
-        absent = absent | _cut_out(samples, absent)
-        values = np.where(absent[..., None], samples.dtype.type(0), samples)
-        first = float(np.mean(estimate_sigmas(values, absent)))
-        if not _SMALLEST < first < _LARGEST:
+        found = strength_of(samples, absent, self._coils)
+        if found is None:
             raise InputError("noise: got samples in which no noise is seen, so that its strength cannot be found; give "
                              f"it, {type(self).__name__}(sigma=...)")  # fmt: skip
-        near = _local_mean(values, absent)
-        mean, spread = self._of_nothing
-        found = self._of_background(values, absent, near, first)
-        if found is None:
-            above = absent | (near < _ABOVE * (mean / spread) * first)
-            found = self._fixed_point(values, above if np.count_nonzero(~above) > _FEW * above.size else absent, first)
         return replace(self, sigma=found)
-
-    @property
-    def _of_nothing(self) -> tuple[float, float]:
-        """Mean and standard deviation of pure noise of strength 1."""
-        mean = float(mean_magnitude(0.0, self._coils))
-        return mean, math.sqrt(2 * self._coils - mean**2)
-
-    def _of_background(
-        self, values: Array, absent: NDArray[np.bool_], near: NDArray[np.float64], first: float
-    ) -> float | None:
-        """Return the strength where there is a background of nothing but noise, None elsewhere."""
-        mean, spread = self._of_nothing
-        sigma = first / spread
-        for _ in range(_ROUNDS):
-            inside = ~absent & (np.abs(near / (mean * sigma) - 1) < _ALIKE)
-            if np.count_nonzero(inside) < _FEW * inside.size:
-                return None
-            before, sigma = sigma, float(np.median(near[inside])) / mean
-            if abs(sigma / before - 1) < _AGREED:
-                break
-        noise = float(np.mean(estimate_sigmas(values, ~inside)))
-        return sigma if abs(noise / (spread * sigma) - 1) < _SAME_RATIO else None
-
-    def _fixed_point(self, values: Array, absent: NDArray[np.bool_], first: float) -> float:
-        """Return the strength that stabilized samples have again."""
-
-        def excess(log_sigma: float) -> float:
-            stable = replace(self, sigma=math.exp(log_sigma)).stabilize(values)
-            return math.log(max(float(np.mean(estimate_sigmas(stable, absent))), _SMALLEST)) - log_sigma
-
-        before, here = math.log(first), math.log(1.05 * first)
-        last, rest = excess(before), excess(here)
-        for _ in range(_ROUNDS):
-            slope = (rest - last) / (here - before) if here != before else -1.0
-            slope = min(max(slope, -2.0), -0.2)
-            here, before, last = here - min(max(rest / slope, -0.3), 0.3), here, rest
-            if abs(here - before) < _AGREED:
-                break
-            rest = excess(here)
-        return math.exp(here)
 
     def scaled(self, factor: float) -> Self:
         """Return the same noise with `factor` times the strength of the complex samples."""
@@ -244,7 +185,7 @@ class Rician(Magnitudes):
     Where x = 0 the law is Rayleigh's, of mean 1.25 sigma and standard deviation 0.66 sigma; from x = 3 sigma on it is
     nearly Gaussian about √(x² + sigma²). `stabilize` takes a function f with a standard deviation f(z) of 0.96 to 1.03
     sigma for all x >= 0, which was made so by least squares: 16 slopes of a smooth growing function, √(z² - sigma²/2)
-    above 7.4 sigma. (Steeper slopes near 0 bring the spread to 1 within 1 %, but make outliers there.) `unstabilize` goes
+    above 7.4 sigma. (Steeper slopes near 0 would bring it to sigma within 1 %, but make outliers.) `unstabilize` goes
     from E[f(z)] to x by a table of the integral over the density, exact to 1e-6 sigma from x = 0.01 sigma on; what is
     below the mean of pure noise becomes 0. As the law hardly changes with x near 0, x is known there only as the root
     of what the noise leaves.
@@ -267,7 +208,6 @@ class Rician(Magnitudes):
     """
 
     kind: ClassVar[str] = "rician"
-    sigma: float | None = None
 
     def __post_init__(self) -> None:
         """Check the number."""
@@ -319,7 +259,7 @@ class NoncentralChi(Magnitudes):
     """
 
     kind: ClassVar[str] = "noncentral-chi"
-    sigma: float | None = None
+
     coils: float = 1.0
 
     def __post_init__(self) -> None:
@@ -361,22 +301,8 @@ def find_rician(samples: Array, missing: NDArray[np.bool_] | None = None) -> Ric
     present = samples[~absent]
     if present.size == 0 or present.min() < 0 or present.min() == present.max():
         return None
-    absent = absent | _cut_out(samples, absent)
-    values = np.where(absent[..., None], samples.dtype.type(0), samples)
-    first = float(np.mean(estimate_sigmas(values, absent)))
-    if not _SMALLEST < first < _LARGEST:
-        return None
-    near = _local_mean(values, absent)
-    sigma = Rician()._of_background(values, absent, near, first)
-    if sigma is None:
-        return None
-    background = np.sort(samples[~absent & (np.abs(near / (_RAYLEIGH * sigma) - 1) < _ALIKE)].ravel() / sigma)
-    law = -np.expm1(-np.square(background.astype(np.float64)) / 2)
-    steps = np.searchsorted(background, background, side="right") / len(background)
-    # Both sides of a step: values that are whole numbers of something come in high steps.
-    before = np.searchsorted(background, background, side="left") / len(background)
-    apart = float(np.maximum(np.abs(law - steps), np.abs(law - before)).max())
-    return Rician(sigma) if apart < _LAW + 2 / math.sqrt(len(background)) else None
+    sigma = rayleigh_of(samples, absent)
+    return None if sigma is None else Rician(sigma)
 
 
 def _floats(name: str, value: Any) -> Array:
@@ -384,25 +310,6 @@ def _floats(name: str, value: Any) -> Array:
     if not isinstance(array, np.ndarray):
         raise InputError(f"{name}: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     return array
-
-
-def _local_mean(values: Array, absent: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return the mean over the neighbourhood and the channels, of what is not absent; infinity where all is."""
-    from scipy.ndimage import uniform_filter
-
-    size = [_LOCAL[max(sum(n > 1 for n in absent.shape), 1)] if n > 1 else 1 for n in absent.shape]
-    total = uniform_filter(np.where(absent, 0.0, values.mean(axis=-1, dtype=np.float64)), size)
-    share = uniform_filter((~absent).astype(np.float64), size)
-    return np.asarray(np.where(share > 0.5 / math.prod(size), total / np.maximum(share, 1e-12), np.inf))
-
-
-def _cut_out(samples: Array, absent: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return where areas are 0, as surroundings that somebody took away: noise has no such areas."""
-    from scipy.ndimage import maximum_filter
-
-    size = [3 if n > 1 else 1 for n in absent.shape]
-    nothing = maximum_filter(np.where(absent, 0, samples.max(axis=-1)), size) == 0
-    return np.asarray(maximum_filter(nothing, size))
 
 
 def _check_magnitudes(samples: Array) -> None:

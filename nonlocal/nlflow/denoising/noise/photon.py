@@ -268,10 +268,11 @@ def _is_square(
 ) -> bool:
     """Tell whether most of what variances grow by is a parabola, and that for certain."""
     centred = means - means.min()
-    design = np.stack([centred**2, centred, np.ones_like(means)], axis=1) / np.maximum(errors, 0.02 * variances)[:, None]
+    spread = np.maximum(errors, _SURE * variances)
+    design = np.stack([centred**2, centred, np.ones_like(means)], axis=1) / spread[:, None]
     normal = np.linalg.inv(design.T @ design)
-    fitted = normal @ design.T @ (variances / np.maximum(errors, 0.02 * variances))
-    away = design @ fitted - variances / np.maximum(errors, 0.02 * variances)
+    fitted = normal @ design.T @ (variances / spread)
+    away = design @ fitted - variances / spread
     error = math.sqrt(float(normal[0, 0]) * max(float((away**2).mean()), 1.0))
     span = float(centred.max())
     return bool(fitted[0] > _SIGNIFICANT * error and fitted[0] * span > fitted[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     strongest = float(sigmas.max())
     even = strongest <= _APART * float(sigmas.min())
     white = GaussianNoise(float(np.mean(sigmas)) if even else sigmas)
-    measured = {"white": float(np.mean(sigmas))}
+    measured: dict[str, Any] = {"white": float(np.mean(sigmas))}
     if strongest == 0:
         return NoiseEstimate(white, "medium", ("no noise is seen",), measured)
     falling = _falling(samples[..., int(np.argmax(sigmas))], missing)
@@ -94,5 +94,5 @@ def _coarser(samples: Array, missing: NDArray[np.bool_] | None) -> float:
         return math.inf
     shape = tuple(length for n in parts for length in (n, 2))
     halves = samples[whole].astype(np.float64).reshape(*shape, -1).mean(axis=(1, 3, 5))
-    absent = None if missing is None else missing[whole].reshape(shape).any(axis=(1, 3, 5))
+    absent = None if missing is None else np.asarray(missing[whole].reshape(shape).any(axis=(1, 3, 5)))
     return math.sqrt(8) * float(np.mean(estimate_sigmas(halves, absent)))

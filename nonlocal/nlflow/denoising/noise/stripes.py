@@ -148,8 +148,8 @@ class Stripes(Noise):
 def check_image(samples: Array) -> None:
     """Refuse signals, and volumes, of which nobody says how stripes go through them."""
     if samples.ndim == 4:
-        raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are those of a "
-                         "picture's rows or columns; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
+        raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
+                         "rows or columns of one; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
     if samples.ndim != 3:
         raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
 

@@ -96,15 +96,11 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     return replace(verdict, model=_together(parts + last))
 
 
-def _whole(
-    samples: Array, missing: NDArray[np.bool_] | None
-) -> tuple[Array, NDArray[np.bool_] | None]:
+def _whole(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
     return samples, missing
 
 
-def _slabs(
-    samples: Array, missing: NDArray[np.bool_] | None
-) -> tuple[Array, NDArray[np.bool_] | None]:
+def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
     """Return slabs of a large volume, evenly spread over it."""
     most = max(_MOST * len(samples) // samples.size // _SLAB, 2)
     count = len(samples) // _SLAB

@@ -64,7 +64,7 @@ def blocks_of(
 ) -> Windows:
     """Put overlapping blocks of side³ (fewer along an axis that has no more) through the orthonormal cosine transform.
 
-    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice. With `every` all coefficients are
+    Blocks that touch an absent sample are left out. At most some 130 000, on a lattice. `every`: all coefficients are
     given in place of those at high frequencies.
     """
     from scipy.fft import dct
@@ -72,11 +72,11 @@ def blocks_of(
     shape = tuple(min(side, n) for n in unit.shape)
     step = max(1, math.ceil((unit.size / _MOST) ** (1 / 3)))
     bases = [dct(np.eye(n), norm="ortho", axis=0) for n in shape]
-    frequency = sum(np.meshgrid(*(np.arange(n) / (n - 1) / 3 for n in shape), indexing="ij")).ravel()
+    frequency = np.sum(np.meshgrid(*(np.arange(n) / (n - 1) / 3 for n in shape), indexing="ij"), axis=0).ravel()
     is_high = frequency >= _HIGH - 1e-9
     is_low = (~is_high & (frequency > 0)).astype(float)
     whole = sliding_window_view(unit, shape)[::step, ::step, ::step]
-    touched = sliding_window_view(absent, shape)[::step, ::step, ::step].any(axis=(-3, -2, -1))
+    touched = np.asarray(sliding_window_view(absent, shape)[::step, ::step, ::step].any(axis=(-3, -2, -1)))
     samples = math.prod(shape)
     # One basis function a row; a block as one row of samples takes one product of matrices.
     basis = np.einsum("ai,bj,ck->abcijk", *bases).reshape(samples, samples).T
