@@ -72,7 +72,9 @@ def test_axes_of_one_sample_are_none():
 
 
 def test_colours_are_not_taken_for_volumes():
-    with pytest.raises(InputError, match="expected a volume of at least 8 .* channel_axis"):
+    with pytest.raises(
+        InputError, match=r"expected a volume of at least 8 .* is the last axis colour\? then pass channel_axis=-1"
+    ):
         estimate_sigma(np.ones((50, 50, 3)))
 
 
@@ -140,7 +142,7 @@ def test_channels_masks_and_offsets_that_do_not_fit_are_refused():
         photon_transfer(np.stack([z, z], axis=-1), channel_axis=-1)
     with pytest.raises(InputError, match="mask: got shape"):
         photon_transfer(z, mask=np.zeros((3, 3, 3), bool))
-    with pytest.raises(InputError, match="offset: got -400, with which the variance in the dark"):
+    with pytest.raises(InputError, match="offset: got -400, with which the variance in the dark were"):
         photon_transfer(z, offset=-400)
     with pytest.raises(InputError, match="offset"):
         photon_transfer(z, offset=np.nan)
@@ -156,7 +158,7 @@ def test_hot_pixels_are_found_and_missing_afterwards(fixed, tmp_path):
     z = noise.sample(clean, rng=1)
     hot = z - clean > (80 if fixed else 160)
     result = noise.reduce(z[..., None])
-    assert result.missing[hot].mean() > 0.94  # not those that touch each other
+    assert result.missing[hot].mean() > 0.85  # not those that touch each other, or an edge
     assert not result.missing[z == clean].any()
     found = find_hot_pixels(z[..., None])
     assert (found.fixed, found.density) == (fixed, pytest.approx(noise.density, rel=0.5))
@@ -253,7 +255,7 @@ def test_gaussian_noise_in_three_axes():
     with pytest.raises(InputError, match="correlated noise, which is for images and signals"):
         observed(z[..., None], None, None, coloured, None)
     for call in (lambda: Stripes(1.0).sample(CLEAN), lambda: Stripes(1.0).reduce(CLEAN[..., None])):
-        with pytest.raises(InputError, match="got a volume .* slice by slice"):
+        with pytest.raises(InputError, match=r"got a volume .* slice by slice"):
             call()
 
 

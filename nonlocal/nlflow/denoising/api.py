@@ -33,6 +33,7 @@ from nlflow.denoising.inputs import (
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Rician, Speckle
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.magnitudes import Magnitudes
+from nlflow.denoising.noise.mixture import by_intensity
 from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Problem, Run, Watch
@@ -352,7 +353,7 @@ class _Task:
         if model is not None:
             model = model.fitted(samples, missing)
         if model is not None and strength != 1:
-            model = model.scaled(strength)
+            model = (model if found is None else by_intensity(model, samples)).scaled(strength)
         used = model
         if quality == "fast" and isinstance(model, GaussianNoise) and not model.is_white:
             used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))

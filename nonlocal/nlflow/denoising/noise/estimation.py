@@ -54,8 +54,8 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     -----
     Windows of 8×8 samples (16 in 1-D, 4×4×4 in 3-D; smaller where few fit) are put through the cosine transform and
     sorted by the energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over
-    0.4549, from the first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it beyond its own
-    uncertainty: beyond that point structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
+    0.4549, from the first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it
+    beyond its own uncertainty: from there on structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
     Windows at an end of the range that was clipped to are left out, and so are areas that are constant to the last bit.
 
     On nearly all photographs the relative error is below 4 % from sigma = 10 grey levels of 255 on, and some percent

@@ -20,6 +20,7 @@ from nlflow.errors import InputError, check_array, check_number
 _MOST_COILS: Final = 256.0
 
 
+@underflowing
 @dataclass(frozen=True)
 class Magnitudes(Noise):
     """What the noise of magnitudes does, of one coil or several: its strength, its law, the way to white noise."""

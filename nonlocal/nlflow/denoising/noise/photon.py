@@ -163,17 +163,20 @@ def transfer_of(
         if abs(again[0] - slope) > _CONSISTENT * math.sqrt(again[2][0, 0]):
             points, (slope, at_zero, covariance) = without, again
     _check_line(slope, at_zero, math.sqrt(covariance[0, 0]), points)
-    gain, errors = slope * span, covariance * np.outer([span, span**2], [span, span**2])
+    gain = slope * span
     # From the units in which `low` is 0.
-    to_zero = np.array([-low, 1.0])
-    intercept = at_zero * span**2 - gain * low
-    intercept_error = math.sqrt(float(to_zero @ errors @ to_zero))
+    intercept, intercept_error = at_zero * span**2 - gain * low, span**2 * _error(covariance, -low / span)
     darkest = low + span * float(points[3])
-    model, at_offset = _model(gain, intercept, intercept_error, offset, darkest, low, errors)
+    if offset is None:
+        offset, known = _assumed(gain, intercept, intercept_error, darkest), False
+    else:
+        known = True
+    at_offset = span**2 * _error(covariance, (offset - low) / span)
+    model = _model(gain, intercept, offset, at_offset, low)
     sigma_error = at_offset / (2 * model.sigma) if model.sigma > 0 else math.inf
     return PhotonTransfer(
-        model, gain, math.sqrt(errors[0, 0]), intercept, intercept_error, model.sigma, sigma_error,
-        offset is not None, low + span * points[0], span**2 * points[1], span**2 * points[2],
+        model, gain, span * math.sqrt(covariance[0, 0]), intercept, intercept_error, model.sigma, sigma_error, known,
+        low + span * points[0], span**2 * points[1], span**2 * points[2],
     )  # fmt: skip
 
 
@@ -278,23 +281,24 @@ def _is_square(
     return bool(fitted[0] > _SIGNIFICANT * error and fitted[0] * span > fitted[1])
 
 
-def _model(
-    gain: float, intercept: float, error: float, offset: float | None, darkest: float, low: float,
-    covariance: NDArray[np.float64],
-) -> tuple[Poisson, float]:  # fmt: skip
-    """Return the model, and the standard error of its sigma²."""
-    if offset is None:
-        if intercept >= -2 * error:
-            offset = 0.0
-        else:
-            offset = max(-intercept / gain, darkest)
-    away = np.array([offset - low, 1.0])
-    at_offset = math.sqrt(float(away @ covariance @ away))
+def _error(covariance: NDArray[np.float64], place: float) -> float:
+    """Return the standard error of a line at a place."""
+    at = np.array([place, 1.0])
+    return math.sqrt(max(float(at @ covariance @ at), 0.0))
+
+
+def _assumed(gain: float, intercept: float, error: float, darkest: float) -> float:
+    """Return an offset for which the read noise is no imaginary number."""
+    return 0.0 if intercept >= -2 * error else max(-intercept / gain, darkest)
+
+
+def _model(gain: float, intercept: float, offset: float, error: float, low: float) -> Poisson:
+    """Return the model, with the standard error of sigma² and the lowest sample."""
     read = intercept + gain * offset
-    if read < -_SIGNIFICANT * at_offset:
-        raise InputError(f"offset: got {offset:g}, with which the variance in the dark would be {read:.3g} ± "
-                         f"{at_offset:.2g}, expected an offset of about {-intercept / gain:.4g} or more")  # fmt: skip
-    if read <= at_offset and low >= offset:
-        return Poisson(gain, 0.0, offset), at_offset
+    if read < -_SIGNIFICANT * error:
+        raise InputError(f"offset: got {offset:g}, with which the variance in the dark were {read:.3g} ± {error:.2g}, "
+                         f"expected an offset of about {-intercept / gain:.4g} or more")  # fmt: skip
+    if read <= error and low >= offset:
+        return Poisson(gain, 0.0, offset)
     # Samples below the offset are no counts: there is some read noise then.
-    return Poisson(gain, math.sqrt(max(read, at_offset, (0.1 * gain) ** 2)), offset), at_offset
+    return Poisson(gain, math.sqrt(max(read, error, (0.1 * gain) ** 2)), offset)
