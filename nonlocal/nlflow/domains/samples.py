@@ -34,7 +34,7 @@ def as_signal(image: Any, channel_axis: int | None, most: int = 2) -> tuple[NDAr
         if channel_axis is None and min(array.shape) < _LEAST_SIDE:
             raise InputError(
                 f"image: got shape {array.shape}, expected a volume of at least {_LEAST_SIDE} samples along each axis; "
-                "is the last axis colour? then pass channel_axis=-1; of a thin volume image[..., None] and channel_axis=-1"
+                "is the last axis colour? then pass channel_axis=-1; a thin volume needs an axis of one channel"
             )
     elif spatial not in (1, 2):
         hint = "; is the last axis colour? then pass channel_axis=-1" if array.ndim == 3 else ""
