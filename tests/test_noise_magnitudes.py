@@ -198,8 +198,10 @@ def test_volumes_with_a_background_are_known_by_it():
     z = Rician(8.0).sample(clean, rng=0)[..., None]
     assert find_rician(z).sigma == pytest.approx(8, rel=0.03)
     assert isinstance(examine(z).model, Rician)
+    # Of the same ratio of mean and spread, without the law.
+    even = clean + 10 * (1 + 1.811 * (rng.random(clean.shape) - 0.5))
     others = (
-        clean, clean + 8 * white, np.abs(8 * white + clean), rng.poisson(clean / 8 + 3.66), 19 + 10 * white + clean,
+        clean, even, clean + 8 * white, np.abs(8 * white + clean), rng.poisson(clean / 8 + 3.66), 19 + 10 * white + clean,
         NoncentralChi(8.0, 4).sample(clean, rng=0), np.zeros((9, 9, 9)), clean * 1e-300,
     )  # fmt: skip
     for other in others:

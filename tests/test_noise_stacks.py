@@ -36,6 +36,7 @@ def tissue(side=40, low=20.0, high=200.0):
 
 CLEAN = tissue()
 WHITE = np.random.default_rng(0).standard_normal(CLEAN.shape)
+RAMP = np.maximum(np.indices(CLEAN.shape)[2] / 20 - 0.8, 0)
 
 
 # ---- white noise
@@ -125,6 +126,8 @@ def test_structure_and_low_counts_and_masks():
         (np.random.default_rng(0).poisson(30.0, (8, 8, 8)), "got 125 blocks .* larger stack"),
         (np.random.default_rng(0).poisson(30.0, (20, 20, 20)), "differ too little|does not follow"),
         (CLEAN + 60 * np.random.default_rng(0).gamma(1, 1, CLEAN.shape) * (CLEAN / 100) ** 2, "square|off any line"),
+        # Cut off at 0, it looks weaker in the dark, as counts do.
+        (np.clip(110 * RAMP + 12 * WHITE, 0, 255), "the noise does not follow the light"),
         (np.ones((20, 20, 20)), "equal values"),
         (np.ones((20, 20)), "expected a volume or clip"),
     ],
@@ -175,6 +178,8 @@ def test_hot_pixels_of_pictures_and_signals_and_those_beside_missing_samples():
     gone[30, 3] = True
     found = HotPixels(0.001, fixed=False).reduce(np.where(gone, 1e9, z)[..., None], gone).missing
     assert np.argwhere(found).tolist() == [[7, 9], [30, 2], [30, 3]]
+    z[12:14, 20] = 900  # two that touch are a thing
+    assert not HotPixels(0.001, fixed=False).reduce(z[..., None]).missing[12:14, 20].any()
     signal = np.sin(np.arange(400) / 20) + 0.1 * WHITE[0].ravel()[:400]
     signal[77] += 5
     assert np.flatnonzero(HotPixels(0.01, fixed=False).reduce(signal[:, None]).missing).tolist() == [77]
