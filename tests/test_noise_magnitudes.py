@@ -201,8 +201,8 @@ def test_volumes_with_a_background_are_known_by_it():
     # Of the same ratio of mean and spread, without the law.
     even = clean + 10 * (1 + 1.811 * (rng.random(clean.shape) - 0.5))
     others = (
-        clean, even, clean + 8 * white, np.abs(8 * white + clean), rng.poisson(clean / 8 + 3.66), 19 + 10 * white + clean,
-        NoncentralChi(8.0, 4).sample(clean, rng=0), np.zeros((9, 9, 9)), clean * 1e-300,
+        clean, even, clean + 8 * white, np.abs(8 * white + clean), 19 + 10 * white + clean,
+        rng.poisson(clean / 8 + 3.66), NoncentralChi(8.0, 4).sample(clean, rng=0), np.zeros((9, 9, 9)), clean * 1e-300,
     )  # fmt: skip
     for other in others:
         assert find_rician(np.asarray(other, float)[..., None]) is None
