@@ -176,11 +176,11 @@ def test_the_strength_is_found_with_a_background_and_without(sigma, coils):
     noise, clean = NoncentralChi(sigma, coils), ball()
     z = noise.sample(clean, rng=0)
     open_noise = NoncentralChi(None, coils)
-    assert open_noise.fitted(z[..., None]).sigma == pytest.approx(sigma, rel=0.03)
-    assert open_noise.fitted(np.where(clean == 0, 0, z)[..., None]).sigma == pytest.approx(sigma, rel=0.05)
+    assert open_noise.completed(z[..., None]).sigma == pytest.approx(sigma, rel=0.03)
+    assert open_noise.completed(np.where(clean == 0, 0, z)[..., None]).sigma == pytest.approx(sigma, rel=0.05)
     gone = np.indices(clean.shape)[0] > 24
     hidden = np.where(gone, -1e9, z)[..., None]
-    assert open_noise.fitted(hidden, gone).sigma == pytest.approx(sigma, rel=0.05)
+    assert open_noise.completed(hidden, gone).sigma == pytest.approx(sigma, rel=0.05)
 
 
 def test_the_strength_of_pictures_is_found():
@@ -227,7 +227,7 @@ def test_they_say_what_they_are():
     assert "to be found" in NoncentralChi(None, 1).describe()
     assert Rician(2.0).scaled(1.5) == Rician(3.0)
     assert NoncentralChi(2.0, 4).scaled(0.5) == NoncentralChi(1.0, 4.0)
-    assert Poisson().fitted(np.ones((3, 1))) == Poisson()
+    assert Poisson().completed(np.ones((3, 1))) == Poisson()
 
 
 @pytest.mark.parametrize(
@@ -243,8 +243,8 @@ def test_they_say_what_they_are():
         (lambda: Rician(1.0).reduce(-np.ones((4, 1))), "image: got 4 negative"),
         (lambda: Rician(1.0).stabilize(np.array([np.nan])), "image: "),
         (lambda: Rician(1.0).unstabilize(np.array([np.inf])), "stable: "),
-        (lambda: Rician().fitted(np.ones((30, 30, 1))), "no noise is seen"),
-        (lambda: Rician().fitted(-np.ones((30, 30, 1))), "image: got 900 negative"),
+        (lambda: Rician().completed(np.ones((30, 30, 1))), "no noise is seen"),
+        (lambda: Rician().completed(-np.ones((30, 30, 1))), "image: got 900 negative"),
         (lambda: denoise(np.ones((20, 20)), np.ones((20, 20)), noise="rician"), "sigma: "),
     ],
 )

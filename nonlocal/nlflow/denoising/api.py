@@ -351,7 +351,7 @@ class _Task:
         if found is not None and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
             model = None  # its strength is estimated below
         if model is not None:
-            model = model.fitted(samples, missing)
+            model = model.completed(samples, missing)
         if model is not None and strength != 1:
             model = (model if found is None else by_intensity(model, samples)).scaled(strength)
         used = model

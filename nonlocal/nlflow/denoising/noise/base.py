@@ -82,7 +82,7 @@ class Noise(ABC):
             For a model that does not fit the samples: their shape, their channels, their values.
         """
 
-    def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Return the same noise with what it leaves open found from samples (..., C); itself where nothing is open."""
         return self
 

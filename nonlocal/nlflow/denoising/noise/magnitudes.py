@@ -44,7 +44,7 @@ class Magnitudes(Noise):
     @property
     def _known(self) -> float:
         if self.sigma is None:
-            raise InputError("sigma: got None, expected a number > 0; `fitted` finds it from samples")
+            raise InputError("sigma: got None, expected a number > 0; `completed` finds it from samples")
         return self.sigma
 
     @property
@@ -109,9 +109,9 @@ class Magnitudes(Noise):
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
         """Return the stabilized magnitudes, whose noise is white and of strength `sigma`; see `Noise.reduce`.
 
-        Where `sigma` is None it is found first; see `fitted`.
+        Where `sigma` is None it is found first; see `completed`.
         """
-        known = self.fitted(samples, missing)
+        known = self.completed(samples, missing)
         # What is missing may hold anything.
         values = samples if missing is None else np.where(missing[..., None], samples.dtype.type(0), samples)
 
@@ -120,7 +120,7 @@ class Magnitudes(Noise):
 
         return Reduction(known.stabilize(values), back, missing, GaussianNoise(known._known))
 
-    def fitted(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
         """Return the same noise with a strength that is found from the samples where none was given.
 
         Parameters
@@ -174,7 +174,7 @@ class Rician(Magnitudes):
     ----------
     sigma : float or None
         Standard deviation of the real and of the imaginary part, in the units of the input, > 0. None where it is to be
-        found from the samples (`fitted`), as `reduce` and `nlflow.denoise` do.
+        found from the samples (`completed`), as `reduce` and `nlflow.denoise` do.
 
     Raises
     ------
@@ -232,7 +232,7 @@ class NoncentralChi(Magnitudes):
     ----------
     sigma : float or None
         Standard deviation of the real and of the imaginary part of each coil, in the units of the input, > 0. None
-        where it is to be found from the samples (`fitted`).
+        where it is to be found from the samples (`completed`).
     coils : float
         From 1, where it is `Rician`, to 256. Correlated coils count as fewer ones, which need be no whole number.
 
