@@ -299,6 +299,17 @@ def test_channels_with_noise_of_their_own():
     assert np.ndim(alike) == 0
 
 
+@pytest.mark.parametrize("shape", [(8, 8, 8), (2, 40, 40), (1, 40, 40), (40, 2, 2), (3, 20, 30)])
+def test_small_and_thin_volumes_have_a_verdict(shape):
+    rng = np.random.default_rng(0)
+    gone = np.zeros(shape, bool)
+    gone[..., 0] = True
+    with np.errstate(over="raise", divide="raise", invalid="raise"):
+        for z in (rng.normal(100, 5, shape), rng.poisson(2.0, shape), np.ones(shape), rng.normal(0, 1e200, shape)):
+            for mask in (None, gone):
+                assert str(estimate_noise(z[..., None], channel_axis=-1, mask=mask))
+
+
 def test_large_volumes_are_looked_at_in_slabs():
     side = int(np.sqrt(_MOST / 30))
     z = np.broadcast_to(np.arange(64.0)[:, None, None, None], (64, side, side, 1))

@@ -302,7 +302,7 @@ def _cut(planes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float
     """Return planes (C, H, W) as blocks (n, *size); what is left over at the ends is left out."""
     count = [planes.shape[1] // size[0], planes.shape[2] // size[1]]
     whole = planes[:, : count[0] * size[0], : count[1] * size[1]]
-    return whole.reshape(-1, count[0], size[0], count[1], size[1]).swapaxes(2, 3)
+    return whole.reshape(len(planes), count[0], size[0], count[1], size[1]).swapaxes(2, 3)
 
 
 def _haar(blocks: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:
