@@ -13,6 +13,7 @@ from extremes import case, columns, exact, floats, signals
 
 import nlflow as nl
 from nlflow import attention
+from nlflow.denoising.noise import HotPixels, Rician, photon_transfer
 
 pytestmark = [pytest.mark.numerical, pytest.mark.filterwarnings("ignore::nlflow.NlflowWarning")]
 
@@ -98,6 +99,31 @@ def test_counts_of_any_gain(gain: float) -> None:
     np.testing.assert_allclose(stable, expected, rtol=1e-12)
     found = nl.denoise(counts, noise=model, quality="fast") / gain
     np.testing.assert_allclose(found, nl.denoise(counts / gain, noise=nl.Poisson(1.0), quality="fast"), rtol=1e-4)
+
+
+@pytest.mark.parametrize("unit", [1e-120, 1.0, 1e120])
+def test_magnitudes_of_any_unit(unit: float) -> None:
+    """Far above the noise the transform is z - sigma^2 / 4z; 0 and what is below it come back as 0."""
+    model = Rician(unit)
+    z = np.array([0.0, 1e-30, 1e3, 1e12]) * unit
+    stable = model.stabilize(z)
+    np.testing.assert_allclose(stable[2:] / unit, [1e3 - 1 / 4e3, 1e12], rtol=1e-12)
+    assert stable[0] == pytest.approx(stable[1], rel=1e-12)
+    np.testing.assert_allclose(model.unstabilize(stable) / unit, [0, 0, 1e3 - 1 / 2e3, 1e12], rtol=1e-9)
+    np.testing.assert_allclose(model.mean(z) / unit, [math.sqrt(math.pi / 2)] * 2 + [1e3 + 1 / 2e3, 1e12], rtol=1e-9)
+
+
+@pytest.mark.parametrize("unit", [2.0**-400, 1.0, 2.0**400])
+def test_photon_transfer_and_hot_pixels_in_any_unit(unit: float) -> None:
+    light = 20 + 180 * np.indices((12, 24, 24))[2] / 24
+    counts = np.random.default_rng(0).poisson(light).astype(float)
+    expected, found = photon_transfer(counts, offset=0), photon_transfer(counts * unit, offset=0)
+    assert found.gain == pytest.approx(expected.gain * unit, rel=1e-6)
+    assert found.gain_error == pytest.approx(expected.gain_error * unit, rel=1e-6)
+    counts[:, 5, 7] = 1e4
+    missing = HotPixels(0.01).reduce(counts[..., None] * unit).missing
+    assert missing is not None
+    assert np.argwhere(missing.any(axis=0)).tolist() == [[5, 7]]
 
 
 @pytest.mark.parametrize("width", [1e-12, 1.0, 1e12])

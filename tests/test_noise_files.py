@@ -105,7 +105,7 @@ def test_a_file_is_replaced_as_a_whole_or_stays(tmp_path: Path, monkeypatch: pyt
         ("{}", "got no kind, expected one of drift, gaussian"),
         ('{"kind": 3}', "got the kind 3"),
         ('{"kind": ["gaussian"]}', r"got the kind \['gaussian'\]"),
-        ('{"kind": "pink"}', "got the kind 'pink', expected one of drift, gaussian, hum"),
+        ('{"kind": "pink"}', "got the kind 'pink', expected one of drift, gaussian, hot-pixels, hum"),
         ('{"kind": "gaussian"}', "got gaussian without sigma"),
         ('{"kind": "gaussian", "sigma": 5, "colour": 1}', "the field 'colour', which gaussian does not have"),
         ('{"kind": "gaussian", "sigma": "5"}', "sigma: "),

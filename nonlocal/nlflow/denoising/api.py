@@ -30,8 +30,10 @@ from nlflow.denoising.inputs import (
     spatial_shape,
 )
 from nlflow.denoising.layout import Layout, layout_of
-from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Speckle
+from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Rician, Speckle
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.magnitudes import Magnitudes
+from nlflow.denoising.noise.mixture import by_intensity
 from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, telling, within
@@ -90,13 +92,15 @@ def denoise(
         of their estimates, as suits colours. Give one a channel, or `separate`, where channels differ in their noise.
     quality : {'fast', 'balanced', 'best'}
         How much time quality is worth.
-    noise : {'auto', 'white', 'poisson'} or Noise
+    noise : {'auto', 'white', 'poisson', 'rician'} or Noise
         'auto' finds out which noise it is when no `sigma` is given (`nlflow.estimate_noise`), and says in a warning
         where it is not sure; 'white' takes it for white and Gaussian of a strength that is estimated; a model of
         `nlflow.denoising.noise` says all of it. Noise that is correlated or follows the intensity is met by its
         covariance matrices, on coarser images first where it is strong at low frequencies; ``fast`` takes the white
         noise that comes nearest. Counts are given noise of strength 1 by a transform that stabilizes their variance,
         and come back through its exact unbiased inverse; see `nlflow.Poisson` for gain, read noise and offset.
+        Magnitudes of complex samples, as magnetic resonance gives them, are treated likewise: 'rician' takes `sigma` as
+        the noise of the complex samples, and finds it where it is not given (`nlflow.denoising.noise.Rician`).
     strength : float
         Multiple of the noise that is removed: above 1 for smoother results, below 1 for more detail. Not for counts.
     channel_axis : int, optional
@@ -354,14 +358,18 @@ class _Task:
         check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
         given = noise_model(noise, sigma)
         kept = None if keep is None else place("keep", keep, shape, channel_axis)
+        if isinstance(given, Rician) and given is not noise:
+            sigma = None  # the model holds it
         samples, missing, restore = opened(image, channel_axis, mask)
         look = examine if trail is None else trail.examine
         found = look(samples, missing) if given == "auto" else None
         model = found.model if found is not None else None if isinstance(given, str) else given
-        if found is not None and isinstance(model, GaussianNoise) and model.is_white:
+        if found is not None and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
             model = None  # its strength is estimated below
+        if model is not None:
+            model = model.completed(samples, missing)
         if model is not None and strength != 1:
-            model = model.scaled(strength)
+            model = (model if found is None else by_intensity(model, samples)).scaled(strength)
         used = model
         if preset is None and isinstance(model, GaussianNoise) and not model.is_white:
             used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))
@@ -406,7 +414,7 @@ class _Task:
     def known(self) -> Array:
         """The samples without what needs no flow to be taken out, such as stripes."""
         reduced = self.seen.reduced
-        if reduced is None or isinstance(self.model, Poisson | Speckle):
+        if reduced is None or isinstance(self.model, Poisson | Speckle | Magnitudes):
             return self.samples
         return self.seen.reduction(reduced).astype(self.samples.dtype, copy=False)
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, spectra
+from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, Rician, spectra
 from nlflow.denoising.noise.base import Reduction
 from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.noise.gaussian import OPPONENT
+from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
 from nlflow.domains.samples import as_signal, exact_means, range_of
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
@@ -22,7 +22,6 @@ Array = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
 LEVELS = 2  # coarser images, at most
-_SMOOTHING = 1.5  # samples over which the intensity is smoothed that the noise follows
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 # A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 _LEAST_VARIANCE = 1e-4
@@ -101,11 +100,15 @@ class Observation:
 def noise_model(noise: Any, sigma: Any) -> Noise | str:
     """Return a model of the noise, 'white', or 'auto' for noise that is to be found out.
 
+    For 'rician' sigma is the strength of the complex samples, which the model holds then.
+
     Raises
     ------
     InputError
         For other words, and for a sigma beside counts.
     """
+    if isinstance(noise, str) and noise == "rician":
+        return Rician(sigma)
     model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise
     if isinstance(model, Poisson) and sigma is not None:
         raise InputError(
@@ -116,8 +119,8 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
         return model
     if isinstance(noise, str) and noise in NOISES:
         return "white" if noise == "auto" and sigma is not None else noise
-    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson' or a model such "
-                     "as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
+    raise InputError(f"noise: got {noise!r}, expected one of {', '.join(map(repr, NOISES))}, 'poisson', 'rician' or a "
+                     "model such as nlflow.GaussianNoise or nlflow.Poisson")  # fmt: skip
 
 
 OF_FAST: dict[str, Callable[[str, Any], Any]] = {
@@ -216,9 +219,13 @@ def observed(
         if sigma is not None:
             raise InputError(f"sigma: got a value beside {type(model).__name__}, which says how strong the noise is; "
                              "leave one of them out")  # fmt: skip
-        if not rest.is_white:
+        if signal.ndim == 4 and not rest.is_white:
+            rest.powers(signal.shape[-1], 3)  # correlated noise is refused
+            sigma = rest.along(signal)
+        elif not rest.is_white:
             return replace(_coloured(signal, missing, rest, reduction.back), reduced=changed)
-        sigma = rest.sigma
+        else:
+            sigma = rest.sigma
     present = signal if missing is None else signal[~missing]
     levels, variance, exact = _levels(sigma, signal, missing, channel_axis, estimate)
     exact = exact if exact is not None and exact.any() else None
@@ -251,8 +258,6 @@ def _coloured(
     signal: Array, missing: NDArray[np.bool_] | None, noise: GaussianNoise, back: Callable[[Array], Array]
 ) -> Observation:
     """Return the observation of samples whose noise is not white, in units of its root mean square."""
-    from scipy.ndimage import gaussian_filter
-
     channels, dimension = signal.shape[-1], signal.ndim - 1
     counted = noise.counted(channels, dimension)
     unit = math.sqrt(float(noise.powers(channels, dimension).mean()))
@@ -267,9 +272,7 @@ def _coloured(
         f[missing] = 0
     axes = OPPONENT if noise.opponent else decorrelated(f)
     spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
-    intensity = signal.mean(axis=-1, dtype=np.float64)
-    smooth = gaussian_filter(intensity, [_SMOOTHING if n > 1 else 0 for n in intensity.shape], mode="reflect")
-    strength = np.square(noise.relative(smooth))[..., None]
+    strength = np.square(noise.relative(smoothed(signal)))[..., None]
     levels_wanted = LEVELS if noise.compressed else spectra.levels_for(spectrum, LEVELS)
     found = Coloured(axes, spectrum, np.maximum(strength, _LEAST_VARIANCE), levels_wanted)
     return Observation(f, None, missing, offset, levels, False, "", None, found, reduction=back)

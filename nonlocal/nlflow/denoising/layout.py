@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from nlflow.domains.samples import as_signal
 from nlflow.errors import InputError, check_array, check_integer
 
 _LETTERS = "TZYX"
@@ -67,6 +69,12 @@ def layout_of(
                 "channel_axis=-1; for a volume of few slices give axes='ZYX', for a clip axes='TYX'"
             )
     return Layout(letters, _distances(spacing, letters)), channel
+
+
+def samples_of(image: Any, channel_axis: Any, axes: str | None = None) -> NDArray[Any]:
+    """Return an array as samples (..., C), its axes looked at as `layout_of` does."""
+    check_array("image", image)
+    return as_signal(image, layout_of(np.shape(image), channel_axis, axes)[1])[0]
 
 
 def _told(axes: Any, shape: tuple[int, ...], channel_axis: Any) -> tuple[int | None, str]:

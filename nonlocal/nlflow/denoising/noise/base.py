@@ -56,7 +56,7 @@ class Noise(ABC):
         Parameters
         ----------
         clean : array_like
-            1-D signal or 2-D image, with a channel axis where there is one.
+            Signal, image, or volume or clip of three axes, with a channel axis where there is one.
         rng : seed or numpy.random.Generator, optional
         channel_axis : int, optional
         """
@@ -72,7 +72,7 @@ class Noise(ABC):
         Parameters
         ----------
         samples : array of shape (..., C)
-            Finite, in the units of the input; one or two axes besides that of the channels.
+            Finite, in the units of the input; one to three axes besides that of the channels.
         missing : bool array of shape (...), optional
             Samples that are missing already; their values do not matter.
 
@@ -81,6 +81,10 @@ class Noise(ABC):
         InputError
             For a model that does not fit the samples: their shape, their channels, their values.
         """
+
+    def completed(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Self:
+        """Return the same noise with what it leaves open found from samples (..., C); itself where nothing is open."""
+        return self
 
     @abstractmethod
     def scaled(self, factor: float) -> Self:

@@ -11,19 +11,16 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
-from nlflow.domains.samples import as_signal, range_of
+from nlflow.denoising.layout import samples_of
+from nlflow.denoising.noise.volumes import sigma_of_volume
+from nlflow.denoising.noise.windows import REPEATS, Windows, at_ends, from_windows, limits_of
+from nlflow.domains.samples import range_of
 
 # Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
 _SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
 _HIGH: Final = {1: 9 / 15, 2: 11 / 14}  # of the highest frequency: noise is measured from here on, structure below
 _FIRST: Final = {1: 0.5, 2: 0.01}  # of the windows: those with the least structure, from which the search starts
-_FIRST_ERROR: Final = 0.09  # relative uncertainty of sigma that these must reach; more windows are taken if need be
-_LAST_ERROR: Final = 0.01  # relative uncertainty from which on more windows are not worth the structure in them
-_MEDIAN: Final = 0.4549364231195724  # of a chi-squared variable with one degree of freedom
-_REPEATS: Final = 0.65  # windows that count as one independent window, per sample of a window: they overlap
 _FILLED: Final = {1: 9, 2: 5}  # a neighbourhood so wide that is constant to the last bit was filled in: it has no noise
-_CLIPPED: Final = 0.001  # of the samples at one end of the range: from here on the end is a limit that was clipped to
-_CLIPPED_MARGIN: Final = 2.0  # in sigma: a window whose mean is farther from the limit loses 3 % of sigma at most
 _MOST_WINDOWS: Final = 2**18
 _BLOCK: Final = 2**14  # windows that are transformed at a time
 
@@ -32,7 +29,7 @@ PART_HALO: Final = max(_SIDES[1]) - 1 + _FILLED[1] // 2
 
 
 @underflowing
-def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
+def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input.
 
     The high frequencies of those small windows whose low frequencies hold the least structure: in white noise the two
@@ -41,8 +38,10 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     Parameters
     ----------
     image : array_like
-        1-D signal or 2-D image, with a channel axis where there is one.
+        1-D signal, 2-D image, or volume or clip of three axes, with a channel axis where there is one.
     channel_axis : int, optional
+    axes : str, optional
+        What each axis is, as `denoise` takes it: needed for a volume or clip of fewer than 8 samples along an axis.
 
     Returns
     -------
@@ -56,10 +55,10 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
 
     Notes
     -----
-    Windows of 8×8 samples (16 in 1-D; smaller where few fit) are put through the cosine transform and sorted by the
-    energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over 0.4549, from the
-    first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it beyond its own
-    uncertainty: beyond that point structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
+    Windows of 8×8 samples (16 in 1-D, 4×4×4 in 3-D; smaller where few fit) are put through the cosine transform and
+    sorted by the energy below a limiting frequency. Sigma² is the median of the squared coefficients above it, over
+    0.4549, from the first 1 % of the windows (1-D: half), then twice as many, and so on while that does not raise it
+    beyond its own uncertainty: from there on structure counts as noise (the rule of Lepski 1991, doi 10.1137/1135065).
     Windows at an end of the range that was clipped to are left out, and so are areas that are constant to the last bit.
 
     On nearly all photographs the relative error is below 4 % from sigma = 10 grey levels of 255 on, and some percent
@@ -74,7 +73,7 @@ def estimate_sigma(image: Any, *, channel_axis: int | None = None) -> float:
     compression of AVIRIS images", IGARSS 2007, as analysed by Colom and Buades 2013 (doi
     10.5201/ipol.2013.45); medians against outliers: Donoho and Johnstone 1994 (doi 10.1093/biomet/81.3.425).
     """
-    signal, _ = as_signal(image, channel_axis)
+    signal = samples_of(image, channel_axis, axes)
     return float(np.mean(estimate_sigmas(signal)))
 
 
@@ -84,7 +83,7 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
     Parameters
     ----------
     signal : array of shape (..., C)
-        One or two axes besides that of the channels; the values of missing samples do not matter, be they NaN.
+        One to three axes besides that of the channels; the values of missing samples do not matter, be they NaN.
     missing : bool array of shape (...), optional
         True where a sample is missing; windows that touch one are left out.
 
@@ -96,6 +95,10 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
     # An axis of one sample carries no detail; a 1-D signal is a row.
     shape = [n for n in signal.shape[:-1] if n > 1] or [1]
     dimension = len(shape)
+    if dimension == 3:
+        hidden = np.zeros(shape, bool) if missing is None else np.reshape(missing, shape)
+        volumes = np.moveaxis(np.reshape(signal, (*shape, -1)), -1, 0)
+        return np.array([sigma_of_volume(volume, hidden) for volume in volumes])
     rows, columns = (1, shape[0]) if dimension == 1 else shape
     absent = np.zeros((rows, columns), bool) if missing is None else np.reshape(missing, (rows, columns))
     planes = np.moveaxis(np.reshape(signal, (rows, columns, -1)), -1, 0)
@@ -112,13 +115,13 @@ def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) ->
     low = float(present.min())
     scaled = np.where(absent, 0.0, (np.where(absent, low, plane).astype(np.float64) - low) / span)
     absent = absent | _filled(scaled, absent, dimension)
-    limits = _limits(*_at_ends(scaled[~absent]))
+    limits = limits_of(*at_ends(scaled[~absent]))
     for side in (side for side in _SIDES[dimension] if side <= min(plane.shape[-dimension:])):
         shape = (side if dimension == 2 else 1, side)
         windows = _transform(scaled, absent, shape, _steps(scaled.shape, dimension))
         if len(windows.structure) >= windows.first / 2:
             break  # otherwise smaller windows, down to the smallest
-    return _from_windows(windows, limits, _FIRST[dimension]) * span
+    return from_windows(windows, limits, _FIRST[dimension]) * span
 
 
 def _filled(scaled: NDArray[np.float64], absent: NDArray[np.bool_], dimension: int) -> NDArray[np.bool_]:
@@ -143,33 +146,6 @@ def _few(filled: int, present: int) -> bool:
     return 2 * filled < present
 
 
-def _limits(size: int, at_low: int, at_high: int) -> tuple[float, float]:
-    """Return the values that samples from 0 to 1 were clipped to, minus and plus infinity where they were not."""
-    least = max(_CLIPPED * size, 2)
-    return 0.0 if at_low > least else -math.inf, 1.0 if at_high > least else math.inf
-
-
-def _at_ends(present: NDArray[np.float64]) -> tuple[int, int, int]:
-    """Return how many samples from 0 to 1 there are, how many are 0, and how many 1."""
-    return present.size, int(np.count_nonzero(present == 0)), int(np.count_nonzero(present == 1))
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """Windows that touch no missing sample."""
-
-    structure: NDArray[np.float64]  # energy at low frequencies
-    high: NDArray[np.float32]  # coefficients at high frequencies (windows, frequencies)
-    mean: NDArray[np.float64]
-    repeats: float  # windows that count as one
-
-    @property
-    def first(self) -> int:
-        """How many windows it takes to know sigma to `_FIRST_ERROR`."""
-        frequencies = int(self.high.shape[1])
-        return math.ceil(self.repeats / (2 * frequencies * _FIRST_ERROR**2))
-
-
 def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
     """Return how far apart windows begin, so that there are about `_MOST_WINDOWS` of them at most."""
     step = math.ceil((math.prod(size) / _MOST_WINDOWS) ** (1 / dimension))
@@ -178,7 +154,7 @@ def _steps(size: tuple[int, ...], dimension: int) -> tuple[int, int]:
 
 def _transform(
     scaled: NDArray[np.float64], absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]
-) -> _Windows:
+) -> Windows:
     """Put overlapping windows through the orthonormal cosine transform."""
     from scipy.fft import dct
 
@@ -203,44 +179,12 @@ def _transform(
         high = values[:, is_high].astype(np.float32)
         parts.append((np.square(values) @ is_low, high, values[:, 0] / math.sqrt(samples)))
     structure, high, mean = (np.concatenate(part) for part in zip(*parts, strict=True))
-    return _Windows(structure, high, mean, _REPEATS * samples)
+    return Windows(structure, high, mean, REPEATS * samples)
 
 
 def _touched(absent: NDArray[np.bool_], shape: tuple[int, int], steps: tuple[int, int]) -> NDArray[np.bool_]:
     """Return which windows touch an absent sample."""
     return np.asarray(sliding_window_view(absent, shape)[:: steps[0], :: steps[1]].any(axis=(-2, -1)))
-
-
-def _from_windows(windows: _Windows, limits: tuple[float, float], share: float) -> float:
-    """Return sigma for samples from 0 to 1."""
-    order = np.argsort(windows.structure)
-    sigma = _while_consistent(windows, order, share)
-    if len(order) == 0 or (math.isinf(limits[0]) and math.isinf(limits[1])):
-        return sigma
-    # Near the limits noise is cut off; how near depends on sigma, so that it takes two rounds. The means are
-    # independent of what is measured.
-    margin = np.minimum(windows.mean - limits[0], limits[1] - windows.mean)[order]
-    farthest = np.sort(margin)[-min(windows.first, len(margin))]
-    for _ in range(2):
-        sigma = _while_consistent(windows, order[margin >= min(_CLIPPED_MARGIN * sigma, farthest)], share)
-    return sigma
-
-
-def _while_consistent(windows: _Windows, order: NDArray[np.intp], share: float) -> float:
-    """Return sigma from the first windows and from ever more of them, as long as these agree with the fewer ones."""
-    count = max(math.ceil(share * len(order)), windows.first)
-    seen: list[tuple[float, float]] = []
-    while len(order):
-        part = windows.high[order[:count]]
-        variance = float(np.median(np.square(part))) / _MEDIAN
-        error = 2 * windows.repeats / part.size  # variance of the estimate over its square
-        if any(variance - v > v * math.sqrt(max(e - error, 0.0)) for v, e in seen):
-            break
-        seen.append((variance, error))
-        if count >= len(order) or math.sqrt(error) / 2 < _LAST_ERROR:
-            break
-        count *= 2
-    return math.sqrt(seen[-1][0]) if seen else 0.0
 
 
 # ---- an image in parts
@@ -322,7 +266,7 @@ def windows_of_part(
     own = _as_rows(tuple(s.stop - s.start for s in inner), whole, 1)
     mine = tuple(slice(b, b + n) for b, n in zip(around, own, strict=True))
     filled = _constant(scaled, dimension)
-    ends = (_at_ends(scaled[mine].ravel()), _at_ends(scaled[mine][~filled[mine]]))
+    ends = (at_ends(scaled[mine].ravel()), at_ends(scaled[mine][~filled[mine]]))
     shape, rows = (side if dimension == 2 else 1, side), _as_rows(whole, whole, 1)
     steps = _steps(rows, dimension)
     cut, first = [], []
@@ -373,9 +317,9 @@ def sigma_of_parts(
     )
     few = _few(every[0] - unfilled[0], every[0])
     used = ~touched.ravel() if few else np.ones(touched.size, bool)
-    windows = _Windows(
-        structure.ravel()[used], high.reshape(touched.size, -1)[used], mean.ravel()[used], _REPEATS * math.prod(shape)
+    windows = Windows(
+        structure.ravel()[used], high.reshape(touched.size, -1)[used], mean.ravel()[used], REPEATS * math.prod(shape)
     )
     if side != window_sides(whole)[-1] and len(windows.structure) < windows.first / 2:
         return None
-    return _from_windows(windows, _limits(*(unfilled if few else every)), _FIRST[dimension]) * (limits[1] - limits[0])
+    return from_windows(windows, limits_of(*(unfilled if few else every)), _FIRST[dimension]) * (limits[1] - limits[0])

@@ -19,6 +19,7 @@ _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
 OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
+_SMOOTHING: Final = 1.5  # samples over which the intensity is smoothed that the noise follows
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
 
@@ -142,11 +143,14 @@ class GaussianNoise(Noise):
         shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
         if len(shape) not in (1, channels):
             raise InputError(f"noise: got a picture of {channels} channel(s), expected {len(shape)}")
+        if dimension == 3 and self.spectrum is not None:
+            raise InputError("noise: got a volume, but correlated noise, which is for images and signals; give white "
+                             "noise (sigma), or denoise slice by slice")  # fmt: skip
         if dimension == 1 and shape.shape[1] > 1:
             raise InputError(f"noise: got a signal, but a spectrum of {shape.shape[1]} x {shape.shape[2]} frequencies")
         if dimension == 2 and self.spectrum is not None and shape.shape[1] == 1:
             raise InputError("noise: got an image, but the spectrum of a signal; give power by both frequencies")
-        rows = spectra.FREQUENCIES if dimension == 2 else 1
+        rows = 1 if dimension == 1 else spectra.FREQUENCIES
         full = np.broadcast_to(shape, (channels, rows, spectra.FREQUENCIES)) if self.spectrum is None else shape
         return np.asarray(sigma[:, None, None] ** 2 * full / full.mean(axis=(1, 2), keepdims=True))
 
@@ -172,14 +176,21 @@ class GaussianNoise(Noise):
             return np.ones_like(intensity, np.float64)
         return np.asarray(np.interp(intensity, self.intensities, self.strengths))
 
+    def along(self, samples: Array) -> Array:
+        """Return the standard deviation at each of the noisy samples (..., C), by their smoothed intensity."""
+        return np.asarray(self.relative(smoothed(samples))[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
+
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
         samples, restore = as_signal(clean, channel_axis)
-        grid, channels = (1, *samples.shape[:-1])[-2:], samples.shape[-1]
+        channels = samples.shape[-1]
+        grid = (1, *samples.shape[:-1])[-2:] if samples.ndim < 4 else samples.shape[:-1]
         powers = self.powers(channels, samples.ndim - 1)
         generator = np.random.default_rng(rng)
         if self.spectrum is None:
-            noise = generator.standard_normal((channels, *grid)) * np.sqrt(powers[:, :1, :1])
+            noise = generator.standard_normal((channels, *grid)) * np.sqrt(
+                powers[:, 0, 0].reshape(-1, *[1] * len(grid))
+            )
         else:
             noise = spectra.sampled(powers, grid, generator)
         if self.opponent:
@@ -225,6 +236,15 @@ class GaussianNoise(Noise):
         fields += ["opponent"] if self.opponent else []
         fields += [f"compressed {self.compressed:g}"] if self.compressed else []
         return f"GaussianNoise({', '.join(fields)})"
+
+
+def smoothed(samples: Array) -> Array:
+    """Return the intensity of samples (..., C), the mean of the channels, as noise follows it."""
+    from scipy.ndimage import gaussian_filter
+
+    intensity = samples.mean(axis=-1, dtype=np.float64)
+    widths = [_SMOOTHING if n > 1 else 0 for n in intensity.shape]
+    return np.asarray(gaussian_filter(intensity, widths, mode="reflect"))
 
 
 def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:

@@ -17,14 +17,14 @@ from nlflow.domains.samples import as_signal, range_of
 from nlflow.errors import InputError, check_number
 
 # Chosen on BSD68 and Kodak photographs, Set12 not looked at.
-_REACH: Final = {1: 6, 2: 2}  # half side of the neighbourhood that a sample is compared with
+_REACH: Final = {1: 6, 2: 2, 3: 1}  # half side of the neighbourhood that a sample is compared with
 _OUT: Final = 3.0  # standard deviations of its neighbours at which a value sticks out of them
 _SPIKE: Final = 4.0  # the same where any value may be an impulse
 _LEAST_NEIGHBOURS: Final = 0.25  # of a neighbourhood that must be no candidates themselves, to compare with
 _UNSURE: Final = 6.0  # neighbours: with as few, their spread counts twice
 _LEAST_SPREAD: Final = 0.01  # of the range: neighbours are not taken to be more alike than this
 _AREA: Final = 1e-5  # probability of so many equal neighbours among impulses, below which they are an area
-_WAYS: Final = {1: 1.0, 2: 6.0}  # in which a piece of samples goes on
+_WAYS: Final = {1: 1.0, 2: 6.0, 3: 18.0}  # in which a piece of samples goes on
 _LEAST_PIECE: Final = 4  # samples that impulses alone may join
 _BLOCKS: Final = 6  # along each axis: impulses are found in all of them
 _LEAST_COUNT: Final = 12  # impulses to believe in any
@@ -121,7 +121,7 @@ class Impulses(Noise):
         Parameters
         ----------
         samples : array of shape (..., C)
-            Finite, in the units of the input; one or two axes besides that of the channels.
+            Finite, in the units of the input; one to three axes besides that of the channels.
         missing : bool array of shape (...), optional
             Samples that are missing already; their values do not matter.
 
@@ -172,7 +172,7 @@ def find_impulses(samples: Array, missing: NDArray[np.bool_] | None = None) -> I
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; one or two axes besides that of the channels. All channels have the same two values.
+        Finite; one to three axes besides that of the channels. All channels have the same two values.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
@@ -230,11 +230,11 @@ class _View:
 
 
 def _planes(samples: Array, absent: NDArray[np.bool_]) -> Iterator[tuple[Array, NDArray[np.bool_]]]:
-    """Yield each channel as (rows, columns), a signal as one row, with where it is missing."""
-    shape = [n for n in samples.shape[:-1] if n > 1] or [1]
-    rows, columns = (1, shape[0]) if len(shape) == 1 else shape
+    """Yield each channel as (rows, columns), a signal as one row, a volume as it is, with where it is missing."""
+    long = [n for n in samples.shape[:-1] if n > 1]
+    shape = long if len(long) > 1 else [1, *(long or [1])]
     for c in range(samples.shape[-1]):
-        yield samples[..., c].reshape(rows, columns), absent.reshape(rows, columns)
+        yield samples[..., c].reshape(shape), absent.reshape(shape)
 
 
 def _candidates(present: Array) -> list[Any]:
@@ -251,8 +251,13 @@ def _candidates(present: Array) -> list[Any]:
     return sorted(set(found))
 
 
-def _reach(shape: tuple[int, ...]) -> tuple[int, int]:
-    return (0, _REACH[1]) if shape[0] == 1 else (_REACH[2], _REACH[2])
+def _axes(shape: tuple[int, ...]) -> int:
+    """Return how many axes a channel has; a signal is one row."""
+    return 1 if len(shape) == 2 and shape[0] == 1 else len(shape)
+
+
+def _reach(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return (0, _REACH[1]) if _axes(shape) == 1 else (_REACH[len(shape)],) * len(shape)
 
 
 def _surroundings(
@@ -264,10 +269,10 @@ def _surroundings(
     padded = np.pad(np.where(excluded, np.nan, plane), margins, constant_values=np.nan)
     window = tuple(2 * r + 1 for r in reach)
     median, spread = np.empty_like(plane), np.empty_like(plane)
-    rows = max(1, _PIECE // plane.shape[1])
+    rows = max(1, _PIECE // math.prod(plane.shape[1:]))
     for top in range(0, plane.shape[0], rows):
         part = sliding_window_view(padded[top : top + rows + 2 * reach[0]], window)
-        part = np.delete(part.reshape(*part.shape[:2], -1), math.prod(window) // 2, axis=-1)
+        part = np.delete(part.reshape(*part.shape[: plane.ndim], -1), math.prod(window) // 2, axis=-1)
         ordered = np.sort(part, axis=-1)  # NaN comes last
         count = np.isfinite(ordered).sum(axis=-1)
         low, mid, high = (_ranked(ordered, count, share) for share in (0.25, 0.5, 0.75))
@@ -325,11 +330,11 @@ def _in_piece(side: NDArray[np.bool_], density: float) -> NDArray[np.bool_]:
     """
     from scipy.ndimage import label
 
-    on = density * _WAYS[2 if side.shape[0] > 1 else 1]
+    on = density * _WAYS[_axes(side.shape)]
     if on >= 1:
         return np.zeros_like(side)
     most = max(math.log(side.size) / -math.log(on), _LEAST_PIECE)
-    pieces, _ = label(side, np.ones((3, 3)))
+    pieces, _ = label(side, np.ones((3,) * side.ndim))
     large = np.bincount(pieces.ravel()) > most
     large[0] = False
     return np.asarray(large[pieces])
@@ -357,14 +362,9 @@ def _follows(views: list[_View], value: float, density: float) -> bool:
 
 def _counted(views: list[_View], value: float) -> tuple[list[NDArray[np.bool_]], list[NDArray[np.bool_]]]:
     """Return where a value would stick out of its neighbours, and where it does."""
-    visible = [_visible(view, value) for view in views]
+    far = [np.abs(value - view.median) > np.maximum(_OUT * view.spread, _LEAST_STEP) for view in views]  # not for NaN
+    visible = [np.asarray(off & ~view.unknown) for off, view in zip(far, views, strict=True)]
     return visible, [seen & (view.plane == value) for view, seen in zip(views, visible, strict=True)]
-
-
-def _visible(view: _View, value: float) -> NDArray[np.bool_]:
-    """Return where a value would stick out of its neighbours."""
-    far = np.abs(value - view.median) > np.maximum(_OUT * view.spread, _LEAST_STEP)  # False for NaN
-    return np.asarray(far & ~view.unknown)
 
 
 def _between(view: _View, visible: NDArray[np.bool_], value: float) -> NDArray[np.bool_]:
@@ -385,9 +385,10 @@ def _clustered(views: list[_View], hits: list[NDArray[np.bool_]], value: float, 
 def _even(visible: list[NDArray[np.bool_]], hits: list[NDArray[np.bool_]], count: int) -> float:
     """Return the median density over the parts of a picture, 0 where many parts have too few."""
     shape = visible[0].shape
-    blocks = int(np.clip(math.sqrt(count / _PER_BLOCK), 2, _BLOCKS))
-    cuts = (1, blocks**2) if shape[0] == 1 else (blocks, blocks)
-    index = np.add.outer(np.arange(shape[0]) * cuts[0] // shape[0] * cuts[1], np.arange(shape[1]) * cuts[1] // shape[1])
+    blocks = int(np.clip(round((count / _PER_BLOCK) ** (1 / len(shape)), 9), 2, _BLOCKS))
+    cuts = (1, blocks**2) if _axes(shape) == 1 else (blocks,) * len(shape)
+    parts = np.ix_(*(np.arange(n) * cut // n for n, cut in zip(shape, cuts, strict=True)))
+    index = np.asarray(np.ravel_multi_index(parts, cuts))
     seen, met = (
         np.sum([np.bincount(index[a], minlength=math.prod(cuts)) for a in arrays], axis=0) for arrays in (visible, hits)
     )

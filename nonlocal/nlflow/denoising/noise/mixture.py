@@ -12,11 +12,15 @@ from numpy.typing import NDArray
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.denoising.noise.magnitudes import Magnitudes
+from nlflow.denoising.noise.stabilizing import Poisson
 from nlflow.denoising.noise.stripes import Stripes
 from nlflow.errors import InputError
 
 _LINE: Final = 0.3  # of the power in a line of the spectrum, from which on it stands for stripes
 _BESIDE: Final = 0.2  # of the line, that the lines beside it have at most
+_PLACES: Final = 33
+_LEAST: Final = 0.3  # counts: a standard deviation that even darkness has
 _WEAK: Final = 0.01  # of the noise: what is left beside stripes counts as none
 
 
@@ -73,9 +77,28 @@ class Mixture(Noise):
         return result
 
     def scaled(self, factor: float) -> Self:
-        """Return the same with Gaussian parts of `factor` times the standard deviation; the others stay."""
-        parts = [part.scaled(factor) if isinstance(part, GaussianNoise) else part for part in self.parts]
+        """Return the same with `factor` times the noise of Gaussian parts and magnitudes; the others stay.
+
+        Raises
+        ------
+        InputError
+            For counts among the parts, whose noise follows from them.
+        """
+        strong = GaussianNoise | Magnitudes | Poisson
+        parts = [part.scaled(factor) if isinstance(part, strong) else part for part in self.parts]
         return replace(self, parts=parts)
+
+
+def by_intensity(noise: Noise, samples: Array) -> Noise:
+    """Return noise with Gaussian noise that follows the intensity of samples in place of counts: it can be scaled."""
+    if isinstance(noise, Mixture):
+        return replace(noise, parts=[by_intensity(part, samples) for part in noise.parts])
+    if not isinstance(noise, Poisson):
+        return noise
+    low, high = float(samples.min()), float(samples.max())
+    places = low + (high - low) * np.linspace(0, 1, _PLACES) ** 2  # the root of the counts is what matters
+    strengths = np.sqrt(np.maximum(noise.variance(places), (_LEAST * noise.gain) ** 2))
+    return GaussianNoise(1.0, intensities=places, strengths=strengths)
 
 
 def with_stripes(noise: GaussianNoise) -> Noise:

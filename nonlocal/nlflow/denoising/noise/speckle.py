@@ -18,7 +18,7 @@ from nlflow.errors import InputError, check_number
 
 # Chosen on BSD68 and Kodak photographs, Set12 not looked at.
 _POWER: Final = 1 / 3  # makes a gamma law nearly Gaussian (Wilson and Hilferty)
-_WIDTH: Final = {1: 4.0, 2: 1.5}  # of the Gaussian that says what the intensity is about, in samples
+_WIDTH: Final = {1: 4.0, 2: 1.5, 3: 1.0}  # of the Gaussian that says what the intensity is about, in samples
 _DARK: Final = 1e-4  # of the mean intensity: what is darker counts as this dark
 _MANY: Final = 1e4  # looks from which on moments follow from their series
 _LOOKS: Final = (0.2, 300.0)  # looked for: more are not told from the grain of photographs
@@ -121,7 +121,7 @@ class Speckle(Noise):
         Parameters
         ----------
         samples : array of shape (..., C)
-            Finite intensities >= 0, in the units of the input; one or two axes besides that of the channels.
+            Finite intensities >= 0, in the units of the input; one to three axes besides that of the channels.
         missing : bool array of shape (...), optional
             Samples that are missing already; their values do not matter.
 
@@ -204,7 +204,7 @@ def find_speckle(samples: Array, missing: NDArray[np.bool_] | None = None) -> Sp
     Parameters
     ----------
     samples : array of shape (..., C)
-        Finite; one or two axes besides that of the channels. Negative values are no intensities.
+        Finite; one to three axes besides that of the channels. Negative values are no intensities.
     missing : bool array of shape (...), optional
         Samples that are missing; their values do not matter.
 
@@ -262,10 +262,10 @@ class _Blocks:
         """Cut samples (..., C) into blocks; those with a missing sample (NaN), and dark ones, are left out."""
         shape = [n for n in stable.shape[:-1] if n > 1]
         size = (1, _SIDE[1]) if len(shape) < 2 else (_SIDE[2], _SIDE[2])
-        rows, columns = shape if len(shape) == 2 else (1, math.prod(shape))
-        parts = [
-            _cut(np.moveaxis(a.reshape(rows, columns, -1), -1, 0), size).reshape(-1, *size) for a in (stable, mean)
-        ]
+        rows, columns = shape[-2:] if len(shape) > 1 else (1, math.prod(shape))
+        # Slices and channels of a volume are pictures.
+        planes = [np.moveaxis(a.reshape(-1, rows, columns, a.shape[-1]), -1, 0) for a in (stable, mean)]
+        parts = [_cut(a.reshape(-1, rows, columns), size).reshape(-1, *size) for a in planes]
         fine, coarse = _haar(parts[0])
         coarser, coarsest = _haar(coarse)
         if size[0] == 1:
@@ -302,7 +302,7 @@ def _cut(planes: NDArray[np.float64], size: tuple[int, int]) -> NDArray[np.float
     """Return planes (C, H, W) as blocks (n, *size); what is left over at the ends is left out."""
     count = [planes.shape[1] // size[0], planes.shape[2] // size[1]]
     whole = planes[:, : count[0] * size[0], : count[1] * size[1]]
-    return whole.reshape(-1, count[0], size[0], count[1], size[1]).swapaxes(2, 3)
+    return whole.reshape(len(planes), count[0], size[0], count[1], size[1]).swapaxes(2, 3)
 
 
 def _haar(blocks: NDArray[np.float64]) -> tuple[list[NDArray[np.float64]], NDArray[np.float64]]:

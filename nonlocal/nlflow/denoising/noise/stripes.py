@@ -146,7 +146,10 @@ class Stripes(Noise):
 
 
 def check_image(samples: Array) -> None:
-    """Refuse signals."""
+    """Refuse signals, and volumes, of which nobody says how stripes go through them."""
+    if samples.ndim == 4:
+        raise InputError(f"image: got a volume of shape {samples.shape[:-1]}, expected an image: stripes are the "
+                         "rows or columns of one; take them out slice by slice, Stripes(...).reduce")  # fmt: skip
     if samples.ndim != 3:
         raise InputError(f"image: got a signal of shape {samples.shape[:-1]}, expected an image: stripes need rows")
 

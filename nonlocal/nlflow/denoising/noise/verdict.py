@@ -10,35 +10,46 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import underflowing
+from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.denoising.noise.hot import find_hot_pixels
 from nlflow.denoising.noise.impulses import find_impulses
+from nlflow.denoising.noise.magnitudes import Rician, find_rician
 from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.recordings import spectrum_of_signal
 from nlflow.denoising.noise.rules import LEVELS, Rules
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
+from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
-from nlflow.domains.samples import as_signal, range_of
+from nlflow.domains.samples import range_of
 from nlflow.errors import check_array
 
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
 _LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
+_LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, and need not see all of a large volume
+_SLAB: Final = 8  # slices that are looked at together
+_MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 
 
 @underflowing
-def estimate_noise(image: Any, *, channel_axis: int | None = None, mask: Any = None) -> NoiseEstimate:
+def estimate_noise(
+    image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None
+) -> NoiseEstimate:
     """Find out which noise a picture or recording has, from itself alone.
 
     Parameters
     ----------
     image : array_like
-        1-D signal or 2-D image, with a channel axis where there is one.
+        1-D signal, 2-D image, or volume or clip of three axes, with a channel axis where there is one.
     channel_axis : int, optional
+    axes : str, optional
+        What each axis is, as `denoise` takes it: needed for a volume or clip of fewer than 8 samples along an axis.
     mask : array_like of bool, optional
         True where samples are missing.
 
@@ -51,7 +62,7 @@ def estimate_noise(image: Any, *, channel_axis: int | None = None, mask: Any = N
     InputError
         As `denoise`.
     """
-    samples, _ = as_signal(image, channel_axis)
+    samples = samples_of(image, channel_axis, axes)
     missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
     return examine(samples, missing)
 
@@ -59,8 +70,10 @@ def estimate_noise(image: Any, *, channel_axis: int | None = None, mask: Any = N
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
     """Return the verdict on finite samples (..., C), of which some are missing.
 
-    Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest.
+    Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest. In
+    volumes and clips Rician noise and hot pixels take the place of stripes, and counts that of the spectrum.
     """
+    volume = samples.ndim == 4 and min(samples.shape[:-1]) > 1
     present = samples if missing is None else samples[~missing]
     span = range_of(present) if present.size else 0.0
     if not _LEAST_RANGE < span < 1 / _LEAST_RANGE:
@@ -70,18 +83,37 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", ("the picture is very small",))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
-    for find in (find_impulses, find_speckle, find_stripes):
-        found: Noise | None = find(rest.samples, rest.missing)
+    finders = (find_impulses, find_speckle, *((find_rician, find_hot_pixels) if volume else (find_stripes,)))
+    for find in finders:
+        found: Noise | None = find(*(_slabs if volume and find in _LOCAL else _whole)(rest.samples, rest.missing))
         if found is not None:
             parts.append(found)
             rest = found.reduce(rest.samples, rest.missing)
             if isinstance(found, Speckle):
                 return NoiseEstimate(_together(parts), "high", ("the local spread is proportional to the local mean",))
-    verdict = _gaussian(rest.samples, rest.missing)
+            if isinstance(found, Rician):
+                reason = "a background without signal has the law of magnitudes of complex noise"
+                return NoiseEstimate(_together(parts), "high", (reason,))
+    verdict = (of_volume if volume else _gaussian)(rest.samples, rest.missing)
     if not parts:
         return verdict
     last: list[Noise] = [verdict.model]
     return replace(verdict, model=_together(parts + last))
+
+
+def _whole(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
+    return samples, missing
+
+
+def _slabs(samples: Array, missing: NDArray[np.bool_] | None) -> tuple[Array, NDArray[np.bool_] | None]:
+    """Return slabs of a large volume, evenly spread over it."""
+    most = max(_MOST * len(samples) // samples.size // _SLAB, 2)
+    count = len(samples) // _SLAB
+    if samples.size <= _MOST or count <= most:
+        return samples, missing
+    first = (np.arange(most) * (count - 1) // (most - 1)) * _SLAB
+    index = (first[:, None] + np.arange(_SLAB)).ravel()
+    return samples[index], None if missing is None else missing[index]
 
 
 def _together(parts: list[Noise]) -> Noise:

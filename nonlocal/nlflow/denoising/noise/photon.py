@@ -1,0 +1,304 @@
+"""Photon transfer: the gain of a camera from how the variance of a stack grows with its mean."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import underflowing
+from nlflow.denoising.noise.base import Array
+from nlflow.denoising.noise.stabilizing import Poisson
+from nlflow.denoising.noise.volumes import blocks_of, constant, in_unit
+from nlflow.denoising.noise.windows import Windows, at_ends, limits_of
+from nlflow.domains.samples import as_signal
+from nlflow.errors import InputError, check_array, check_number
+
+_BINS: Final = 40  # of the mean, at most
+_LEAST_BINS: Final = 4
+_IN_BIN: Final = 60  # blocks in a bin, at least
+_SHARE: Final = 0.1  # of the blocks of a bin: those with the least structure, from which more are taken
+_SURE: Final = 0.02  # relative uncertainty of a variance from which on more blocks are not worth their structure
+_SWEEPS: Final = 20  # of reweighting
+_OUTLIER: Final = 2.5  # standard errors: variances farther above the line count as structure
+_SIGNIFICANT: Final = 4.0  # standard errors that tell a number from 0
+_OFF: Final = 0.2  # root mean square of relative distances from the line, from which on it is none
+_CUT: Final = 3.0  # standard deviations above the lower end, where nothing is cut off
+_CONSISTENT: Final = 2.0  # standard errors: slopes with and without the darkest parts differ by less
+_DARKEST: Final = 0.01  # of the blocks
+
+
+@dataclass(frozen=True)
+class PhotonTransfer:
+    """What `photon_transfer` found: variance = gain (mean - offset) + sigma², in the units of the input.
+
+    Attributes
+    ----------
+    model : Poisson
+        With these figures.
+    gain, gain_error : float
+        Units of the input for each count, and its standard error.
+    intercept, intercept_error : float
+        Variance where the mean is 0, sigma² - gain offset: what the stack tells of read noise and offset.
+    sigma, sigma_error : float
+        Read noise for the offset of the model; the error is infinite for a sigma of 0.
+    offset_known : bool
+        Whether the offset was given.
+    means, variances, errors : array of shape (bins,)
+        The points of the line, and the standard errors of the variances.
+    """
+
+    model: Poisson
+    gain: float
+    gain_error: float
+    intercept: float
+    intercept_error: float
+    sigma: float
+    sigma_error: float
+    offset_known: bool
+    means: NDArray[np.float64] = field(repr=False)
+    variances: NDArray[np.float64] = field(repr=False)
+    errors: NDArray[np.float64] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the figures for people."""
+        offset = f"offset {self.model.offset:.4g} ({'given' if self.offset_known else 'assumed'})"
+        error = f" ± {self.sigma_error:.2g}" if math.isfinite(self.sigma_error) else ""
+        return f"gain {self.gain:.4g} ± {self.gain_error:.2g} a count, read noise {self.sigma:.3g}{error}, {offset}"
+
+
+@underflowing
+def photon_transfer(
+    stack: Any, *, offset: float | None = None, channel_axis: int | None = None, mask: Any = None
+) -> PhotonTransfer:
+    """Estimate gain and read noise of a camera from a stack or clip itself.
+
+    Parameters
+    ----------
+    stack : array_like
+        Volume or clip of three axes, at least 8 samples along each; of one channel.
+    offset : float, optional
+        Value of the input for no light, such as the mean of a dark frame. Mean and variance alone do not tell it from
+        the read noise.
+    channel_axis : int, optional
+        An axis of one sample.
+    mask : array_like of bool, optional
+        True where samples are missing.
+
+    Returns
+    -------
+    PhotonTransfer
+
+    Raises
+    ------
+    InputError
+        Where the stack does not determine the gain, with the reason: too few blocks, intensities that differ too
+        little, variances that do not grow with the intensity, or that are not on a line. For several channels, and for
+        an offset with which the read noise would be imaginary.
+
+    Notes
+    -----
+    Blocks of 4×4×4 are sorted by their mean into up to 40 bins. In each bin the variance is the mean square of the
+    high frequencies in the blocks that have the least energy at low ones (`estimate_sigma`), which also compares
+    neighbouring slices or frames. A line is fitted with weights; points above it count as structure and lose weight.
+    Standard errors follow from the number of blocks, which overlap, and from how far the points are off the line.
+
+    Without `offset` it is taken as 0 where that leaves sigma² >= 0, otherwise as the mean of the darkest blocks, or
+    what makes sigma 0 if that is more. Which of these pairs is taken matters to `Poisson` only below some ten counts:
+    its transform knows sigma² - gain offset alone. Cost O(N).
+
+    References
+    ----------
+    Janesick, Klaasen and Elliott 1987 (doi 10.1117/12.7974183); from pictures themselves: Foi, Trimeche, Katkovnik and
+    Egiazarian 2008 (doi 10.1109/TIP.2008.2001399).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.noise import Poisson, photon_transfer
+    >>> light = np.linspace(5, 200, 64)[:, None] * np.ones((24, 64, 64))
+    >>> found = photon_transfer(Poisson(2.0, 3.0, 100.0).sample(2 * light + 100, rng=0), offset=100)
+    >>> bool(abs(found.gain - 2) < 0.1), bool(abs(found.sigma - 3) < 1)
+    (True, True)
+    """
+    samples, _ = as_signal(stack, channel_axis)
+    if samples.ndim != 4:
+        raise InputError(f"stack: got shape {samples.shape[:-1]}, expected a volume or clip of three axes")
+    missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
+    if missing is not None and missing.shape != samples.shape[:-1]:
+        raise InputError(f"mask: got shape {missing.shape}, expected {samples.shape[:-1]}, one boolean for each sample")
+    if offset is not None:
+        offset = check_number("offset", offset, hint="the value of the input for no light")
+    return transfer_of(samples, missing, offset)
+
+
+def transfer_of(
+    samples: Array, missing: NDArray[np.bool_] | None = None, offset: float | None = None
+) -> PhotonTransfer:
+    """Return the figures of finite samples (D, H, W, 1); see `photon_transfer`."""
+    if samples.shape[-1] != 1:
+        raise InputError(f"stack: got {samples.shape[-1]} channels, expected one; each has a gain of its own, so take "
+                         "them one by one")  # fmt: skip
+    shape = tuple(n for n in samples.shape[:-1] if n > 1)
+    if len(shape) != 3:
+        raise InputError(f"stack: got shape {samples.shape[:-1]}, expected more than one sample along each axis")
+    absent = np.zeros(shape, bool) if missing is None else missing
+    unit, span = in_unit(samples[..., 0], absent)
+    if span == 0:
+        raise InputError("stack: got equal values, or a range that overflows, expected a stack with noise")
+    low = float(samples[..., 0][~absent].min())
+    empty = absent | constant(unit)
+    limits = limits_of(*at_ends(unit[~empty]))
+    points = _points(blocks_of(unit, empty), limits[1])
+    slope, at_zero, covariance = _line(*points)
+    # Many counts are 0; other noise is cut off there, and looks weaker in the dark than it is.
+    means, variances, spread, dark = points
+    bright = means > limits[0] + _CUT * np.sqrt(variances)
+    if _LEAST_BINS <= np.count_nonzero(bright) < len(means):
+        without = means[bright], variances[bright], spread[bright], dark
+        again = _line(*without)
+        if abs(again[0] - slope) > _CONSISTENT * math.sqrt(again[2][0, 0]):
+            points, (slope, at_zero, covariance) = without, again
+    _check_line(slope, at_zero, math.sqrt(covariance[0, 0]), points)
+    gain = slope * span
+    # From the units in which `low` is 0.
+    intercept, intercept_error = at_zero * span**2 - gain * low, span**2 * _error(covariance, -low / span)
+    darkest = low + span * float(points[3])
+    if offset is None:
+        offset, known = _assumed(gain, intercept, intercept_error, darkest), False
+    else:
+        known = True
+    at_offset = span**2 * _error(covariance, (offset - low) / span)
+    model = _model(gain, intercept, offset, at_offset, low)
+    sigma_error = at_offset / (2 * model.sigma) if model.sigma > 0 else math.inf
+    return PhotonTransfer(
+        model, gain, span * math.sqrt(covariance[0, 0]), intercept, intercept_error, model.sigma, sigma_error, known,
+        low + span * points[0], span**2 * points[1], span**2 * points[2],
+    )  # fmt: skip
+
+
+_Points = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], float]
+
+
+def _points(windows: Windows, limit: float) -> _Points:
+    """Return means, variances and their errors in bins of the mean, and the mean of the darkest blocks."""
+    order = np.argsort(windows.mean)
+    count = min(_BINS, len(order) // _IN_BIN)
+    if count < _LEAST_BINS:
+        raise InputError(f"stack: got {len(order)} blocks of 4 x 4 x 4 without missing samples, expected at least "
+                         f"{_LEAST_BINS * _IN_BIN}; give a larger stack")  # fmt: skip
+    found = []
+    for part in np.array_split(order, count):
+        near = part[np.argsort(windows.structure[part], kind="stable")]
+        mean, variance, error = _of_bin(windows, near)
+        if variance > 0 and mean < limit - 3 * math.sqrt(variance):  # where noise is cut off there is less of it
+            found.append((mean, variance, error))
+    if len(found) < _LEAST_BINS:
+        raise InputError("stack: got hardly any part with noise that is not cut off at the upper end; expected "
+                         "values that are not clipped")  # fmt: skip
+    means, variances, errors = np.array(found).T
+    return means, variances, errors, float(windows.mean[order[: max(int(_DARKEST * len(order)), 1)]].mean())
+
+
+def _of_bin(windows: Windows, order: NDArray[np.intp]) -> tuple[float, float, float]:
+    """Return the mean, the variance and its error, from blocks in the order of their structure.
+
+    Mean squares and not medians, as counts are no Gaussian noise.
+    """
+    squares = np.square(windows.high[order], dtype=np.float64).mean(axis=1)
+    size = max(int(_SHARE * len(order)), _IN_BIN // 2)
+    seen: list[tuple[int, float, float]] = []
+    while True:
+        size = min(size, len(order))
+        variance = float(squares[:size].mean())
+        error = math.sqrt(windows.repeats * float(squares[:size].var()) / size)
+        if any(variance - v > 2 * math.sqrt(max(e**2 - error**2, 0.0)) for _, v, e in seen):
+            break
+        seen.append((size, variance, error))
+        if size == len(order) or error < _SURE * variance:
+            break
+        size *= 2
+    size, variance, error = seen[-1]
+    return float(windows.mean[order[:size]].mean()), variance, max(error, 1e-3 * variance)
+
+
+def _line(
+    means: NDArray[np.float64], variances: NDArray[np.float64], errors: NDArray[np.float64], _: float
+) -> tuple[float, float, NDArray[np.float64]]:
+    """Return slope and value at 0 of a line, and their covariance."""
+    design = np.stack([means, np.ones_like(means)], axis=1)
+    relative = errors / variances
+    expected, weights = variances, np.ones_like(means)
+    for _sweep in range(_SWEEPS):
+        # Errors in proportion to the expected variance: those of points that are low by chance are too small.
+        spread = relative * np.maximum(expected, 1e-3 * variances.max())
+        normal = design.T @ (design * (weights / spread**2)[:, None])
+        slope, at_zero = np.linalg.solve(normal, design.T @ (variances * weights / spread**2))
+        expected = design @ np.array([slope, at_zero])
+        off = (variances - expected) / spread
+        scale = max(1.4826 * float(np.median(np.abs(off))), 1.0)
+        # Structure makes variances larger, hardly anything makes them smaller.
+        weights = (_OUTLIER * scale / np.maximum(off, _OUTLIER * scale)) ** 2
+    inflation = max(float((weights * off**2).sum() / max(len(means) - 2, 1)), 1.0)
+    return float(slope), float(at_zero), np.asarray(np.linalg.inv(normal) * inflation)
+
+
+def _check_line(slope: float, at_zero: float, error: float, points: _Points) -> None:
+    """Refuse a line that is none, or does not rise for certain."""
+    means, variances, _, _ = points
+    span = float(means.max() - means.min())
+    if slope <= _SIGNIFICANT * error:
+        grown = f"{slope * span / float(np.median(variances)):.2g} ± {error * span / float(np.median(variances)):.2g}"
+        why = "the noise does not follow the light" if error * span < 0.2 * float(np.median(variances)) else (
+            "the flat parts are too few, or differ too little in intensity, to tell")  # fmt: skip
+        raise InputError(f"stack: got variances that grow by {grown} of their median from the darkest to the brightest "
+                         f"part, expected growth beyond doubt: {why}; give Poisson(gain=...)")  # fmt: skip
+    expected = slope * means + at_zero
+    if _is_square(*points):
+        raise InputError("stack: got variances that grow with the square of the intensity, expected a line, as counts "
+                         "have; is this speckle? Then find_speckle tells how much")  # fmt: skip
+    off = float(np.median(np.abs(variances / np.maximum(expected, 1e-3 * variances.max()) - 1))) * 1.4826
+    if off > _OFF:
+        raise InputError(f"stack: got variances {off:.0%} off any line over the mean, expected a line, as counts have; "
+                         "is this noise of another kind, or structure everywhere? Give Poisson(gain=...)")  # fmt: skip
+
+
+def _is_square(
+    means: NDArray[np.float64], variances: NDArray[np.float64], errors: NDArray[np.float64], _: float
+) -> bool:
+    """Tell whether most of what variances grow by is a parabola, and that for certain."""
+    centred = means - means.min()
+    spread = np.maximum(errors, _SURE * variances)
+    design = np.stack([centred**2, centred, np.ones_like(means)], axis=1) / spread[:, None]
+    normal = np.linalg.inv(design.T @ design)
+    fitted = normal @ design.T @ (variances / spread)
+    away = design @ fitted - variances / spread
+    error = math.sqrt(float(normal[0, 0]) * max(float((away**2).mean()), 1.0))
+    span = float(centred.max())
+    return bool(fitted[0] > _SIGNIFICANT * error and fitted[0] * span > fitted[1])
+
+
+def _error(covariance: NDArray[np.float64], place: float) -> float:
+    """Return the standard error of a line at a place."""
+    at = np.array([place, 1.0])
+    return math.sqrt(max(float(at @ covariance @ at), 0.0))
+
+
+def _assumed(gain: float, intercept: float, error: float, darkest: float) -> float:
+    """Return an offset for which the read noise is no imaginary number."""
+    return 0.0 if intercept >= -2 * error else max(-intercept / gain, darkest)
+
+
+def _model(gain: float, intercept: float, offset: float, error: float, low: float) -> Poisson:
+    """Return the model, with the standard error of sigma² and the lowest sample."""
+    read = intercept + gain * offset
+    if read < -_SIGNIFICANT * error:
+        raise InputError(f"offset: got {offset:g}, with which the variance in the dark were {read:.3g} ± {error:.2g}, "
+                         f"expected an offset of about {-intercept / gain:.4g} or more")  # fmt: skip
+    if read <= error and low >= offset:
+        return Poisson(gain, 0.0, offset)
+    # Samples below the offset are no counts: there is some read noise then.
+    return Poisson(gain, math.sqrt(max(read, error, (0.1 * gain) ** 2)), offset)
