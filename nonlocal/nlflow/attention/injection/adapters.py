@@ -41,7 +41,7 @@ class Adapter:
         any text (``'backbone.layers.*.attn'``). A text with a dot or a star is a pattern.
     projection : str
         The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
-        belongs to the parent. Empty: there is none, and FeatScale cannot be used.
+        belongs to the parent. Empty: it is looked for.
     causal : bool, optional
         Whether a token sees only those before it; by default what the module says (``module.is_causal``).
     cross : str
@@ -164,9 +164,9 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
             found.append(_block(taken, kind, name, module, named))
     if not found:
         alike = sorted({type(module).__name__ for module in named.values() if "ttention" in type(module).__name__})
-        sought = f"none that is {', '.join(one.attention for one in adapters)}" if adapters else "no self-attention"
+        sought = f"one of {', '.join(one.attention for one in adapters)}" if adapters else "found"
         raise InputError(
-            f"model: got {type(model).__name__}, in which there is {sought}; expected modules that ask transformers' "
+            f"model: got {type(model).__name__}, in which no attention is {sought}; expected modules that ask transformers' "
             "AttentionInterface, nn.MultiheadAttention, or modules that sum between projections "
             f"(it has {', '.join(alike) if alike else 'none that is called attention'}); say where they are with "
             "adapter=Adapter('<class or pattern of names>', projection='<output projection>')"

@@ -7,7 +7,7 @@ import inspect
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from nlflow.attention.injection.forward import (
     mask_position,
     stock_function,
 )
+from nlflow.attention.injection.keeping import RECORD, Saver, plain_arguments
 from nlflow.attention.injection.stacks import Stack
 from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.injection.trial import try_out
@@ -35,7 +36,7 @@ from nlflow.errors import InputError, NlflowWarning, check_number
 Model = TypeVar("Model", bound=nn.Module)
 
 _BASES = ("eager", "sdpa")
-_RECORD = "_neutreno_record"  # what detach undoes
+_RECORD = RECORD
 _BLOCK = "_neutreno_block"
 
 
@@ -162,7 +163,11 @@ def attach(
             NlflowWarning,
             stacklevel=2,
         )
-    record = _Record()
+    record = _Record(
+        arguments=plain_arguments(
+            {**asdict(options), "fidelity": strengths if len(set(strengths)) > 1 else strengths[0], "adapter": adapter}
+        )
+    )
     setattr(model, _RECORD, record)
     try:
         _set_implementation(model, found, affinity, record)
@@ -170,6 +175,8 @@ def attach(
         for part in model.modules():
             if hasattr(part, "set_attn_implementation"):
                 part.__dict__["set_attn_implementation"] = _Switch(model, part, affinity)
+        if hasattr(model, "save_pretrained"):
+            model.__dict__["save_pretrained"] = Saver(model)
         if not torch.compiler.is_compiling():
             try_out(model, inputs)
     except Exception:
@@ -203,6 +210,7 @@ def detach(model: Model) -> Model:
             module.__dict__.pop(_BLOCK, None)
             if isinstance(module.__dict__.get("set_attn_implementation"), _Switch):
                 del module.__dict__["set_attn_implementation"]
+        owner.__dict__.pop("save_pretrained", None)
         for module, config in record.configs:
             module.config = config
         for module in record.nested:
@@ -215,6 +223,7 @@ def detach(model: Model) -> Model:
 class _Record:
     """What was changed in a model."""
 
+    arguments: dict[str, Any]
     handles: list[Any] = field(default_factory=list)
     configs: list[tuple[Any, Any]] = field(default_factory=list)
     nested: list[Any] = field(default_factory=list)  # encoders of torch that would make nested tensors

@@ -64,9 +64,7 @@ class Summed:
         """Keep the arguments of the module until its layout is known: a hook before it."""
         self.taken = None
         if self.layout is None and not torch.compiler.is_compiling():
-            self.call = tuple(copy.deepcopy(one) if hasattr(one, "update") else one for one in args), {
-                name: copy.deepcopy(one) if hasattr(one, "update") else one for name, one in kwargs.items()
-            }
+            self.call = _fresh(args, kwargs)
 
     def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep the values: a hook after their projection."""
@@ -75,8 +73,8 @@ class Summed:
         if self.constant is not None:
             return output + self.constant
         self.taken = output
-        if output.ndim == 3:
-            shown(self.module, output[:, None])
+        if output.ndim > 2:
+            shown(self.module, output.flatten(1, -2)[:, None])
         return output
 
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
@@ -87,18 +85,19 @@ class Summed:
         taken, self.taken = self.taken, None
         if taken is None or tracing():
             return args
-        if taken.ndim != 3 or averages.ndim != 3 or taken.shape[:2] != averages.shape[:2]:
+        if taken.ndim < 3 or taken.shape[:-1].numel() != averages.shape[:-1].numel() or len(taken) != len(averages):
             raise self.refused(f"values of shape {tuple(taken.shape)} and averages {tuple(averages.shape)}")
         if self.layout is None:
             self.layout = self.looked(taken, averages)
             self.call = ()
-        new = part(taken, self.layout, averages.shape[-1], self.heads)
+        new = part(taken, self.layout, averages.shape[-1], self.heads).flatten(1, -2)
         call = self.stack.of(None, self.terms.label)
         first = first_values(self.stack, call, self.module, self.terms, new[:, None])
         if first is None:
             return args
         implicit = self.terms.options.semi_implicit
-        step = neutreno(averages, new, first[:, 0], self.terms.fidelity, semi_implicit=implicit)
+        new, first = new.view(averages.shape), first[:, 0].reshape(averages.shape)
+        step = neutreno(averages, new, first, self.terms.fidelity, semi_implicit=implicit)
         return (step, *args[1:])
 
     @property
@@ -140,11 +139,8 @@ class Summed:
         """Return the averages of a run with a constant added to the values."""
         self.constant = constant
         try:
-            args, kwargs = self.call
-            fresh = {name: copy.deepcopy(one) if hasattr(one, "update") else one for name, one in kwargs.items()}
-            output = self.module.forward(
-                *(copy.deepcopy(one) if hasattr(one, "update") else one for one in args), **fresh
-            )
+            args, kwargs = _fresh(*self.call)
+            output = self.module.forward(*args, **kwargs)
         except _Came as came:
             return came.tokens
         finally:
@@ -158,6 +154,16 @@ class Summed:
             "averages of one row for each token between the projections of values and output; leave it out with "
             "adapter=, or give it fidelity 0"
         )
+
+
+def _fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with copies of caches, which a run of the module would write into."""
+    memo: dict[int, Any] = {}
+
+    def copied(one: Any) -> Any:
+        return copy.deepcopy(one, memo) if hasattr(one, "get_seq_length") else one
+
+    return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
 
 
 LAYOUTS = ("alone", "thirds", "heads", "one", "quarters")

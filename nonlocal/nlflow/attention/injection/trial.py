@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nlflow.errors import InputError
 
 _TOKENS = 6
+_SIDE = 64  # of an image, for models that take any
 _LARGEST = 2**21  # numbers of an image or a sound
 
 
@@ -58,7 +59,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | None:
         if "decoder_input_ids" in arguments:
             given["decoder_input_ids"] = given[name]
     elif name == "pixel_values" and name in arguments:
-        size = getattr(config, "image_size", None)
+        size = getattr(config, "image_size", None) or _SIDE
         size = (size, size) if isinstance(size, int) else size
         if not isinstance(size, list | tuple) or len(size) != 2:
             return None

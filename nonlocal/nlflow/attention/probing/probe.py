@@ -220,7 +220,7 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Floats]:
 def _share(layer: Layer) -> Floats:
     """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
     x, y, z = layer.before, layer.between, layer.after
-    if x is None or y is None or z is None or not x.shape == y.shape == z.shape:
+    if x is None or y is None or z is None or not x.shape == y.shape == z.shape or x.shape[:2] != layer.tokens.shape:
         return np.full(layer.items, np.nan)
     counted = layer.tokens[..., None]
     first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))

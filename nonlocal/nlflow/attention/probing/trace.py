@@ -19,6 +19,7 @@ from tqdm import tqdm
 from nlflow._array import underflowing
 from nlflow.attention.probing.heads import Head, rule_or_bias
 from nlflow.attention.probing.metrics import head_redundancy
+from nlflow.attention.terms.averages import seen
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
 Floats = NDArray[np.float64]
@@ -122,6 +123,9 @@ class Layer:
         if self.softcap is not None:  # capped logits are logits with a bias of their own
             logits = self.scaling * (q @ k.T)
             less = self.softcap * np.tanh(logits / self.softcap) - logits
+            if rule is not None and self.mask is not None:  # a rule cannot stand beside a bias
+                shown = seen(self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h])
+                bias, rule = np.where(shown[inside][:, inside].cpu().numpy(), 0.0, -np.inf), None
             bias = less if bias is None else bias + less
         return Head(q, k, v, self.scaling, bias, self.kernel, rule)
 
