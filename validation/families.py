@@ -157,6 +157,8 @@ def probed(kind: str) -> Any:
     worst, used = 0.0, 0
     for one in theirs:  # some models give out those of the last layer of a stage alone
         ours = [layer.matrices for layer in trace if layer.matrices.shape == one.shape]
+        # Some give out rows before the sink takes its share of them.
+        ours += [found / found.sum(-1, keepdim=True) for found in ours]
         if ours:
             used += 1
             worst = max(worst, min(float((one - matrices).abs().max()) for matrices in ours))
@@ -189,6 +191,8 @@ def main() -> None:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 rows.append(look(kind))
+        except TimeoutError:
+            rows.append({"family": kind, "status": "not built", "reason": f"took more than {SECONDS} seconds"})
         except Exception as error:  # what is unforeseen is a row of its own, and fails the test
             rows.append({"family": kind, "status": "error", "reason": short(error)})
         finally:

@@ -1,4 +1,4 @@
-"""Models of all families that the installed transformers has, as small as they can be, with inputs to call them with."""
+"""Models of all families that the installed transformers has, as small as they can be, and inputs for them."""
 
 from __future__ import annotations
 
@@ -62,11 +62,10 @@ def shrunk(config: Any) -> Any:
             setattr(config, name, _some(value))
     if getattr(config, "qk_rope_head_dim", None) and hasattr(config, "head_dim"):
         config.head_dim = config.qk_rope_head_dim  # latent attention turns this part alone
-    if hasattr(config, "depths") and hasattr(config, "embed_dim") and isinstance(config.depths, list | tuple):
-        if hasattr(config, "window_size"):  # of the kind of Swin
-            config.depths, config.num_heads, config.window_size, config.image_size = [2, 2], [2, 4], 4, 48
-            config.patch_size, config.num_layers, config.hidden_size = 4, 2, 2 * WIDTH
-            config.embed_dim = WIDTH
+    if hasattr(config, "window_size") and isinstance(getattr(config, "depths", None), list | tuple):  # as Swin has it
+        config.depths, config.num_heads, config.window_size, config.image_size = [2, 2], [2, 4], 4, 48
+        config.patch_size, config.num_layers, config.hidden_size = 4, 2, 2 * WIDTH
+        config.embed_dim = WIDTH
     for name, value in (("prediction_length", 4), ("rotary_dim", 4)):
         if hasattr(config, name):
             setattr(config, name, value)

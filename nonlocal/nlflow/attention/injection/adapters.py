@@ -166,8 +166,8 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
         alike = sorted({type(module).__name__ for module in named.values() if "ttention" in type(module).__name__})
         sought = f"one of {', '.join(one.attention for one in adapters)}" if adapters else "found"
         raise InputError(
-            f"model: got {type(model).__name__}, in which no attention is {sought}; expected modules that ask transformers' "
-            "AttentionInterface, nn.MultiheadAttention, or modules that sum between projections "
+            f"model: got {type(model).__name__}, in which no attention is {sought}; expected modules that ask "
+            "transformers' AttentionInterface, nn.MultiheadAttention, or modules that sum between projections "
             f"(it has {', '.join(alike) if alike else 'none that is called attention'}); say where they are with "
             "adapter=Adapter('<class or pattern of names>', projection='<output projection>')"
         )

@@ -2,73 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
-from nlflow.attention.injection.adapters import Adapter, Block, blocks, transformers_library
-from nlflow.attention.injection.discovery import INTERFACE, TORCH, asks, width
+from nlflow.attention.injection.adapters import Adapter, Block, blocks
+from nlflow.attention.injection.discovery import INTERFACE, TORCH, width
 from nlflow.attention.injection.forward import (
     STACK,
     STOCK,
     TERMS,
     SimilarityRemoval,
-    attention,
     mask_position,
-    stock_function,
 )
-from nlflow.attention.injection.keeping import RECORD, Saver, plain_arguments
+from nlflow.attention.injection.keeping import RECORD, Record, Saver, plain_arguments
+from nlflow.attention.injection.naming import BASES, BLOCK, Switch, named, register, set_implementation
 from nlflow.attention.injection.stacks import Stack
 from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.injection.trial import try_out
-from nlflow.attention.terms.averages import AFFINITIES, FUSED
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.errors import InputError, NlflowWarning, check_number
 
 Model = TypeVar("Model", bound=nn.Module)
-
-_BASES = ("eager", "sdpa")
-_RECORD = RECORD
-_BLOCK = "_neutreno_block"
-
-
-def register() -> tuple[str, ...]:
-    """Register the attention functions and the masks that they need with transformers; once or any number of times.
-
-    Returns
-    -------
-    tuple of str
-        The names, for ``attn_implementation=``. ``neutreno`` and ``neutreno_symmetric`` (q = k) need `attach`, which
-        gives them v0. ``gaussian``, ``sigmoid``, ``softplus`` and ``linear`` are other averages instead of attention's;
-        `attach` gives them the term too.
-
-    Raises
-    ------
-    InputError
-        If transformers is missing or too old, or has another function under one of the names.
-    """
-    library = transformers_library()
-    functions, masks = library.AttentionInterface, library.AttentionMaskInterface
-    for name, (affinity, base) in REGISTERED.items():
-        known = functions().get(name)
-        if known is None:
-            functions.register(name, partial(attention, affinity, base))
-            # Without a mask of this name a model would drop its padding mask without a word.
-            masks.register(name, masks()[base])
-        elif getattr(known, "func", None) is not attention:
-            raise InputError(
-                f"transformers: got an attention function of another package named {name!r}, expected none; "
-                "register that one under another name"
-            )
-    return tuple(REGISTERED)
 
 
 def attach(
@@ -163,18 +125,18 @@ def attach(
             NlflowWarning,
             stacklevel=2,
         )
-    record = _Record(
+    record = Record(
         arguments=plain_arguments(
             {**asdict(options), "fidelity": strengths if len(set(strengths)) > 1 else strengths[0], "adapter": adapter}
         )
     )
-    setattr(model, _RECORD, record)
+    setattr(model, RECORD, record)
     try:
-        _set_implementation(model, found, affinity, record)
+        set_implementation(model, found, affinity, record)
         _give_terms(model, found, terms, options, record)
         for part in model.modules():
             if hasattr(part, "set_attn_implementation"):
-                part.__dict__["set_attn_implementation"] = _Switch(model, part, affinity)
+                part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
         if hasattr(model, "save_pretrained"):
             model.__dict__["save_pretrained"] = Saver(model)
         if not torch.compiler.is_compiling():
@@ -199,48 +161,24 @@ def detach(model: Model) -> Model:
         The model itself.
     """
     _check_whole(model)
-    for owner in [module for module in model.modules() if _RECORD in module.__dict__]:
-        record = owner.__dict__[_RECORD]
+    for owner in [module for module in model.modules() if RECORD in module.__dict__]:
+        record = owner.__dict__[RECORD]
         for handle in record.handles:
             handle.remove()
         for module in list(owner.modules()):
             module._modules.pop(TERMS, None)
             module.__dict__.pop(STACK, None)
             module.__dict__.pop(STOCK, None)
-            module.__dict__.pop(_BLOCK, None)
-            if isinstance(module.__dict__.get("set_attn_implementation"), _Switch):
+            module.__dict__.pop(BLOCK, None)
+            if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
                 del module.__dict__["set_attn_implementation"]
         owner.__dict__.pop("save_pretrained", None)
         for module, config in record.configs:
             module.config = config
         for module in record.nested:
             module.use_nested_tensor = True
-        delattr(owner, _RECORD)
+        delattr(owner, RECORD)
     return model
-
-
-@dataclass
-class _Record:
-    """What was changed in a model."""
-
-    arguments: dict[str, Any]
-    handles: list[Any] = field(default_factory=list)
-    configs: list[tuple[Any, Any]] = field(default_factory=list)
-    nested: list[Any] = field(default_factory=list)  # encoders of torch that would make nested tensors
-
-
-def _name(affinity: str, base: str) -> str:
-    """Return the registered name; affinities that always form their matrix have one name for both bases."""
-    name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
-    return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
-
-
-REGISTERED = {
-    _name(affinity, base): (affinity, base)
-    for affinity in AFFINITIES
-    for base in (_BASES if affinity in FUSED else ("eager",))
-}
-"""Registered names to affinity and base."""
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:
@@ -261,12 +199,12 @@ def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[fl
 
 def _check_whole(model: nn.Module) -> None:
     """Refuse a part of a model that has terms: its stacks and configurations belong to the whole."""
-    owned = {id(one) for owner in model.modules() if _RECORD in owner.__dict__ for one in owner.modules()}
+    owned = {id(one) for owner in model.modules() if RECORD in owner.__dict__ for one in owner.modules()}
     for name, module in model.named_modules():
         if STACK in module.__dict__ and id(module) not in owned:
             raise InputError(
-                f"model: got {type(model).__name__}, a part of a model that has terms (at {name or 'itself'}); expected "
-                "that model, since its layers share v0; call detach on the whole model first"
+                f"model: got {type(model).__name__}, a part of a model that has terms (at {name or 'itself'}); "
+                "expected that model, since its layers share v0; call detach on the whole model first"
             )
 
 
@@ -278,7 +216,9 @@ def _check_terms(model: nn.Module, found: list[Block], options: TermOptions, mos
         kind = f"{type(block.module).__name__} ({block.name})"
         if block.kind == INTERFACE:
             if not hasattr(block.module, "config"):
-                raise InputError(f"model: got attention {kind} without a config, which names its function; expected one")
+                raise InputError(
+                    f"model: got attention {kind} without a config, which names its function; expected one"
+                )
             continue
         acts = (sizes[block.group] > 1 or block.repeated) and most > 0
         if not acts and not others:
@@ -286,80 +226,26 @@ def _check_terms(model: nn.Module, found: list[Block], options: TermOptions, mos
         if others:
             raise InputError(
                 f"model: got attention {kind}, which computes its average by itself and not through transformers' "
-                "AttentionInterface, so that only the plain term can be added; expected no other options than fidelity, "
-                "learned and semi_implicit"
+                "AttentionInterface, so that only the plain term can be added; expected no other options than "
+                "fidelity, learned and semi_implicit"
             )
         if block.kind != TORCH and (block.values is None or block.projection is None):
             raise InputError(
-                f"model: got attention {kind}, which computes its average by itself, and whose projections of values and "
-                "of the output are not both known; expected modules such as v_proj and o_proj; name the output with "
+                f"model: got attention {kind}, which computes its average by itself, and whose projections of values "
+                "and of the output are not both known; expected modules such as v_proj and o_proj; name the output with "
                 "adapter=Adapter(…, projection=…)"
             )
     if not others and most > 0 and not any(sizes[block.group] > 1 or block.repeated for block in found):
         listed = ", ".join(block.name for block in found[:4])
         raise InputError(
-            f"model: got {type(model).__name__}, in which no two layers of self-attention have values of the same tokens "
-            f"and widths ({listed}{' …' if found[4:] else ''}), so that no layer has a v0 before it; expected a stack of "
-            "at least two layers"
+            f"model: got {type(model).__name__}, in which no two layers of self-attention have values of the same "
+            f"tokens and widths ({listed}{' …' if found[4:] else ''}), so that no layer has a v0 before it; expected a "
+            "stack of at least two layers"
         )
 
 
-def _set_implementation(model: nn.Module, found: list[Block], affinity: str, record: _Record) -> None:
-    """Give the model configs of its own, since models may share one, and the name of the function in them."""
-    asking = [block for block in found if block.kind == INTERFACE]
-    for block in asking:
-        before = block.module.config._attn_implementation  # type: ignore[union-attr]
-        if REGISTERED.get(before, ("", before))[1] not in (*_BASES, None):
-            raise InputError(
-                f"model: got {block.name} with attn_implementation={before!r}, expected 'eager' or 'sdpa'; call "
-                "model.set_attn_implementation('sdpa') first"
-            )
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        config = module.__dict__.get("config")
-        if config is not None and hasattr(config, "_attn_implementation"):
-            record.configs.append((module, config))
-            module.config = copy.deepcopy(config, memo)
-    _set_names(model, asking, affinity)
-
-
-def _set_names(model: nn.Module, asking: list[Block], affinity: str) -> None:
-    """Name our function in the configurations of the blocks, and keep what their modules call without it."""
-    bases: dict[int, str] = {}
-    for block in asking:
-        config: Any = block.module.config
-        before = config._attn_implementation or "eager"
-        bases[id(config)] = REGISTERED.get(before, ("", before))[1]
-        config._attn_implementation_internal = _name(affinity, bases[id(config)])
-    for module in model.modules():
-        config = module.__dict__.get("config")
-        if id(config) in bases and asks(module):
-            setattr(module, STOCK, stock_function(module, bases[id(config)]))
-
-
-class _Switch:
-    """The ``set_attn_implementation`` of a model that has terms: it sets what computes the averages, and keeps them."""
-
-    def __init__(self, model: nn.Module, part: nn.Module, affinity: str) -> None:
-        self.model, self.part, self.affinity = model, part, affinity
-
-    def __call__(self, attn_implementation: Any, **options: Any) -> None:
-        """Set ``'eager'`` or ``'sdpa'``; other functions do not hand out what a term needs."""
-        wanted = REGISTERED.get(str(attn_implementation), (self.affinity, attn_implementation))
-        if wanted[0] != self.affinity or wanted[1] not in _BASES:
-            raise InputError(
-                f"attn_implementation: got {attn_implementation!r} for a model with terms of NeuTRENO, expected 'eager' or "
-                "'sdpa'; call detach(model) first"
-            )
-        asking = [
-            block for block in (one.__dict__.get(_BLOCK) for one in self.model.modules()) if block is not None
-        ]
-        type(self.part).set_attn_implementation(self.part, wanted[1], **options)  # type: ignore[attr-defined]
-        _set_names(self.model, asking, self.affinity)
-
-
 def _give_terms(
-    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: _Record
+    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: Record
 ) -> None:
     """Give each block its terms, and each stack of layers the hooks around its calls."""
     stacks: dict[str, Stack] = {}
@@ -379,9 +265,9 @@ def _give_terms(
             enter = partial(_enter, stack, block.module)
             record.handles.append(block.layer.register_forward_pre_hook(enter, with_kwargs=True))
         if block.kind == INTERFACE:
-            block.module.__dict__[_BLOCK] = block
+            block.module.__dict__[BLOCK] = block
             stack.configs[block.name] = block.module.config
-            stack.names = frozenset(_name(options.affinity, base) for base in _BASES)
+            stack.names = frozenset(named(options.affinity, base) for base in BASES)
         elif block.kind == TORCH:
             record.handles += InTorch(block.module, own, stack).hooks()  # type: ignore[arg-type]
         else:
@@ -402,7 +288,7 @@ def _enter(stack: Stack, module: nn.Module, layer: nn.Module, args: tuple[Any, .
     stack.enter(module, layer, args, kwargs)
 
 
-def _stack(model: nn.Module, block: Block, record: _Record) -> Stack:
+def _stack(model: nn.Module, block: Block, record: Record) -> Stack:
     """Return the stack of a block, with hooks around the calls of what runs it and of the whole model."""
     container = model.get_submodule(block.container)
     stack = Stack(block.group, container, _hands_on(model, block) and not block.repeated and block.kind == INTERFACE)
@@ -433,7 +319,9 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
                 f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
             )
         first = block.group not in stacks and not block.repeated
-        weight = next((one for one in module.parameters() if one.is_floating_point()), sample)  # quantized ones have none
+        weight = next(
+            (one for one in module.parameters() if one.is_floating_point()), sample
+        )  # quantized ones have none
         terms = LayerTerms(
             options, strength, first=first, causal=block.causal, heads=heads, width=features, owner=owner,
             device=weight.device, dtype=weight.dtype,

@@ -167,8 +167,8 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
     if not terms.active:
         if terms.first:
             raise InputError(
-                f"model: got a call in which {name}, the first layer of its stack, ran after another, whose values would "
-                "be v0; expected layers that run in the order in which the model lists them"
+                f"model: got a call in which {name}, the first layer of its stack, ran after another, whose values "
+                "would be v0; expected layers that run in the order in which the model lists them"
             )
         return None
     first: Tensor = call["first"]

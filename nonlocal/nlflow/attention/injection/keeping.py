@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,19 @@ SETTINGS, LEARNED = "attention.json", "terms.safetensors"
 RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach
 
 
+@dataclass
+class Record:
+    """What was changed in a model."""
+
+    arguments: dict[str, Any]
+    handles: list[Any] = field(default_factory=list)
+    configs: list[tuple[Any, Any]] = field(default_factory=list)
+    nested: list[Any] = field(default_factory=list)  # encoders of torch that would make nested tensors
+
+
 def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of `attach` as JSON has them."""
     result = dict(arguments)
-    fidelity = result["fidelity"]
-    if hasattr(fidelity, "__len__") and getattr(fidelity, "ndim", 1):
-        result["fidelity"] = [float(one) for one in fidelity]
-    else:
-        result["fidelity"] = float(fidelity)
     adapter: Adapter | Sequence[Adapter] | None = result.pop("adapter")
     if adapter is not None:
         result["adapter"] = [asdict(one) for one in ([adapter] if isinstance(adapter, Adapter) else adapter)]

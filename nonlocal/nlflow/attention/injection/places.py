@@ -70,20 +70,18 @@ def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module,
             "layers over the same tokens; give these layers fidelity 0"
         )
     flat = first.transpose(1, 2).flatten(0, 1).index_select(0, order)
-    return flat.unflatten(0, tuple(target.shape)).transpose(1, 2)
+    return flat.reshape(*target.shape, *flat.shape[1:]).transpose(1, 2)
 
 
 def _tokens(values: Any) -> Tensor | None:
-    """Return the tokens (B, …, C) among the arguments of a layer: the first tensor of numbers with three axes or more."""
+    """Return the tokens (B, …, C) among the arguments of a layer: its first tensor of numbers with three axes."""
     return next((one for one in values if isinstance(one, Tensor) and one.ndim > 2 and one.is_floating_point()), None)
 
 
 def _plain(entered: Any, values: Tensor) -> bool:
     """Return whether rows of values are the tokens of the layer's input, in their places."""
     tokens = _tokens((*entered[2], *entered[3].values()))
-    return tokens is None or (
-        tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2]
-    )
+    return tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2])
 
 
 def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:

@@ -73,8 +73,10 @@ class Stack:
         self.acted |= call["acted"]
         self.calls += 1
         dropped = self.calls < _PATIENCE  # layers may be dropped at random in training
-        missing = [name for name, one in self.acting.items() if name not in self.acted and not (one.training and dropped)]
-        if missing and "first" in call:
+        missing = [
+            name for name, one in self.acting.items() if name not in self.acted and not (one.training and dropped)
+        ]
+        if missing and call.keys() & {"first", "latest", "ran"}:
             raise InputError(
                 f"model: got a forward in which {', '.join(missing[:4])}{' …' if missing[4:] else ''} did not get the "
                 "term, since it was not called, or does not call its projection; give these layers fidelity 0, or say "
@@ -102,6 +104,11 @@ class Stack:
         call = kwargs.get(CALL, {}).get(self.group) or next(iter(self._open.get(_thread(), ())[-1:]), None)
         if call is not None:
             note(call, module, layer, args, kwargs)
+
+    def ran(self) -> None:
+        """Note that a module of the running call was called, whether or not its term was."""
+        if calls := () if tracing() else self._open.get(_thread(), ()):
+            calls[-1]["ran"] = True
 
     def _past(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return how many tokens a cache has, which is asked before the layers count on."""

@@ -1,7 +1,7 @@
 """Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
 
-The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, with its
-heads side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
+The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, its heads
+side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
 constant to each column of v, which must come out of the average as it is, since rows of P have sum 1.
 In `torch.nn.MultiheadAttention` the term passes the output projection on its own, which is affine.
 """
@@ -63,6 +63,7 @@ class Summed:
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of the module until its layout is known: a hook before it."""
         self.taken = None
+        self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
             self.call = _fresh(args, kwargs)
 
@@ -193,8 +194,8 @@ def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
     if layout == "one":
         return torch.cat([made[..., -(used // heads) :]] * heads, dim=-1)
     if layout == "quarters":
-        return made.unflatten(-1, (4, 3, used // 4))[..., 1, :].flatten(-2)
-    return made.unflatten(-1, (heads, 3, used // heads))[..., 2, :].flatten(-2)
+        return made.reshape(*made.shape[:-1], 4, 3, used // 4)[..., 1, :].flatten(-2)
+    return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
 
 
 class InTorch:
@@ -221,7 +222,8 @@ class InTorch:
                 "another; expected self-attention; leave this module out with adapter="
             )
         width = self.module.embed_dim
-        weight, bias = self.module.in_proj_weight, self.module.in_proj_bias
+        weight: Any = self.module.in_proj_weight
+        bias: Any = self.module.in_proj_bias
         weight = self.module.v_proj_weight if weight is None else weight[2 * width :]
         made = functional.linear(value, weight, None if bias is None else bias[2 * width :])
         made = made if made.ndim == 3 else made[None] if self.module.batch_first else made[:, None]
@@ -239,9 +241,8 @@ class InTorch:
         first = first_values(self.stack, call, self.module, self.terms, new[:, None])
         if first is None:
             return output
+        average, implicit = output[0], self.terms.options.semi_implicit
         made = [self.module.out_proj(one) for one in (new, first[:, 0])]
         made = made if self.module.batch_first else [one.transpose(0, 1) for one in made]
-        average = output[0]
-        made = [one.reshape(average.shape) for one in made]
-        implicit = self.terms.options.semi_implicit
-        return (neutreno(average, *made, self.terms.fidelity, semi_implicit=implicit), *output[1:])
+        own, begun = (one.reshape(average.shape) for one in made)
+        return (neutreno(average, own, begun, self.terms.fidelity, semi_implicit=implicit), *output[1:])

@@ -20,9 +20,9 @@ from nlflow.io.atomic import make_folder
 def save_terms(model: nn.Module, folder: str | os.PathLike[str]) -> Path:
     """Write the terms of a model into a folder, without the model.
 
-    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned. A model of
-    transformers that has terms writes both in its ``save_pretrained`` too, and so does a ``Trainer``; this function is
-    for other modules, and for PEFT, which saves its adapters alone.
+    ``attention.json`` gets the arguments of `nlflow.attention.attach`, ``terms.safetensors`` what was learned. A model
+    of transformers that has terms writes both in its ``save_pretrained`` too, and so does a ``Trainer``; this function
+    is for other modules, and for PEFT, which saves its adapters alone.
 
     Parameters
     ----------
@@ -75,7 +75,8 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
     path = Path(folder) / SETTINGS
     if not path.is_file():
         raise FileFormatError(
-            f"{path}: got no such file, expected the terms of a model; nlflow.attention.save_terms(model, folder) writes it"
+            f"{path}: got no such file, expected the terms of a model; nlflow.attention.save_terms(model, folder) "
+            "writes it"
         )
     try:
         about = json.loads(path.read_text(encoding="utf-8"))

@@ -71,8 +71,8 @@ def probe(
 
     Notes
     -----
-    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Each layer's averages
-    are compared with a few rows of what the model computes; another rule is refused. A sink takes a share of each row
+    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Averages are
+    compared with a few rows of what the model computes; another rule is refused. A sink takes a share of each row
     without a value: `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
 
     The hidden state between attention and MLP is the input of the first module after attention in the layer (except
@@ -135,7 +135,7 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
     """Make the trace of what was seen."""
     layers: list[Layer] = []
     states: dict[str, dict[str, Floats]] = {}
-    run = [one for one in found if one.attended or one.taken is not None]
+    run = [one for last in found for one in (*last.earlier, last) if one.attended or one.taken is not None]
     for one in _seen_ones(model, run):
         layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
@@ -148,7 +148,7 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
 
 
 def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
-    """Return what was seen; towers that did not run are left out, and modules without a function beside others that have one."""
+    """Return what was seen, without towers that did not run, and modules that sum by themselves beside others."""
     if not run:
         raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
     asking = [one for one in run if one.taken is not None]
@@ -184,7 +184,7 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else taken.q.detach()
     return Layer(
-        block.name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
+        block.name + (f" (call {one.number})" if one.number > 1 else ""), block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
         mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=taken.sink,
     )  # fmt: skip
 
@@ -276,11 +276,15 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     if kept is not None:
         degree = degree - kept[..., 0].log()  # d with the sink is d / (the share that it leaves)
     if layer.matrices is not None:
-        layer.matrices[place] = (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
+        layer.matrices[place] = (
+            (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
+        )
     moved = weights @ wide
     average = symmetric = moved[..., :-1]
     if layer.q is not layer.k:
-        if layer.kernel == "softmax" and layer.softcap is None:  # fused where torch can, since only the average is needed
+        if (
+            layer.kernel == "softmax" and layer.softcap is None
+        ):  # fused where torch can, since only the average is needed
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
             symmetric = logarithms_of(k).softmax(-1) @ values

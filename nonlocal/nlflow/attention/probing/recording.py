@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.attach import REGISTERED
+from nlflow.attention.injection.naming import REGISTERED
 from nlflow.attention.terms.averages import causal_mask, repeated
 from nlflow.errors import InputError
 
@@ -54,7 +54,10 @@ Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 @dataclass(eq=False)
 class Seen:
-    """What one run of the model shows of one block; `attended` is True once its attention has been called."""
+    """What one run of the model shows of one block; `attended` is True once its attention has been called.
+
+    `earlier` has the calls before the last.
+    """
 
     block: Block
     taken: Taken | None = None
@@ -62,6 +65,16 @@ class Seen:
     between: Tensor | None = None
     after: Tensor | None = None
     attended: bool = False
+    earlier: list[Seen] = field(default_factory=list)
+    number: int = 1  # of the call
+
+    def begin(self) -> None:
+        """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
+        if self.attended:
+            self.earlier.append(Seen(self.block, self.taken, self.before, self.between, self.after, True, number=self.number))
+            self.number += 1
+            self.taken = self.before = self.between = self.after = None
+            self.attended = False
 
 
 @contextmanager
@@ -71,6 +84,7 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
 
         def watch(one: Seen) -> None:
             def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                one.begin()
                 one.before = _hidden((*args, kwargs.get("hidden_states")))
 
             def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -232,7 +246,9 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
         weights = weights * kept_by_tokens(logits, taken.sink)
     blind = logits.amax(-1) <= torch.finfo(logits.dtype).min / 2  # rows of padding, whose averages mean nothing
     ours, theirs = (weights @ value.float()).transpose(1, 2), output[:, rows].float()
-    off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (float(value.abs().max()) or 1.0)
+    off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (
+        float(value.abs().max()) or 1.0
+    )
     if off > (_OFF if output.element_size() >= 4 else _OFF_HALF):
         raise InputError(
             f"model: got attention in {name} whose averages are not those of a softmax of its queries, keys, mask, "
