@@ -38,7 +38,7 @@ WITHOUT_NUMBERS = {
 ATTENTION_WITHOUT_NUMBERS = {
     *("Adapter", "Block", "Discretization", "Extrapolation", "Head", "Layer", "LayerTrace", "Taken"),
     *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
-    *("image_inputs", "load_model", "text_inputs", "token_inputs"),
+    *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 
 

@@ -1,6 +1,6 @@
 """What terms and probes do in models of all families that the installed transformers has.
 
-``python -m validation.families --out docs/_static/families.json`` builds a tiny random model of each family and
+``python -m validation.families --out docs/families.json`` builds a tiny random model of each family and
 records: how its attention was found, whether a term acts, whether it changes nothing at strength 0, whether generation
 with a cache equals that without, whether the probe's P is what the model itself gives out; or why it is refused.
 """
@@ -23,6 +23,7 @@ from nlflow.errors import InputError
 from validation.tiny_models import build, inputs_of
 
 SECONDS = 60  # for one family
+RECORD = Path(__file__).parents[1] / "docs" / "families.json"
 
 
 def outputs(model: nn.Module, given: dict[str, Any], **options: Any) -> list[Tensor]:
@@ -145,7 +146,9 @@ def probed(kind: str) -> Any:
         return None
     try:
         torch.manual_seed(2)
-        trace = probe(model, given, keep_matrices=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of modules that sum by themselves beside others
+            trace = probe(model, given, keep_matrices=True)
     except InputError as error:
         return short(error)
     theirs = [
@@ -165,6 +168,46 @@ def probed(kind: str) -> Any:
     return worst if used else None
 
 
+def page(rows: list[dict[str, Any]], version: str) -> str:
+    """Return the page of families as Markdown, made from the record alone."""
+    acting = [row for row in rows if row["status"] == "acts"]
+    refused = [row for row in rows if row["status"] == "refused"]
+    silent = [row for row in rows if row["status"] in ("no-op", "failing forward", "error")]
+    others = [row["family"] for row in rows if row["status"] == "not built"]
+    lines = [
+        "# Families of transformers",
+        "",
+        "<!-- Made by `python -m validation.families --page`; do not edit. -->",
+        "",
+        f"What `attach` and `probe` do in tiny random models of all families of transformers {version}, without an adapter. "
+        f"A term acts in {len(acting)}; {len(refused)} are refused by name when they are attached; {len(silent)} do neither. "
+        f"{len(others)} were not built, since they need other packages, other inputs than one text, picture or sound, or "
+        "sizes that the small model does not have.",
+        "",
+        "- **found**: the modules ask transformers' interface, sum between projections, or are torch's. The number is that "
+        "of the blocks.",
+        "- **0**: strength 0 leaves all bits of the output, with sdpa and eager; one of them where the family has one.",
+        "- **cache**: largest relative difference of decoding with a cache and the term from the whole sequence, float64.",
+        "- **probe**: largest difference of P from `output_attentions`, float32; *sums itself*: the probe needs `take=`.",
+        "",
+        "| family | found | 0 | cache | probe |",
+        "|---|---|---|---|---|",
+    ]
+    for row in acting:
+        found = ", ".join(f"{name} {count}" for name, count in row["kinds"].items())
+        zero = " ".join(base for base in ("sdpa", "eager") if row[base] is True) or "-"
+        seen = row["probe"]
+        seen = "-" if seen is None else "sums itself" if isinstance(seen, str) else f"{seen:.0e}"
+        past = "-" if row["cached"] is None else f"{row['cached']:.0e}"
+        lines.append(f"| {row['family']} | {found} | {zero} | {past} | {seen} |")
+    lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
+    for row in refused + silent:
+        reason = row["reason"].replace("|", "/").partition("; expected")[0]
+        lines.append(f"| {row['family']} | {reason} |")
+    lines += ["", "## Not built", "", ", ".join(others) + "."]
+    return "\n".join(lines) + "\n"
+
+
 def short(error: BaseException) -> str:
     """Return the beginning of a message, on one line."""
     text = " ".join(f"{'' if isinstance(error, InputError) else type(error).__name__ + ': '}{error}".split())
@@ -178,8 +221,13 @@ def late(*_: Any) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("families", nargs="*")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--out", type=Path, help="where the record goes")
+    parser.add_argument("--page", action="store_true", help="make docs/families.md from docs/families.json, and end")
     arguments = parser.parse_args()
+    if arguments.page:
+        record = json.loads(RECORD.read_text(encoding="utf-8"))
+        RECORD.with_suffix(".md").write_text(page(record["rows"], record["transformers"]), encoding="utf-8")
+        return
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     torch.set_num_threads(1)
@@ -200,7 +248,10 @@ def main() -> None:
         print(json.dumps(rows[-1]), flush=True)
     print(Counter(row["status"] for row in rows))
     if arguments.out:
-        arguments.out.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+        import transformers
+
+        record = {"transformers": transformers.__version__, "rows": rows}
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,8 @@ def shrunk(config: Any) -> Any:
         config.depths, config.num_heads, config.window_size, config.image_size = [2, 2], [2, 4], 4, 48
         config.patch_size, config.num_layers, config.hidden_size = 4, 2, 2 * WIDTH
         config.embed_dim = WIDTH
+    if 0 < getattr(config, "initializer_range", 1.0) < 0.01:
+        config.initializer_range = 0.02  # or all values would be zero
     for name, value in (("prediction_length", 4), ("rotary_dim", 4)):
         if hasattr(config, name):
             setattr(config, name, value)

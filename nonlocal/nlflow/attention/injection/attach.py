@@ -232,8 +232,8 @@ def _check_terms(model: nn.Module, found: list[Block], options: TermOptions, mos
         if block.kind != TORCH and (block.values is None or block.projection is None):
             raise InputError(
                 f"model: got attention {kind}, which computes its average by itself, and whose projections of values "
-                "and of the output are not both known; expected modules such as v_proj and o_proj; name the output with "
-                "adapter=Adapter(…, projection=…)"
+                "and of the output are not both known; expected modules such as v_proj and o_proj; name the "
+                "output with adapter=Adapter(…, projection=…)"
             )
     if not others and most > 0 and not any(sizes[block.group] > 1 or block.repeated for block in found):
         listed = ", ".join(block.name for block in found[:4])
@@ -271,7 +271,9 @@ def _give_terms(
         elif block.kind == TORCH:
             record.handles += InTorch(block.module, own, stack).hooks()  # type: ignore[arg-type]
         else:
-            record.handles += Summed(block.module, block.values, block.projection, own, stack).hooks()  # type: ignore[arg-type]
+            values: Any = block.values  # `_check_terms` has seen that both are there
+            projection: Any = block.projection
+            record.handles += Summed(block.module, values, projection, own, stack).hooks()
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
         if options.similarity_removal and not own.first:

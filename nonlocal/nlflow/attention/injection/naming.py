@@ -109,8 +109,8 @@ class Switch:
         wanted = REGISTERED.get(str(attn_implementation), (self.affinity, attn_implementation))
         if wanted[0] != self.affinity or wanted[1] not in BASES:
             raise InputError(
-                f"attn_implementation: got {attn_implementation!r} for a model with terms of NeuTRENO, expected 'eager' "
-                "or 'sdpa'; call detach(model) first"
+                f"attn_implementation: got {attn_implementation!r} for a model with terms of NeuTRENO, expected "
+                "'eager' or 'sdpa'; call detach(model) first"
             )
         asking = [block for block in (one.__dict__.get(BLOCK) for one in self.model.modules()) if block is not None]
         type(self.part).set_attn_implementation(self.part, wanted[1], **options)  # type: ignore[attr-defined]

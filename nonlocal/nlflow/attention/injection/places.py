@@ -105,11 +105,16 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
     found = torch.zeros((values.shape[0], values.shape[2]), dtype=torch.long, device=tokens.device)
     with _evaluating(layer), torch.no_grad():
         base = _values(entered, tokens, tokens)
+        if (base.shape[0], base.shape[2]) != tuple(found.shape):
+            raise InputError(
+                f"model: got {type(module).__name__}, which makes {tuple(base.shape)} values, then "
+                f"{tuple(values.shape)}, of one input; expected one row of values for each token; leave this module out with adapter="
+            )
         for bit in range(count.bit_length()):
             chosen = (numbers >> bit) & 1 == 1
             one = (_values(entered, tokens, torch.where(chosen, other, tokens)) != base).any(-1).any(1)
             rest = (_values(entered, tokens, torch.where(chosen, tokens, other)) != base).any(-1).any(1)
-            if bool((one & rest).any()) or base.shape[0] != found.shape[0]:
+            if bool((one & rest).any()):
                 raise InputError(
                     f"model: got values of {type(module).__name__} that each belong to several tokens, so that v0 and "
                     "v cannot be compared; expected one token for each; leave this module out with adapter="

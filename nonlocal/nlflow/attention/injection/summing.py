@@ -1,7 +1,7 @@
 """Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
 
-The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, its heads
-side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
+The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, its
+heads side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
 constant to each column of v, which must come out of the average as it is, since rows of P have sum 1.
 In `torch.nn.MultiheadAttention` the term passes the output projection on its own, which is affine.
 """
@@ -73,6 +73,8 @@ class Summed:
             return output
         if self.constant is not None:
             return output + self.constant
+        if self.taken is not None and not tracing():
+            raise self.refused("two calls of the projection of values in one call of the module")
         self.taken = output
         if output.ndim > 2:
             shown(self.module, output.flatten(1, -2)[:, None])

@@ -183,8 +183,9 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else taken.q.detach()
+    name = block.name + (f" (call {one.number})" if one.number > 1 else "")
     return Layer(
-        block.name + (f" (call {one.number})" if one.number > 1 else ""), block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
+        name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
         mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=taken.sink,
     )  # fmt: skip
 

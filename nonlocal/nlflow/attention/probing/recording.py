@@ -71,7 +71,9 @@ class Seen:
     def begin(self) -> None:
         """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
         if self.attended:
-            self.earlier.append(Seen(self.block, self.taken, self.before, self.between, self.after, True, number=self.number))
+            self.earlier.append(
+                Seen(self.block, self.taken, self.before, self.between, self.after, True, number=self.number)
+            )
             self.number += 1
             self.taken = self.before = self.between = self.after = None
             self.attended = False
