@@ -179,16 +179,18 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         "",
         "<!-- Made by `python -m validation.families --page`; do not edit. -->",
         "",
-        f"What `attach` and `probe` do in tiny random models of all families of transformers {version}, without an adapter. "
-        f"A term acts in {len(acting)}; {len(refused)} are refused by name when they are attached; {len(silent)} do neither. "
-        f"{len(others)} were not built, since they need other packages, other inputs than one text, picture or sound, or "
-        "sizes that the small model does not have.",
+        f"What `attach` and `probe` do in tiny random models of all families of transformers {version}, without an "
+        f"adapter. A term acts in {len(acting)}; {len(refused)} are refused by name when they are attached; "
+        f"{len(silent)} do neither. {len(others)} were not built, since they need other packages, other inputs than "
+        "one text, picture or sound, or sizes that the small model does not have.",
         "",
-        "- **found**: the modules ask transformers' interface, sum between projections, or are torch's. The number is that "
-        "of the blocks.",
+        "- **found**: the modules ask transformers' interface, sum between projections, or are torch's. The number is "
+        "that of the blocks.",
         "- **0**: strength 0 leaves all bits of the output, with sdpa and eager; one of them where the family has one.",
-        "- **cache**: largest relative difference of decoding with a cache and the term from the whole sequence, float64.",
-        "- **probe**: largest difference of P from `output_attentions`, float32; *sums itself*: the probe needs `take=`.",
+        "- **cache**: largest relative difference of decoding with a cache and the term from the whole sequence, "
+        "float64.",
+        "- **probe**: largest difference of P from `output_attentions`, float32; *sums itself*: the probe needs "
+        "`take=`.",
         "",
         "| family | found | 0 | cache | probe |",
         "|---|---|---|---|---|",

@@ -108,7 +108,8 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
         if (base.shape[0], base.shape[2]) != tuple(found.shape):
             raise InputError(
                 f"model: got {type(module).__name__}, which makes {tuple(base.shape)} values, then "
-                f"{tuple(values.shape)}, of one input; expected one row of values for each token; leave this module out with adapter="
+                f"{tuple(values.shape)}, of one input; expected one row of values for each token; "
+                "leave this module out with adapter="
             )
         for bit in range(count.bit_length()):
             chosen = (numbers >> bit) & 1 == 1
