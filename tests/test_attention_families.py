@@ -25,7 +25,17 @@ from validation.tiny_models import build, inputs_of  # noqa: E402
 
 # One of each kind: a grouped decoder with windows and caps, sinks, a shared layer, shifted windows that ask and that
 # sum, position biases and two stacks, keywords that are dropped, projections that are one.
-CONTRASTING = ("gemma2", "gpt_oss", "albert", "swin", "donut-swin", "t5", "siglip_vision_model", "falcon")
+CONTRASTING = (
+    pytest.param("gemma2", marks=pytest.mark.slow),
+    "gpt_oss",
+    "albert",
+    "swin",
+    "donut-swin",
+    "t5",
+    "siglip_vision_model",
+    "falcon",
+    "llama",
+)
 
 
 @pytest.mark.parametrize("kind", CONTRASTING)
