@@ -96,7 +96,8 @@ def kind_of(module: nn.Module) -> str | None:
 
 def crosses(name: str, module: nn.Module) -> bool:
     """Return whether a module compares the queries of its tokens with keys of others, by what it says of itself."""
-    if getattr(module, "is_cross_attention", False) or _CROSS.search(name.rpartition(".")[2]):
+    *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
+    if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
     if re.search("Cross|Pool", type(module).__name__):
         return True
