@@ -408,8 +408,8 @@ def test_an_adapter_of_a_few_lines() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda: probe(make("bert"), inputs_of("bert"), adapter=Adapter("Nothing")), "Nothing; expected such modules"),
-        (lambda: probe(Own(), torch.ones(1, 5, 6)), "model: got Own, in which no attention is one of"),
+        (lambda: probe(make("bert"), inputs_of("bert"), adapter=Adapter("Nothing")), "one of Nothing; expected"),
+        (lambda: probe(Own(), torch.ones(1, 5, 6)), "model: got Own, in which no attention is found"),
         (lambda: probe(Own(), torch.ones(1, 5, 6), adapter=Adapter("layers.*")),
          r"model: layers\.0 \(Linear\) did not call its attention through"),
         (lambda: probe(make("bert"), [1, 2]), "inputs: got list, expected a mapping"),

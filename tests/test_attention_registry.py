@@ -268,7 +268,8 @@ def test_adapters_find_blocks() -> None:
     assert found[-1].layer is build("bart").model.decoder.layers[-1] or type(found[-1].layer).__name__.endswith("Layer")
     named = blocks(build("vit"), Adapter("layers.*.attention", causal=True, stack="encoder"))
     assert [block.name for block in named] == [f"layers.{index}.attention" for index in range(LAYERS)]
-    assert all(block.causal and block.stack == "encoder" and block.projection is None for block in named)
+    assert all(block.causal and block.stack == "encoder" for block in named)
+    assert all(block.projection is block.module.o_proj for block in named)  # where it is not named it is looked for
     with pytest.raises(InputError, match=r"projection 'nowhere'.*has no layers.0.attention.nowhere.*o_proj"):
         blocks(build("vit"), Adapter("ViTAttention", projection="nowhere"))
     with pytest.raises(InputError, match=r"no attention is one of Missing.*ViTAttention"):
@@ -306,7 +307,6 @@ class Own(torch.nn.Module):
         ({"fidelity": [0.1, 0.2]}, r"fidelity: got 2 values, expected 3.*encoder 3"),
         ({"fidelity": 0.0, "learned": True}, "fidelity: got 0 with learned=True"),
         ({"similarity_removal": 2}, "similarity_removal: got 2"),
-        ({"feat_scale": True, "adapter": Adapter("ViTAttention")}, "feat_scale: got layers.0.attention"),
         ({"learned": 1}, "learned: got 1, expected True, False or 'shared'"),
         ({"learned": True, "semi_implicit": 1}, "semi_implicit: got 1, expected True or False"),
         ({"learned": "shared", "fidelity": [0.1, 0.2, 0.3]}, "fidelity: got 3 values with learned='shared'"),
@@ -323,10 +323,12 @@ def test_attach_refuses(arguments: dict[str, Any], message: str) -> None:
 
 
 def test_models_whose_attention_cannot_be_replaced() -> None:
-    with pytest.raises(InputError, match=r"no attention is one of.*MultiheadAttention"):
+    with pytest.raises(InputError, match="no two layers of self-attention"):
         attach(Own())
     with pytest.raises(InputError, match=r"MultiheadAttention \(layers.0\), which computes its average by itself"):
-        attach(Own(), adapter=Adapter("MultiheadAttention"))
+        attach(Own(), affinity="sigmoid", adapter=Adapter("MultiheadAttention"))
+    with pytest.raises(InputError, match=r"Linear \(0.layers.0.out_proj\).*projections of values .* not both known"):
+        attach(torch.nn.ModuleList([Own(), Own()]), adapter=Adapter("*.out_proj"))
     model = build("vit")
     model.config._attn_implementation_internal = "flex_attention"
     with pytest.raises(InputError, match="attn_implementation='flex_attention', expected 'eager' or 'sdpa'"):

@@ -49,7 +49,7 @@ ATTENTION_WITHOUT_NUMBERS = {
         "Taken",
     ),
     *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
-    *("image_inputs", "load_model", "text_inputs", "token_inputs"),
+    *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 
 

@@ -74,7 +74,7 @@ def test_axes_of_one_sample_are_none():
 
 
 def test_colours_are_not_taken_for_volumes():
-    with pytest.raises(InputError, match=r"a volume of at least 8 .* is the last axis colour\? then pass channel_axis"):
+    with pytest.raises(InputError, match=r"is the last axis colour\? then pass channel_axis=-1; .* axes='ZYX'"):
         estimate_sigma(np.ones((50, 50, 3)))
 
 

@@ -242,7 +242,7 @@ def test_layouts() -> None:
 @pytest.mark.parametrize(
     ("shape", "words", "message"),
     [
-        ((9, 9, 3), {}, "channel_axis=-1; for a volume of few slices give axes='ZYX'"),
+        ((9, 9, 3), {}, "then pass channel_axis=-1; for a volume of few slices give axes='ZYX'"),
         ((9, 9, 9), {"axes": "ZY"}, "axes: got 'ZY', expected one letter for each of the 3 axes"),
         ((9, 9, 9), {"axes": "ZZX"}, "axes: got 'ZZX'"),
         ((9, 9, 9), {"axes": "QYX"}, "axes: got 'QYX'"),

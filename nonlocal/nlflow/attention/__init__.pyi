@@ -3,11 +3,13 @@ from .injection.adapters import Block as Block
 from .injection.adapters import blocks as blocks
 from .injection.attach import attach as attach
 from .injection.attach import detach as detach
-from .injection.attach import register as register
+from .injection.naming import register as register
 from .loading.inputs import image_inputs as image_inputs
 from .loading.inputs import text_inputs as text_inputs
 from .loading.inputs import token_inputs as token_inputs
 from .loading.models import load_model as load_model
+from .loading.terms import load_terms as load_terms
+from .loading.terms import save_terms as save_terms
 from .probing.discretization import Discretization as Discretization
 from .probing.discretization import Extrapolation as Extrapolation
 from .probing.discretization import discretize as discretize

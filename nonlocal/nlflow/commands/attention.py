@@ -102,6 +102,10 @@ def attention(
     neutreno: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Fidelity of NeuTRENO's term, to compare with.")
     ] = None,
+    adapter: Annotated[
+        str | None,
+        typer.Option(metavar="CLASS", help="Class of the attention, or a pattern of names; by default it is found."),
+    ] = None,
     spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
@@ -116,7 +120,7 @@ def attention(
         check_number("--neutreno", neutreno, minimum=0)
     check_out(out)
     check_installed("attention", "torch", "torch")
-    from nlflow.attention import attach, load_model, probe
+    from nlflow.attention import Adapter, attach, load_model, probe
     from nlflow.backends.machine import provenance
     from nlflow.studies.result import render_rows
 
@@ -124,7 +128,8 @@ def attention(
     with warnings_kept() as warned, _quiet_library():
         network = load_model(model)
         inputs = _inputs(network, model, text, image, tokens)
-        trace = probe(network, inputs)
+        known = None if adapter is None else Adapter(adapter)
+        trace = probe(network, inputs, adapter=known)
         own = _own_fidelity(network)
         runs = {own: trace.rows(spectra=spectra, progress=progress)}
         heads = _by_head(own, trace, spectra)
@@ -132,7 +137,7 @@ def attention(
             _tell_of_replaced_terms(network)
             if spectra:
                 trace.check_fidelity(neutreno)
-            changed = probe(attach(network, fidelity=neutreno), inputs)
+            changed = probe(attach(network, fidelity=neutreno, adapter=known), inputs, adapter=known)
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
     for text in () if quiet else warned:

@@ -63,7 +63,7 @@ def layout_of(
         channel, letters = _told(axes, shape, channel_axis)
     else:
         letters = "ZYX"[-count:] if 1 <= count <= 3 else ""  # refused where samples are looked at
-        if count == 3 and min(np.delete(shape, [] if channel is None else [channel])) < _LEAST:
+        if len(shape) == 3 == count and min(shape) < _LEAST:
             raise InputError(
                 f"image: got shape {shape} with channel_axis={channel_axis}; is the last axis colour? then pass "
                 "channel_axis=-1; for a volume of few slices give axes='ZYX', for a clip axes='TYX'"

@@ -1,18 +1,30 @@
 """Where the self-attention of a model is: its blocks in order, their stacks, their projections.
 
-Models of transformers are known by the class of their attention. For others an `Adapter` of a few lines says where.
+`discovery` finds attention by what modules do. An `Adapter` of a few lines says where it is if that is not enough.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
 from torch import nn
 
+from nlflow.attention.injection.discovery import (
+    INTERFACE,
+    SUMS,
+    TORCH,
+    crosses,
+    kind_of,
+    output_of,
+    value_widths,
+    values_of,
+)
 from nlflow.errors import InputError
 
 _NEEDED = 5  # the release of transformers since which BERT too calls its attention through the interface
@@ -29,7 +41,7 @@ class Adapter:
         any text (``'backbone.layers.*.attn'``). A text with a dot or a star is a pattern.
     projection : str
         The output projection, relative to the attention module: ``'o_proj'``, or ``'../output.dense'`` where it
-        belongs to the parent. Empty: there is none, and FeatScale cannot be used.
+        belongs to the parent. Empty: it is looked for.
     causal : bool, optional
         Whether a token sees only those before it; by default what the module says (``module.is_causal``).
     cross : str
@@ -68,12 +80,20 @@ class Block:
     stack : str
         ``'encoder'`` or ``'decoder'``.
     container : str
-        Name of the module that holds all layers of the stack (``'bert.encoder'``, ``''`` for the model itself). Blocks
-        with the same container share their v0.
+        Name of the module that runs all layers of the stack (``'bert.encoder'``, ``''`` for the model itself).
     layer : torch.nn.Module
         The transformer layer (attention and MLP) of the block.
     projection : torch.nn.Module, optional
         The output projection.
+    group : str
+        Blocks of the same group share their v0: their layers are in one list, and their values have the same widths.
+    kind : str
+        How the module averages: ``'interface'`` (it asks transformers for the function), ``'torch'``
+        (`torch.nn.MultiheadAttention`) or ``'sums'`` (by itself).
+    values : torch.nn.Module, optional
+        The projection that makes the values.
+    repeated : bool
+        Whether the module is called several times in one call of its stack, as in ALBERT.
     """
 
     name: str
@@ -83,19 +103,10 @@ class Block:
     container: str
     layer: nn.Module
     projection: nn.Module | None = None
-
-
-ADAPTERS: tuple[Adapter, ...] = (
-    Adapter("BertSelfAttention", projection="../output.dense"),
-    Adapter("RobertaSelfAttention", projection="../output.dense"),
-    Adapter("DistilBertSelfAttention", projection="out_lin"),
-    Adapter("ViTAttention", projection="o_proj"),
-    Adapter("DeiTAttention", projection="o_proj"),
-    Adapter("GPT2Attention", projection="c_proj"),
-    Adapter("LlamaAttention", projection="o_proj"),
-    Adapter("BartAttention", projection="out_proj", cross="encoder_attn"),
-)
-"""The known models, by the class of their attention."""
+    group: str = ""
+    kind: str = INTERFACE
+    values: nn.Module | None = None
+    repeated: bool = False
 
 
 def transformers_library() -> Any:
@@ -123,8 +134,9 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
     ----------
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
-        What to look for; by default the models of `ADAPTERS` (BERT, RoBERTa, DistilBERT, ViT, DeiT, GPT-2, Llama,
-        BART).
+        Where they are. By default they are found: modules whose own forward asks transformers' ``AttentionInterface``,
+        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Cross-attention is left
+        out.
 
     Returns
     -------
@@ -138,37 +150,106 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
     """
     if not isinstance(model, nn.Module):
         raise InputError(f"model: got {type(model).__name__}, expected a torch.nn.Module; load the model first")
-    adapters = ADAPTERS if adapter is None else (adapter,) if isinstance(adapter, Adapter) else tuple(adapter)
+    adapters = () if adapter is None else (adapter,) if isinstance(adapter, Adapter) else tuple(adapter)
     named = dict(model.named_modules())
     found = []
     for name, module in named.items():
-        taken = next((one for one in adapters if one.takes(name, module)), None)
+        if adapters:
+            taken = next((one for one in adapters if one.takes(name, module)), None)
+            kind = kind_of(module) or SUMS
+        else:
+            kind = kind_of(module) or ""
+            taken = Adapter("") if kind and not crosses(name, module) else None
         if taken is not None:
-            found.append(_block(taken, name, module, named))
+            found.append(_block(taken, kind, name, module, named))
     if not found:
         alike = sorted({type(module).__name__ for module in named.values() if "ttention" in type(module).__name__})
-        sought = ", ".join(one.attention for one in adapters)
+        sought = f"one of {', '.join(one.attention for one in adapters)}" if adapters else "found"
         raise InputError(
-            f"model: got {type(model).__name__}, in which no attention is one of {sought}; expected such modules "
+            f"model: got {type(model).__name__}, in which no attention is {sought}; expected modules that ask "
+            "transformers' AttentionInterface, nn.MultiheadAttention, or modules that sum between projections "
             f"(it has {', '.join(alike) if alike else 'none that is called attention'}); say where they are with "
             "adapter=Adapter('<class or pattern of names>', projection='<output projection>')"
         )
-    return sorted(found, key=lambda block: block.stack == "decoder")
+    return sorted(_grouped(model, found, named), key=lambda block: block.stack == "decoder")
 
 
-def _block(adapter: Adapter, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
-    """Return the block of one attention module."""
+def _block(adapter: Adapter, kind: str, name: str, module: nn.Module, named: dict[str, nn.Module]) -> Block:
+    """Return the block of one attention module; `_grouped` finds its container and layer."""
     causal = bool(getattr(module, "is_causal", False)) if adapter.causal is None else adapter.causal
-    # The innermost list above a block holds the layers of its stack, and the owner of the list runs them.
-    parts = name.split(".")
-    container, layer = "", module
-    for depth in range(len(parts) - 1, -1, -1):
-        if isinstance(named[".".join(parts[:depth])], nn.ModuleList | nn.Sequential):
-            layer = named[".".join(parts[: depth + 1])]
-            container = ".".join(parts[: max(depth - 1, 0)])  # the list itself where it is the model
-            break
     stack = adapter.stack or ("decoder" if causal else "encoder")
-    return Block(name, module, causal, stack, container, layer, _projection(adapter, name, named))
+    if adapter.projection:
+        projection = _projection(adapter, name, named)
+    else:
+        projection = None if kind == TORCH else output_of(name, module, named)
+    values = None if kind == TORCH else values_of(module)
+    return Block(name, module, causal, stack, "", module, projection, kind=kind, values=values)
+
+
+def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) -> list[Block]:
+    """Return blocks with their containers, layers and groups.
+
+    The layers of a stack are the elements of a list, and differ in the number of that element alone. A block may be in
+    lists of other things below it, as in T5, where each layer is a list of its parts.
+    """
+    places: list[list[tuple[int, str]]] = []  # of each block: the depths of lists above it, and what it shares there
+    for block in found:
+        parts = block.name.split(".")
+        own = []
+        for depth in range(len(parts) - 1, -1, -1):
+            holder = named[".".join(parts[:depth])]
+            if isinstance(holder, nn.ModuleList | nn.Sequential) and parts[depth].isdigit():
+                pattern = ".".join((*parts[:depth], "*", *parts[depth + 1 :]))
+                own.append((depth, f"{pattern}{value_widths(block.module)}{block.kind}"))
+        places.append(own)
+    counts = Counter(shared for own in places for _, shared in own)
+    result = []
+    for block, own in zip(found, places, strict=True):
+        depth, group = next(((depth, shared) for depth, shared in own if counts[shared] > 1), (own or [(-1, "")])[0])
+        parts = block.name.split(".")
+        if depth < 0:
+            result.append(replace(block, group=block.name or "model"))
+            continue
+        above = parts[: max(depth - 1, 0)]  # the list itself where it is the model
+        while above and isinstance(named[".".join(above)], nn.ModuleList | nn.ModuleDict):
+            above.pop()  # these run nothing
+        layer = named[".".join(parts[: depth + 1])]
+        result.append(replace(block, container=".".join(above), layer=layer, group=group))
+    return _repeated(model, result, named)
+
+
+def _repeated(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) -> list[Block]:
+    """Return the blocks, with a mark on those that are called more than once in a call of their stack.
+
+    They are in several places of one list, or the list has fewer elements than the model has layers.
+    """
+    names: dict[int, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        names.setdefault(id(module), []).append(re.sub(r"\d+", "*", name))
+    groups = {block.group for block in found}
+    result = []
+    for block in found:
+        own = names[id(block.module)]
+        several = len(set(own)) < len(own)
+        layers = getattr(getattr(block.module, "config", None), "num_hidden_layers", 0)
+        holder = named.get(block.group.partition(".*")[0]) if ".*" in block.group else None
+        few = isinstance(holder, nn.ModuleList) and isinstance(layers, int) and len(holder) < layers
+        if several or (few and len(groups) == 1):
+            # What repeats it is above all lists that hold it.
+            outer = _lists_above(block.name, named)
+            block = replace(block, repeated=True, container=outer[-1] if outer else block.container)
+        result.append(block)
+    return result
+
+
+def _lists_above(name: str, named: dict[str, nn.Module]) -> list[str]:
+    """Return the names of the owners of all lists above a module, the innermost first."""
+    parts = name.split(".")
+    depths = [
+        depth for depth in range(len(parts) - 1, -1, -1)
+        if isinstance(named[".".join(parts[:depth])], nn.ModuleList | nn.Sequential)
+    ]  # fmt: skip
+    return [".".join(parts[: max(depth - 1, 0)]) for depth in depths]
 
 
 def _projection(adapter: Adapter, name: str, named: dict[str, nn.Module]) -> nn.Module | None:

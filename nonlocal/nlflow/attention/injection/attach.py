@@ -2,67 +2,35 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
+import torch
 from torch import nn
 
-from nlflow.attention.injection.adapters import Adapter, Block, blocks, transformers_library
+from nlflow.attention.injection.adapters import Adapter, Block, blocks
+from nlflow.attention.injection.discovery import INTERFACE, TORCH, width
 from nlflow.attention.injection.forward import (
     STACK,
     STOCK,
     TERMS,
     SimilarityRemoval,
-    Stack,
-    attention,
     mask_position,
-    stock_function,
 )
-from nlflow.attention.terms.averages import AFFINITIES, FUSED
+from nlflow.attention.injection.keeping import RECORD, Record, Saver, plain_arguments
+from nlflow.attention.injection.naming import BASES, BLOCK, Switch, named, register, set_implementation
+from nlflow.attention.injection.stacks import Stack
+from nlflow.attention.injection.summing import InTorch, Summed
+from nlflow.attention.injection.trial import try_out
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.errors import InputError, NlflowWarning, check_number
 
 Model = TypeVar("Model", bound=nn.Module)
-
-_BASES = ("eager", "sdpa")
-_RECORD = "_neutreno_record"  # what detach undoes
-
-
-def register() -> tuple[str, ...]:
-    """Register the attention functions and the masks that they need with transformers; once or any number of times.
-
-    Returns
-    -------
-    tuple of str
-        The names, for ``attn_implementation=``. ``neutreno`` and ``neutreno_symmetric`` (q = k) need `attach`, which
-        gives them v0. ``gaussian``, ``sigmoid``, ``softplus`` and ``linear`` are other averages instead of attention's;
-        `attach` gives them the term too.
-
-    Raises
-    ------
-    InputError
-        If transformers is missing or too old, or has another function under one of the names.
-    """
-    library = transformers_library()
-    functions, masks = library.AttentionInterface, library.AttentionMaskInterface
-    for name, (affinity, base) in REGISTERED.items():
-        known = functions().get(name)
-        if known is None:
-            functions.register(name, partial(attention, affinity, base))
-            # Without a mask of this name a model would drop its padding mask without a word.
-            masks.register(name, masks()[base])
-        elif getattr(known, "func", None) is not attention:
-            raise InputError(
-                f"transformers: got an attention function of another package named {name!r}, expected none; "
-                "register that one under another name"
-            )
-    return tuple(REGISTERED)
 
 
 def attach(
@@ -77,6 +45,7 @@ def attach(
     similarity_removal: float = 0.0,
     matrix_fidelity: bool = False,
     adapter: Adapter | Sequence[Adapter] | None = None,
+    inputs: Any = None,
 ) -> Model:
     """Give the self-attention of a model the NeuTRENO term λ̃ (v0 - v), in place.
 
@@ -110,7 +79,10 @@ def attach(
         Experimental: Λ̃ = C/σ² in the semi-implicit form, with the local covariance C of the values. σ² is learned for
         each layer and starts from 1/λ̃. O(N² d) operations for each head and iteration, a handful of them.
     adapter : Adapter or sequence of Adapter, optional
-        Where the blocks are, for models that are not known.
+        Where the blocks are, where they are not found.
+    inputs : mapping or tensor, optional
+        What the model is run with once, to see that the term arrives in every layer. By default a few tokens, or an
+        empty image, for models of transformers. Where there is none, the first forward is watched.
 
     Returns
     -------
@@ -136,15 +108,15 @@ def attach(
     options = TermOptions(affinity, learned, semi_implicit, feat_scale, attn_scale, similarity_removal, matrix_fidelity)
     register()
     found = blocks(model, adapter)
+    _check_whole(model)
     strengths = _strengths(fidelity, found)
     if learned == "shared" and len(set(strengths)) > 1:
         raise InputError(
             f"fidelity: got {len(strengths)} values with learned='shared', expected one number, which all layers begin "
             "with and share; use learned=True"
         )
-    for block in found:
-        _check_replaceable(block)
-    terms = _terms_of(found, strengths, options)  # before the old terms are taken away, since this may fail
+    _check_terms(model, found, options, max(strengths))
+    terms = _terms_of(model, found, strengths, options)  # before the old terms are taken away, since this may fail
     detach(model)
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
@@ -153,11 +125,22 @@ def attach(
             NlflowWarning,
             stacklevel=2,
         )
-    record = _Record()
-    setattr(model, _RECORD, record)
+    record = Record(
+        arguments=plain_arguments(
+            {**asdict(options), "fidelity": strengths if len(set(strengths)) > 1 else strengths[0], "adapter": adapter}
+        )
+    )
+    setattr(model, RECORD, record)
     try:
-        _set_implementation(model, found, affinity, record)
+        set_implementation(model, found, affinity, record)
         _give_terms(model, found, terms, options, record)
+        for part in model.modules():
+            if hasattr(part, "set_attn_implementation"):
+                part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
+        if hasattr(model, "save_pretrained"):
+            model.__dict__["save_pretrained"] = Saver(model)
+        if not torch.compiler.is_compiling():
+            try_out(model, inputs)
     except Exception:
         detach(model)
         raise
@@ -177,40 +160,25 @@ def detach(model: Model) -> Model:
     torch.nn.Module
         The model itself.
     """
-    for owner in [module for module in model.modules() if _RECORD in module.__dict__]:
-        record = owner.__dict__[_RECORD]
+    _check_whole(model)
+    for owner in [module for module in model.modules() if RECORD in module.__dict__]:
+        record = owner.__dict__[RECORD]
         for handle in record.handles:
             handle.remove()
         for module in list(owner.modules()):
             module._modules.pop(TERMS, None)
             module.__dict__.pop(STACK, None)
             module.__dict__.pop(STOCK, None)
+            module.__dict__.pop(BLOCK, None)
+            if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
+                del module.__dict__["set_attn_implementation"]
+        owner.__dict__.pop("save_pretrained", None)
         for module, config in record.configs:
             module.config = config
-        delattr(owner, _RECORD)
+        for module in record.nested:
+            module.use_nested_tensor = True
+        delattr(owner, RECORD)
     return model
-
-
-@dataclass
-class _Record:
-    """What was changed in a model."""
-
-    handles: list[Any] = field(default_factory=list)
-    configs: list[tuple[Any, Any]] = field(default_factory=list)
-
-
-def _name(affinity: str, base: str) -> str:
-    """Return the registered name; affinities that always form their matrix have one name for both bases."""
-    name = {"softmax": "neutreno", "symmetric": "neutreno_symmetric"}.get(affinity, affinity)
-    return f"{name}_sdpa" if base == "sdpa" and affinity in FUSED else name
-
-
-REGISTERED = {
-    _name(affinity, base): (affinity, base)
-    for affinity in AFFINITIES
-    for base in (_BASES if affinity in FUSED else ("eager",))
-}
-"""Registered names to affinity and base."""
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:
@@ -229,89 +197,121 @@ def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[fl
     return [check_number(f"fidelity[{index}]", value, minimum=0, hint=hint) for index, value in enumerate(given)]
 
 
-def _interface_is_used(module: nn.Module) -> bool:
-    """Return whether the forward of a module comes from a file that asks transformers' interface for its attention."""
-    forward = next((kind.__dict__["forward"] for kind in type(module).__mro__ if "forward" in kind.__dict__), None)
-    known = "ALL_ATTENTION_FUNCTIONS" in getattr(inspect.unwrap(forward), "__globals__", {}) if forward else False
-    return known and "ttention" in type(module).__name__
+def _check_whole(model: nn.Module) -> None:
+    """Refuse a part of a model that has terms: its stacks and configurations belong to the whole."""
+    owned = {id(one) for owner in model.modules() if RECORD in owner.__dict__ for one in owner.modules()}
+    for name, module in model.named_modules():
+        if STACK in module.__dict__ and id(module) not in owned:
+            raise InputError(
+                f"model: got {type(model).__name__}, a part of a model that has terms (at {name or 'itself'}); "
+                "expected that model, since its layers share v0; call detach on the whole model first"
+            )
 
 
-def _check_replaceable(block: Block) -> None:
-    """Raise `InputError` for an attention module that does not ask the interface for its function."""
-    if not (_interface_is_used(block.module) and hasattr(block.module, "config")):
+def _check_terms(model: nn.Module, found: list[Block], options: TermOptions, most: float) -> None:
+    """Refuse modules that cannot have these terms, and models in which nothing would act."""
+    sizes = Counter(block.group for block in found)
+    others = options != TermOptions(learned=options.learned, semi_implicit=options.semi_implicit)
+    for block in found:
+        kind = f"{type(block.module).__name__} ({block.name})"
+        if block.kind == INTERFACE:
+            if not hasattr(block.module, "config"):
+                raise InputError(
+                    f"model: got attention {kind} without a config, which names its function; expected one"
+                )
+            continue
+        acts = (sizes[block.group] > 1 or block.repeated) and most > 0
+        if not acts and not others:
+            continue
+        if others:
+            raise InputError(
+                f"model: got attention {kind}, which computes its average by itself and not through transformers' "
+                "AttentionInterface, so that only the plain term can be added; expected no other options than "
+                "fidelity, learned and semi_implicit"
+            )
+        if block.kind != TORCH and (block.values is None or block.projection is None):
+            raise InputError(
+                f"model: got attention {kind}, which computes its average by itself, and whose projections of values "
+                "and of the output are not both known; expected modules such as v_proj and o_proj; name the "
+                "output with adapter=Adapter(…, projection=…)"
+            )
+    if not others and most > 0 and not any(sizes[block.group] > 1 or block.repeated for block in found):
+        listed = ", ".join(block.name for block in found[:4])
         raise InputError(
-            f"model: got attention {type(block.module).__name__} ({block.name}), which computes its average by itself "
-            "and not through transformers' AttentionInterface, so it cannot be replaced; expected a model that does "
-            "(BERT, ViT, DeiT, GPT-2, Llama, BART …), or NeutrenoAttention in a model of your own"
+            f"model: got {type(model).__name__}, in which no two layers of self-attention have values of the same "
+            f"tokens and widths ({listed}{' …' if found[4:] else ''}), so that no layer has a v0 before it; expected a "
+            "stack of at least two layers"
         )
 
 
-def _set_implementation(model: nn.Module, found: list[Block], affinity: str, record: _Record) -> None:
-    """Give the model configs of its own, since models may share one, and the name of the function in them."""
-    memo: dict[int, Any] = {}
-    for module in model.modules():
-        config = module.__dict__.get("config")
-        if config is not None and hasattr(config, "_attn_implementation"):
-            record.configs.append((module, config))
-            module.config = copy.deepcopy(config, memo)
-    for name, module in model.named_modules():
-        if not hasattr(module, "set_attn_implementation"):
-            continue
-        before = module.config._attn_implementation
-        base = REGISTERED.get(before, ("", before))[1]
-        if base not in _BASES:
-            raise InputError(
-                f"model: got {type(module).__name__} {name} with attn_implementation={before!r}, expected 'eager' or "
-                "'sdpa'; call model.set_attn_implementation('sdpa') first"
-            )
-        if before != _name(affinity, base):
-            module.set_attn_implementation(_name(affinity, base))
-    for block in found:
-        known: Any = block.module.config
-        if known._attn_implementation not in {_name(affinity, base) for base in _BASES}:
-            raise InputError(
-                f"model: got {type(block.module).__name__} ({block.name}), whose model does not let its attention be "
-                "set; expected one with set_attn_implementation"
-            )
-
-
 def _give_terms(
-    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: _Record
+    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: Record
 ) -> None:
     """Give each block its terms, and each stack of layers the hooks around its calls."""
-    for module in model.modules():
-        name = getattr(module.__dict__.get("config"), "_attn_implementation", None)
-        if name in REGISTERED and _interface_is_used(module):
-            setattr(module, STOCK, stock_function(module, REGISTERED[name][1]))
     stacks: dict[str, Stack] = {}
+    sizes = Counter(block.group for block in found)
     for block, own in zip(found, terms, strict=True):
-        if block.container not in stacks:
-            container = model.get_submodule(block.container)
-            stack = stacks[block.container] = Stack(container, _hands_on(model, block))
-            record.handles.append(container.register_forward_pre_hook(stack.open, with_kwargs=True))
-            if not stack.hands_on:
-                record.handles.append(container.register_forward_hook(stack.close, always_call=True))
-        stack = stacks[block.container]
+        alone = sizes[block.group] == 1 and not block.repeated
+        if block.kind != INTERFACE and (alone or not any(one.active for one in terms)):
+            continue  # nothing is added: the module stays as it is, with torch's fast path
+        if block.group not in stacks:
+            stacks[block.group] = _stack(model, block, record)
+        stack = stacks[block.group]
         setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
+        if own.active:
+            stack.acting[block.name] = block.module
+        if block.layer is not block.module and not alone:
+            enter = partial(_enter, stack, block.module)
+            record.handles.append(block.layer.register_forward_pre_hook(enter, with_kwargs=True))
+        if block.kind == INTERFACE:
+            block.module.__dict__[BLOCK] = block
+            stack.configs[block.name] = block.module.config
+            stack.names = frozenset(named(options.affinity, base) for base in BASES)
+        elif block.kind == TORCH:
+            record.handles += InTorch(block.module, own, stack).hooks()  # type: ignore[arg-type]
+        else:
+            values: Any = block.values  # `_check_terms` has seen that both are there
+            projection: Any = block.projection
+            record.handles += Summed(block.module, values, projection, own, stack).hooks()
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
         if options.similarity_removal and not own.first:
             position = mask_position(block.layer)
             removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
             record.handles.append(block.layer.register_forward_pre_hook(removal, with_kwargs=True))
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and stacks:
+            module.use_nested_tensor = False  # layers with hooks do not take nested tensors
+            record.nested.append(module)
 
 
-def _terms_of(found: list[Block], strengths: list[float], options: TermOptions) -> list[LayerTerms]:
+def _enter(stack: Stack, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    stack.enter(module, layer, args, kwargs)
+
+
+def _stack(model: nn.Module, block: Block, record: Record) -> Stack:
+    """Return the stack of a block, with hooks around the calls of what runs it and of the whole model."""
+    container = model.get_submodule(block.container)
+    stack = Stack(block.group, container, _hands_on(model, block) and not block.repeated and block.kind == INTERFACE)
+    for runner in {id(model): model, id(container): container}.values():
+        record.handles.append(runner.register_forward_pre_hook(stack.open, with_kwargs=True))
+        record.handles.append(runner.register_forward_hook(stack.close, always_call=True))
+    return stack
+
+
+def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], options: TermOptions) -> list[LayerTerms]:
     """Return the terms of all blocks. What they refuse is refused here, before the model is changed."""
     stacks: set[str] = set()
+    sample = next((one for one in model.parameters() if one.is_floating_point()), torch.zeros(()))
     owner: LayerTerms | None = None  # of the λ̃ that all layers share
     result = []
     for block, strength in zip(found, strengths, strict=True):
         module: Any = block.module
-        heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), module, module.config)
-        width = _first_of(("out_features", "nf"), block.projection)  # of a Linear, or of GPT-2's Conv1D
-        if options.feat_scale and width == 0:
+        holders = (module, getattr(module, "config", None))
+        heads = _first_of(("num_attention_heads", "num_heads", "n_heads"), *holders)
+        features = width(block.projection)
+        if options.feat_scale and features == 0:
             raise InputError(
                 f"feat_scale: got {block.name}, whose output projection is not known; expected a Linear; name it in "
                 "adapter=Adapter(…, projection=…)"
@@ -320,12 +320,16 @@ def _terms_of(found: list[Block], strengths: list[float], options: TermOptions) 
             raise InputError(
                 f"attn_scale: got {block.name}, whose number of heads is not known; expected num_heads in it"
             )
-        first, weight = block.container not in stacks, next(iter(module.parameters()))
+        first = block.group not in stacks and not block.repeated
+        weight = next(
+            (one for one in module.parameters() if one.is_floating_point()), sample
+        )  # quantized ones have none
         terms = LayerTerms(
-            options, strength, first=first, causal=block.causal, heads=heads, width=width, owner=owner,
+            options, strength, first=first, causal=block.causal, heads=heads, width=features, owner=owner,
             device=weight.device, dtype=weight.dtype,
         )  # fmt: skip
-        stacks.add(block.container)
+        terms.label, terms.repeated = block.name, block.repeated
+        stacks.add(block.group)
         if options.learned == "shared" and not first:
             owner = owner or terms
         if options.similarity_removal and not first:

@@ -1,10 +1,8 @@
 """What runs in the forward pass of a model with terms: the attention function, and the state of one call of a stack.
 
 The function calls what the model calls without a term (its own ``eager`` function, or ``sdpa``), and adds the term to
-the result. So masks, dropout and returned weights stay the model's. v0 travels from the first layer to the others in a
-dictionary, which each call of a stack of layers gets as one more keyword argument; transformers hands it down to the
-attention function. So nothing has to be reset between calls, calls and models do not meet, and gradient checkpointing
-recomputes a layer with the v0 of its own call.
+the result. So masks, dropout and returned weights stay the model's. v0 travels from the first layer that runs to the
+others in the dictionary of the call (`stacks`).
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import transformers_library
+from nlflow.attention.injection.places import rearranged, shown
+from nlflow.attention.injection.stacks import CALL, Stack
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
 from nlflow.attention.terms.neutreno import removed_similarity
 from nlflow.errors import InputError
@@ -26,50 +26,6 @@ from nlflow.errors import InputError
 TERMS = "neutreno"  # the submodule of an attention module that holds its terms
 STOCK = "_neutreno_stock"  # what an attention module calls without a term; modules without terms call just that
 STACK = "_neutreno_stack"
-_CALL = "neutreno_call"
-
-
-class Stack:
-    """The layers that share v0, and the state of their calls.
-
-    `container` runs the layers. `hands_on` says whether it and all modules between it and the attention functions take
-    keyword arguments that they do not know.
-    """
-
-    def __init__(self, container: nn.Module, hands_on: bool) -> None:
-        self.hands_on = hands_on
-        self.call: dict[str, Any] | None = None
-        names = list(inspect.signature(container.forward).parameters)
-        self.cache_position = names.index("past_key_values") if "past_key_values" in names else None
-
-    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Begin a call: a hook before the container's forward."""
-        cache = kwargs.get("past_key_values")
-        if cache is None and self.cache_position is not None and len(args) > self.cache_position:
-            cache = args[self.cache_position]
-        past = 0 if cache is None else cache.get_seq_length()
-        if isinstance(past, Tensor):  # of a static cache, which counts on in place
-            past = past.clone()
-        call: dict[str, Any] = {"past": past}
-        if self.hands_on:
-            return args, {**kwargs, _CALL: call}
-        self.call = call
-        return args, kwargs
-
-    def close(self, module: nn.Module, args: Any, output: Any) -> None:
-        """End a call: a hook after the container's forward, also when it fails."""
-        self.call = None
-
-    def of(self, call: dict[str, Any] | None, name: str) -> dict[str, Any]:
-        """Return the state of the running call."""
-        found = self.call if call is None else call
-        if found is None:
-            raise InputError(
-                f"model: got a call of {name} outside of the forward of its stack of layers, where v0 is not known; "
-                "call the whole model. If this is gradient checkpointing: the layers of this model take no further "
-                "keyword arguments, through which v0 would reach the recomputation; switch checkpointing off"
-            )
-        return found
 
 
 def attention(
@@ -94,7 +50,7 @@ def attention(
         If the name needs terms and the model has none, if v0 is not that of these tokens, or if its derivative would
         be lost.
     """
-    call = kwargs.pop(_CALL, None)
+    call = kwargs.pop(CALL, None)
     terms: Any = getattr(module, TERMS, None)
     if terms is None:  # cross-attention beside blocks that have terms, or a model that was not attached
         stock = hasattr(module, STOCK)
@@ -105,21 +61,18 @@ def attention(
             )
         return _plain("softmax" if stock else affinity, base, module, (query, key, value), attention_mask, kwargs)
     stack: Stack = getattr(module, STACK)
-    call = stack.of(call, type(module).__name__)
+    name: str = terms.label or type(module).__name__
+    shown(module, value)
+    call = stack.of(call, name)
     count, past = query.shape[-2], call["past"]
+    _check_tokens(call, name, count, value)
     if affinity == "symmetric":
         query = repeated(_new_rows(key, count, past), query.shape[1])
     output, weights = _plain(affinity, base, module, (query, key, value), attention_mask, kwargs)
     new, causal = _new_rows(value, count, past), terms.causal and count > 1
     if terms.feat is not None:
         terms.visible = _square_mask(attention_mask, count, key.shape[-2], terms.causal, "feat_scale")
-    first = None
-    if terms.first:
-        # setdefault: checkpointing comes here again, and the first v0 is the one that has the whole graph.
-        call.setdefault("first", new)
-        call.setdefault("graph", torch.is_grad_enabled())
-    elif terms.active:
-        first = _first(call, new, type(module).__name__)
+    first = first_values(stack, call, module, terms, new)
     if first is None and terms.attn_weight is None:
         return output, weights
     if causal and attention_mask is None and key.shape[-2] > count:
@@ -193,15 +146,37 @@ def _new_rows(value: Tensor, count: int, past: int | Tensor) -> Tensor:
     return value.narrow(-2, min(past, tokens - count), count)
 
 
-def _first(call: dict[str, Any], new: Tensor, name: str) -> Tensor:
-    """Return v0, after a look at whether it is what this layer needs."""
-    first: Tensor | None = call.get("first")
-    if first is None:
-        raise InputError(
-            f"model: got a call in which {name} ran and the first layer of its stack did not, so that there is no v0; "
-            "do not drop the first layer (layerdrop=0)"
-        )
-    if first.shape != new.shape:
+def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: Any, new: Tensor) -> Tensor | None:
+    """Return v0 for this layer, in its order of tokens, or None where it has no term: in the first that runs.
+
+    After a look at whether v0 is what this layer needs: of the first layer and not of itself, of the same shape, with
+    its derivative.
+    """
+    name = terms.label or type(module).__name__
+    owner = call.setdefault("owner", module)
+    if "first" not in call or (owner is module and not terms.repeated):
+        # setdefault: checkpointing comes here again, and the first v0 is the one that has the whole graph.
+        call.setdefault("first", new)
+        call.setdefault("graph", torch.is_grad_enabled())
+        if not (terms.first or terms.repeated or module.training):
+            raise InputError(
+                f"model: got a call in which {name} ran and the first layer of its stack did not, so that there is no "
+                "v0; do not drop the first layer (layerdrop=0)"
+            )
+        return None
+    if not terms.active:
+        if terms.first:
+            raise InputError(
+                f"model: got a call in which {name}, the first layer of its stack, ran after another, whose values "
+                "would be v0; expected layers that run in the order in which the model lists them"
+            )
+        return None
+    first: Tensor = call["first"]
+    call["acted"].add(name)
+    if first.device != new.device:  # layers on several devices
+        first = first.to(new.device)
+    moved = rearranged(call, stack.layouts, module, first, new)
+    if moved.shape != new.shape:
         raise InputError(
             f"model: got values of shape {tuple(new.shape)} in {name} and v0 of shape {tuple(first.shape)}; expected "
             "layers of the same heads and tokens; give these layers fidelity 0"
@@ -212,7 +187,17 @@ def _first(call: dict[str, Any], new: Tensor, name: str) -> Tensor:
             "the derivative with respect to v0 is lost; expected the other kind; switch checkpointing on with "
             "use_reentrant=False"
         )
-    return first
+    return moved
+
+
+def _check_tokens(call: dict[str, Any], name: str, count: int, value: Tensor) -> None:
+    """Refuse values of other tokens than those that look: reduced keys, or another sequence."""
+    tokens = value.shape[-2]
+    if tokens < count or (tokens > count and not call["cached"]):
+        raise InputError(
+            f"model: got {tokens} values for {count} queries in {name}, without a cache: reduced keys, or those of "
+            "another sequence; expected self-attention over the same tokens; leave this module out with adapter="
+        )
 
 
 def _square_mask(mask: Tensor | None, queries: int, keys: int, causal: bool, name: str) -> Tensor | None:
@@ -248,7 +233,7 @@ class SimilarityRemoval:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the arguments of the layer with other tokens."""
         mask = kwargs.get("attention_mask", args[self.position] if len(args) > self.position else None)
-        call = self.stack.of(kwargs.get(_CALL), type(module).__name__)
+        call = self.stack.of(kwargs.get(CALL), type(module).__name__)
         inside = bool(args)
         tokens = args[0] if inside else kwargs["hidden_states"]
         count, past = tokens.shape[-2], call["past"]

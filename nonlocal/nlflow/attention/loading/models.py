@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -10,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from nlflow.attention.injection.adapters import transformers_library
-from nlflow.attention.injection.attach import attach
-from nlflow.attention.injection.forward import TERMS
+from nlflow.attention.injection.keeping import SETTINGS
 from nlflow.attention.loading.stored import check_declared, check_whole
+from nlflow.attention.loading.terms import load_terms
 from nlflow.errors import FileFormatError, InputError, shortened
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
-_SETTINGS, _TERMS = "attention.json", "terms.safetensors"
 _CONVERT = (
     "convert it where you trust it: load it with torch.load(..., weights_only=True) and "
     "model.load_state_dict, then model.save_pretrained(folder), which writes model.safetensors"
@@ -94,32 +92,8 @@ def no_bars() -> Iterator[None]:
 
 def attach_as_trained(model: Any, folder: Path) -> None:
     """Give a model the terms that its folder describes; see `load_model`. Damaged files, and others' terms, raise."""
-    path = folder / _SETTINGS
-    if not path.is_file():
-        return
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-        if about["format"] != 1:
-            raise ValueError(f"format {about['format']!r}, this version reads 1")
-        if about["attach"] is not None:
-            attach(model, **about["attach"])
-        terms: dict[str, Tensor] = {}
-        if (folder / _TERMS).is_file():
-            from safetensors.torch import load_file
-
-            # They may have been learned with a head on top, which this model may not have.
-            prefix = "" if hasattr(model, model.base_model_prefix) else f"{model.base_model_prefix}."
-            terms = {name.removeprefix(prefix): tensor for name, tensor in load_file(folder / _TERMS).items()}
-            if unexpected := model.load_state_dict(terms, strict=False).unexpected_keys:
-                raise ValueError(f"{_TERMS} has {unexpected[0]}, which the model does not have")
-        for name, _ in model.named_parameters():
-            if f".{TERMS}." in name and name not in terms:
-                raise ValueError(f"{_TERMS} does not have {name}, which was learned")
-    except Exception as error:  # of json, safetensors, torch and attach, each with its own kinds
-        raise FileFormatError(
-            f"{path}: got terms that the model cannot be given ({type(error).__name__}: {error}), expected the "
-            "arguments of nlflow.attention.attach; remove the file for the model without terms"
-        ) from error
+    if (folder / SETTINGS).is_file():
+        load_terms(model, folder)
 
 
 def _is_folder(source: str | os.PathLike[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -22,10 +23,10 @@ from nlflow.attention.probing.metrics import (
     participation_rank,
     token_similarity,
 )
-from nlflow.attention.probing.recording import Seen, Take, recording, taking, watching_states
+from nlflow.attention.probing.recording import Seen, Take, capped, kept_by_tokens, recording, taking, watching_states
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
-from nlflow.errors import InputError, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
@@ -70,6 +71,10 @@ def probe(
 
     Notes
     -----
+    Logits are capped, and masks, windows, position biases and sinks are in P, as the model has them. Averages are
+    compared with a few rows of what the model computes; another rule is refused. A sink takes a share of each row
+    without a value: `matrices` and degrees are with it, all else is of the average over tokens, whose rows have sum 1.
+
     The hidden state between attention and MLP is the input of the first module after attention in the layer (except
     dropout). Quantities that cost as much as attention are computed at once: J, the gradient cosine, degrees and the
     metrics of hidden states. They add less than twice the time of the model. Spectra are computed when asked for.
@@ -130,8 +135,9 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
     """Make the trace of what was seen."""
     layers: list[Layer] = []
     states: dict[str, dict[str, Floats]] = {}
-    for one in found:
-        layer = _layer(one, inputs, several=len({other.block.stack for other in found}) > 1)
+    run = [one for last in found for one in (*last.earlier, last) if one.attended or one.taken is not None]
+    for one in _seen_ones(model, run):
+        layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
             states[layer.stack] = _of_state(layer.before, layer.tokens)
         layer.quantities.update(_of_heads(layer, keep_matrices))
@@ -139,6 +145,23 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
         layer.quantities["attention_share"] = _share(layer)
         layers.append(layer)
     return LayerTrace(layers, model, states)
+
+
+def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
+    """Return what was seen, without towers that did not run, and modules that sum by themselves beside others."""
+    if not run:
+        raise InputError(f"inputs: got a call of {model} in which no self-attention ran; expected inputs that need it")
+    asking = [one for one in run if one.taken is not None]
+    silent = [one for one in run if one.taken is None]
+    if asking and silent:
+        names = ", ".join(one.block.name for one in silent[:3])
+        warnings.warn(
+            f"model: {len(silent)} of {len(run)} modules of attention ({names}{' …' if silent[3:] else ''}) sum by "
+            "themselves, and are left out; pass take= to see them",
+            NlflowWarning,
+            stacklevel=6,
+        )
+    return asking or run
 
 
 def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
@@ -160,9 +183,10 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else taken.q.detach()
+    name = block.name + (f" (call {one.number})" if one.number > 1 else "")
     return Layer(
-        block.name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
-        mask, tokens, before=one.before, between=one.between, after=one.after,
+        name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
+        mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=taken.sink,
     )  # fmt: skip
 
 
@@ -197,7 +221,7 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Floats]:
 def _share(layer: Layer) -> Floats:
     """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
     x, y, z = layer.before, layer.between, layer.after
-    if x is None or y is None or z is None or not x.shape == y.shape == z.shape:
+    if x is None or y is None or z is None or not x.shape == y.shape == z.shape or x.shape[:2] != layer.tokens.shape:
         return np.full(layer.items, np.nan)
     counted = layer.tokens[..., None]
     first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))
@@ -240,7 +264,7 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     wide = torch.cat([values, values.square().sum(-1, keepdim=True)], dim=-1)
 
     def logarithms_of(q: Tensor) -> Tensor:
-        found = log_affinity(q, k, layer.kernel, layer.scaling)
+        found = capped(log_affinity(q, k, layer.kernel, layer.scaling), layer.softcap)
         return found if bias is None else found + bias
 
     logarithms = logarithms_of(q)
@@ -249,12 +273,19 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     degree = logarithms.amax(-1) - weights.amax(-1).log()
     if layer.kernel == "gaussian":
         degree = degree - layer.scaling / 2 * q.square().sum(-1)  # `log_affinity` leaves this out
+    kept = None if layer.sink is None else kept_by_tokens(logarithms, layer.sink[place[1]])
+    if kept is not None:
+        degree = degree - kept[..., 0].log()  # d with the sink is d / (the share that it leaves)
     if layer.matrices is not None:
-        layer.matrices[place] = weights.masked_fill(~tokens[..., None], 0.0).float()
+        layer.matrices[place] = (
+            (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
+        )
     moved = weights @ wide
     average = symmetric = moved[..., :-1]
     if layer.q is not layer.k:
-        if layer.kernel == "softmax":  # fused where torch can, since only the average is needed
+        if (
+            layer.kernel == "softmax" and layer.softcap is None
+        ):  # fused where torch can, since only the average is needed
             symmetric = scaled_dot_product_attention(k, k, values, attn_mask=bias, scale=layer.scaling)
         else:
             symmetric = logarithms_of(k).softmax(-1) @ values

@@ -6,15 +6,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.attach import REGISTERED
-from nlflow.attention.terms.averages import causal_mask
+from nlflow.attention.injection.naming import REGISTERED
+from nlflow.attention.terms.averages import causal_mask, repeated
 from nlflow.errors import InputError
 
 
@@ -32,6 +33,10 @@ class Taken:
         1/sqrt(d) by default.
     kernel : str
         One of `nlflow.attention.terms.averages.AFFINITIES`.
+    softcap : float, optional
+        c of the logits c tanh(l / c), which takes the place of l before the mask is added.
+    sink : tensor of shape (H,), optional
+        A logit of each head that takes a share of each row without a value.
     """
 
     q: Tensor
@@ -40,6 +45,8 @@ class Taken:
     mask: Tensor | None = None
     scaling: float | None = None
     kernel: str = "softmax"
+    softcap: float | None = None
+    sink: Tensor | None = None
 
 
 Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
@@ -47,7 +54,10 @@ Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 @dataclass(eq=False)
 class Seen:
-    """What one run of the model shows of one block; `attended` is True once its attention has been called."""
+    """What one run of the model shows of one block; `attended` is True once its attention has been called.
+
+    `earlier` has the calls before the last.
+    """
 
     block: Block
     taken: Taken | None = None
@@ -55,6 +65,18 @@ class Seen:
     between: Tensor | None = None
     after: Tensor | None = None
     attended: bool = False
+    earlier: list[Seen] = field(default_factory=list)
+    number: int = 1  # of the call
+
+    def begin(self) -> None:
+        """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
+        if self.attended:
+            self.earlier.append(
+                Seen(self.block, self.taken, self.before, self.between, self.after, True, number=self.number)
+            )
+            self.number += 1
+            self.taken = self.before = self.between = self.after = None
+            self.attended = False
 
 
 @contextmanager
@@ -64,6 +86,7 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
 
         def watch(one: Seen) -> None:
             def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                one.begin()
                 one.before = _hidden((*args, kwargs.get("hidden_states")))
 
             def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -77,16 +100,17 @@ def watching_states(found: list[Seen]) -> Iterator[None]:
                     one.between = _hidden(args)
 
             layer, attention = one.block.layer, one.block.module
+            stack.callback(attention.register_forward_hook(attend).remove)
+            if layer is attention:
+                return
             stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
             stack.callback(layer.register_forward_hook(leave).remove)
-            stack.callback(attention.register_forward_hook(attend).remove)
             for child in layer.children():
                 if not isinstance(child, nn.Dropout | nn.Identity) and attention not in child.modules():
                     stack.callback(child.register_forward_pre_hook(follow).remove)
 
         for one in found:
-            if one.block.layer is not one.block.module:
-                watch(one)
+            watch(one)
         yield
 
 
@@ -115,6 +139,8 @@ def taking(found: list[Seen], take: Take) -> Iterator[None]:
 
 _RECORDER: ContextVar[dict[int, Seen] | None] = ContextVar("nlflow_probe", default=None)  # by the id of the module
 _PREFIX = "nlflow_probe_"
+_ROWS = 8  # of each head that are compared with what the model computes
+_OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and below what another rule makes
 
 
 @contextmanager
@@ -146,13 +172,20 @@ def _wrapped(name: str) -> str:
         return wrapper
     kernel = REGISTERED.get(name, ("softmax", name))[0]  # a name that attach() has set tells the kernel
 
-    def attention(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-        if one := (_RECORDER.get() or {}).get(id(module)):
-            one.taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+    def attention(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
+    ) -> Any:
+        mask = attention_mask
+        one = (_RECORDER.get() or {}).get(id(module))
+        if one is not None:
+            one.taken = taken = _as_given(module, kernel, query, key, value, mask, kwargs)
         home = vars(sys.modules[type(module).__module__])
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
         original = functions.get_interface(name, home.get("eager_attention_forward"))
-        return original(module, query, key, value, mask, **kwargs)
+        result = original(module, query, key, value, mask, **kwargs)
+        if one is not None and name not in REGISTERED:
+            _check_average(one.block.name, taken, result[0])
+        return result
 
     AttentionInterface.register(wrapper, attention)
     if name in ALL_MASK_ATTENTION_FUNCTIONS:  # an unregistered name makes masks None
@@ -168,11 +201,69 @@ def _as_given(
             f"model: got masks of type {type(mask).__name__}, expected tensors; use "
             "model.set_attn_implementation('sdpa') or 'eager'"
         )
-    ordered = getattr(module, "is_causal", False)
+    ordered = kwargs.get("is_causal")
+    ordered = getattr(module, "is_causal", False) if ordered is None else ordered
     causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered else None
     if mask is not None and mask.ndim == 2:  # fused kernels take padding alone
         mask = mask[:, None, None, :].bool()
         mask = mask if causal is None else mask & causal
-    elif mask is None and kwargs.get("is_causal") is not False:
+    elif mask is None:
         mask = causal
-    return Taken(query, key, value, mask, kwargs.get("scaling"), kernel)
+    bias = kwargs.get("position_bias")
+    if isinstance(bias, Tensor):
+        if mask is None:
+            mask = bias
+        elif mask.dtype == torch.bool:
+            mask = torch.where(mask, bias, torch.finfo(bias.dtype).min)
+        else:
+            mask = mask + bias
+    sink = kwargs.get("s_aux")
+    sink = kwargs.get("sinks") if sink is None else sink
+    sink = getattr(module, "sinks", None) if sink is None else sink
+    return Taken(
+        query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
+        sink.detach().flatten() if isinstance(sink, Tensor) else None,
+    )  # fmt: skip
+
+
+def _check_average(name: str, taken: Taken, output: Tensor) -> None:
+    """Refuse a function of attention that does more than is known here, by a few rows of its output (B, M, H, D)."""
+    heads, rows = taken.q.shape[1], slice(0, taken.q.shape[-2], max(1, taken.q.shape[-2] // _ROWS))
+    if taken.q.ndim != 4 or output.shape[:3] != (len(taken.q), taken.q.shape[-2], heads):
+        return  # `probe` refuses these by their shapes
+    key, value = repeated(taken.k, heads), repeated(taken.v, heads)
+    logits = (taken.q[:, :, rows].float() @ key.transpose(-1, -2).float()) * (
+        taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling
+    )
+    logits = capped(logits, taken.softcap)
+    if taken.mask is not None:
+        mask = taken.mask[(None,) * (4 - taken.mask.ndim)]
+        mask = mask[..., rows, :] if mask.shape[-2] > 1 else mask
+        if mask.dtype == torch.bool:
+            logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
+        else:
+            logits = logits + mask
+    weights = logits.softmax(-1)
+    if taken.sink is not None:
+        weights = weights * kept_by_tokens(logits, taken.sink)
+    blind = logits.amax(-1) <= torch.finfo(logits.dtype).min / 2  # rows of padding, whose averages mean nothing
+    ours, theirs = (weights @ value.float()).transpose(1, 2), output[:, rows].float()
+    off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (
+        float(value.abs().max()) or 1.0
+    )
+    if off > (_OFF if output.element_size() >= 4 else _OFF_HALF):
+        raise InputError(
+            f"model: got attention in {name} whose averages are not those of a softmax of its queries, keys, mask, "
+            f"softcap, sinks and position bias (off by {off:.2g} of its largest value); expected such; pass take=, a "
+            "function that returns Taken(q, k, v) for it"
+        )
+
+
+def capped(logits: Tensor, softcap: float | None) -> Tensor:
+    """Return c tanh(l / c), the logits themselves without a cap c."""
+    return logits if softcap is None else torch.tanh(logits / softcap) * softcap
+
+
+def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
+    """Return the share of each row (B, H, M, 1) that a sink leaves to the tokens."""
+    return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits)[:, None, None])

@@ -19,6 +19,7 @@ from tqdm import tqdm
 from nlflow._array import underflowing
 from nlflow.attention.probing.heads import Head, rule_or_bias
 from nlflow.attention.probing.metrics import head_redundancy
+from nlflow.attention.terms.averages import seen
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
 
 Floats = NDArray[np.float64]
@@ -60,6 +61,10 @@ class Layer:
         ``attention_share``, shape (B,).
     matrices : tensor of shape (B, H, N, N), or None
         Attention matrices, if the probe was asked to keep them.
+    softcap : float, optional
+        c of the logits c tanh(l / c).
+    sink : tensor of shape (H,), optional
+        A logit of each head that takes a share of each row without a value. Heads are of the tokens alone.
     """
 
     name: str
@@ -77,6 +82,8 @@ class Layer:
     after: Tensor | None = None
     quantities: dict[str, Floats] = field(default_factory=dict)
     matrices: Tensor | None = None
+    softcap: float | None = None
+    sink: Tensor | None = None
 
     @property
     def heads(self) -> int:
@@ -113,6 +120,13 @@ class Layer:
         if self.mask is not None:
             mask = self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h]
             rule, bias = rule_or_bias(mask if bool(inside.all()) else mask[inside][:, inside])
+        if self.softcap is not None:  # capped logits are logits with a bias of their own
+            logits = self.scaling * (q @ k.T)
+            less = self.softcap * np.tanh(logits / self.softcap) - logits
+            if rule is not None and self.mask is not None:  # a rule cannot stand beside a bias
+                shown = seen(self.mask.expand(self.items, self.heads, len(inside), len(inside))[b, h])
+                bias, rule = np.where(shown[inside][:, inside].cpu().numpy(), 0.0, -np.inf), None
+            bias = less if bias is None else bias + less
         return Head(q, k, v, self.scaling, bias, self.kernel, rule)
 
 

@@ -182,6 +182,7 @@ class LayerTerms(nn.Module):
                 "0.6 is the usual one"
             )
         self.options, self.start, self.first, self.causal = options, fidelity, first, causal
+        self.label, self.repeated = "", False  # its module's name; whether that is called several times in one call
         self.visible: Tensor | None = None  # the mask of this call, from the average to `scale_features`
         free: dict[str, Any] = {"device": device, "dtype": dtype}
         matrix = options.matrix_fidelity and not first and fidelity > 0

@@ -1,0 +1,74 @@
+"""Terms in a folder: the arguments of `attach` in ``attention.json``, what was learned in ``terms.safetensors``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from nlflow.attention.injection.adapters import Adapter
+from nlflow.attention.injection.forward import TERMS
+from nlflow.io.atomic import write_content
+
+SETTINGS, LEARNED = "attention.json", "terms.safetensors"
+RECORD = "_neutreno_record"  # what detach undoes, and the arguments of attach
+
+
+@dataclass
+class Record:
+    """What was changed in a model."""
+
+    arguments: dict[str, Any]
+    handles: list[Any] = field(default_factory=list)
+    configs: list[tuple[Any, Any]] = field(default_factory=list)
+    nested: list[Any] = field(default_factory=list)  # encoders of torch that would make nested tensors
+
+
+def plain_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `attach` as JSON has them."""
+    result = dict(arguments)
+    adapter: Adapter | Sequence[Adapter] | None = result.pop("adapter")
+    if adapter is not None:
+        result["adapter"] = [asdict(one) for one in ([adapter] if isinstance(adapter, Adapter) else adapter)]
+    return result
+
+
+def learned_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the learned values of a model's terms, by their names in it."""
+    return {
+        name: parameter.detach().cpu().contiguous().clone()
+        for name, parameter in model.named_parameters()
+        if f".{TERMS}." in name
+    }
+
+
+def write_terms(owner: nn.Module, folder: Path) -> None:
+    """Write the terms of the module that was attached into a folder; each file is complete or not there."""
+    from safetensors.torch import save
+
+    state = learned_of(owner)
+    if state:
+        write_content(folder / LEARNED, save(state))
+    else:
+        (folder / LEARNED).unlink(missing_ok=True)  # of other terms that were here
+    about = {"format": 1, "attach": owner.__dict__[RECORD].arguments}
+    write_content(folder / SETTINGS, (json.dumps(about, indent=1) + "\n").encode())
+
+
+class Saver:
+    """The ``save_pretrained`` of a model that has terms: it writes them too."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+
+    def __call__(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> Any:
+        """Save the model and its terms."""
+        kind: Any = type(self.model)
+        result = kind.save_pretrained(self.model, save_directory, is_main_process=is_main_process, **options)
+        if is_main_process:
+            write_terms(self.model, Path(save_directory))
+        return result

@@ -1,0 +1,154 @@
+"""Which token each row of values belongs to, where layers cut their tokens into windows, shift them or pad them.
+
+The layer is run again on other inputs, up to its values. A token's row of values changes if and only if the token does.
+So 2 log2(T) runs, in each of which half of the T tokens are others, spell the number of the token of each row in bits.
+This is done once for each shape of inputs, and only where rows of values are not those of the tokens that came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.errors import InputError
+
+_TRACED: ContextVar[nn.Module | None] = ContextVar("nlflow_places", default=None)
+
+
+class _Shown(BaseException):  # no module between may catch it
+    """The values of the traced module, which end its run."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+
+def shown(module: nn.Module, values: Tensor) -> None:
+    """End the run of a layer whose values are asked for; does nothing otherwise."""
+    if not torch.compiler.is_compiling() and _TRACED.get() is module:
+        raise _Shown(values)
+
+
+def tracing() -> bool:
+    """Return whether a layer runs only for its values."""
+    return not torch.compiler.is_compiling() and _TRACED.get() is not None
+
+
+def note(call: dict[str, Any], module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: Any) -> None:
+    """Keep what a layer is called with: of the first of a call and of the latest."""
+    if "entered" in call and call["entered"][0] is not call.get("owner", call["entered"][0]):
+        call.pop("entered")
+    call["latest"] = (module, layer, args, kwargs)
+    call.setdefault("entered", call["latest"])
+
+
+def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module, first: Tensor, new: Tensor) -> Tensor:
+    """Return v0 with its rows in the order of this layer's; `first` itself where tokens stay in their places.
+
+    `first` and `new` are (B, H, N, D); B and N may be those of windows.
+    """
+    begun, latest = call.get("entered"), call.get("latest")
+    if begun is None or latest is None or latest[0] is not module or begun[0] is not call["owner"]:
+        return first  # the layer is the attention itself
+    if _plain(begun, first) and _plain(latest, new):
+        return first
+    source, target = _layout(kept, begun, first), _layout(kept, latest, new)
+    if source.shape == target.shape and torch.equal(source, target):
+        return first
+    places = torch.full((int(max(source.max(), target.max())) + 1,), -1, dtype=torch.long, device=source.device)
+    rows = torch.arange(source.numel(), device=source.device)
+    inside = source.flatten() >= 0
+    places[source.flatten()[inside]] = rows[inside]
+    order = torch.where(target.flatten() >= 0, places[target.flatten().clamp_min(0)], 0)
+    if bool((order < 0).any()):
+        raise InputError(
+            f"model: got tokens in {type(module).__name__} that the first layer of its stack did not have; expected "
+            "layers over the same tokens; give these layers fidelity 0"
+        )
+    flat = first.transpose(1, 2).flatten(0, 1).index_select(0, order)
+    return flat.reshape(*target.shape, *flat.shape[1:]).transpose(1, 2)
+
+
+def _tokens(values: Any) -> Tensor | None:
+    """Return the tokens (B, …, C) among the arguments of a layer: its first tensor of numbers with three axes."""
+    return next((one for one in values if isinstance(one, Tensor) and one.ndim > 2 and one.is_floating_point()), None)
+
+
+def _plain(entered: Any, values: Tensor) -> bool:
+    """Return whether rows of values are the tokens of the layer's input, in their places."""
+    tokens = _tokens((*entered[2], *entered[3].values()))
+    return tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2])
+
+
+def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
+    """Return the number of the token of each row of values, (B, N); -1 for rows of no token."""
+    module, layer, args, kwargs = entered
+    tokens = _tokens((*args, *kwargs.values()))
+    assert tokens is not None  # or `_plain` had been true
+    others = repr([one for one in (*args, *kwargs.items()) if not isinstance(one, Tensor | tuple)])
+    key = (id(module), tuple(tokens.shape), tuple(values.shape), others)
+    if key in kept:
+        return kept[key]
+    if torch.compiler.is_compiling():
+        raise InputError(
+            f"model: got {type(module).__name__}, which rearranges its tokens, in torch.compile before a run without; "
+            "run the model once on inputs of these shapes, and then compile it"
+        )
+    count = tokens.shape[:-1].numel()
+    numbers = torch.arange(1, count + 1, device=tokens.device).view(*tokens.shape[:-1], 1)
+    generator = torch.Generator().manual_seed(0)
+    other = torch.randn(tokens.shape, generator=generator).to(tokens)
+    found = torch.zeros((values.shape[0], values.shape[2]), dtype=torch.long, device=tokens.device)
+    with _evaluating(layer), torch.no_grad():
+        base = _values(entered, tokens, tokens)
+        if (base.shape[0], base.shape[2]) != tuple(found.shape):
+            raise InputError(
+                f"model: got {type(module).__name__}, which makes {tuple(base.shape)} values, then "
+                f"{tuple(values.shape)}, of one input; expected one row of values for each token; "
+                "leave this module out with adapter="
+            )
+        for bit in range(count.bit_length()):
+            chosen = (numbers >> bit) & 1 == 1
+            one = (_values(entered, tokens, torch.where(chosen, other, tokens)) != base).any(-1).any(1)
+            rest = (_values(entered, tokens, torch.where(chosen, tokens, other)) != base).any(-1).any(1)
+            if bool((one & rest).any()):
+                raise InputError(
+                    f"model: got values of {type(module).__name__} that each belong to several tokens, so that v0 and "
+                    "v cannot be compared; expected one token for each; leave this module out with adapter="
+                )
+            found |= one.long() << bit
+    kept[key] = found - 1
+    return kept[key]
+
+
+def _values(entered: Any, tokens: Tensor, given: Tensor) -> Tensor:
+    """Return the values that a layer makes of other tokens."""
+    module, layer, args, kwargs = entered
+    token = _TRACED.set(module)
+    try:
+        layer(
+            *(given if one is tokens else one for one in args),
+            **{name: given if one is tokens else one for name, one in kwargs.items()},
+        )
+    except _Shown as found:
+        return found.values
+    finally:
+        _TRACED.reset(token)
+    raise InputError(f"model: got {type(module).__name__}, which did not run when its layer ran again; expected values")
+
+
+@contextmanager
+def _evaluating(layer: nn.Module) -> Iterator[None]:
+    """Switch dropout off for a while."""
+    training = [module for module in layer.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True

@@ -1,0 +1,135 @@
+"""The state of one call of a stack of layers: v0, and what has been seen.
+
+Each call of a stack has a dictionary. Where all modules down to the attention take keyword arguments that they do not
+know, it travels as one of them, so that a recomputation of gradient checkpointing meets the state of its own call.
+Everywhere else it is the innermost call that is open in this thread.
+"""
+
+from __future__ import annotations
+
+import inspect
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.attention.injection.places import note, tracing
+from nlflow.errors import InputError
+
+CALL = "neutreno_call"
+_PATIENCE = 100  # calls
+
+
+class Stack:
+    """The layers that share v0, and the state of their calls.
+
+    `container` runs the layers. `hands_on` says whether it and all modules between it and the attention functions take
+    keyword arguments that they do not know.
+    """
+
+    def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
+        self.group, self.container, self.hands_on = group, container, hands_on
+        self.acting: dict[str, nn.Module] = {}  # by name: the attention modules that have a term
+        self.configs: dict[str, Any] = {}  # of attention modules that ask for their function by a name
+        self.names: frozenset[str] = frozenset()
+        self.seen = False  # whether a whole call has shown that the term arrives everywhere
+        self.acted: set[str] = set()
+        self.calls = 0
+        self.layouts: dict[Any, Tensor] = {}  # which token each row of values is, by layer and shapes
+        self._open: dict[int, list[dict[str, Any]]] = {}
+
+    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Begin a call: a hook before the container's forward."""
+        for name, config in self.configs.items():
+            if (now := str(config._attn_implementation)).removeprefix("nlflow_probe_") not in self.names:
+                raise InputError(
+                    f"model: got attn_implementation={now!r} in {name}, set after attach, with which its term would be "
+                    "left out; set it with the attached model's own set_attn_implementation('eager' or 'sdpa'), or "
+                    "call detach(model) first"
+                )
+        cached = any(
+            one is not None and not isinstance(one, bool) and ("past" in name or "cache" in name)
+            for name, one in kwargs.items()
+        ) or any(hasattr(one, "get_seq_length") for one in args)
+        call: dict[str, Any] = {"past": self._past(module, args, kwargs), "cached": cached, "acted": set()}
+        if self.hands_on and module is self.container:
+            kwargs = {**kwargs, CALL: {**kwargs.get(CALL, {}), self.group: call}}  # of all stacks that it runs
+            if torch.compiler.is_compiling():
+                return args, kwargs
+        self._open.setdefault(_thread(), []).append(call)
+        return args, kwargs
+
+    def close(self, module: nn.Module, args: Any, output: Any) -> None:
+        """End a call: a hook after the container's forward, also when it fails."""
+        calls = self._open.get(_thread())
+        if not calls:
+            return
+        call = calls.pop()
+        if not calls:
+            self._open.pop(_thread(), None)
+        if output is None or self.seen or torch.compiler.is_compiling():
+            return
+        self.acted |= call["acted"]
+        self.calls += 1
+        dropped = self.calls < _PATIENCE  # layers may be dropped at random in training
+        missing = [
+            name for name, one in self.acting.items() if name not in self.acted and not (one.training and dropped)
+        ]
+        if missing and call.keys() & {"first", "latest", "ran"}:
+            raise InputError(
+                f"model: got a forward in which {', '.join(missing[:4])}{' …' if missing[4:] else ''} did not get the "
+                "term, since it was not called, or does not call its projection; give these layers fidelity 0, or say "
+                "with adapter= which modules are meant"
+            )
+        self.seen = self.acting.keys() <= self.acted
+
+    def of(self, calls: dict[str, dict[str, Any]] | None, name: str) -> dict[str, Any]:
+        """Return the state of the running call; `calls` are those that came as a keyword argument."""
+        if calls is not None and self.group in calls:
+            return calls[self.group]
+        if running := self._open.get(_thread()):
+            return running[-1]
+        raise InputError(
+            f"model: got a call of {name} outside of the forward of its stack of layers, where v0 is not known; "
+            "call the whole model. If this is gradient checkpointing: it is with use_reentrant=True, or the layers of "
+            "this model take no further keyword arguments, through which v0 would reach the recomputation; switch "
+            "checkpointing off"
+        )
+
+    def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep what a layer of the running call is called with: a hook before it."""
+        if tracing():
+            return
+        call = kwargs.get(CALL, {}).get(self.group) or next(iter(self._open.get(_thread(), ())[-1:]), None)
+        if call is not None:
+            note(call, module, layer, args, kwargs)
+
+    def ran(self) -> None:
+        """Note that a module of the running call was called, whether or not its term was."""
+        if calls := () if tracing() else self._open.get(_thread(), ()):
+            calls[-1]["ran"] = True
+
+    def _past(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return how many tokens a cache has, which is asked before the layers count on."""
+        cache = kwargs.get("past_key_values")
+        if cache is None and args:
+            names = list(inspect.signature(module.forward).parameters)
+            place = names.index("past_key_values") if "past_key_values" in names else len(args)
+            cache = args[place] if len(args) > place else None
+        counted = getattr(cache, "get_seq_length", None)
+        if counted is None:
+            return 0
+        past: Any = 0
+        for layer in range(max(1, len(getattr(cache, "layers", ())))):
+            try:
+                past = counted(layer) if layer else counted()
+                break
+            except (ValueError, IndexError, TypeError, AttributeError):  # a layer that keeps no keys, as Mamba's
+                continue
+        return past.clone() if isinstance(past, Tensor) else past  # of a static cache, which counts on in place
+
+
+def _thread() -> int:
+    """Return the number of this thread; compiled code has one."""
+    return 0 if torch.compiler.is_compiling() else get_ident()

@@ -1,0 +1,250 @@
+"""Terms of modules that sum by themselves: `torch.nn.MultiheadAttention`, and modules between two projections.
+
+The step P v + λ̃ (v0 - v) needs P v, v and v0, but not P. In most modules v is what a projection gives, and P v, its
+heads side by side, what the next one gets; the term is added there. `Summed` looks once whether this is so: it adds a
+constant to each column of v, which must come out of the average as it is, since rows of P have sum 1.
+In `torch.nn.MultiheadAttention` the term passes the output projection on its own, which is affine.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from nlflow.attention.injection.forward import first_values
+from nlflow.attention.injection.places import shown, tracing
+from nlflow.attention.injection.stacks import Stack
+from nlflow.attention.terms.neutreno import LayerTerms, neutreno
+from nlflow.errors import InputError
+
+_OFF = 1e-3  # relative difference up to which a constant has come out as it went in; half precision has it
+
+
+class _Came(BaseException):  # no module between may catch it
+    """What came to the output projection, which ends a run of the module."""
+
+    def __init__(self, tokens: Tensor) -> None:
+        self.tokens = tokens
+
+
+class Summed:
+    """The term of a module that sums by itself between its projections, as hooks of these.
+
+    Parameters
+    ----------
+    module, values, projection : torch.nn.Module
+        The attention, what makes its values, and what gets the averages.
+    terms : LayerTerms
+    stack : Stack
+    """
+
+    def __init__(
+        self, module: nn.Module, values: nn.Module, projection: nn.Module, terms: LayerTerms, stack: Stack
+    ) -> None:
+        self.module, self.terms, self.stack = module, terms, stack
+        self.values, self.projection = values, projection
+        self.layout: str | None = None
+        self.constant: Tensor | None = None  # while the module is looked at
+        self.taken: Tensor | None = None
+        self.call: tuple[Any, ...] = ()
+
+    def hooks(self) -> list[Any]:
+        """Register the hooks and return their handles."""
+        return [
+            self.module.register_forward_pre_hook(self.begin, with_kwargs=True),
+            self.values.register_forward_hook(self.take),
+            self.projection.register_forward_pre_hook(self.give),
+        ]
+
+    def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the arguments of the module until its layout is known: a hook before it."""
+        self.taken = None
+        self.stack.ran()
+        if self.layout is None and not torch.compiler.is_compiling():
+            self.call = _fresh(args, kwargs)
+
+    def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        """Keep the values: a hook after their projection."""
+        if not isinstance(output, Tensor):
+            return output
+        if self.constant is not None:
+            return output + self.constant
+        if self.taken is not None and not tracing():
+            raise self.refused("two calls of the projection of values in one call of the module")
+        self.taken = output
+        if output.ndim > 2:
+            shown(self.module, output.flatten(1, -2)[:, None])
+        return output
+
+    def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Add the term to the averages: a hook before the output projection."""
+        averages = args[0]
+        if self.constant is not None:
+            raise _Came(averages)
+        taken, self.taken = self.taken, None
+        if taken is None or tracing():
+            return args
+        if taken.ndim < 3 or taken.shape[:-1].numel() != averages.shape[:-1].numel() or len(taken) != len(averages):
+            raise self.refused(f"values of shape {tuple(taken.shape)} and averages {tuple(averages.shape)}")
+        if self.layout is None:
+            self.layout = self.looked(taken, averages)
+            self.call = ()
+        new = part(taken, self.layout, averages.shape[-1], self.heads).flatten(1, -2)
+        call = self.stack.of(None, self.terms.label)
+        first = first_values(self.stack, call, self.module, self.terms, new[:, None])
+        if first is None:
+            return args
+        implicit = self.terms.options.semi_implicit
+        new, first = new.view(averages.shape), first[:, 0].reshape(averages.shape)
+        step = neutreno(averages, new, first, self.terms.fidelity, semi_implicit=implicit)
+        return (step, *args[1:])
+
+    @property
+    def heads(self) -> int:
+        """The number of heads, 0 where it is not known."""
+        for holder in (self.module, getattr(self.module, "config", None)):
+            for name in ("num_attention_heads", "num_heads", "n_heads", "n_head", "h"):
+                if isinstance(found := getattr(holder, name, None), int):
+                    return found
+        return 0
+
+    def looked(self, taken: Tensor, averages: Tensor) -> str:
+        """Return how values lie in what their projection gives, from a run with a constant added to each column."""
+        training = [module for module in self.module.modules() if module.training]
+        try:
+            for module in training:
+                module.training = False
+            with torch.no_grad():
+                generator = torch.Generator().manual_seed(0)
+                columns = torch.randn(taken.shape[-1], generator=generator).to(taken)
+                size = float(taken.abs().max()) or 1.0
+                still = self.run(torch.zeros_like(columns))
+                for layout in LAYOUTS:
+                    if not fits(layout, taken.shape[-1], averages.shape[-1], self.heads):
+                        continue
+                    own = part(columns, layout, averages.shape[-1], self.heads)
+                    mask = part(torch.arange(len(columns), device=taken.device), layout, averages.shape[-1], self.heads)
+                    added = torch.zeros_like(columns)
+                    added[mask] = size * own  # queries and keys stay
+                    moved = self.run(added)
+                    if bool(((moved - still - size * own).abs() <= _OFF * size * 4).all()):
+                        return layout
+        finally:
+            for module in training:
+                module.training = True
+        raise self.refused("averages whose columns are not those of the values")
+
+    def run(self, constant: Tensor) -> Tensor:
+        """Return the averages of a run with a constant added to the values."""
+        self.constant = constant
+        try:
+            args, kwargs = _fresh(*self.call)
+            output = self.module.forward(*args, **kwargs)
+        except _Came as came:
+            return came.tokens
+        finally:
+            self.constant = None
+        return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
+
+    def refused(self, got: str) -> InputError:
+        """Return the error for a module that does not do what a term needs."""
+        return InputError(
+            f"model: got {got} in {self.terms.label} ({type(self.module).__name__}), which sums by itself; expected "
+            "averages of one row for each token between the projections of values and output; leave it out with "
+            "adapter=, or give it fidelity 0"
+        )
+
+
+def _fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with copies of caches, which a run of the module would write into."""
+    memo: dict[int, Any] = {}
+
+    def copied(one: Any) -> Any:
+        return copy.deepcopy(one, memo) if hasattr(one, "get_seq_length") else one
+
+    return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
+
+
+LAYOUTS = ("alone", "thirds", "heads", "one", "quarters")
+
+
+def fits(layout: str, made: int, used: int, heads: int) -> bool:
+    """Return whether values of `used` columns can lie so in `made` ones."""
+    if layout == "alone":
+        return made == used
+    if layout == "one":
+        return heads > 0 and used % heads == 0 and made == used + 2 * (used // heads)
+    if layout == "quarters":
+        return made == 3 * used and used % 4 == 0
+    return made == 3 * used and (layout == "thirds" or (heads > 0 and used % heads == 0))
+
+
+def part(made: Tensor, layout: str, used: int, heads: int) -> Tensor:
+    """Return the values in what a projection made, as wide as the averages.
+
+    They are all of it, its last third, the last third of each head (BLOOM), one head that serves all (Falcon), or
+    the second third of each quarter (CodeGen).
+    """
+    if layout == "alone":
+        return made
+    if layout == "thirds":
+        return made[..., 2 * used :]
+    if layout == "one":
+        return torch.cat([made[..., -(used // heads) :]] * heads, dim=-1)
+    if layout == "quarters":
+        return made.reshape(*made.shape[:-1], 4, 3, used // 4)[..., 1, :].flatten(-2)
+    return made.reshape(*made.shape[:-1], heads, 3, used // heads)[..., 2, :].flatten(-2)
+
+
+class InTorch:
+    """The term of a `torch.nn.MultiheadAttention`, as hooks of it; see `Summed`."""
+
+    def __init__(self, module: nn.MultiheadAttention, terms: LayerTerms, stack: Stack) -> None:
+        self.module, self.terms, self.stack = module, terms, stack
+
+    def hooks(self) -> list[Any]:
+        """Register the hooks and return their handles."""
+        return [
+            self.module.register_forward_pre_hook(self.show, with_kwargs=True),
+            self.module.register_forward_hook(self.add, with_kwargs=True),
+        ]
+
+    def values(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """Return the values (B, N, E) of a call."""
+        query, key, value = (
+            args[place] if len(args) > place else kwargs[name] for place, name in enumerate(("query", "key", "value"))
+        )
+        if query is not key and query is not value:
+            raise InputError(
+                f"model: got a call of {self.terms.label} (MultiheadAttention) with queries of one input and keys of "
+                "another; expected self-attention; leave this module out with adapter="
+            )
+        width = self.module.embed_dim
+        weight: Any = self.module.in_proj_weight
+        bias: Any = self.module.in_proj_bias
+        weight = self.module.v_proj_weight if weight is None else weight[2 * width :]
+        made = functional.linear(value, weight, None if bias is None else bias[2 * width :])
+        made = made if made.ndim == 3 else made[None] if self.module.batch_first else made[:, None]
+        return made if self.module.batch_first else made.transpose(0, 1)
+
+    def show(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """End a run for the values: a hook before the module."""
+        if tracing():
+            shown(self.module, self.values(args, kwargs)[:, None])
+
+    def add(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """Add the term: a hook after the module."""
+        new = self.values(args, kwargs)
+        call = self.stack.of(None, self.terms.label)
+        first = first_values(self.stack, call, self.module, self.terms, new[:, None])
+        if first is None:
+            return output
+        average, implicit = output[0], self.terms.options.semi_implicit
+        made = [self.module.out_proj(one) for one in (new, first[:, 0])]
+        made = made if self.module.batch_first else [one.transpose(0, 1) for one in made]
+        own, begun = (one.reshape(average.shape) for one in made)
+        return (neutreno(average, own, begun, self.terms.fidelity, semi_implicit=implicit), *output[1:])

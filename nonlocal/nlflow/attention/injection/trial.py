@@ -1,0 +1,88 @@
+"""A run of a model on a few tokens, by which `attach` sees that the term arrives."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nlflow.errors import InputError
+
+_TOKENS = 6
+_SIDE = 64  # of an image, for models that take any
+_LARGEST = 2**21  # numbers of an image or a sound
+
+
+def try_out(model: nn.Module, inputs: Any) -> None:
+    """Run a model once, without derivatives and dropout; let `InputError` pass.
+
+    With `inputs`, what else fails passes too. Without, the model is run with what its configuration tells, and a
+    failure means that this was no input for it.
+    """
+    given = simple_inputs(model) if inputs is None else inputs
+    if given is None:
+        return
+    training = [module for module in model.modules() if module.training]
+    devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
+    for module in training:
+        module.training = False
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices):
+            if isinstance(given, Mapping):
+                model(**given)
+            else:
+                model(given)
+    except InputError:
+        raise
+    except Exception:
+        if inputs is not None:
+            raise
+    finally:
+        for module in training:
+            module.training = True
+
+
+def simple_inputs(model: Any) -> dict[str, Tensor] | None:
+    """Return a few tokens, or an image without content, for a model of transformers; None where it takes neither."""
+    config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
+    place = next((one.device for one in model.parameters()), torch.device("meta"))
+    if config is None or place.type == "meta":
+        return None
+    arguments = inspect.signature(model.forward).parameters
+    given: dict[str, Any] = {}
+    if name == "input_ids" and name in arguments:
+        words = int(
+            getattr(config, "vocab_size", 0) or getattr(getattr(config, "text_config", None), "vocab_size", 0) or 8
+        )
+        given[name] = (torch.arange(2 * _TOKENS, device=place).view(2, _TOKENS) % 5 + 1).clamp_max(words - 1)
+        if "decoder_input_ids" in arguments:
+            given["decoder_input_ids"] = given[name]
+        if "pixel_values" in arguments and hasattr(config, "projection_dim"):  # texts and images side by side, as CLIP
+            picture = _image(model, getattr(config, "vision_config", config), place)
+            given |= {} if picture is None else {"pixel_values": picture.expand(2, -1, -1, -1)}
+    elif name == "pixel_values" and name in arguments:
+        picture = _image(model, config, place)
+        if picture is None:
+            return None
+        given[name] = picture
+    else:
+        return None
+    if "use_cache" in arguments:
+        given["use_cache"] = False
+    return given
+
+
+def _image(model: nn.Module, config: Any, place: torch.device) -> Tensor | None:
+    """Return an image of noise of the size that a configuration tells; None where that is none, or large."""
+    size = getattr(config, "image_size", None) or _SIDE
+    size = (size, size) if isinstance(size, int) else size
+    if not isinstance(size, list | tuple) or len(size) != 2:
+        return None
+    shape = (1, int(getattr(config, "num_channels", 3) or 3), *(int(one) for one in size))
+    if torch.Size(shape).numel() > _LARGEST:
+        return None
+    kind = next(one.dtype for one in model.parameters() if one.is_floating_point())
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, kind)

@@ -1,0 +1,377 @@
+"""Terms in contrasting families of models, against hooks on stock models; and what of them is refused, by name."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nlflow.errors import FileFormatError, InputError, NlflowWarning
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
+pytest.importorskip("transformers")
+
+from torch import nn  # noqa: E402
+
+from nlflow.attention import Adapter, attach, blocks, detach, load_model, load_terms, probe, save_terms  # noqa: E402
+from tests.transformer_models import build as known  # noqa: E402
+from validation.families import RECORD, look, outputs, page, same  # noqa: E402
+from validation.tiny_models import build, inputs_of  # noqa: E402
+
+# One of each kind: a grouped decoder with windows and caps, sinks, a shared layer, shifted windows that ask and that
+# sum, position biases and two stacks, keywords that are dropped, projections that are one.
+CONTRASTING = (
+    pytest.param("gemma2", marks=pytest.mark.slow),
+    "gpt_oss",
+    "albert",
+    "swin",
+    "donut-swin",
+    "t5",
+    "siglip_vision_model",
+    "falcon",
+    "llama",
+)
+
+
+@pytest.mark.parametrize("kind", CONTRASTING)
+def test_a_family(kind: str) -> None:
+    check(look(kind))
+
+
+def check(row: dict[str, Any]) -> None:
+    """Check what was found out about a family: see `validation.families`."""
+    assert row["status"] in ("acts", "refused", "no attention", "not built"), row
+    if row["status"] == "acts":
+        assert row["detached"] is True
+        assert row["sdpa"] in (True, None), row
+        assert row["eager"] in (True, None), row
+        assert row["cached"] is None or row["cached"] < 1e-9, row  # float64
+        assert row["probe"] is None or isinstance(row["probe"], str) or row["probe"] < 1e-6, row
+
+
+@pytest.mark.slow
+def test_all_families() -> None:
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    rows = [look(kind) for kind in MODEL_MAPPING_NAMES if not kind.startswith(("vibevoice", "vits", "afmoe"))]
+    for row in rows:
+        check(row)
+    assert sum(row["status"] == "acts" for row in rows) >= 250  # of release 5.23
+
+
+def test_the_page_is_made_from_the_record() -> None:
+    record = json.loads(RECORD.read_text(encoding="utf-8"))
+    assert RECORD.with_suffix(".md").read_text(encoding="utf-8") == page(record["rows"], record["transformers"])
+    for row in record["rows"]:
+        check(row)
+    assert sum(row["status"] == "acts" for row in record["rows"]) >= 250
+
+
+def by_projections(model: Any, layers: list[Any], names: tuple[str, str], strength: float) -> Callable[[], None]:
+    """Add the term to a stock model where the output projection gets the averages; return what ends it."""
+    first: list[Any] = []
+    handles = []
+
+    def take(module: Any, args: Any, output: Any) -> None:
+        first.append(output)
+
+    for layer in layers:
+        values: list[Any] = []
+        handles.append(layer.get_submodule(names[0]).register_forward_hook(take))
+
+        def give(module: Any, args: Any, values: list[Any] = values) -> Any:
+            return (args[0] + strength * (first[0] - first[-1]),)
+
+        handles.append(layer.get_submodule(names[1]).register_forward_pre_hook(give))
+    handles.append(model.register_forward_pre_hook(lambda *_: first.clear()))
+    return lambda: [handle.remove() for handle in handles] and None
+
+
+@pytest.mark.parametrize(
+    ("kind", "layers", "names"),
+    [
+        ("siglip_vision_model", lambda m: [one.self_attn for one in m.encoder.layers], ("v_proj", "out_proj")),
+        ("albert", lambda m: [m.encoder.albert_layer_groups[0].albert_layers[0].attention], ("value", "dense")),
+        ("t5_encoder", lambda m: [one.layer[0].SelfAttention for one in m.encoder.block], ("v", "o")),
+        ("rembert", lambda m: [one.attention for one in m.encoder.layer], ("self.value", "output.dense")),
+        ("gptj", lambda m: [one.attn for one in m.h], ("v_proj", "out_proj")),
+    ],
+)
+def test_term_equals_hooks_on_projections(kind: str, layers: Any, names: tuple[str, str]) -> None:
+    if kind == "t5_encoder":
+        from transformers import T5EncoderModel
+
+        model = T5EncoderModel(build("t5").config).eval().double()
+    else:
+        model = build(kind).double()
+    given = inputs_of(model)
+    given.pop("decoder_input_ids", None)
+    given = {name: one.double() if one.is_floating_point() else one for name, one in given.items()}
+    stock = outputs(model, given)[0]
+    end = by_projections(model, layers(model), names, 0.3)
+    expected = outputs(model, given)[0]
+    end()
+    found = outputs(attach(model, fidelity=0.3), given)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert (expected - stock).abs().max() > 1e-6
+    assert torch.equal(outputs(detach(model), given)[0], stock)
+
+
+def test_values_of_shifted_windows_are_those_of_the_same_pixels() -> None:
+    """In Swin, v0 goes back to its pixels, and from there into the layer's windows, as the model's own code cuts."""
+    from transformers.models.swin import modeling_swin as swin
+
+    model = build("swin").double()
+    given = {"pixel_values": inputs_of(model)["pixel_values"].double()}
+    handles = []
+    for stage in model.encoder.layers:
+        kept: dict[str, Any] = {}
+        for number, layer in enumerate(stage.blocks):
+
+            def enter(module: Any, args: Any, kwargs: Any, kept: dict[str, Any] = kept) -> None:
+                kept["size"] = next(one for one in (*args, *kwargs.values()) if isinstance(one, tuple))
+
+            def take(module: Any, args: Any, output: Any, kept: Any = kept, number: int = number) -> None:
+                kept[number] = output
+
+            def give(module: Any, args: Any, kept: Any = kept, number: int = number, layer: Any = layer) -> Any:
+                if number == 0:
+                    return args
+                window = layer.window_size
+                high, wide = (-(-one // window) * window for one in kept["size"])
+                pixels = swin.window_reverse(kept[0].view(-1, window, window, kept[0].shape[-1]), window, high, wide)
+                moved = torch.roll(pixels, (-layer.shift_size, -layer.shift_size), (1, 2))
+                cut = swin.window_partition(moved, window).view(kept[number].shape)
+                return (args[0] + 0.5 * (cut - kept[number]),)
+
+            handles.append(layer.register_forward_pre_hook(enter, with_kwargs=True))
+            handles.append(layer.attention.v_proj.register_forward_hook(take))
+            handles.append(layer.attention.o_proj.register_forward_pre_hook(give))
+    expected = outputs(model, given)[0]
+    for handle in handles:
+        handle.remove()
+    assert model.encoder.layers[0].blocks[1].shift_size > 0
+    stock = outputs(model, given)[0]
+    torch.testing.assert_close(outputs(attach(model, fidelity=0.5), given)[0], expected, rtol=1e-9, atol=1e-11)
+    assert (expected - stock).abs().max() > 1e-4
+
+
+def plain_layer(layer: Any, x: Any, hidden: Any, v0: Any, strength: float, implicit: bool) -> tuple[Any, Any]:
+    """A layer of `torch.nn.TransformerEncoder` by sums, with the term."""
+    made = x @ layer.self_attn.in_proj_weight.T + layer.self_attn.in_proj_bias
+    q, k, v = (one.unflatten(-1, (4, -1)).transpose(1, 2) for one in made.chunk(3, -1))
+    logits = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5).masked_fill(hidden[:, None, None], -torch.inf)
+    average = logits.softmax(-1) @ v
+    if v0 is not None:
+        average = (average + strength * v0) / (1 + strength) if implicit else average + strength * (v0 - v)
+    x = layer.norm1(x + layer.self_attn.out_proj(average.transpose(1, 2).flatten(-2)))
+    return layer.norm2(x + layer.linear2(torch.relu(layer.linear1(x)))), v if v0 is None else v0
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # which the stock encoder makes
+@pytest.mark.parametrize("implicit", [False, True])
+@pytest.mark.parametrize("batch_first", [False, True])
+def test_encoders_of_torch(batch_first: bool, implicit: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=batch_first, dtype=torch.float64)
+    model = nn.TransformerEncoder(layer, 3, enable_nested_tensor=batch_first).eval()
+    x, hidden = torch.randn(2, 7, 32, dtype=torch.float64), torch.zeros(2, 7, dtype=torch.bool)
+    hidden[1, 5:] = True
+    given = x if batch_first else x.transpose(0, 1)
+    with torch.no_grad():
+        stock = model(given, src_key_padding_mask=hidden)
+        assert torch.equal(attach(model, fidelity=0.0)(given, src_key_padding_mask=hidden), stock)
+        found = attach(model, fidelity=0.5, semi_implicit=implicit)(given, src_key_padding_mask=hidden)
+        expected, v0 = x, None
+        for one in model.layers:
+            expected, v0 = plain_layer(one, expected, hidden, v0, 0.5, implicit)
+        found = found if batch_first else found.transpose(0, 1)
+        torch.testing.assert_close(found[~hidden], expected[~hidden], rtol=1e-10, atol=1e-12)
+        assert torch.equal(detach(model)(given, src_key_padding_mask=hidden), stock)
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("pvt", r"values of shape .* in encoder\.block\.0\.0\.attention\.self .PvtEfficientSelfAttention"),
+        ("segformer", r"4 values for 256 queries in stages\.0\.blocks\.0\.attention, without a cache: reduced keys"),
+        ("convbert", r"averages whose columns are not those of the values in encoder\.layer\.0"),
+        ("ibert", r"encoder\.layer\.1\.attention\.self.* did not get the term"),
+        ("xlnet", r"no attention is found.*XLNetRelativeAttention"),
+        ("resnet", "no attention is found.*none that is called attention"),
+    ],
+)
+def test_what_cannot_have_a_term_is_refused_when_attached(kind: str, words: str) -> None:
+    model = build(kind)
+    given = inputs_of(model)
+    stock = outputs(model, given)
+    with pytest.raises(InputError, match=words):
+        attach(model)
+    assert same(outputs(model, given), stock)  # as it was
+
+
+def test_parts_of_models_that_have_terms_are_refused() -> None:
+    model = attach(known("bert"))
+    for act in (attach, detach):
+        with pytest.raises(InputError, match=r"BertEncoder, a part of a model that has terms \(at layer\.0"):
+            act(model.encoder)
+
+
+def test_a_layer_of_attention_alone() -> None:
+    model = build("bert", num_hidden_layers=1)
+    with pytest.raises(InputError, match="no two layers of self-attention"):
+        attach(model)
+    with pytest.raises(InputError, match=r"other options than fidelity, learned and semi_implicit"):
+        attach(build("gptj"), feat_scale=True)
+
+
+def test_the_function_can_be_set_and_the_term_stays() -> None:
+    model, given = attach(build("bert"), fidelity=0.4), inputs_of(build("bert"))
+    expected = outputs(model, given)[0]
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(outputs(model, given)[0], expected, rtol=1e-5, atol=1e-5)
+    assert model.config._attn_implementation == "neutreno"
+    with pytest.raises(InputError, match="attn_implementation: got 'flex_attention' for a model with terms"):
+        model.set_attn_implementation("flex_attention")
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(InputError, match=r"'sdpa' in encoder\.layer\.0\.attention\.self, set after attach"):
+        model(**given)
+    detach(model)
+    model.set_attn_implementation("sdpa")
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_layers_may_be_dropped_in_training() -> None:
+    from transformers import Wav2Vec2Config, Wav2Vec2Model
+
+    torch.manual_seed(0)
+    config = Wav2Vec2Config(
+        hidden_size=32, num_hidden_layers=4, num_attention_heads=4, intermediate_size=32, conv_dim=(16, 16),
+        conv_kernel=(10, 3), conv_stride=(5, 2), num_feat_extract_layers=2, layerdrop=0.6, mask_time_prob=0.0,
+        num_conv_pos_embeddings=16, num_conv_pos_embedding_groups=2,
+    )  # fmt: skip
+    model = attach(Wav2Vec2Model(config), learned=True).train()
+    for _ in range(12):
+        model(torch.randn(1, 400)).last_hidden_state.sum().backward()
+    assert any(parameter.grad is not None for name, parameter in model.named_parameters() if "neutreno" in name)
+
+
+@pytest.mark.filterwarnings("ignore:torch", "ignore:.*quant")  # torch.ao tells of its successor
+def test_quantized_models_act() -> None:
+    model = torch.ao.quantization.quantize_dynamic(build("bert"), {nn.Linear}, dtype=torch.qint8)
+    given = inputs_of(model)
+    stock = outputs(model, given)
+    assert not same(outputs(attach(model, learned=True), given), stock)
+    assert same(outputs(detach(model), given), stock)
+
+
+# ---- terms that are kept
+
+
+@pytest.fixture
+def learned() -> Any:
+    """A model with terms that have learned."""
+    model = attach(build("bert"), learned=True, fidelity=0.4)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "neutreno" in name:
+                parameter.add_(0.3)
+    return model
+
+
+def test_terms_are_saved_with_their_model(learned: Any, tmp_path: Path) -> None:
+    given = inputs_of(learned)
+    expected = outputs(learned, given)
+    learned.save_pretrained(tmp_path / "whole")
+    assert same(outputs(load_model(tmp_path / "whole"), given), expected)
+    assert same(outputs(copy.deepcopy(learned), given), expected)
+    assert save_terms(learned, tmp_path / "terms") == tmp_path / "terms"
+    assert sorted(path.name for path in (tmp_path / "terms").iterdir()) == ["attention.json", "terms.safetensors"]
+    stock = detach(copy.deepcopy(learned))
+    assert same(outputs(load_terms(stock, tmp_path / "terms"), given), expected)
+    attach(learned, fidelity=0.1)
+    save_terms(learned, tmp_path / "terms")  # nothing was learned: what the folder had is gone
+    assert [path.name for path in (tmp_path / "terms").iterdir()] == ["attention.json"]
+
+
+def test_terms_of_an_adapter_and_of_a_head(tmp_path: Path) -> None:
+    from transformers import BertForSequenceClassification
+
+    torch.manual_seed(0)
+    model = BertForSequenceClassification(build("bert").config).eval()
+    attach(
+        model, learned=True, adapter=Adapter("BertSelfAttention", projection="../output.dense"), fidelity=[0, 0.1, 0.2]
+    )
+    given = inputs_of(model)
+    save_terms(model, tmp_path)
+    expected = outputs(model, given)
+    assert same(outputs(load_terms(copy.deepcopy(detach(model)), tmp_path), given), expected)
+    loaded = load_terms(model.bert, tmp_path)  # without the head
+    found = [float(torch.as_tensor(one.fidelity).detach()) for one in loaded.modules() if hasattr(one, "raw_fidelity")]
+    assert found == pytest.approx([0, 0.1, 0.2])
+
+
+def test_terms_that_cannot_be_kept(learned: Any, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="BertModel with 0 attached modules"):
+        save_terms(build("bert"), tmp_path)
+    with pytest.raises(FileFormatError, match=r"attention\.json: got no such file"):
+        load_terms(build("bert"), tmp_path)
+    save_terms(learned, tmp_path)
+    other = build("bert", num_hidden_layers=2)
+    with pytest.raises(FileFormatError, match=r"terms\.safetensors has encoder\.layer\.2"):
+        load_terms(other, tmp_path)
+    assert not any(hasattr(module, "neutreno") for module in other.modules())
+
+
+# ---- what the probe sees
+
+
+def test_capped_logits_are_in_the_probe_and_its_heads() -> None:
+    model = build("gemma2", attn_implementation="eager", attn_logit_softcapping=0.5)
+    for layer in model.layers:
+        layer.self_attn.q_proj.weight.data *= 300  # large logits
+    given = inputs_of(model)
+    with torch.no_grad():
+        theirs = model(**given, output_attentions=True).attentions
+    trace = probe(model, given, keep_matrices=True)
+    for layer, expected in zip(trace, theirs, strict=True):
+        torch.testing.assert_close(layer.matrices, expected, rtol=0, atol=1e-6)
+        torch.testing.assert_close(torch.from_numpy(layer.head(1, 1).matrix).float(), expected[1, 1], rtol=0, atol=1e-5)
+    assert max(float((layer.q * layer.scaling).norm(dim=-1).max()) for layer in trace) > 5
+
+
+def test_a_rule_that_the_probe_does_not_know_is_refused() -> None:
+    from transformers.models.bert import modeling_bert
+
+    model = build("bert", attn_implementation="eager")
+    usual = modeling_bert.eager_attention_forward
+
+    def sharper(module: Any, query: Any, *rest: Any, **options: Any) -> Any:
+        return usual(module, 2 * query, *rest, **options)
+
+    modeling_bert.eager_attention_forward = sharper
+    try:
+        with pytest.raises(InputError, match="averages are not those of a softmax"):
+            probe(model, inputs_of(model))
+    finally:
+        modeling_bert.eager_attention_forward = usual
+
+
+def test_the_calls_of_a_shared_layer_are_seen_one_by_one() -> None:
+    trace = probe(build("albert"), inputs_of(build("albert")))
+    assert [layer.name.partition(" ")[2] for layer in trace] == ["", "(call 2)", "(call 3)"]
+    assert blocks(build("albert"))[0].repeated
+
+
+def test_modules_that_sum_beside_others_are_left_out_and_named() -> None:
+    model = build("siglip_vision_model")
+    with pytest.warns(NlflowWarning, match=r"1 of 4 modules of attention \(head\.attention\) sum by themselves"):
+        probe(model, inputs_of(model))
