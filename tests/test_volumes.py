@@ -223,12 +223,12 @@ def test_axes_say_where_channels_are() -> None:
 
 
 def test_patches_are_thinner_where_slices_lie_apart() -> None:
-    apart = VOLUMES["balanced"].spaced((3.0, 1.0, 1.0)).later[0][1]
-    assert apart.along("patch") == (2, 5, 5)
-    assert apart.along("radius") == (2, 5, 5)
-    assert apart.along("stride") == (1, 4, 4)
+    apart = VOLUMES["balanced"].spaced((2.0, 1.0, 1.0)).later[0][1]
+    assert apart.along("patch") == (3, 6, 6)
+    assert apart.along("radius") == (3, 6, 6)
+    assert apart.along("stride") == (3, 5, 5)
     assert VOLUMES["best"].spaced((0.2, 0.2, 0.2)).first[0][1].along("patch") == (5, 5, 5)
-    assert VOLUMES["balanced"].spaced((100.0, 1.0, 1.0)).later[0][1].along("patch") == (1, 5, 5)
+    assert VOLUMES["balanced"].spaced((100.0, 1.0, 1.0)).later[0][1].along("patch") == (1, 7, 7)
 
 
 def test_layouts() -> None:

@@ -75,9 +75,10 @@ class GroupPreset:
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
         """Return the preset for samples that lie farther apart along some axes: patches and windows are thinner there.
 
-        A patch has at least one sample along an axis, and references lie no farther apart than it is wide.
+        Patches keep about as many samples: they are wider along the other axes, by a limited factor.
         """
-        shares = [min(spacing) / one for one in spacing]
+        mean = math.prod(spacing) ** (1 / 3)
+        shares = [min(mean / one, _WIDEST) for one in spacing]
 
         def thinned(grouping: Grouping) -> Grouping:
             def along(name: str) -> Three:
@@ -120,6 +121,9 @@ PRESETS = {
         later_signal=_SIGNAL_LATER,
     ),
 }
+
+
+_WIDEST = 1.4  # times the side of a cube
 
 
 def _blocks(steps: int, first: Grouping, later: Grouping, moving: bool = False) -> GroupPreset:
