@@ -8,8 +8,8 @@ among them. Times are seconds of all threads together (a processor's time), whic
 bm4d and nlflow use all cores.
 
 bm4d is for non-commercial use: it is compared where the user has installed it. Published: VNLB leads V-BM4D by 1.2 to
-2.3 dB on Set8 and DAVIS (m-tassano/dvdnet, README). A full run takes about half an hour, most of it bm4d's, so it is
-not part of ``python -m benchmarks``.
+2.3 dB on Set8 and DAVIS (m-tassano/dvdnet, README). Sections that are not measured keep their rows. A full run takes about
+half an hour, so it is not part of ``python -m benchmarks``.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.harness import Row, keep, listed, machine, table
+from benchmarks.harness import KIND, Row, keep, listed, machine, table
 from nlflow import denoise
 from nlflow.denoising.noise import Poisson, Rician
 from nlflow.denoising.presets import VOLUMES
 from nlflow.denoising.tiles import bytes_needed
+from nlflow.io.storage import load_record
 
 Array = NDArray[Any]
 NAME = "volumes"
@@ -123,10 +124,9 @@ def _dipy(noisy: Array, sigma: float, clean: Array) -> float | None:
     except ImportError:
         return None
     results = []
-    for patch, radius in ((1, 3), (1, 5), (2, 3)):
-        for share in (0.5, 0.7, 1.0):
-            u = nlmeans(noisy, sigma * share, patch_radius=patch, block_radius=radius, rician=True, method="classic")
-            results.append(decibels(np.asarray(u), clean))
+    for patch, radius, share in ((1, 3, 0.5), (1, 3, 0.7), (1, 3, 1.0), (1, 5, 0.7), (2, 3, 0.7)):
+        u = nlmeans(noisy, sigma * share, patch_radius=patch, block_radius=radius, rician=True, method="classic")
+        results.append(decibels(np.asarray(u), clean))
     return max(results)
 
 
@@ -195,13 +195,17 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=96, help="of the part of the brain")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"), help="where the results go")
     arguments = parser.parse_args()
-    about, rows = machine(), []
+    path = arguments.out / f"{NAME}.json"
+    about = machine()
+    known = load_record(path, KIND)["sections"] if path.exists() else {}
     for name in arguments.only:
+        known[name] = []
         for found in SECTIONS[name](arguments.data, arguments.side):
-            rows.append(found)
+            known[name].append(asdict(found) | {"machine": about})
             print(table([found]).splitlines()[-1], flush=True)
+            rows = [Row(**{k: v for k, v in one.items() if k != "machine"}) for part in known.values() for one in part]
             page = f"# Volumes, stacks and clips\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
-            keep(arguments.out, NAME, {"machine": about, "rows": [asdict(one) for one in rows]}, page)
+            keep(arguments.out, NAME, {"sections": known}, page)
 
 
 if __name__ == "__main__":

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from nlflow.denoising import groupwise
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
+from nlflow.denoising.patches.affinity import as_planes, as_signal
 from nlflow.denoising.patches.filters import groups_of
-from nlflow.denoising.patches.flow import as_planes, as_signal
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import Watch, run
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from nlflow import InputError, Poisson, denoise, estimate_sigma
-from nlflow.denoising import api
+from nlflow.denoising import task
 from nlflow.denoising.inputs import decorrelated
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, noisy, picture, rms, steps_and_waves, waves
 
@@ -273,13 +273,13 @@ def test_unusable_counts_are_refused(value: Any, options: dict[str, Any], messag
 def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[Floats]]:
     """Paths that a rule chose from, in units of the noise."""
     seen: list[list[Floats]] = []
-    select = api.select
+    select = task.select
 
     def watched(rule: str, f: Floats, path: list[Floats], *rest: Any) -> Any:
         seen.append(path)
         return select(rule, f, path, *rest)
 
-    monkeypatch.setattr(api, "select", watched)
+    monkeypatch.setattr(task, "select", watched)
     return seen
 
 

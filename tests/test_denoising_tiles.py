@@ -13,7 +13,7 @@ import pytest
 from nlflow import InputError, MemoryLimitError, denoise
 from nlflow.denoising import groupwise
 from nlflow.denoising.patches import CompiledFilter
-from nlflow.denoising.patches.flow import as_signal
+from nlflow.denoising.patches.affinity import as_signal
 from nlflow.denoising.presets import PRESETS
 from nlflow.denoising.runs import Watch
 from nlflow.denoising.tiles import bytes_needed, in_tiles

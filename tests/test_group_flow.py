@@ -20,7 +20,7 @@ from nlflow.denoising.patches import (
     PlainFilter,
     RelaxedSemiImplicit,
 )
-from nlflow.denoising.patches.flow import as_planes
+from nlflow.denoising.patches.affinity import as_planes
 from nlflow.denoising.presets import PRESETS, noisiness
 from nlflow.domains.samples import exact_means
 from tests.pictures import (

@@ -13,7 +13,7 @@ from nlflow.denoising import groupwise
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, PatchGroups, PlainFilter, Stage
 from nlflow.denoising.patches.filters import groups_of
-from nlflow.denoising.patches.motion import following
+from nlflow.denoising.patches.motion import follow
 from nlflow.denoising.presets import CLIPS, VOLUMES, GroupPreset
 from nlflow.denoising.runs import Watch
 from nlflow.denoising.tiles import in_tiles
@@ -104,7 +104,7 @@ def test_the_compiled_step_is_the_readable_one(stage: Stage, channels: int, vary
 
 def test_a_step_that_follows_motion_is_the_readable_one() -> None:
     clip = noisy(moving())
-    lattice = following(Lattice.of(clip.shape, Grouping((2, 4, 4), 12, (2, 3, 3), (1, 4, 4)), run=4), clip)
+    lattice = follow(Lattice.of(clip.shape, Grouping((2, 4, 4), 12, (2, 3, 3), (1, 4, 4)), run=4), clip)
     assert np.abs(lattice.motion).max() > 5
     groups = groups_of(CompiledFilter(), clip[None], lattice)
     given = Images(*(clip[None],) * 3, np.ones((1, 1, 1, 1)))
@@ -128,7 +128,7 @@ def test_noise_of_slices_is_correlated_within_them_alone() -> None:
 @pytest.mark.parametrize("step", [(3, -5), (0, 0), (-7, 9), (1, 0)])
 def test_motion_is_found_under_noise(step: tuple[int, int]) -> None:
     clip = noisy(moving(4, step))
-    lattice = following(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)
+    lattice = follow(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)
     motion = lattice.motion.reshape(len(lattice.slices), len(lattice.rows), -1, 5, 2)
     inside = motion[1, 3:-3, :, 1:5]  # frames 0 to 3 as seen from frame 1, away from the edge
     expected = np.array(step) * np.arange(-1, 3)[:, None]
@@ -137,7 +137,7 @@ def test_motion_is_found_under_noise(step: tuple[int, int]) -> None:
 
 def test_a_brighter_frame_has_not_moved() -> None:
     clip = noisy(np.stack([moving(1)[0] * 0.2 + 3 * k for k in range(4)]))
-    lattice = following(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)
+    lattice = follow(Lattice.of(clip.shape, Grouping((1, 5, 5), 10, (2, 2, 2), (1, 5, 5)), run=8), clip)
     assert (lattice.motion == 0).mean() > 0.95
 
 

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square, underflowing
 from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
-from nlflow.denoising.doubts import doubts
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
-    Observation,
     check_options,
-    check_patch,
-    noise_model,
-    observed,
-    opened,
-    place,
     shape_of,
-    spatial_shape,
 )
-from nlflow.denoising.layout import Layout, layout_of
-from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Rician, Speckle
-from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.noise.magnitudes import Magnitudes
-from nlflow.denoising.noise.mixture import by_intensity
-from nlflow.denoising.noise.verdict import examine
-from nlflow.denoising.presets import GroupPreset, preset_for
-from nlflow.denoising.progress import Trail, telling, within
-from nlflow.denoising.runs import Problem, Run, Watch
-from nlflow.denoising.selection import STOPPING, select
+from nlflow.denoising.layout import layout_of
+from nlflow.denoising.progress import Trail, telling
+from nlflow.denoising.runs import Problem, Watch
+from nlflow.denoising.selection import STOPPING
+from nlflow.denoising.task import Task
 from nlflow.domains.samples import finish
-from nlflow.errors import InputError, NlflowWarning, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_choice, check_integer, check_number
 
 Array = NDArray[Any]
 
@@ -231,7 +215,7 @@ def denoise(
     strength = check_number("strength", strength, minimum=0)
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
-    task = _Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
+    task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
     if stopping is not None and task.seen.coloured is not None:
         raise InputError(
             f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"
@@ -312,7 +296,7 @@ def problem(
     """
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     options = check_options(quality, {})
-    task = _Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None, 1.0)
+    task = Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None, 1.0)
     seen = task.seen
     if seen.coloured is not None:
         raise InputError(
@@ -333,126 +317,3 @@ def problem(
         return finish(image, task.restore(task.with_known(task.back(estimate))), preserve_range)
 
     return replace(found, back=back)
-
-
-@dataclass(frozen=True)
-class _Task:
-    """What is to be denoised: the samples, what is known of them, and what is wanted."""
-
-    preset: GroupPreset | None  # None for the flow of pixels, which has options
-    options: dict[str, Any]
-    seen: Observation
-    samples: Array
-    restore: Callable[[Array], Array]
-    model: Noise | None
-    found: NoiseEstimate | None
-    kept: NDArray[np.bool_] | None
-
-    @classmethod
-    def of(
-        cls, image: Any, sigma: Any, quality: str, noise: Any, layout: Layout, channel_axis: int | None, mask: Any,
-        keep: Any, options: dict[str, Any], trail: Trail | None, strength: float,
-    ) -> _Task:  # fmt: skip
-        """Observe an image."""
-        shape, preset = shape_of("image", image), preset_for(quality, layout)
-        check_patch(options["patch_size"], spatial_shape(shape, channel_axis))
-        given = noise_model(noise, sigma)
-        kept = None if keep is None else place("keep", keep, shape, channel_axis)
-        if isinstance(given, Rician) and given is not noise:
-            sigma = None  # the model holds it
-        samples, missing, restore = opened(image, channel_axis, mask)
-        look = examine if trail is None else trail.examine
-        found = look(samples, missing) if given == "auto" else None
-        model = found.model if found is not None else None if isinstance(given, str) else given
-        if found is not None and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
-            model = None  # its strength is estimated below
-        if model is not None:
-            model = model.completed(samples, missing)
-        if model is not None and strength != 1:
-            model = (model if found is None else by_intensity(model, samples)).scaled(strength)
-        used = model
-        if preset is None and isinstance(model, GaussianNoise) and not model.is_white:
-            used = GaussianNoise(model.white(samples.shape[-1], samples.ndim - 1))
-
-        def estimate(signal: Array, absent: NDArray[np.bool_] | None) -> NDArray[np.float64]:
-            levels = (estimate_sigmas if trail is None else trail.estimate)(signal, absent)
-            return levels * strength if strength != 1 else levels
-
-        seen = observed(samples, missing, sigma if sigma is None or strength == 1 else np.asarray(sigma) * strength,
-                        used, channel_axis, estimate)  # fmt: skip
-        if found is not None:
-            seen = replace(seen, estimated=True)
-        return cls(preset, options, seen, samples, restore, model, found, kept)
-
-    @property
-    def noise(self) -> str:
-        """The model of the noise in words."""
-        if self.model is not None:
-            return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
-        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
-
-    def warn(self, u: Array) -> None:
-        """Say what a user would not expect of a result for which the noise was found out."""
-        if self.found is None:
-            return
-        present = slice(None) if self.seen.missing is None else ~self.seen.missing
-        for text in doubts(self.samples[present], u[present], self.found):
-            warnings.warn(text, NlflowWarning, stacklevel=4)
-
-    @property
-    def unit(self) -> float:
-        """The noise in the units of the input; 1 for counts, whose noise has no unit."""
-        return 1.0 if isinstance(self.model, Poisson) else root_mean_square(self.seen.level)
-
-    def unchanged(self) -> Array:
-        """Return the samples, those that are missing with the value of one that is not."""
-        if self.seen.missing is None:
-            return self.known
-        return np.where(self.seen.missing[..., None], self.known[~self.seen.missing][0], self.known)
-
-    @property
-    def known(self) -> Array:
-        """The samples without what needs no flow to be taken out, such as stripes."""
-        reduced = self.seen.reduced
-        if reduced is None or isinstance(self.model, Poisson | Speckle | Magnitudes):
-            return self.samples
-        return self.seen.reduction(reduced).astype(self.samples.dtype, copy=False)
-
-    def run(self, f: Array, watch: Watch) -> Run:
-        """Run the flow on samples in units of the noise."""
-        if self.preset is None:
-            return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)
-        return groupwise.denoised(f, self.seen, self.preset, watch)
-
-    def chosen(self, stopping: str | None, seed: int, watch: Watch) -> tuple[Array, float | None, dict[str, Any]]:
-        """Return the estimate that the preset or a rule chooses, its estimated risk, and what is told."""
-        seen, unit, tell = self.seen, self.unit, watch.tell
-        start = seen.f if seen.missing is None else filled(seen.f, seen.missing)
-        half = 0.5 if stopping == "sure" else 1.0  # that rule runs the flow once more
-        found = self.run(start, replace(watch, every=stopping is not None, tell=within(tell, 0.0, half)))
-        if watch.trail is not None and "distance" in watch.trail.course:
-            watch.trail.course["distance"] *= unit
-        if stopping is None:
-            return found.path[-1], None, found.told
-
-        def rerun(f: Array) -> list[Array]:
-            return self.run(f, Watch(True, watch.limit, within(tell, half, 1.0))).path
-
-        relative = 1.0 if seen.variance is None else np.sqrt(seen.variance)[..., None]
-        observed = slice(None) if seen.missing is None else ~seen.missing
-        index, risk, why = select(stopping, start, found.path, rerun, relative, observed, seed, seen.level / unit)
-        told = {**found.told, "stopped_by": why, "steps": index + 1}
-        return found.path[index], None if risk is None else risk * unit**2, told
-
-    def back(self, estimate: Array) -> Array:
-        """Return an estimate in the units of the samples."""
-        return self.seen.back(estimate).astype(self.samples.dtype, copy=False)
-
-    def with_known(self, u: Array) -> Array:
-        """Return an estimate with the samples that are kept, or known to be free of noise."""
-        seen = self.seen
-        kept = None if self.kept is None else self.kept[..., None]
-        for where, values in ((seen.exact, self.known), (kept, self.samples)):
-            if where is not None:
-                u = np.where(where if seen.missing is None else where & ~seen.missing[..., None], values, u)
-        return u

@@ -15,7 +15,7 @@ from nlflow.denoising.inputs import Coloured, Observation, decorrelated
 from nlflow.denoising.noise.pyramid import coarse_to_fine, levels_within
 from nlflow.denoising.noise.spectra import correlation
 from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit
-from nlflow.denoising.patches.flow import as_planes
+from nlflow.denoising.patches.affinity import as_planes
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.presets import GroupPreset, noisiness
 from nlflow.denoising.progress import within

@@ -19,7 +19,7 @@ _RADII: Final = (4, 2, 2)  # from the coarsest picture on: motions of up to 22 p
 _LEAST: Final = 0.2  # of the variance of a difference; noise alone changes that of 576 pixels by 0.06, rms
 
 
-def following(lattice: Lattice, frames: Array) -> Lattice:
+def follow(lattice: Lattice, frames: Array) -> Lattice:
     """Return the lattice whose jobs follow what moves in a clip.
 
     The motion from each frame to its neighbours is that of blocks (coarse to fine, where the difference varies least).

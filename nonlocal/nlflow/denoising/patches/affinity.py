@@ -1,0 +1,110 @@
+"""Groups of alike patches as an affinity of the samples."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, underflowing
+from nlflow.affinities import Affinity
+from nlflow.denoising.patches.filters import (
+    GroupFilter,
+    Groups,
+    groups_of,
+)
+from nlflow.denoising.patches.lattice import Lattice, three
+from nlflow.denoising.patches.motion import follow
+from nlflow.domains import Grid
+
+_BLOCK = 2**21  # samples of tokens at a time
+
+
+def as_planes(u: NDArray[Any]) -> NDArray[Any]:
+    """Return a signal (..., C) as planes (C, Z, H, W); an image is a volume of one slice, a signal one row of it."""
+    return np.ascontiguousarray(np.moveaxis(u.reshape(*three(u.shape[:-1]), u.shape[-1]), -1, 0))
+
+
+def as_signal(planes: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+    """Return planes (C, Z, H, W) as a signal of a shape."""
+    return np.moveaxis(planes, 0, -1).reshape(shape)
+
+
+@underflowing
+class GroupAffinity(Affinity):
+    """The mean over groups of alike patches, as an affinity of the samples: k_ij counts how often i and j meet.
+
+    Two samples meet where they have the same place in two patches of a group; each meeting counts 1/n, n being the
+    members of the group. So J(u) is J of the patches as tokens (`BlockAffinity`), and P takes patches out, replaces
+    each by the mean of its group, and puts them back with equal weights. Symmetric; the degree of a sample is the
+    number of patches that cover it. The groups are found when they are first asked for.
+
+    Parameters
+    ----------
+    guide : array of shape (N, C), (H, W, C) or (Z, H, W, C)
+        What patches are compared on.
+    lattice : Lattice
+    filter : GroupFilter
+        Finds the groups.
+    moving : bool
+        Whether the search follows what moves along the first axis, that of time.
+    """
+
+    method = "groups"
+    reason = "nearest patches in a window, one Wiener filter for each group"
+
+    def __init__(self, guide: NDArray[Any], lattice: Lattice, filter: GroupFilter, moving: bool = False) -> None:
+        super().__init__(Grid(guide.shape[:-1]), None, symmetric=True, positive_semidefinite=True, dtype=guide.dtype)
+        self.guide, self.lattice, self._filter, self._moving = guide, lattice, filter, moving
+
+    @cached_property
+    def groups(self) -> Groups:
+        """Members of each group. O(G (2 r + 1)^m D) for G groups of patches of D samples."""
+        planes = as_planes(self.guide)
+        lattice = follow(self.lattice, planes[0]) if self._moving else self.lattice
+        return groups_of(self._filter, planes, lattice)
+
+    @property
+    def evolves(self) -> bool:
+        """Whether the groups can be taken from another signal."""
+        return True
+
+    def update(self, u: Array) -> GroupAffinity:
+        """Return the affinity with the groups of another signal."""
+        guide = u if u.ndim > len(self.domain.shape) else u[..., None]
+        return GroupAffinity(guide, self.lattice, self._filter, self._moving)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes that the members take."""
+        return int(self.groups.members.nbytes + self.groups.counts.nbytes)
+
+    def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:
+        """Return sums over the patches that cover a sample: of 1, or of the means of their groups of some samples."""
+        groups, lattice = self.groups, self.groups.lattice
+        total = np.zeros(math.prod(lattice.shape))
+        for count in np.unique(groups.counts):
+            alike = np.flatnonzero(groups.counts == count)
+            block = max(1, _BLOCK // (int(count) * math.prod(lattice.patch)))
+            for start in range(0, len(alike), block):
+                places = groups.places(alike[start : start + block], int(count))
+                means = 1.0 if values is None else values[places].mean(axis=1, keepdims=True)
+                weights = np.broadcast_to(means, places.shape)
+                total += np.bincount(places.ravel(), weights.ravel(), minlength=len(total))
+        return total
+
+    @cached_property
+    def _covering(self) -> NDArray[np.float64]:
+        """How many patches cover each sample."""
+        return self._put_back(None)
+
+    def _average(self, u: Array) -> Array:
+        flat = np.asarray(self.flatten(u), np.float64)
+        columns = [self._put_back(flat[:, c]) / self._covering for c in range(flat.shape[1])]
+        return np.stack(columns, axis=-1).reshape(u.shape).astype(u.dtype)
+
+    def _log_degree(self) -> Array:
+        return np.log(self._covering).reshape(self.domain.shape).astype(self.guide.dtype)
