@@ -8,8 +8,8 @@ among them. Times are seconds of all threads together (a processor's time), whic
 bm4d and nlflow use all cores.
 
 bm4d is for non-commercial use: it is compared where the user has installed it. Published: VNLB leads V-BM4D by 1.2 to
-2.3 dB on Set8 and DAVIS (m-tassano/dvdnet, README). Sections that are not measured keep their rows. A full run takes about
-half an hour, so it is not part of ``python -m benchmarks``.
+2.3 dB on Set8 and DAVIS (m-tassano/dvdnet, README). Sections that are not measured keep their rows. A full run takes
+about half an hour, so it is not part of ``python -m benchmarks``.
 """
 
 from __future__ import annotations
