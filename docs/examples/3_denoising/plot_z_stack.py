@@ -52,7 +52,9 @@ assert abs(stack.mean() - counts.mean()) < 0.02 * counts.mean()
 # A slice, and a cut across all of them, with pixels as high as slices lie apart.
 
 figure, rows = plt.subplots(2, 4, figsize=(7.6, 3.9), layout="constrained", height_ratios=[80, 50])
-for row, (cut, part, aspect) in zip(rows, (("z = 11 of 20", 10, 1.0), ("y = 41 of 80", np.s_[:, 40], 2.5)), strict=True):
+for row, (cut, part, aspect) in zip(
+    rows, (("z = 11 of 20", 10, 1.0), ("y = 41 of 80", np.s_[:, 40], 2.5)), strict=True
+):
     for axis, (name, u) in zip(row, {**shown, "clean": clean}.items(), strict=True):
         axis.imshow(u[part], cmap="magma", vmin=0, vmax=peak, aspect=aspect)
         heading = f"{name}, {quality[name]:.1f} dB" if name in quality else name
