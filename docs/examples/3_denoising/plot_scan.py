@@ -40,7 +40,8 @@ for name, value in quality.items():
 assert quality["as a volume"] > quality["slice by slice"] + 1 > quality["noisy"] + 1
 
 # %%
-# A slice, and two cuts across all slices. Slice by slice, flat parts differ from one slice to the next: stripes in the cuts.
+# A slice, and two cuts across all slices. Slice by slice, flat parts differ from one slice to the next, which gives
+# stripes in the cuts.
 
 cuts = {"z = 13 of 24": (np.s_[12], 1.0), "y = 35 of 68": (np.s_[:, 34], 1.6), "x = 23 of 56": (np.s_[:, :, 22], 1.6)}
 figure, rows = plt.subplots(3, 4, figsize=(7.6, 5.8), layout="constrained", height_ratios=[68, 39, 32])
