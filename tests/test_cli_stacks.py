@@ -176,7 +176,7 @@ def test_one_slice_is_an_image(folder: Path, denoiser: Stand) -> None:
     assert np.load("out.npy").shape == (1, 9, 8)
 
 
-def test_the_figure_shows_the_plane_in_the_middle(
+def test_the_figure_gets_the_whole_stack_as_the_file_says_it(
     folder: Path, denoiser: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
@@ -187,13 +187,24 @@ def test_the_figure_shows_the_plane_in_the_middle(
         drawn.update(words, noisy=noisy, result=result)
         return Figure()
 
-    monkeypatch.setattr("nlflow.plotting.comparison_figure", figure)
+    monkeypatch.setattr("nlflow.plotting.stack_figure", figure)
     np.save("mask.npy", STACK > 100)
     run("denoise", "stack.tif", "out.tif", "--compare", "fig.png", "--mask", "mask.npy", "--reference", "stack.npy")
-    np.testing.assert_array_equal(drawn["noisy"], STACK[2])
-    np.testing.assert_array_equal(drawn["result"], STACK[2] * 0.5)
-    np.testing.assert_array_equal(drawn["clean"], STACK[2])
-    np.testing.assert_array_equal(drawn["missing"], STACK[2] > 100)
+    np.testing.assert_array_equal(drawn["noisy"], STACK)
+    np.testing.assert_array_equal(drawn["result"], STACK * 0.5)
+    np.testing.assert_array_equal(drawn["clean"], STACK)
+    np.testing.assert_array_equal(drawn["missing"], STACK > 100)
+    assert (drawn["axes"], drawn["spacing"], drawn["upward"]) == ("ZYX", (0.5, 0.2, 0.2), "")
+    assert (drawn["title"], drawn["kept"]) == ("stack.tif", None)
+
+
+def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Stand) -> None:
+    nibabel = pytest.importorskip("nibabel")
+    data = RNG.integers(0, 200, (7, 6, 5, 3)).astype(np.int16)
+    nibabel.save(nibabel.Nifti1Image(data, np.diag([2.0, -2.0, 3.0, 1.0])), "scan.nii")
+    assert stacks.upward(files.read("scan.nii")) == "Z"  # Y runs to the back of the head
+    run("denoise", "scan.nii", "out.nii", "--compare", "fig.png")
+    assert (folder / "fig.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_middle_of_times_slices_and_channels() -> None:

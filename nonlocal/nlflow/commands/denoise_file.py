@@ -266,12 +266,16 @@ def _quality(media: Media, clean: Array | None, result: Array) -> dict[str, floa
 
 def _draw(given: Inputs, result: Array, sigma: float | list[float], title: str, form: str) -> bytes:
     """Return the figure of noisy data, result and residual as the content of a file."""
-    from nlflow.plotting import comparison_figure, render
+    from nlflow.plotting import comparison_figure, render, stack_figure
 
     media = given.media
-    if media.stacked:  # the plane in the middle
-        given = stacks.middle(given)
-        result, media = stacks.plane(result, media), given.media
+    if media.stacked:
+        level = sigma if isinstance(sigma, float) else max(sigma)
+        figure = stack_figure(
+            media.data, result, axes=media.axes, spacing=media.spacing, sigma=level, clean=given.reference,
+            missing=given.missing, kept=given.keep, title=title, upward=stacks.upward(media),
+        )  # fmt: skip
+        return render(figure, form)
 
     def turned(array: Array | None) -> Any:
         return array if array is None or media.kind == "signal" else files.upright(array, media.orientation)

@@ -10,6 +10,7 @@ import numpy as np
 
 from nlflow.commands.inputs import Inputs
 from nlflow.io.files import Array, Media
+from nlflow.io.formats import nifti
 
 
 @dataclass(frozen=True)
@@ -100,3 +101,9 @@ def middle(given: Inputs) -> Inputs:
         return None if values is None else plane(values, media)
 
     return replace(given, media=picture, reference=of(given.reference), missing=of(given.missing), keep=of(given.keep))
+
+
+def upward(media: Media) -> str:
+    """Return the axes that a figure shows from bottom to top, as a file of a scan tells them; none by default."""
+    own = media.extras.get("nifti")
+    return "" if own is None else nifti.upward(own["affine"])

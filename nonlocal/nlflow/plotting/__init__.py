@@ -8,6 +8,7 @@ from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
 from nlflow.plotting.layers import layers_figure
 from nlflow.plotting.noise import noise_figure
 from nlflow.plotting.rates import Series, bounds_figure, rate_figure
+from nlflow.plotting.stacks import stack_figure
 
 __all__ = [
     "Course",
@@ -24,4 +25,5 @@ __all__ = [
     "rate_figure",
     "render",
     "spacetime_figure",
+    "stack_figure",
 ]

@@ -14,10 +14,12 @@ from nlflow.plotting.base import Array, check_shape, draw_line, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.colorbar import Colorbar
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 _NOISY, _RESULT, _CLEAN, _RESIDUAL = "0.72", "#0b5394", "#d1711c", "0.6"
-_MISSING, _KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
+MISSING, KEPT = (0.9, 0.0, 0.75, 1.0), "#009e73"
 _MAX_ROWS = 3  # channels of a signal that are drawn
 _LONG = 1200  # samples from which on a signal gets a magnified part
 
@@ -72,10 +74,10 @@ def comparison_figure(
     spatial = noisy.ndim - (channel_axis is not None)
     if spatial not in (1, 2):
         raise InputError(f"noisy: got shape {noisy.shape}, expected an image or a signal; check channel_axis")
-    given, denoised = _channels_last(noisy, channel_axis), _channels_last(result, channel_axis)
-    reference = None if clean is None else _channels_last(clean, channel_axis)
-    holes = _over_channels("missing", missing, given, channel_axis)
-    outlined = np.asarray(_over_channels("kept", kept, given, channel_axis).any(axis=-1))
+    given, denoised = channels_last(noisy, channel_axis), channels_last(result, channel_axis)
+    reference = None if clean is None else channels_last(clean, channel_axis)
+    holes = over_channels("missing", missing, given, channel_axis)
+    outlined = np.asarray(over_channels("kept", kept, given, channel_axis).any(axis=-1))
     holes |= ~np.isfinite(given)
     quality = ["", ""]
     if clean is not None and isinstance(sigma, int | float):  # channels of different noise have different units
@@ -88,7 +90,7 @@ def comparison_figure(
     return figure
 
 
-def _over_channels(name: str, marked: Array | None, given: Array, channel_axis: int | None) -> Array:
+def over_channels(name: str, marked: Array | None, given: Array, channel_axis: int | None) -> Array:
     """Return a mask in the shape (..., C) of the data."""
     if marked is None:
         return np.zeros(given.shape, bool)
@@ -99,9 +101,52 @@ def _over_channels(name: str, marked: Array | None, given: Array, channel_axis: 
     return np.array(np.broadcast_to(moved, given.shape), dtype=bool)
 
 
-def _channels_last(array: Array, channel_axis: int | None) -> Array:
+def channels_last(array: Array, channel_axis: int | None) -> Array:
+    """Return an array as (..., C) in double precision."""
     moved = array[..., np.newaxis] if channel_axis is None else np.moveaxis(array, channel_axis, -1)
     return moved.astype(np.float64)
+
+
+def range_of(noisy: Array, result: Array) -> tuple[float, float]:
+    """Return the range in which values are shown: that of the noisy samples, of the result where none is finite."""
+    seen = noisy[np.isfinite(noisy)]
+    seen = seen if seen.size else result
+    return float(seen.min()), float(seen.max())
+
+
+def show_values(axis: Axes, values: Array, low: float, high: float, **options: Any) -> None:
+    """Show a picture (H, W, C): three channels as colours, others as their mean. Options are those of ``imshow``."""
+    if values.shape[-1] == 3:
+        axis.imshow(np.nan_to_num(np.clip((values - low) / ((high - low) or 1), 0, 1)), **options)
+    else:
+        axis.imshow(values.mean(axis=-1), cmap="gray", vmin=low, vmax=high, **options)
+
+
+def residual_limit(residual: Array, sigma: float) -> float:
+    """Return where the colours of a residual end.
+
+    The mean of several channels has less noise, but the eye compares its size with sigma.
+    """
+    return 3 * sigma if sigma > 0 else float(np.abs(residual[np.isfinite(residual)]).max(initial=0)) or 1.0
+
+
+def show_residual(axis: Axes, residual: Array, limit: float, **options: Any) -> AxesImage:
+    """Show a residual (H, W) in colours around 0; what is not finite is grey."""
+    shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit, **options)
+    shown.set_cmap(shown.get_cmap().with_extremes(bad="0.35"))
+    return shown
+
+
+def residual_name(channels: int, sigma: float) -> str:
+    """Return the title of a residual."""
+    return "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "") + f", σ = {sigma:.4g}"
+
+
+def in_sigmas(bar: Colorbar, sigma: float) -> None:
+    """Give the colours of a residual ticks at multiples of sigma."""
+    if sigma > 0:
+        bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
+    bar.ax.tick_params(labelsize=8)
 
 
 def _draw_images(
@@ -116,38 +161,28 @@ def _draw_images(
     side = 4.2 if columns > 1 else 8.0
     figure.set_size_inches(columns * side + 0.9, rows * (side * min(max(height / width, 0.12), 2.0) + 0.45) + 0.2)
     missing = np.asarray(np.isnan(noisy).any(axis=-1))
-    seen = noisy[np.isfinite(noisy)]
-    low, high = (float(seen.min()), float(seen.max())) if seen.size else (float(result.min()), float(result.max()))
+    low, high = range_of(noisy, result)
     axes = figure.subplots(rows, columns, squeeze=False).ravel()
     share = f", {missing.mean():.1%} missing (magenta)" if missing.any() else ""
     panels = [(f"noisy{quality[0]}{share}", noisy), (f"denoised{quality[1]}", result)]
     panels += [] if clean is None else [("clean", clean)]
     for axis, (name, array) in zip(axes, panels, strict=False):
-        if channels == 3:
-            axis.imshow(np.nan_to_num(np.clip((array - low) / ((high - low) or 1), 0, 1)))
-        else:
-            axis.imshow(array.mean(axis=-1), cmap="gray", vmin=low, vmax=high)
-            name += f" (mean of {channels} channels)" if channels > 1 else ""
+        show_values(axis, array, low, high)
+        name += f" (mean of {channels} channels)" if channels not in (1, 3) else ""
         axis.set_title(name, fontsize=10)
     if missing.any():
-        axes[0].imshow(missing[..., np.newaxis] * np.array(_MISSING))
+        axes[0].imshow(missing[..., np.newaxis] * np.array(MISSING))
     residual = (noisy - result).mean(axis=-1)
-    # The mean of several channels has less noise, but the eye compares its size with sigma.
-    limit = 3 * sigma if sigma > 0 else float(np.abs(residual[~missing]).max(initial=0)) or 1.0
     axis = axes[len(panels)]
-    shown = axis.imshow(residual, cmap="RdBu_r", vmin=-limit, vmax=limit)
-    shown.set_cmap(shown.get_cmap().with_extremes(bad="0.35"))
+    shown = show_residual(axis, residual, residual_limit(residual, sigma))
     marks = ["missing: grey"] if missing.any() else []
     if kept.any() and not kept.all():
         marks.append("kept: outlined")
         for panel in (axes[0], axis):
-            panel.contour(kept, levels=[0.5], colors=[_KEPT], linewidths=1.0)
-    name = "noisy − denoised" + (f", mean of {channels} channels" if channels > 1 else "") + f", σ = {sigma:.4g}"
-    axis.set_title("\n".join([name, *([", ".join(marks)] if marks else [])]), fontsize=10)
+            panel.contour(kept, levels=[0.5], colors=[KEPT], linewidths=1.0)
+    axis.set_title("\n".join([residual_name(channels, sigma), *([", ".join(marks)] if marks else [])]), fontsize=10)
     bar = figure.colorbar(shown, ax=axis, fraction=0.046, pad=0.02, extend="both")
-    if sigma > 0:
-        bar.set_ticks([step * sigma for step in range(-3, 4)], labels=["−3σ", "−2σ", "−σ", "0", "σ", "2σ", "3σ"])
-    bar.ax.tick_params(labelsize=8)
+    in_sigmas(bar, sigma)
     for axis in axes:
         axis.set_axis_off()
 
@@ -173,8 +208,8 @@ def _draw_signals(
                 draw_line(group[1], array[:, channel], part, color=colour, linewidth=thickness)
         missing = np.isnan(noisy[:, channel])
         for axis, span in zip(group[:-1], (whole, part), strict=False):
-            _shade(axis, missing, span or whole, (0, 1), color=_MISSING, alpha=0.3, label="missing")
-            _shade(axis, kept, span or whole, (0, 0.03), color=_KEPT, label="kept")
+            _shade(axis, missing, span or whole, (0, 1), color=MISSING, alpha=0.3, label="missing")
+            _shade(axis, kept, span or whole, (0, 0.03), color=KEPT, label="kept")
         if channel == 0:
             names = group[0].get_legend_handles_labels()[1]
             group[0].legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=len(names), fontsize=9, frameon=False)

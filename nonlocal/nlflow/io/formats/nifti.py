@@ -73,6 +73,13 @@ def decode(path: Path) -> Media:
     return Media(path, "nifti", "volume", data, extras=extras, notes=tuple(notes), axes=turned, scale=scale)
 
 
+def upward(affine: Array) -> str:
+    """Return which of the axes X, Y and Z run to the top of the head or to its front, which are up in pictures."""
+    columns = {a: affine[:3, k] for k, a in enumerate("XYZ")}
+    main = {a: int(np.abs(column).argmax()) for a, column in columns.items()}
+    return "".join(a for a, column in columns.items() if main[a] > 0 and column[main[a]] > 0)
+
+
 def _axes(path: Path, shape: tuple[int, ...]) -> str:
     """Return the axes of a file in its own order; the fifth dimension holds the values of a vector."""
     if len(shape) < 2:
