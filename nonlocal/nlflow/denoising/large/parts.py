@@ -22,7 +22,7 @@ from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import ALONE, run
-from nlflow.denoising.tiles import bytes_needed, margin
+from nlflow.denoising.tiles import bytes_needed, margins
 from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch
@@ -83,14 +83,15 @@ class Frame:
     idle: str
 
     @property
-    def halo(self) -> int:
-        """How far a sample of the result looks, along each axis of more than one sample."""
+    def halo(self) -> tuple[int, ...]:
+        """How far a sample of the result looks, along each axis."""
+        axes = len(self.shape)
         if self.idle:
-            return 0
+            return (0,) * axes
         if self.groupings is not None and self.preset is not None:
-            return margin(self.groupings, self.preset.steps)
+            return margins(self.groupings, self.preset.steps)[-axes:]
         assert self.kernel is not None
-        return pixelwise.reach(self.kernel, self.steps)
+        return (pixelwise.reach(self.kernel, self.steps),) * axes
 
 
 def bytes_for(frame: Frame, shape: tuple[int, ...]) -> int:
@@ -110,7 +111,8 @@ def denoise_part(
     Parameters
     ----------
     part : array
-        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included.
+        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included; of a
+        clip whole frames.
     corner : tuple of int
         Where the array begins in the image, without channels.
     inner : tuple of slice
