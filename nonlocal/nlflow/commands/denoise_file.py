@@ -12,6 +12,7 @@ import numpy as np
 
 from nlflow.backends.interrupts import stopping
 from nlflow.commands import stacks
+from nlflow.commands.denoise_film import denoise_film, film_to_stream
 from nlflow.commands.inputs import Inputs
 from nlflow.commands.jobs import Job
 from nlflow.errors import FileFormatError, InputError
@@ -90,6 +91,9 @@ def denoise_file(
     start = time.perf_counter()
     if job.missing:
         raise FileFormatError(job.missing)
+    reader = film_to_stream(job, options)
+    if reader is not None:
+        return denoise_film(job, reader, options, progress=progress, tell=tell, begin=begin)
     given = read_inputs(job.source, job.beside, options)
     media = given.media
     form = "" if job.figure is None else check_figure("--compare", job.figure)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from nlflow.denoising.inputs import (
     noiseless,
     scale_for,
     shape_of,
+    spatial_shape,
 )
 from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
@@ -148,18 +150,20 @@ def denoised(
     options = check_options(quality, fast, None, len(layout.letters))
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
-    model = _counts(noise, sigma)
+    model = counts_only(noise, sigma, "an array in blocks")
     strength = check_number("strength", strength, minimum=0)
     if model is not None and strength != 1:
         model.scaled(strength)  # refused
     check_patch(options["patch_size"], blocks.shape)
-    levels = None if sigma is None else _levels(sigma, blocks)
+    levels = None if sigma is None else levels_of(sigma, blocks.image.shape, blocks.channel_axis)
     found = statistics(blocks, model)
     if model is not None:
         levels = np.ones(len(found.mean))
     elif levels is None:
         levels = np.full(len(found.mean), estimated(blocks, found))
-    frame, why = _frame(blocks, layout, found, levels * strength, quality, model, options)
+    shape, dtype = blocks.shape, blocks.image.dtype
+    frame, why = frame_for(shape, blocks.channel_axis, dtype, layout, found, levels * strength, quality, model, options,
+                           lambda frame_of: settled(blocks, frame_of))  # fmt: skip
     blocks = _wide_enough(blocks, frame.halo)
     cut = blocks.layout(frame.halo)
     memory = _memory(blocks, frame)
@@ -170,18 +174,18 @@ def denoised(
         _denoised, layout=cut, frame=frame, memory_limit=max_memory, into=blocks.image.dtype,
         dtype=blocks.image.dtype, chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
     )  # fmt: skip
-    info = _info(frame, sigma is None and model is None, why, memory, cut)
+    info = info_of(frame, sigma is None and model is None, why, memory, math.prod(map(len, cut.chunks)))
     return result, info, digest(f"{found.digest} {_described(frame)}")
 
 
-def _counts(noise: Any, sigma: Any) -> Poisson | None:
+def counts_only(noise: Any, sigma: Any, what: str) -> Poisson | None:
     """Return the model of counts, or None for white noise; blocks know no other."""
     model = noise_model(noise, sigma)
     if isinstance(model, Poisson):
         return model
     if isinstance(model, Noise):
         raise InputError(
-            f"noise: got {type(model).__name__} for an array in blocks, expected 'white', 'poisson' or a Poisson; give "
+            f"noise: got {type(model).__name__} for {what}, expected 'white', 'poisson' or a Poisson; give "
             "sigma for white noise, or use nlflow.denoise on parts that fit the memory"
         )
     return None
@@ -233,14 +237,14 @@ def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blo
     return (blocks.at_least((1, *blocks.shape[1:])) if layout.moving else blocks), layout
 
 
-def _levels(sigma: Any, blocks: Blocks) -> Array:
-    """Return the noise of each channel."""
-    channels = 1 if blocks.channel_axis is None else int(blocks.image.shape[blocks.channel_axis])
+def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> Array:
+    """Return the noise of each channel of an image of this shape."""
+    channels = 1 if channel_axis is None else int(whole[channel_axis])
     shape = shape_of("sigma", sigma)
     if shape == ():
         hint = "the noise in the units of the input"
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint))
-    if blocks.channel_axis is None or shape != (channels,) or shape == blocks.shape:
+    if channel_axis is None or shape != (channels,) or shape == spatial_shape(whole, channel_axis):
         raise InputError(
             f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
             "space is left to nlflow.denoise"
@@ -251,22 +255,21 @@ def _levels(sigma: Any, blocks: Blocks) -> Array:
     return levels
 
 
-def _frame(
-    blocks: Blocks,
-    layout: Axes,
-    found: Statistics,
-    levels: Array,
-    quality: str,
-    model: Poisson | None,
-    options: dict[str, Any],
-) -> tuple[Frame, str]:
-    """Return what blocks have to know of the whole, and why the flow stops where it does."""
-    dtype = np.dtype(np.float32 if _single(blocks.image.dtype) else np.float64)
+def frame_for(
+    shape: tuple[int, ...], channel_axis: int | None, given: np.dtype[Any], layout: Axes, found: Statistics,
+    levels: Array, quality: str, model: Poisson | None, options: dict[str, Any],
+    settle: Callable[[Callable[[int], Frame]], tuple[int, str]],
+) -> tuple[Frame, str]:  # fmt: skip
+    """Return what parts have to know of the whole, and why the flow stops where it does.
+
+    `settle` finds, for the flow of pixels, after how many steps that is.
+    """
+    dtype = np.dtype(np.float32 if _single(given) else np.float64)
     spans = np.array([float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)])
     levels, _ = noiseless(levels, spans)
     idle = idle_for(float(spans.max()), float(levels.max()))
     channels = len(levels)
-    dimension = sum(n > 1 for n in blocks.shape)
+    dimension = sum(n > 1 for n in shape)
     scale = levels if idle else scale_for(levels)
     # Of the whole in units of the noise: its range in the precision that samples have, and its variance.
     with np.errstate(all="ignore"):
@@ -279,7 +282,7 @@ def _frame(
         colours = channels_for(channels, lambda: found.moments / np.outer(scale, scale))
         precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
         groupings = preset.groupings(ratio_of(variance, channels), dimension)
-        frame = Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
+        frame = Frame(shape, channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
                       quality, preset, groupings, colours, "")  # fmt: skip
         return frame, "all steps of the preset were taken"
     precision = np.dtype(np.float32) if extent < pixelwise.SINGLE else dtype
@@ -293,14 +296,14 @@ def _frame(
         )
 
     def frame_of(steps: int) -> Frame:
-        return Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
+        return Frame(shape, channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
                      options["fidelity"], quality, None, None, np.eye(channels), idle)  # fmt: skip
 
     if idle:
         return frame_of(0), f"returned unchanged: {idle}"
     if options["steps"] is not None:
         return frame_of(options["steps"]), f"{options['steps']} step(s) were asked for"
-    steps, why = settled(blocks, frame_of)
+    steps, why = settle(frame_of)
     return frame_of(steps), why
 
 
@@ -341,7 +344,8 @@ def _memory(blocks: Blocks, frame: Frame) -> int:
     return 0 if frame.idle else bytes_for(frame, tuple(sizes))
 
 
-def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: Layout) -> DenoiseInfo:
+def info_of(frame: Frame, estimated_sigma: bool, why: str, memory: int, tiles: int) -> DenoiseInfo:
+    """Return what is told of the parts of a whole."""
     told: dict[str, Any] = {"functional": "none", "parameters": {}}
     if frame.kernel is not None:
         unit = 1.0 if frame.model is not None else float(np.sqrt(np.mean(np.square(frame.scale))))
@@ -357,7 +361,7 @@ def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: La
         steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
         stopped_by=why,
         residual=math.nan,
-        tiles=math.prod(map(len, layout.chunks)),
+        tiles=tiles,
         memory_bytes=memory,
         **told,
     )

@@ -178,16 +178,24 @@ def statistics(blocks: Blocks, model: Poisson | None) -> Statistics:
 
 def gathered(parts: Sequence[Part]) -> Statistics:
     """Return the statistics of an image from those of its parts."""
+    one = merged(parts)
+    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
+    mean = mean_of_sums(one.sums, one.count)
+    return Statistics(one.count, one.low, one.high, mean, one.moments, digest(encode(told)))
+
+
+def merged(parts: Sequence[Part]) -> Part:
+    """Return the statistics of several parts as those of one."""
     count = sum(part.count for part in parts)
     channels = range(len(parts[0].low))
-    mean = mean_of_sums([sum(part.sums[c] for part in parts) for c in channels], count)
+    sums = [sum(part.sums[c] for part in parts) for c in channels]
+    mean = mean_of_sums(sums, count)
     moments = np.zeros_like(parts[0].moments)
     for part in parts:  # in the order of the blocks
         shift = mean_of_sums(part.sums, part.count) - mean
         moments += part.moments + part.count * np.outer(shift, shift)
     low = np.min([part.low for part in parts], axis=0)
-    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
-    return Statistics(count, low, np.max([part.high for part in parts], axis=0), mean, moments, digest(encode(told)))
+    return Part(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
 
 
 def part_of(
