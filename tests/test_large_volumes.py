@@ -193,9 +193,11 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report = json.loads(run(*given, "--json").stdout)
     assert report["blocks"] == 2 * 2 * 3
     np.testing.assert_array_equal(read(Path("out.zarr")), expected)
-    run("denoise", "in.zarr", "plain.zarr", "--axes", "ZYX", "--spacing", "2,1,1", "--sigma", "10")
+    Path("in.zarr").rename("0")  # an array in a group
+    told = run("denoise", "0", "plain.zarr", "--axes", "ZYX", "--spacing", "2,1,1", "--sigma", "10", "--json").stdout
+    assert json.loads(told)["blocks"] == 1
     np.testing.assert_array_equal(read(Path("plain.zarr")), expected)
-    told = run("denoise", "in.zarr", "b.zarr", "--axes", "YX", "--block", "16", code=1).stderr
+    told = run("denoise", "0", "b.zarr", "--axes", "YX", "--block", "16", code=1).stderr
     assert "axes: got 'YX'" in told
 
 

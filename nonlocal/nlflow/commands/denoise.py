@@ -166,7 +166,7 @@ def _whole(sources: list[Path], target: str, axes: str | None) -> bool:
 
     if target.lower().endswith(".ome.zarr") or any(map(is_stack, sources)):
         return True
-    return axes is not None and not all(one.is_dir() and one.suffix.lower() == ".zarr" for one in sources)
+    return axes is not None and not all((s / "zarr.json").is_file() or (s / ".zarray").is_file() for s in sources)
 
 
 def _noise(

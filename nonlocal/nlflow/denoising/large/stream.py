@@ -76,7 +76,8 @@ def surveyed(
     if model is not None and strength != 1:
         model.scaled(strength)  # refused
     whole: Part | None = None
-    shape, dtype, count, sigmas = (), np.dtype(np.uint8), 0, []
+    shape: tuple[int, ...] = ()
+    dtype, count, sigmas = np.dtype(np.uint8), 0, []
     for one in frames:
         axis = 3 if one.ndim == 3 else None
         inner = (slice(0, 1), slice(0, one.shape[0]), slice(0, one.shape[1]))
