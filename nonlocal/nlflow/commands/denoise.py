@@ -12,7 +12,7 @@ import typer
 from nlflow.io.terminal import echo, print_json, print_table, shows_progress
 
 if TYPE_CHECKING:
-    from nlflow.commands.denoise_file import Options
+    from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import Job
 
 HELP = """Remove noise from images, signals, volumes and video.
@@ -361,8 +361,8 @@ def denoise(
     for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
         if value is not None:
             raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
-    from nlflow.commands.denoise_file import Options
     from nlflow.commands.denoise_folder import denoise_folder
+    from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import plan
 
     fill_nan = mask == "nan"

@@ -21,7 +21,7 @@ from nlflow.io.formats.axes import settle
 from nlflow.io.terminal import progress_bar, warnings_kept
 
 if TYPE_CHECKING:
-    from nlflow.commands.denoise_file import Options
+    from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import Job
     from nlflow.io.formats.film import VideoReader
 
