@@ -12,7 +12,7 @@ import typer
 from nlflow.io.terminal import echo, print_json, print_table, shows_progress
 
 if TYPE_CHECKING:
-    from nlflow.commands.denoise_file import Options
+    from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import Job
 
 HELP = """Remove noise from images, signals, volumes and video.
@@ -69,9 +69,10 @@ NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of fra
 With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
 
 \b
-An image larger than memory: if OUT ends in .zarr, IN is a zarr array or a TIFF file of one picture, its noise is taken
-to be white (or of counts), and OUT is written block by block by processes of this machine, or by the workers of
---scheduler. Until it is complete it is called OUT.partial; with --existing resume the same command goes on with that.
+Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes) or a TIFF file of one picture
+(of pages with --axes and --block), noise is taken to be white (or of counts), and OUT is written block by block by
+processes of this machine, or by workers of --scheduler. Until it is complete it is called OUT.partial; with --existing
+resume the same command goes on with that.
 
 \b
 Examples:
@@ -94,6 +95,7 @@ Examples:
   nonlocal denoise eeg.npy out.npy --kind signal
   nonlocal denoise noisy.png out.png --quality fast --sigma 20 --width 12 --steps 5
   nonlocal denoise slide.tif clean.zarr --sigma 25 --quality fast
+  nonlocal denoise volume.zarr clean.zarr --axes ZYX --quality fast --max-memory 4GiB
   nonlocal denoise sky.zarr clean.zarr --scheduler tcp://10.0.0.1:8786
 """
 
@@ -162,7 +164,9 @@ def _whole(sources: list[Path], target: str, axes: str | None) -> bool:
     """Return whether an OUT of zarr is that of a stack, which is denoised as a whole and not block by block."""
     from nlflow.io.files import is_stack
 
-    return target.lower().endswith(".ome.zarr") or axes is not None or any(map(is_stack, sources))
+    if target.lower().endswith(".ome.zarr") or any(map(is_stack, sources)):
+        return True
+    return axes is not None and not all((s / "zarr.json").is_file() or (s / ".zarray").is_file() for s in sources)
 
 
 def _noise(
@@ -315,7 +319,10 @@ def denoise(
     ] = None,
     block: Annotated[
         int | None,
-        typer.Option(metavar="PIXELS", help="Side of the blocks of an OUT of zarr [default: 1024 for fast, or 2048]."),
+        typer.Option(
+            metavar="PIXELS",
+            help="Side of the blocks of an OUT of zarr [default: 1024 for fast, or 2048; of volumes 256 or 192].",
+        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
@@ -345,17 +352,17 @@ def denoise(
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
-                   "--axes": axes, "--spacing": spacing, "--video-quality": video_quality}  # fmt: skip
+                   "--video-quality": video_quality}  # fmt: skip
         del words["stopping"]
-        words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block}
-        words["scheduler"] = scheduler or "local"
+        words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
+                  "spacing": _split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
         denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
     for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
         if value is not None:
             raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
-    from nlflow.commands.denoise_file import Options
     from nlflow.commands.denoise_folder import denoise_folder
+    from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import plan
 
     fill_nan = mask == "nan"

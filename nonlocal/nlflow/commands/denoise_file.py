@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +12,16 @@ import numpy as np
 
 from nlflow.backends.interrupts import stopping
 from nlflow.commands import stacks
-from nlflow.commands.inputs import Inputs
+from nlflow.commands.denoise_film import denoise_film, film_to_stream
+from nlflow.commands.inputs import Inputs, Options
 from nlflow.commands.jobs import Job
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io import companions, files
 from nlflow.io.atomic import write_content
-from nlflow.io.files import Array, FirstColumn, Kind, Media
+from nlflow.io.files import Array, Media
 from nlflow.io.terminal import warnings_kept
 
 FIGURES = ("png", "pdf", "svg")
-
-
-@dataclass(frozen=True)
-class Options:
-    """How every file of a command is denoised.
-
-    Attributes
-    ----------
-    sigma : float, list of float or None
-        Given noise; a map of it is a file beside the input.
-    fill_nan : bool
-        Whether samples that are no numbers are missing ones.
-    kind, channel_axis, first_column, axes, spacing
-        See `nlflow.io.files.read`.
-    video_quality : int or "lossless", optional
-        Of a film that is written.
-    words : dict
-        Further words for `nlflow.denoise`.
-    """
-
-    sigma: float | list[float] | None
-    fill_nan: bool
-    kind: Kind | None
-    channel_axis: int | None
-    words: dict[str, Any]
-    first_column: FirstColumn | None = None
-    axes: str | None = None
-    spacing: list[float] | None = None
-    video_quality: int | str | None = None
 
 
 def denoise_file(
@@ -90,6 +62,9 @@ def denoise_file(
     start = time.perf_counter()
     if job.missing:
         raise FileFormatError(job.missing)
+    reader = film_to_stream(job, options)
+    if reader is not None:
+        return denoise_film(job, reader, options, progress=progress, tell=tell, begin=begin)
     given = read_inputs(job.source, job.beside, options)
     media = given.media
     form = "" if job.figure is None else check_figure("--compare", job.figure)

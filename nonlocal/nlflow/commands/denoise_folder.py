@@ -18,7 +18,8 @@ from typing import Any
 import typer
 
 from nlflow.backends.machine import provenance, version
-from nlflow.commands.denoise_file import Options, denoise_file
+from nlflow.commands.denoise_file import denoise_file
+from nlflow.commands.inputs import Options
 from nlflow.commands.jobs import Job, Plan
 from nlflow.commands.reports import line
 from nlflow.errors import FileFormatError, InputError

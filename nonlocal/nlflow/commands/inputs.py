@@ -1,11 +1,11 @@
-"""What was read for a job of a command."""
+"""What a command is told about all of its files, and what was read for a job of it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from nlflow.io.files import Array, Media
+from nlflow.io.files import Array, FirstColumn, Kind, Media
 
 
 @dataclass
@@ -19,3 +19,32 @@ class Inputs:
     reference: Array | None = None
     missing: Array | None = None
     notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How every file of a command is denoised.
+
+    Attributes
+    ----------
+    sigma : float, list of float or None
+        Given noise; a map of it is a file beside the input.
+    fill_nan : bool
+        Whether samples that are no numbers are missing ones.
+    kind, channel_axis, first_column, axes, spacing
+        See `nlflow.io.files.read`.
+    video_quality : int or "lossless", optional
+        Of a film that is written.
+    words : dict
+        Further words for `nlflow.denoise`.
+    """
+
+    sigma: float | list[float] | None
+    fill_nan: bool
+    kind: Kind | None
+    channel_axis: int | None
+    words: dict[str, Any]
+    first_column: FirstColumn | None = None
+    axes: str | None = None
+    spacing: list[float] | None = None
+    video_quality: int | str | None = None

@@ -67,7 +67,8 @@ def noise(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
     """Find out which noise an image, a signal or a stack has."""
-    from nlflow.commands.denoise_file import Options, check_figure, read_inputs
+    from nlflow.commands.denoise_file import check_figure, read_inputs
+    from nlflow.commands.inputs import Options
     from nlflow.io.atomic import write_content
 
     if save is not None and save.suffix.lower() != ".json":

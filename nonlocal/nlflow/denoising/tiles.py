@@ -30,11 +30,6 @@ def margins(groupings: tuple[Grouping, Grouping], steps: int) -> Three:
     return a, b, c
 
 
-def margin(groupings: tuple[Grouping, Grouping], steps: int) -> int:
-    """Return how far a sample of the last estimate looks along any axis."""
-    return max(margins(groupings, steps))
-
-
 def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, Grouping], steps: int, itemsize: int) -> int:
     """Return the working memory of a flow of groups on planes (C, H, W) or (C, Z, H, W)."""
     channels, space = shape[0], three(shape[1:])

@@ -325,7 +325,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     return (f"{path}: {listed} {'are' if several else 'is'} left out", *told)
 
 
-def _stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
+def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
     """Return `data` in the dtype of the output: rounded and clipped, never wrapped, where that is an integer."""
     if form in ("npy", "csv"):
         return data.astype(np.float32 if dtype in (np.float16, np.float32) else np.float64)
@@ -366,10 +366,10 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     if data.shape != media.data.shape:
         raise InputError(f"data: got shape {data.shape}, expected {media.data.shape} as in {media.path}")
     if media.format == "frames" and not format_of(path):
-        write_frames(path, _stored(data, media.data.dtype, "", None), media)
+        write_frames(path, stored(data, media.data.dtype, "", None), media)
         return
     form = known_format(path)
-    values = _stored(data, media.data.dtype, form, media.bits)
+    values = stored(data, media.data.dtype, form, media.bits)
     media = replace(media, extras={**media.extras, "target": path.name})
     if media.axes and form not in ("png", "jpeg"):
         if form == media.format == "npy":

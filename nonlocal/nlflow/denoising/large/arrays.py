@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,14 @@ from nlflow.denoising.inputs import (
     noiseless,
     scale_for,
     shape_of,
+    spatial_shape,
 )
 from nlflow.denoising.large.parts import Frame, bytes_for, denoise_part
 from nlflow.denoising.large.survey import Blocks, Layout, Statistics, estimated, settled, statistics
-from nlflow.denoising.layout import check_axis
+from nlflow.denoising.layout import Layout as Axes
+from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
-from nlflow.denoising.presets import PRESETS, ratio_of
+from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
 from nlflow.io.encoding import digest
@@ -39,6 +42,8 @@ def denoise_array(
     quality: str = "balanced",
     noise: Any = "auto",
     channel_axis: int | None = None,
+    axes: str | None = None,
+    spacing: Any = None,
     max_memory: float | None = None,
     width: float | None = None,
     patch_size: int | None = None,
@@ -57,14 +62,14 @@ def denoise_array(
     Parameters
     ----------
     image : dask.array.Array
-        (N,) signal or (H, W) image; with `channel_axis` (N, C) or (H, W, C). Integers and floats, with chunks of known
-        sizes.
+        (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers and
+        floats, with chunks of known sizes.
     sigma : float or array_like of shape (C,), optional
         Standard deviation of the noise in the units of the input: one number, or one a channel. Estimated, from
         windows of the whole image, when not given.
     noise : str or Poisson
         White noise, which ``'auto'`` means here too, ``'poisson'``, or a `Poisson`. Other noise is not for blocks.
-    quality, channel_axis, width, patch_size, search_radius, fidelity, steps, strength
+    quality, channel_axis, axes, spacing, width, patch_size, search_radius, fidelity, steps, strength
         As `nlflow.denoise`.
     max_memory : float, optional
         Bytes of working memory for one block; half of the physical memory by default. Blocks are not cut further.
@@ -100,6 +105,8 @@ def denoise_array(
     The image is read once for its statistics, once more to estimate sigma, and by ``fast`` up to where the residual is
     enough (mostly a sixth of the image, which is also denoised; ``steps=1`` spares it). The halo is 13 samples wide for
     ``fast``, about 270 for ``balanced`` and 450 for ``best``: blocks of 2048 to 4096 keep what is computed twice small.
+    In volumes it is 16, 70 and 88 along each axis, less along those whose samples lie farther apart, and sigma is
+    estimated from nine planes (the median); in clips 8, 34 and 42 frames, and blocks hold whole frames.
     A block takes one thread, and working memory as `DenoiseInfo.memory_bytes` says.
 
     Examples
@@ -120,7 +127,8 @@ def denoise_array(
         "fidelity": fidelity,
         "steps": steps,
     }
-    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, strength, **fast)
+    result, info, _ = denoised(image, sigma, quality, noise, channel_axis, max_memory, strength,
+                               axes, spacing, **fast)  # fmt: skip
     return (result, info) if return_info else result
 
 
@@ -132,48 +140,52 @@ def denoised(
     channel_axis: int | None = None,
     max_memory: float | None = None,
     strength: float = 1.0,
+    axes: str | None = None,
+    spacing: Any = None,
     **fast: Any,
 ) -> tuple[Any, DenoiseInfo, str]:
     """Return what `denoise_array` does, and a digest of the input's samples and of all that the result depends on."""
     need_dask()
-    options = check_options(quality, fast)
+    blocks, layout = _blocks(image, channel_axis, axes, spacing)
+    options = check_options(quality, fast, None, len(layout.letters))
     if max_memory is not None:
         max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
-    model = _counts(noise, sigma)
+    model = counts_only(noise, sigma, "an array in blocks")
     strength = check_number("strength", strength, minimum=0)
     if model is not None and strength != 1:
         model.scaled(strength)  # refused
-    blocks = _blocks(image, channel_axis)
     check_patch(options["patch_size"], blocks.shape)
-    levels = None if sigma is None else _levels(sigma, blocks)
+    levels = None if sigma is None else levels_of(sigma, blocks.image.shape, blocks.channel_axis)
     found = statistics(blocks, model)
     if model is not None:
         levels = np.ones(len(found.mean))
     elif levels is None:
         levels = np.full(len(found.mean), estimated(blocks, found))
-    frame, why = _frame(blocks, found, levels * strength, quality, model, options)
+    shape, dtype = blocks.shape, blocks.image.dtype
+    frame, why = frame_for(shape, blocks.channel_axis, dtype, layout, found, levels * strength, quality, model, options,
+                           lambda frame_of: settled(blocks, frame_of))  # fmt: skip
     blocks = _wide_enough(blocks, frame.halo)
-    layout = blocks.layout(frame.halo)
+    cut = blocks.layout(frame.halo)
     memory = _memory(blocks, frame)
     if not frame.idle:
-        check_memory(f"the largest block, of {_size(blocks)} samples with a halo of {frame.halo},", memory,
+        check_memory(f"the largest block, of {_size(blocks)} samples with a halo of {_said(frame.halo)},", memory,
                      "use smaller chunks, quality='fast', or raise max_memory", max_memory)  # fmt: skip
     result = blocks.with_halo(frame.halo).map_blocks(
-        _denoised, layout=layout, frame=frame, memory_limit=max_memory, into=blocks.image.dtype,
+        _denoised, layout=cut, frame=frame, memory_limit=max_memory, into=blocks.image.dtype,
         dtype=blocks.image.dtype, chunks=blocks.image.chunks, meta=np.empty((0,) * blocks.image.ndim, image.dtype),
     )  # fmt: skip
-    info = _info(frame, sigma is None and model is None, why, memory, layout)
+    info = info_of(frame, sigma is None and model is None, why, memory, math.prod(map(len, cut.chunks)))
     return result, info, digest(f"{found.digest} {_described(frame)}")
 
 
-def _counts(noise: Any, sigma: Any) -> Poisson | None:
+def counts_only(noise: Any, sigma: Any, what: str) -> Poisson | None:
     """Return the model of counts, or None for white noise; blocks know no other."""
     model = noise_model(noise, sigma)
     if isinstance(model, Poisson):
         return model
     if isinstance(model, Noise):
         raise InputError(
-            f"noise: got {type(model).__name__} for an array in blocks, expected 'white', 'poisson' or a Poisson; give "
+            f"noise: got {type(model).__name__} for {what}, expected 'white', 'poisson' or a Poisson; give "
             "sigma for white noise, or use nlflow.denoise on parts that fit the memory"
         )
     return None
@@ -197,8 +209,8 @@ def need_dask() -> None:
         ) from error
 
 
-def _blocks(image: Any, channel_axis: Any) -> Blocks:
-    """Check an image and put its channels into one chunk."""
+def _blocks(image: Any, channel_axis: Any, axes: Any, spacing: Any) -> tuple[Blocks, Axes]:
+    """Check an image, and put its channels, and each frame of a clip, into one chunk."""
     import dask.array
 
     if not isinstance(image, dask.array.Array):
@@ -208,11 +220,11 @@ def _blocks(image: Any, channel_axis: Any) -> Blocks:
         )
     if image.dtype.kind not in "iuf":
         raise InputError(f"image: got dtype {image.dtype}, expected integers or floats; convert it with astype")
-    axis = check_axis(image.ndim, channel_axis)
-    if image.ndim - (axis is not None) not in (1, 2):
+    layout, axis = layout_of(image.shape, channel_axis, axes, spacing)
+    if not layout.letters:
         raise InputError(
-            f"image: got shape {image.shape} with channel_axis={channel_axis}, expected a 1-D signal or a 2-D image "
-            "besides the channel axis; is the last axis colour? then pass channel_axis=-1"
+            f"image: got shape {image.shape} with channel_axis={channel_axis}, expected a signal, an image or a volume "
+            "besides the channel axis; denoise its volumes one by one"
         )
     if any(math.isnan(n) for sizes in image.chunks for n in sizes):
         raise InputError("image: got chunks of unknown sizes, expected known ones; call image.compute_chunk_sizes()")
@@ -220,17 +232,19 @@ def _blocks(image: Any, channel_axis: Any) -> Blocks:
         raise InputError(f"image: got an empty array of shape {image.shape}, expected at least one element")
     if any(0 in sizes for sizes in image.chunks):
         image = image.rechunk(tuple(tuple(n for n in sizes if n) for sizes in image.chunks))
-    return Blocks(image if axis is None else image.rechunk({axis: -1}), axis)
+    blocks = Blocks(image if axis is None else image.rechunk({axis: -1}), axis)
+    # Motion is that of whole frames.
+    return (blocks.at_least((1, *blocks.shape[1:])) if layout.moving else blocks), layout
 
 
-def _levels(sigma: Any, blocks: Blocks) -> Array:
-    """Return the noise of each channel."""
-    channels = 1 if blocks.channel_axis is None else int(blocks.image.shape[blocks.channel_axis])
+def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> Array:
+    """Return the noise of each channel of an image of this shape."""
+    channels = 1 if channel_axis is None else int(whole[channel_axis])
     shape = shape_of("sigma", sigma)
     if shape == ():
         hint = "the noise in the units of the input"
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint))
-    if blocks.channel_axis is None or shape != (channels,) or shape == blocks.shape:
+    if channel_axis is None or shape != (channels,) or shape == spatial_shape(whole, channel_axis):
         raise InputError(
             f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
             "space is left to nlflow.denoise"
@@ -241,16 +255,21 @@ def _levels(sigma: Any, blocks: Blocks) -> Array:
     return levels
 
 
-def _frame(
-    blocks: Blocks, found: Statistics, levels: Array, quality: str, model: Poisson | None, options: dict[str, Any]
-) -> tuple[Frame, str]:
-    """Return what blocks have to know of the whole, and why the flow stops where it does."""
-    dtype = np.dtype(np.float32 if _single(blocks.image.dtype) else np.float64)
+def frame_for(
+    shape: tuple[int, ...], channel_axis: int | None, given: np.dtype[Any], layout: Axes, found: Statistics,
+    levels: Array, quality: str, model: Poisson | None, options: dict[str, Any],
+    settle: Callable[[Callable[[int], Frame]], tuple[int, str]],
+) -> tuple[Frame, str]:  # fmt: skip
+    """Return what parts have to know of the whole, and why the flow stops where it does.
+
+    `settle` finds, for the flow of pixels, after how many steps that is.
+    """
+    dtype = np.dtype(np.float32 if _single(given) else np.float64)
     spans = np.array([float(high) - float(low) for low, high in zip(found.low, found.high, strict=True)])
     levels, _ = noiseless(levels, spans)
     idle = idle_for(float(spans.max()), float(levels.max()))
     channels = len(levels)
-    dimension = sum(n > 1 for n in blocks.shape)
+    dimension = sum(n > 1 for n in shape)
     scale = levels if idle else scale_for(levels)
     # Of the whole in units of the noise: its range in the precision that samples have, and its variance.
     with np.errstate(all="ignore"):
@@ -258,12 +277,12 @@ def _frame(
         variance = float((np.diag(found.moments) / scale**2).mean() / found.count)
     extent = 0.0 if idle else float(ends[1].max() - ends[0].min())
     exact = levels == 0
-    if not idle and quality != "fast":
+    preset = preset_for(quality, layout)
+    if not idle and preset is not None:
         colours = channels_for(channels, lambda: found.moments / np.outer(scale, scale))
         precision = np.dtype(np.float32 if extent < groupwise.SINGLE else np.float64)
-        preset = PRESETS[quality]
         groupings = preset.groupings(ratio_of(variance, channels), dimension)
-        frame = Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
+        frame = Frame(shape, channel_axis, model, found.mean, scale, exact, precision, None, 0, None,
                       quality, preset, groupings, colours, "")  # fmt: skip
         return frame, "all steps of the preset were taken"
     precision = np.dtype(np.float32) if extent < pixelwise.SINGLE else dtype
@@ -277,14 +296,14 @@ def _frame(
         )
 
     def frame_of(steps: int) -> Frame:
-        return Frame(blocks.shape, blocks.channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
+        return Frame(shape, channel_axis, model, found.mean, scale, exact, precision, kernel, steps,
                      options["fidelity"], quality, None, None, np.eye(channels), idle)  # fmt: skip
 
     if idle:
         return frame_of(0), f"returned unchanged: {idle}"
     if options["steps"] is not None:
         return frame_of(options["steps"]), f"{options['steps']} step(s) were asked for"
-    steps, why = settled(blocks, frame_of)
+    steps, why = settle(frame_of)
     return frame_of(steps), why
 
 
@@ -293,13 +312,15 @@ def _single(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize <= 2 or dtype == np.float32
 
 
-def _wide_enough(blocks: Blocks, halo: int) -> Blocks:
+def _wide_enough(blocks: Blocks, halo: tuple[int, ...]) -> Blocks:
     joined = blocks.at_least(halo)
     # What is left over at the end of an axis is nobody's choice.
-    least = min(min(sizes[:-1], default=halo) for sizes in blocks.layout(0).chunks)
-    if least < halo:
+    least_of = [min(sizes[:-1], default=n) for sizes, n in zip(blocks.chunks, halo, strict=True)]
+    small = [(least, n) for least, n in zip(least_of, halo, strict=True) if least < n]
+    if small:
+        least, wanted = min(small)
         warnings.warn(
-            f"image: blocks of {least} samples are smaller than the halo of {halo} and are joined to blocks of "
+            f"image: blocks of {least} samples are smaller than the halo of {wanted} and are joined to blocks of "
             f"{_size(joined)}",
             NlflowWarning,
             stacklevel=4,
@@ -308,18 +329,23 @@ def _wide_enough(blocks: Blocks, halo: int) -> Blocks:
 
 
 def _size(blocks: Blocks) -> str:
-    return " x ".join(str(max(sizes)) for sizes in blocks.layout(0).chunks)
+    return " x ".join(str(max(sizes)) for sizes in blocks.chunks)
+
+
+def _said(halo: tuple[int, ...]) -> str:
+    return str(halo[0]) if len(set(halo)) == 1 else " x ".join(map(str, halo))
 
 
 def _memory(blocks: Blocks, frame: Frame) -> int:
     """Return the working memory of the largest block."""
     sizes = (
-        min(max(sizes) + 2 * frame.halo, n) for sizes, n in zip(blocks.layout(0).chunks, blocks.shape, strict=True)
+        min(max(sizes) + 2 * halo, n) for sizes, halo, n in zip(blocks.chunks, frame.halo, blocks.shape, strict=True)
     )
     return 0 if frame.idle else bytes_for(frame, tuple(sizes))
 
 
-def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: Layout) -> DenoiseInfo:
+def info_of(frame: Frame, estimated_sigma: bool, why: str, memory: int, tiles: int) -> DenoiseInfo:
+    """Return what is told of the parts of a whole."""
     told: dict[str, Any] = {"functional": "none", "parameters": {}}
     if frame.kernel is not None:
         unit = 1.0 if frame.model is not None else float(np.sqrt(np.mean(np.square(frame.scale))))
@@ -335,7 +361,7 @@ def _info(frame: Frame, estimated_sigma: bool, why: str, memory: int, layout: La
         steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
         stopped_by=why,
         residual=math.nan,
-        tiles=math.prod(map(len, layout.chunks)),
+        tiles=tiles,
         memory_bytes=memory,
         **told,
     )

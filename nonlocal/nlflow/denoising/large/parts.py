@@ -7,6 +7,7 @@ what remains of `denoise` looks no farther than a halo, and the order of all its
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,7 +23,7 @@ from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import ALONE, run
-from nlflow.denoising.tiles import bytes_needed, margin
+from nlflow.denoising.tiles import bytes_needed, margins
 from nlflow.domains.samples import as_signal
 from nlflow.errors import check_memory
 from nlflow.kernels import Patch
@@ -83,14 +84,15 @@ class Frame:
     idle: str
 
     @property
-    def halo(self) -> int:
-        """How far a sample of the result looks, along each axis of more than one sample."""
+    def halo(self) -> tuple[int, ...]:
+        """How far a sample of the result looks, along each axis."""
+        axes = len(self.shape)
         if self.idle:
-            return 0
+            return (0,) * axes
         if self.groupings is not None and self.preset is not None:
-            return margin(self.groupings, self.preset.steps)
+            return margins(self.groupings, self.preset.steps)[-axes:]
         assert self.kernel is not None
-        return pixelwise.reach(self.kernel, self.steps)
+        return (pixelwise.reach(self.kernel, self.steps),) * axes
 
 
 def bytes_for(frame: Frame, shape: tuple[int, ...]) -> int:
@@ -103,14 +105,16 @@ def bytes_for(frame: Frame, shape: tuple[int, ...]) -> int:
 
 @underflowing
 def denoise_part(
-    part: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None
-) -> Array:
+    part: Array, corner: tuple[int, ...], inner: tuple[slice, ...], frame: Frame, memory_limit: float | None = None,
+    alone: bool = False,
+) -> Array:  # fmt: skip
     """Return the estimate for a part of an image, in the units of the input.
 
     Parameters
     ----------
     part : array
-        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included.
+        A block of the image with `Frame.halo` more samples around it where the image goes on, channels included; of a
+        clip whole frames.
     corner : tuple of int
         Where the array begins in the image, without channels.
     inner : tuple of slice
@@ -118,6 +122,8 @@ def denoise_part(
     frame : Frame
     memory_limit : float, optional
         Bytes; half of the physical memory by default.
+    alone : bool
+        Whether this part is the only one at this time, and takes all threads.
 
     Returns
     -------
@@ -133,13 +139,13 @@ def denoise_part(
 
     Notes
     -----
-    One part takes one thread, as it is one of many. Weights of the flow of pixels are computed anew at each average:
+    One part of many takes one thread. Weights of the flow of pixels are computed anew at each average:
     that takes no memory, and has the bits of weights that are stored.
     """
     samples, restore = as_signal(part, frame.channel_axis)
     if frame.idle:
         return np.array(restore(samples[inner]))
-    f, u = _estimate(samples, corner, frame, memory_limit)
+    f, u = _estimate(samples, corner, frame, memory_limit, alone)
     estimate = (u[inner] * frame.scale + frame.offset).astype(f.dtype)
     if frame.model is not None:
         estimate = np.asarray(frame.model.unstabilize(estimate)).astype(samples.dtype)
@@ -156,14 +162,16 @@ def residual_squares(
     return float(np.sum(np.square(u[inner] - f[inner]), dtype=np.float64))
 
 
-def _estimate(samples: Array, corner: tuple[int, ...], frame: Frame, memory_limit: float | None) -> tuple[Array, Array]:
+def _estimate(
+    samples: Array, corner: tuple[int, ...], frame: Frame, memory_limit: float | None, alone: bool = False
+) -> tuple[Array, Array]:
     """Return samples (..., C) and their estimate in units of the noise."""
     spatial = samples.shape[:-1]
     check_memory(f"a block of {' x '.join(map(str, spatial))} samples with its halo", bytes_for(frame, spatial),
                  "use smaller chunks, or raise max_memory", memory_limit)  # fmt: skip
     signal = samples if frame.model is None else frame.model.stabilize(samples)
     f = in_units(signal, frame.offset, frame.scale)
-    with one_loop_thread():
+    with nullcontext() if alone else one_loop_thread():
         return f, _pixels(frame, f) if frame.groupings is None else _groups(frame, f, frame.groupings, corner)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.large.arrays import need_dask
+from nlflow.denoising.layout import layout_of
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.io.formats.codecs import strange_codecs
 from nlflow.io.formats.tiff import check_compression
@@ -78,14 +79,33 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
     InputError
         Without Dask.
     """
+    image, axis, _ = open_stack(Path(path), channel_axis, None, block, "fast")
+    return image, axis
+
+
+def open_stack(
+    path: Path, channel_axis: int | None, axes: str | None, block: int | None, quality: str
+) -> tuple[Any, int | None, str | None]:
+    """Open an image or a stack on the disk as a Dask array; return the axis of its channels and its axes too.
+
+    Parameters
+    ----------
+    path, channel_axis
+        As `open_image`.
+    axes : str, optional
+        Which axis is which, as `nlflow.denoise` takes it; of a TIFF file of pages, whose own word is heard where there
+        is one.
+    block : int, optional
+        Wanted side of the blocks, that which suits the quality by default.
+    quality : str
+    """
     need_dask()
     import dask.array as da
 
-    path = Path(path)
     if not path.exists():
         raise FileFormatError(f"{path}: got no such file or folder, expected a zarr array or a TIFF file; check it")
     if path.suffix.lower() in _TIFF and path.is_file():
-        shape, dtype, stored, channel_axis = _tiff(path)
+        shape, dtype, stored, channel_axis = _tiff(path, axes)
         reader = _read_tiff
     elif path.is_dir():
         array = open_array(path)
@@ -93,26 +113,38 @@ def open_image(path: str | Path, *, channel_axis: int | None = None, block: int 
         reader = _read_zarr
     else:
         raise FileFormatError(f"{path}: got a file of another format, expected a zarr array or a TIFF file; convert it")
-    if 0 in shape or not 1 <= len(shape) <= 3:
-        raise FileFormatError(f"{path}: got an array of shape {shape}, expected one to three axes; name a part of it")
+    if 0 in shape or not 1 <= len(shape) <= (3 if axes is None else 4):
+        expected = "one to three axes" if axes is None else f"the axes {axes}"
+        raise FileFormatError(f"{path}: got an array of shape {shape}, expected {expected}; name a part of it")
     if channel_axis is not None and not -len(shape) <= channel_axis < len(shape):
         raise InputError(f"channel_axis: got {channel_axis}, expected an axis of an array of shape {shape}")
     axis = None if channel_axis is None else channel_axis % len(shape)
-    sides = block_sides(shape, stored, axis, block)
+    moving = False
+    if axes is not None:
+        layout, axis = layout_of(shape, axis, axes)
+        moving = layout.moving
+    if block is None:
+        flat = len(shape) - (axis is not None) < 3
+        block = ((1024, 2048) if flat else (256, 192))[quality != "fast"]
+    sides = block_sides(shape, stored, axis, block, moving)
     chunks = da.core.normalize_chunks(sides, shape, dtype=dtype)
     image = da.map_blocks(reader, str(path), chunks=chunks, dtype=dtype, meta=np.empty((0,) * len(shape), dtype))
-    return image, axis
+    return image, axis, axes
 
 
 def block_sides(
-    shape: tuple[int, ...], stored: tuple[int, ...], channel_axis: int | None, block: int
+    shape: tuple[int, ...], stored: tuple[int, ...], channel_axis: int | None, block: int, moving: bool = False
 ) -> tuple[int, ...]:
-    """Return the sides of blocks: at least `block`, whole chunks as they are stored, all channels."""
-    longest = block if len(shape) - (channel_axis is not None) == 2 else block * block
-    return tuple(
-        n if axis == channel_axis else min(n, math.ceil(longest / c) * c)
-        for axis, (n, c) in enumerate(zip(shape, stored, strict=True))
-    )
+    """Return the sides of blocks: at least `block`, whole chunks as they are stored, all channels; or whole frames."""
+    spatial = [axis for axis in range(len(shape)) if axis != channel_axis]
+    longest = [block * block if len(spatial) == 1 else block] * len(spatial)
+    if moving:
+        rows, columns = (shape[axis] for axis in spatial[1:])
+        longest = [max(1, block**3 // (rows * columns)), rows, columns]
+    sides = list(shape)
+    for axis, wanted in zip(spatial, longest, strict=True):
+        sides[axis] = min(shape[axis], math.ceil(wanted / stored[axis]) * stored[axis])
+    return tuple(sides)
 
 
 def _place(block_info: Any) -> tuple[slice, ...]:
@@ -126,8 +158,8 @@ def _read_zarr(path: str, block_info: Any = None) -> Array:
     return np.asarray(array[_place(block_info)])
 
 
-def _tiff(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], int | None]:
-    """Return shape, dtype, chunks and axis of the channels of a TIFF file."""
+def _tiff(path: Path, wanted: str | None) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], int | None]:
+    """Return shape, dtype, chunks and axis of the channels of a TIFF file; of a stack where its axes are told."""
     import tifffile
 
     try:
@@ -143,14 +175,18 @@ def _tiff(path: Path) -> tuple[tuple[int, ...], np.dtype[Any], tuple[int, ...], 
             f"{path}: got no TIFF file that can be read ({shortened(error)}), expected one; export it again"
         ) from error
     check_compression(path, page)
-    if count != 1 or axes not in ("YX", "YXS", "SYX") or dtype.kind not in "iuf" or not plain:
+    own = axes.replace("S", "C").translate({ord(letter): None for letter in "IQ"})  # pages that say nothing
+    stack = wanted is not None and len(axes) == len(wanted) > 2
+    if stack and set(own) - {*"YX"} and (len(own) != len(axes) or own != wanted):
+        raise FileFormatError(f"{path}: says {own} of {' x '.join(map(str, shape))}; got axes {wanted}; leave axes out")
+    if count != 1 or (axes not in ("YX", "YXS", "SYX") and not stack) or dtype.kind not in "iuf" or not plain:
         raise FileFormatError(
             f"{path}: got {count} image(s) of axes {axes}, {dtype}, photometric {page.photometric!r}, expected one "
             "grey or RGB image without an alpha channel; convert it, or leave OUT a .tif, which is done in memory"
         )
-    channel = {"YX": None, "YXS": 2, "SYX": 0}[axes]
+    channel = {"YX": None, "YXS": 2, "SYX": 0}.get(axes)
     if len(stored) != len(shape):  # planes apart: chunks are those of one plane
-        stored = (1, *stored[-2:])
+        stored = (1,) * (len(shape) - len(stored)) + stored if len(stored) < len(shape) else (1, *stored[-2:])
     return shape, dtype, stored, channel
 
 

@@ -18,7 +18,7 @@ from nlflow.backends import workers as _workers
 from nlflow.backends.machine import version
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.large.arrays import denoised
-from nlflow.denoising.large.sources import open_image
+from nlflow.denoising.large.sources import open_stack
 from nlflow.errors import FileFormatError, InputError, NlflowError, WorkerError, shortened
 from nlflow.io.atomic import sync_folder
 from nlflow.io.encoding import digest, encode, misfit
@@ -42,6 +42,7 @@ def denoise_store(
     sigma: Any = None,
     *,
     channel_axis: int | None = None,
+    axes: str | None = None,
     block: int | None = None,
     scheduler: str = "local",
     workers: int | None = None,
@@ -57,13 +58,15 @@ def denoise_store(
     Parameters
     ----------
     source : path
-        A zarr array or a TIFF file; see `open_image`. Workers read it by this name.
+        A zarr array or a TIFF file; see `open_image`. With `axes` a TIFF file of pages too. Workers read it by this
+        name.
     target : path
         The zarr array to write.
-    sigma, channel_axis, **options
+    sigma, channel_axis, axes, **options
         As `denoise_array`.
     block : int, optional
-        Side of the blocks: 1024 for ``fast``, 2048 otherwise. They become the chunks of the result.
+        Side of the blocks: 1024 for ``fast``, 2048 otherwise; of volumes 256 and 192. They become the chunks of the
+        result. Blocks of a clip are some whole frames, of about as many samples as a cube of this side.
     scheduler : str
         Address of a scheduler of Dask, such as ``tcp://10.0.0.1:8786``, or ``'local'`` for processes on this machine.
     workers : int, optional
@@ -93,11 +96,10 @@ def denoise_store(
     partial = partial_name(target)
     _check_target(source, target, existing)
     quality = options.get("quality", "balanced")
-    side = (1024 if quality == "fast" else 2048) if block is None else block
     # A name that is no folder, before and after.
     with locked(target.with_name(f"{target.name}.writing"), "OUT"), _workers.cluster(scheduler, workers):
-        image, axis = open_image(source, channel_axis=channel_axis, block=side)
-        result, info, fingerprint = denoised(image, sigma, channel_axis=axis, **options)
+        image, axis, axes = open_stack(source, channel_axis, axes, block, quality)
+        result, info, fingerprint = denoised(image, sigma, channel_axis=axis, axes=axes, **options)
         result = _regular(result)
         problem = digest(encode([fingerprint, str(result.dtype), result.chunks, version()]))
         done = _begin(partial, result, problem, resume=existing == "resume")

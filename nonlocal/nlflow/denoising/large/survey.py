@@ -22,6 +22,7 @@ from nlflow.io.encoding import digest, encode
 Array = NDArray[Any]
 # Blocks whose residuals are asked for at a time: enough for many workers, few beside all.
 _BATCH = 64
+_PLANES = 9  # of a volume, from which its noise is estimated
 
 
 @dataclass(frozen=True)
@@ -32,18 +33,19 @@ class Layout:
     ----------
     chunks : tuple of tuple of int
         Sizes of the blocks along each axis.
-    halo : int
+    halo : tuple of int
+        Along each axis.
     """
 
     chunks: tuple[tuple[int, ...], ...]
-    halo: int
+    halo: tuple[int, ...]
 
     def place(self, index: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[slice, ...]]:
         """Return where the halo of a block begins in the image, and where the block lies in its halo."""
         corner, inner = [], []
-        for sizes, k in zip(self.chunks, index, strict=True):
+        for sizes, halo, k in zip(self.chunks, self.halo, index, strict=True):
             start = sum(sizes[:k])
-            corner.append(max(start - self.halo, 0) if len(sizes) > 1 else 0)
+            corner.append(max(start - halo, 0) if len(sizes) > 1 else 0)
             inner.append(slice(start - corner[-1], start - corner[-1] + sizes[k]))
         return tuple(corner), tuple(inner)
 
@@ -70,28 +72,41 @@ class Blocks:
         """Shape without channels."""
         return self.without_channels(self.image.shape)
 
-    def layout(self, halo: int) -> Layout:
-        """Return where the blocks lie."""
-        return Layout(self.without_channels(self.image.chunks), halo)
+    @property
+    def chunks(self) -> tuple[tuple[int, ...], ...]:
+        """Sizes of the blocks without channels."""
+        return self.without_channels(self.image.chunks)
 
-    def at_least(self, size: int) -> Blocks:
+    def even(self, size: int) -> tuple[int, ...]:
+        """Return a number for each axis that is no channel."""
+        return (size,) * len(self.shape)
+
+    def layout(self, halo: tuple[int, ...]) -> Layout:
+        """Return where the blocks lie."""
+        return Layout(self.chunks, halo)
+
+    def _with_channels(self, values: Sequence[int]) -> list[int]:
+        """Return numbers of the axes that are no channels with a 0 for the channels."""
+        found = list(values)
+        if self.channel_axis is not None:
+            found.insert(self.channel_axis, 0)
+        return found
+
+    def at_least(self, size: tuple[int, ...]) -> Blocks:
         """Return the same image with neighbouring blocks joined until none is smaller than this, if need be."""
-        chunks = tuple(
-            sizes if axis == self.channel_axis else _joined(sizes, size) for axis, sizes in enumerate(self.image.chunks)
-        )
+        wanted = self._with_channels(size)
+        chunks = tuple(_joined(sizes, n) for sizes, n in zip(self.image.chunks, wanted, strict=True))
         return self if chunks == self.image.chunks else Blocks(self.image.rechunk(chunks), self.channel_axis)
 
-    def with_halo(self, halo: int) -> Any:
+    def with_halo(self, halo: tuple[int, ...]) -> Any:
         """Return the array whose blocks are these with a halo, except where the image ends."""
         from dask.array.overlap import overlap
 
-        depth = {
-            axis: 0 if axis == self.channel_axis or len(sizes) == 1 else halo
-            for axis, sizes in enumerate(self.image.chunks)
-        }
+        wanted = zip(self.image.chunks, self._with_channels(halo), strict=True)
+        depth = {axis: 0 if len(sizes) == 1 else n for axis, (sizes, n) in enumerate(wanted)}
         return overlap(self.image, depth, boundary="none", allow_rechunk=False)
 
-    def each(self, halo: int, function: Callable[..., Any], **words: Any) -> list[Any]:
+    def each(self, halo: tuple[int, ...], function: Callable[..., Any], **words: Any) -> list[Any]:
         """Return ``function(block, corner, inner, **words)`` of every block as a delayed value; see `Layout.place`."""
         from dask import delayed
 
@@ -143,7 +158,9 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class _Part:
+class Part:
+    """Statistics of a part of an image, or of the parts that are joined in it; see `Statistics`."""
+
     count: int
     low: Array
     high: Array
@@ -155,23 +172,36 @@ def statistics(blocks: Blocks, model: Poisson | None) -> Statistics:
     """Return the statistics of an image, in one pass over it."""
     import dask
 
-    tasks = blocks.each(0, _part, channel_axis=blocks.channel_axis, model=model)
-    parts: tuple[_Part, ...] = dask.compute(*tasks)
+    tasks = blocks.each(blocks.even(0), part_of, channel_axis=blocks.channel_axis, model=model)
+    return gathered(dask.compute(*tasks))
+
+
+def gathered(parts: Sequence[Part]) -> Statistics:
+    """Return the statistics of an image from those of its parts."""
+    one = merged(parts)
+    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
+    mean = mean_of_sums(one.sums, one.count)
+    return Statistics(one.count, one.low, one.high, mean, one.moments, digest(encode(told)))
+
+
+def merged(parts: Sequence[Part]) -> Part:
+    """Return the statistics of several parts as those of one."""
     count = sum(part.count for part in parts)
     channels = range(len(parts[0].low))
-    mean = mean_of_sums([sum(part.sums[c] for part in parts) for c in channels], count)
+    sums = [sum(part.sums[c] for part in parts) for c in channels]
+    mean = mean_of_sums(sums, count)
     moments = np.zeros_like(parts[0].moments)
     for part in parts:  # in the order of the blocks
         shift = mean_of_sums(part.sums, part.count) - mean
         moments += part.moments + part.count * np.outer(shift, shift)
     low = np.min([part.low for part in parts], axis=0)
-    told = [[p.count, p.low.tolist(), p.high.tolist(), [hex(n) for n in p.sums], p.moments.tolist()] for p in parts]
-    return Statistics(count, low, np.max([part.high for part in parts], axis=0), mean, moments, digest(encode(told)))
+    return Part(count, low, np.max([part.high for part in parts], axis=0), sums, moments)
 
 
-def _part(
+def part_of(
     block: Array, corner: tuple[int, ...], inner: tuple[slice, ...], channel_axis: int | None, model: Poisson | None
-) -> _Part:
+) -> Part:
+    """Return the statistics of a block."""
     try:
         signal, _ = as_signal(block, channel_axis)
         signal = signal if model is None else model.stabilize(signal)
@@ -180,25 +210,30 @@ def _part(
     flat = signal.reshape(-1, signal.shape[-1])
     sums = exact_sums(flat)
     about = flat - mean_of_sums(sums, len(flat))
-    return _Part(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
+    return Part(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
 
 
 def estimated(blocks: Blocks, found: Statistics) -> float:
     """Return the noise as `nlflow.estimate_sigma` estimates it, from windows of the whole image, in a pass over it.
 
-    A second pass, and a third, are made where too few windows are left, as in memory.
+    A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
+    are looked at, evenly far apart, each as an image; the median counts.
     """
     import dask
+
+    if len(blocks.shape) == 3:
+        return _of_planes(blocks)
 
     limits = {c: (float(low), float(high)) for c, (low, high) in enumerate(zip(found.low, found.high, strict=True))}
     pending = {c: pair for c, pair in limits.items() if 0 < pair[1] - pair[0] < math.inf}
     sigmas = dict.fromkeys(limits, 0.0)
-    blocks = blocks.at_least(PART_HALO)
+    halo = blocks.even(PART_HALO)
+    blocks = blocks.at_least(halo)
     for side in window_sides(blocks.shape):
         if not pending:
             break
         tasks = blocks.each(
-            PART_HALO, _windows, channel_axis=blocks.channel_axis, whole=blocks.shape, limits=pending, side=side
+            halo, _windows, channel_axis=blocks.channel_axis, whole=blocks.shape, limits=pending, side=side
         )
         parts: tuple[dict[int, PartWindows], ...] = dask.compute(*tasks)
         for c, pair in list(pending.items()):
@@ -207,6 +242,22 @@ def estimated(blocks: Blocks, found: Statistics) -> float:
                 sigmas[c] = sigma
                 del pending[c]
     return float(np.mean(list(sigmas.values())))
+
+
+def _of_planes(blocks: Blocks) -> float:
+    """Return the median of the estimates for planes across the first axis; planes without noise, as of air, aside."""
+    count = blocks.shape[0]
+    first = 1 if blocks.channel_axis == 0 else 0
+    axis = None if blocks.channel_axis is None else max(blocks.channel_axis - (blocks.channel_axis > first), 0)
+    places = sorted({(2 * k + 1) * count // (2 * _PLANES) for k in range(_PLANES)})
+    planes = [Blocks(blocks.image[(slice(None),) * first + (place,)], axis) for place in places]
+    return typical([estimated(plane, statistics(plane, None)) for plane in planes])
+
+
+def typical(sigmas: Sequence[float]) -> float:
+    """Return the median of estimates, but for zeros; 0 if there are no others."""
+    found = [sigma for sigma in sigmas if sigma > 0]
+    return float(np.median(found)) if found else 0.0
 
 
 def _windows(

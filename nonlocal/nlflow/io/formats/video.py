@@ -23,19 +23,28 @@ def decode(path: Path) -> Media:
     """Read all frames of a film."""
     reader = VideoReader(path)
     info = reader.info
-    count = info.count or round(info.duration * info.rate) or 1
+    count = length(info) or 1
     remedy = "cut it, or use a machine with more memory"
     room = info.dtype.itemsize * int(np.prod(info.shape))
     check_memory(f"{path}: {count} frames", 2 * count * room, remedy)
     times, lengths, frames = [], [], []
-    for time, length, frame in reader:
+    for time, span, frame in reader:
         times.append(time)
-        lengths.append(length)
+        lengths.append(span)
         frames.append(frame)
         if len(frames) > count:
             check_memory(f"{path}: {len(frames)} frames", 2 * len(frames) * room, remedy)
-    data = np.stack(frames)
-    notes = []
+    return clip(info, np.stack(frames), times, lengths)
+
+
+def length(info: VideoInfo) -> int:
+    """Return how many frames a film has by its header; 0 if that does not tell."""
+    return info.count or round(info.duration * info.rate)
+
+
+def clip(info: VideoInfo, data: Array, times: Sequence[int], lengths: Sequence[int]) -> Media:
+    """Return the frames of a film, shape (T, H, W) or (T, H, W, C), with their times and durations."""
+    path, notes = info.path, []
     if _varies(times, info):
         steps = np.diff(times)
         low, high = (1 / (float(step) * float(info.time_base)) for step in (steps.max(), steps.min()))
@@ -125,5 +134,5 @@ def encode(stream: BinaryIO, values: Array, media: Media) -> None:
     times = own.get("times", range(len(values)))
     lengths = own.get("lengths", [1] * len(values))
     with VideoWriter(stream, path, info, _quality(media)) as writer:
-        for time, length, frame in zip(times, lengths, values, strict=True):
-            writer.write(time, length, frame)
+        for time, span, frame in zip(times, lengths, values, strict=True):
+            writer.write(time, span, frame)
