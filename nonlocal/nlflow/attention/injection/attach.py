@@ -137,8 +137,9 @@ def attach(
         for part in model.modules():
             if hasattr(part, "set_attn_implementation"):
                 part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
-        if hasattr(model, "save_pretrained"):
-            model.__dict__["save_pretrained"] = Saver(model)
+        for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
+            if hasattr(part, "save_pretrained"):
+                part.__dict__["save_pretrained"] = Saver(model, part)
         if not torch.compiler.is_compiling():
             try_out(model, inputs)
     except Exception:
@@ -172,7 +173,8 @@ def detach(model: Model) -> Model:
             module.__dict__.pop(BLOCK, None)
             if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
                 del module.__dict__["set_attn_implementation"]
-        owner.__dict__.pop("save_pretrained", None)
+            if isinstance(module.__dict__.get("save_pretrained"), Saver):
+                del module.__dict__["save_pretrained"]
         for module, config in record.configs:
             module.config = config
         for module in record.nested:
@@ -259,6 +261,7 @@ def _give_terms(
         stack = stacks[block.group]
         setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
+        stack.terms[block.name] = (block.module, own)
         if own.active:
             stack.acting[block.name] = block.module
         if block.layer is not block.module and not alone:
