@@ -24,7 +24,7 @@ from nlflow.attention.injection.forward import (
 )
 from nlflow.attention.injection.keeping import RECORD, Record, Saver, plain_arguments
 from nlflow.attention.injection.naming import BASES, BLOCK, Switch, named, register, set_implementation
-from nlflow.attention.injection.stacks import Stack
+from nlflow.attention.injection.stacks import Part, Stack
 from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.injection.trial import try_out
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
@@ -261,7 +261,8 @@ def _give_terms(
         stack = stacks[block.group]
         setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
-        stack.terms[block.name] = (block.module, own)
+        stack.terms[block.name] = own
+        stack.parts.append(Part(block.name, block.module, TERMS, own))
         if own.active:
             stack.acting[block.name] = block.module
         if block.layer is not block.module and not alone:
@@ -276,9 +277,14 @@ def _give_terms(
         else:
             values: Any = block.values  # `_check_terms` has seen that both are there
             projection: Any = block.projection
-            record.handles += Summed(block.module, values, projection, own, stack).hooks()
+            summed = Summed(block.module, values, projection, own, stack)
+            record.handles += summed.hooks()
+            for one, hook in ((values, summed.take), (projection, summed.give)):
+                stack.parts.append(Part(block.name, *_place(model, one), one, hook))
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
+            place = _place(model, block.projection)
+            stack.parts.append(Part(block.name, *place, block.projection, own.scale_features))
         if options.similarity_removal and not own.first:
             position = mask_position(block.layer)
             removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
@@ -287,6 +293,11 @@ def _give_terms(
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and stacks:
             module.use_nested_tensor = False  # layers with hooks do not take nested tensors
             record.nested.append(module)
+
+
+def _place(model: nn.Module, child: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that holds another, and under which name."""
+    return next((parent, name) for parent in model.modules() for name, one in parent._modules.items() if one is child)
 
 
 def _enter(stack: Stack, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -22,6 +23,26 @@ CALL = "neutreno_call"
 _PATIENCE = 100  # calls
 
 
+@dataclass(eq=False)
+class Part:
+    """What must stay in its place for the term of the module `name`: a child, or at least the hook on it."""
+
+    name: str
+    parent: nn.Module
+    place: str
+    child: nn.Module
+    hook: Any = None
+
+    def there(self) -> bool:
+        """Return whether it is there."""
+        now = self.parent._modules.get(self.place)
+        if now is self.child:
+            return True
+        if now is None or self.hook is None:
+            return False
+        return self.hook in (*now._forward_hooks.values(), *now._forward_pre_hooks.values())
+
+
 class Stack:
     """The layers that share v0, and the state of their calls.
 
@@ -32,7 +53,8 @@ class Stack:
     def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
         self.group, self.container, self.hands_on = group, container, hands_on
         self.acting: dict[str, nn.Module] = {}  # by name: the attention modules that have a term
-        self.terms: dict[str, tuple[nn.Module, nn.Module]] = {}  # by name: attention modules and their terms
+        self.terms: dict[str, nn.Module] = {}  # by the name of the attention module
+        self.parts: list[Part] = []
         self.told = False  # that strengths do not learn
         self.configs: dict[str, Any] = {}  # of attention modules that ask for their function by a name
         self.names: frozenset[str] = frozenset()
@@ -66,16 +88,17 @@ class Stack:
         return args, kwargs
 
     def _check_terms(self, runner: nn.Module) -> None:
-        """Refuse terms that another library has wrapped, and tell of strengths that it has frozen."""
+        """Refuse modules that another library has put there, and tell of strengths that it has frozen."""
         frozen = []
         learns = runner.training and torch.is_grad_enabled() and not self.told
-        for name, (module, own) in self.terms.items():
-            if module._modules.get("neutreno") is not own:
+        for part in self.parts:
+            if not part.there():
                 raise InputError(
-                    f"model: got terms in {name} that were replaced after attach (PEFT's modules_to_save does so), so "
-                    "that what is learned would not be what acts; leave them out there, and call attach after "
-                    "get_peft_model: their strengths learn, and save_terms keeps them"
+                    f"model: got another {part.place} in {part.name} than when it was attached (PEFT's modules_to_save and "
+                    "merge_and_unload, or quantization, put others there), so that its term would be left out; call "
+                    "detach on the attached model first, and attach afterwards"
                 )
+        for name, own in self.terms.items():
             if learns and not all(one.requires_grad for one in own.parameters()):
                 frozen.append(name)
         if frozen and any(one.requires_grad for one in runner.parameters()):
