@@ -93,6 +93,10 @@ def test_strengths_that_peft_freezes_are_told(kind: str) -> None:
     stock = build(kind)
     given = inputs_of(stock)
     model = adapted(attach(stock, learned=True), kind)
+    if kind == "falcon":  # whose values would be those without the adapter
+        with pytest.raises(InputError, match=r"another query_key_value in h\.0\.self_attention than when"):
+            model(**given)
+        return
     with pytest.warns(NlflowWarning, match=r"would learn is frozen.*call attach after get_peft_model"):
         step(model, given)
     step(model, given)  # once
@@ -107,7 +111,7 @@ def test_terms_that_peft_wraps_are_refused(kind: str) -> None:
     stock = build(kind)
     given = inputs_of(stock)
     model = adapted(attach(stock, learned=True), kind, modules_to_save=["neutreno"])
-    with pytest.raises(InputError, match=r"another neutreno in .* than when it was attached \(PEFT's modules_to_save"):
+    with pytest.raises(InputError, match=r"another neutreno in .* than when it was attached \(PEFT puts others there,"):
         model(**given)
 
 

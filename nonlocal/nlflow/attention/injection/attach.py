@@ -167,6 +167,10 @@ def detach(model: Model) -> Model:
         for handle in record.handles:
             handle.remove()
         for module in list(owner.modules()):
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):  # what quantization has handed on
+                for key, hook in list(hooks.items()):
+                    if isinstance(getattr(hook, "__self__", None), Summed | LayerTerms):
+                        del hooks[key]
             module._modules.pop(TERMS, None)
             module.__dict__.pop(STACK, None)
             module.__dict__.pop(STOCK, None)
