@@ -95,8 +95,8 @@ class Stack:
             if not part.there():
                 raise InputError(
                     f"model: got another {part.place} in {part.name} than when it was attached (PEFT puts others "
-                    "there, in modules_to_save and merge_and_unload too), so that its term would be wrong; call detach on "
-                    "the attached model first, and attach afterwards"
+                    "there, in modules_to_save and merge_and_unload too), so that its term would be wrong; call detach "
+                    "on the attached model first, and attach afterwards"
                 )
         for name, own in self.terms.items():
             if learns and not all(one.requires_grad for one in own.parameters()):
