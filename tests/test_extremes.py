@@ -46,9 +46,20 @@ ATTENTION_WITHOUT_NUMBERS = {
         "Head",
         "Layer",
         "LayerTrace",
+        "Survey",
+        "SurveyedState",
         "Taken",
     ),
-    *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
+    *(
+        "attach",
+        "blocks",
+        "detach",
+        "discretize",
+        "extrapolate",
+        "register",
+        "probe",
+        "survey",
+    ),  # of models and their traces
     *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 

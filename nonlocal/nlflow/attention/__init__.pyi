@@ -26,6 +26,9 @@ from .probing.probe import probe as probe
 from .probing.recording import Taken as Taken
 from .probing.sphere import BlockFlow as BlockFlow
 from .probing.sphere import discretize_blocks as discretize_blocks
+from .probing.survey import Survey as Survey
+from .probing.survey import SurveyedState as SurveyedState
+from .probing.survey import survey as survey
 from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
 from .terms.modules import NeutrenoAttention as NeutrenoAttention

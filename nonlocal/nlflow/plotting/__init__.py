@@ -5,7 +5,7 @@ from nlflow.plotting.base import new_figure, render
 from nlflow.plotting.chains import chain_figure, phase_figure
 from nlflow.plotting.comparison import comparison_figure
 from nlflow.plotting.flows import Course, decay_figure, spacetime_figure
-from nlflow.plotting.layers import layers_figure
+from nlflow.plotting.layers import layers_figure, survey_figure
 from nlflow.plotting.noise import noise_figure
 from nlflow.plotting.rates import Series, bounds_figure, rate_figure
 from nlflow.plotting.stacks import stack_figure
@@ -26,4 +26,5 @@ __all__ = [
     "render",
     "spacetime_figure",
     "stack_figure",
+    "survey_figure",
 ]

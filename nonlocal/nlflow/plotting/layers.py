@@ -23,6 +23,17 @@ _PANELS = (
     ("gap", "spectral gap, mean and range of heads", "1 − |μ₂|", ("gap_least", "gap_most")),
     ("stable", "stable fidelity, median head (dotted: least)", "λ̃", ("stable_least", "stable_least")),
 )
+# The same of a survey, whose ranges are made from standard errors.
+_SURVEYED = tuple(
+    (column, name, label, (f"{column}_low", f"{column}_high"))
+    for column, name, label in (
+        ("cosine", "mean cosine of the tokens of an input", "cos"),
+        ("isotropy", "mean cosine of two inputs, pooled", "cos"),
+        ("J", "energy J of the values, per token and head", "J"),
+        ("gradient", "cosine with the gradient of J", "cos"),
+    )
+)
+_NORMAL = 1.96  # standard errors on each side of a mean: 95 % of a normal law
 
 
 def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, title: str | None = None) -> Figure:
@@ -49,15 +60,53 @@ def layers_figure(runs: Mapping[str, Rows], *, fidelity: float | None = None, ti
         If there is nothing to draw.
     """
     check_filled("runs", runs, "run with rows")
+    return _figure(runs, _PANELS, fidelity, title)
+
+
+def survey_figure(runs: Mapping[str, Rows], *, title: str | None = None) -> Figure:
+    """Draw what a model's layers do to many inputs, as means with bands of 95 % over depth.
+
+    Parameters
+    ----------
+    runs : mapping of str to sequence of mappings
+        Name of a run and its rows, as ``Survey.rows`` returns them: ``index``, and ``cosine``, ``isotropy``, ``J`` and
+        ``gradient`` with their standard errors ``..._se``. A mean without an error has no band.
+    title : str, optional
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        Four panels, all runs in each.
+
+    Raises
+    ------
+    InputError
+        If there is nothing to draw.
+    """
+    check_filled("runs", runs, "run with rows")
+    return _figure({run: [_with_bands(row) for row in rows] for run, rows in runs.items()}, _SURVEYED, None, title)
+
+
+def _with_bands(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row with the ends of the bands of its means."""
+    ends = dict(row)
+    for column, *_ in _SURVEYED:
+        mean, error = (float(row.get(name, np.nan)) for name in (column, f"{column}_se"))
+        ends[f"{column}_low"], ends[f"{column}_high"] = mean - _NORMAL * error, mean + _NORMAL * error
+    return ends
+
+
+def _figure(runs: Mapping[str, Rows], panels: Any, fidelity: float | None, title: str | None) -> Figure:
+    """Draw four panels, all runs in each."""
     figure = new_figure(10.4, 7.0, 130, title)
     axes: list[Axes] = list(figure.subplots(2, 2, sharex=True).ravel())
-    for axis, (column, name, label, between) in zip(axes, _PANELS, strict=True):
+    for axis, (column, name, label, between) in zip(axes, panels, strict=True):
         drawn = [_draw(axis, rows, column, between, run, *look(i)) for i, (run, rows) in enumerate(runs.items())]
         if column == "stable" and fidelity is not None:
             axis.axhline(fidelity, color="0.35", linewidth=1.2, linestyle="--", label=f"λ̃ = {fidelity:g}")
         if not any(drawn):
             axis.text(0.5, 0.5, "not computed", transform=axis.transAxes, ha="center", va="center", color="0.4")
-        elif column != "cosine":
+        elif column in ("J", "gap", "stable"):
             axis.set_ylim(bottom=0)
         finish(axis, name, "layer (0: input)" if axis in axes[2:] else "", label)
         axis.locator_params(axis="x", integer=True)

@@ -24,7 +24,7 @@ from nlflow.attention.injection.forward import (
 )
 from nlflow.attention.injection.keeping import RECORD, Record, Saver, plain_arguments
 from nlflow.attention.injection.naming import BASES, BLOCK, Switch, named, register, set_implementation
-from nlflow.attention.injection.stacks import Stack
+from nlflow.attention.injection.stacks import Part, Stack
 from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.injection.trial import try_out
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
@@ -137,8 +137,9 @@ def attach(
         for part in model.modules():
             if hasattr(part, "set_attn_implementation"):
                 part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
-        if hasattr(model, "save_pretrained"):
-            model.__dict__["save_pretrained"] = Saver(model)
+        for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
+            if hasattr(part, "save_pretrained"):
+                part.__dict__["save_pretrained"] = Saver(model, part)
         if not torch.compiler.is_compiling():
             try_out(model, inputs)
     except Exception:
@@ -166,13 +167,18 @@ def detach(model: Model) -> Model:
         for handle in record.handles:
             handle.remove()
         for module in list(owner.modules()):
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):  # what quantization has handed on
+                for key, hook in list(hooks.items()):
+                    if isinstance(getattr(hook, "__self__", None), Summed | LayerTerms):
+                        del hooks[key]
             module._modules.pop(TERMS, None)
             module.__dict__.pop(STACK, None)
             module.__dict__.pop(STOCK, None)
             module.__dict__.pop(BLOCK, None)
             if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
                 del module.__dict__["set_attn_implementation"]
-        owner.__dict__.pop("save_pretrained", None)
+            if isinstance(module.__dict__.get("save_pretrained"), Saver):
+                del module.__dict__["save_pretrained"]
         for module, config in record.configs:
             module.config = config
         for module in record.nested:
@@ -259,6 +265,8 @@ def _give_terms(
         stack = stacks[block.group]
         setattr(block.module, TERMS, own)
         setattr(block.module, STACK, stack)
+        stack.terms[block.name] = own
+        stack.parts.append(Part(block.name, block.module, TERMS, own))
         if own.active:
             stack.acting[block.name] = block.module
         if block.layer is not block.module and not alone:
@@ -273,9 +281,14 @@ def _give_terms(
         else:
             values: Any = block.values  # `_check_terms` has seen that both are there
             projection: Any = block.projection
-            record.handles += Summed(block.module, values, projection, own, stack).hooks()
+            summed = Summed(block.module, values, projection, own, stack)
+            record.handles += summed.hooks()
+            for one, hook in ((values, summed.take), (projection, summed.give)):
+                stack.parts.append(Part(block.name, *_place(model, one), one, hook))
         if options.feat_scale and block.projection is not None:
             record.handles.append(block.projection.register_forward_hook(own.scale_features))
+            place = _place(model, block.projection)
+            stack.parts.append(Part(block.name, *place, block.projection, own.scale_features))
         if options.similarity_removal and not own.first:
             position = mask_position(block.layer)
             removal = SimilarityRemoval(position, options.similarity_removal, block.causal, stack)
@@ -284,6 +297,11 @@ def _give_terms(
         if isinstance(module, nn.TransformerEncoder) and module.use_nested_tensor and stacks:
             module.use_nested_tensor = False  # layers with hooks do not take nested tensors
             record.nested.append(module)
+
+
+def _place(model: nn.Module, child: nn.Module) -> tuple[nn.Module, str]:
+    """Return the module that holds another, and under which name."""
+    return next((parent, name) for parent in model.modules() for name, one in parent._modules.items() if one is child)
 
 
 def _enter(stack: Stack, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -60,15 +60,15 @@ def write_terms(owner: nn.Module, folder: Path) -> None:
 
 
 class Saver:
-    """The ``save_pretrained`` of a model that has terms: it writes them too."""
+    """The ``save_pretrained`` of a model that has terms, or of a part of it: it writes them too."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, part: nn.Module) -> None:
+        self.model, self.part = model, part
 
     def __call__(self, save_directory: Any, is_main_process: bool = True, **options: Any) -> Any:
-        """Save the model and its terms."""
-        kind: Any = type(self.model)
-        result = kind.save_pretrained(self.model, save_directory, is_main_process=is_main_process, **options)
-        if is_main_process:
+        """Save the part and the terms of the model, if it still has some."""
+        kind: Any = type(self.part)
+        result = kind.save_pretrained(self.part, save_directory, is_main_process=is_main_process, **options)
+        if is_main_process and RECORD in self.model.__dict__:
             write_terms(self.model, Path(save_directory))
         return result

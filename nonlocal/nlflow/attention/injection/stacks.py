@@ -8,6 +8,8 @@ Everywhere else it is the innermost call that is open in this thread.
 from __future__ import annotations
 
 import inspect
+import warnings
+from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
 
@@ -15,10 +17,30 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.places import note, tracing
-from nlflow.errors import InputError
+from nlflow.errors import InputError, NlflowWarning
 
 CALL = "neutreno_call"
 _PATIENCE = 100  # calls
+
+
+@dataclass(eq=False)
+class Part:
+    """What must stay in its place for the term of the module `name`: a child, or at least the hook on it."""
+
+    name: str
+    parent: nn.Module
+    place: str
+    child: nn.Module
+    hook: Any = None
+
+    def there(self) -> bool:
+        """Return whether it is there."""
+        now = self.parent._modules.get(self.place)
+        if now is self.child:
+            return True
+        if now is None or self.hook is None:
+            return False
+        return self.hook in (*now._forward_hooks.values(), *now._forward_pre_hooks.values())
 
 
 class Stack:
@@ -31,6 +53,9 @@ class Stack:
     def __init__(self, group: str, container: nn.Module, hands_on: bool) -> None:
         self.group, self.container, self.hands_on = group, container, hands_on
         self.acting: dict[str, nn.Module] = {}  # by name: the attention modules that have a term
+        self.terms: dict[str, nn.Module] = {}  # by the name of the attention module
+        self.parts: list[Part] = []
+        self.told = False  # that strengths do not learn
         self.configs: dict[str, Any] = {}  # of attention modules that ask for their function by a name
         self.names: frozenset[str] = frozenset()
         self.seen = False  # whether a whole call has shown that the term arrives everywhere
@@ -48,6 +73,8 @@ class Stack:
                     "left out; set it with the attached model's own set_attn_implementation('eager' or 'sdpa'), or "
                     "call detach(model) first"
                 )
+        if not torch.compiler.is_compiling():
+            self._check_terms(module)
         cached = any(
             one is not None and not isinstance(one, bool) and ("past" in name or "cache" in name)
             for name, one in kwargs.items()
@@ -59,6 +86,30 @@ class Stack:
                 return args, kwargs
         self._open.setdefault(_thread(), []).append(call)
         return args, kwargs
+
+    def _check_terms(self, runner: nn.Module) -> None:
+        """Refuse modules that another library has put there, and tell of strengths that it has frozen."""
+        frozen = []
+        learns = runner.training and torch.is_grad_enabled() and not self.told
+        for part in self.parts:
+            if not part.there():
+                raise InputError(
+                    f"model: got another {part.place} in {part.name} than when it was attached (PEFT puts others "
+                    "there, in modules_to_save and merge_and_unload too), so that its term would be wrong; call detach "
+                    "on the attached model first, and attach afterwards"
+                )
+        for name, own in self.terms.items():
+            if learns and not all(one.requires_grad for one in own.parameters()):
+                frozen.append(name)
+        if frozen and any(one.requires_grad for one in runner.parameters()):
+            self.told = True
+            warnings.warn(
+                f"model: got a training in which what the terms of {', '.join(frozen[:3])}"
+                f"{' …' if frozen[3:] else ''} would learn is frozen (get_peft_model freezes what it did not make): it "
+                "keeps its value; call attach after get_peft_model, or set requires_grad before the optimizer is made",
+                NlflowWarning,
+                stacklevel=2,
+            )
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a call: a hook after the container's forward, also when it fails."""
@@ -94,7 +145,7 @@ class Stack:
             f"model: got a call of {name} outside of the forward of its stack of layers, where v0 is not known; "
             "call the whole model. If this is gradient checkpointing: it is with use_reentrant=True, or the layers of "
             "this model take no further keyword arguments, through which v0 would reach the recomputation; switch "
-            "checkpointing off"
+            "checkpointing off. If the model was wrapped after attach (PEFT): attach the wrapper"
         )
 
     def enter(self, module: nn.Module, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

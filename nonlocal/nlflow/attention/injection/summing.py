@@ -164,7 +164,13 @@ def _fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ..
     memo: dict[int, Any] = {}
 
     def copied(one: Any) -> Any:
-        return copy.deepcopy(one, memo) if hasattr(one, "get_seq_length") else one
+        if not hasattr(one, "get_seq_length"):
+            return one
+        for layer in getattr(one, "layers", ()):
+            for kept in vars(layer).values():
+                if isinstance(kept, Tensor) and not kept.is_leaf:  # keys of a training, whose graph has no copy
+                    memo[id(kept)] = kept.detach().clone()
+        return copy.deepcopy(one, memo)
 
     return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
 

@@ -47,6 +47,8 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | None:
     """Return a few tokens, or an image without content, for a model of transformers; None where it takes neither."""
+    if hasattr(model, "get_base_model"):  # PEFT's wrapper, whose forward names no arguments
+        model = model.get_base_model()
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
     if config is None or place.type == "meta":

@@ -40,7 +40,9 @@ def neutreno(
     overwrite : bool
         Write the result into `average`: half the time, and no memory. Not where derivatives are wanted.
     """
-    if not isinstance(fidelity, Tensor) and fidelity == 0:
+    if isinstance(fidelity, Tensor):
+        fidelity = fidelity.to(average.device)  # one λ̃ for layers on several devices
+    elif fidelity == 0:
         return average
     if semi_implicit:
         return torch.lerp(average, first, fidelity / (1 + fidelity))

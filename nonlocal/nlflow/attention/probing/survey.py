@@ -1,0 +1,264 @@
+"""What the layers of a model do over many inputs: means with standard errors, for each layer and each head."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from nlflow._array import underflowing
+from nlflow.attention.injection.adapters import Adapter
+from nlflow.attention.probing.metrics import mean_cosine
+from nlflow.attention.probing.probe import probe
+from nlflow.attention.probing.recording import Take
+from nlflow.attention.probing.trace import LayerTrace
+from nlflow.errors import InputError
+
+Floats = NDArray[np.float64]
+_OF_STATE = {"mean_cosine": "cosine", "token_similarity": "t_sim", "hfc_lfc": "hfc_lfc", "rank": "rank"}
+_OF_HEADS = {"energy": "J", "gradient_cosine": "gradient"}
+
+
+@dataclass(frozen=True, eq=False)
+class SurveyedState:
+    """One hidden state over all inputs: that before a stack, or that after a layer, with the heads of the layer.
+
+    Attributes
+    ----------
+    layer : str
+        Name of the attention module, or ``'encoder input'``.
+    index : int
+        0 for the input of a stack.
+    values : dict of str to array
+        ``cosine``, ``t_sim``, ``hfc_lfc``, ``rank`` and ``share``, shape (n,), as in `LayerTrace.rows`.
+    heads : dict of str to array
+        ``J`` and ``gradient``, shape (n, H); empty for the input of a stack.
+    pooled : array of shape (n, D), or None
+        The mean token of each input; None where the model does not show its states.
+    """
+
+    layer: str
+    index: int
+    values: dict[str, Floats]
+    heads: dict[str, Floats]
+    pooled: Floats | None
+
+    def isotropy(self) -> tuple[float, float]:
+        """Return the mean cosine of the pooled states of two inputs and its standard error, in O(n D) time.
+
+        1: all inputs have come to lie in one direction, whatever the cosine of tokens says. The error is that of the
+        jackknife, since pairs are not independent; NaN for fewer than three inputs.
+        """
+        if self.pooled is None or len(self.pooled) < 2:
+            return math.nan, math.nan
+        count = len(self.pooled)
+        mean = float(mean_cosine(self.pooled))
+        if count < 3:
+            return mean, math.nan
+        lengths = np.linalg.norm(self.pooled, axis=1, keepdims=True)
+        units = self.pooled / np.where(lengths > 0, lengths, 1.0)
+        own = (units**2).sum(axis=1)
+        # |S - u|^2 of the sum S without one input, less what its terms have with themselves.
+        without = ((units.sum(axis=0) - units) ** 2).sum(axis=1) - (own.sum() - own)
+        left = without / ((count - 1) * (count - 2))
+        return mean, float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
+
+
+@underflowing
+@dataclass(frozen=True, eq=False)
+class Survey:
+    """What the layers of a model did to many inputs. Made by `nlflow.attention.survey`.
+
+    Attributes
+    ----------
+    model : str
+        Name of the model's class.
+    count : int
+        Number n of inputs.
+    states : tuple of SurveyedState
+        For each stack its input, then its layers.
+    """
+
+    model: str
+    count: int
+    states: tuple[SurveyedState, ...]
+
+    def rows(self, *, by_head: bool = False) -> list[dict[str, Any]]:
+        """Return one row for each state, or for each head, with means over inputs and their standard errors.
+
+        Parameters
+        ----------
+        by_head : bool
+            A row for each head, with ``head``, ``J`` and ``gradient``. If not, these are means over the heads of an
+            input first: heads of one input are not independent.
+
+        Returns
+        -------
+        list of dict
+            ``layer``, ``index``, ``inputs``, and for each quantity its mean and, with ``_se`` behind its name, the
+            standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two). ``isotropy`` is the cosine
+            between pooled inputs, beside ``cosine`` between the tokens of one.
+        """
+        result: list[dict[str, Any]] = []
+        for state in self.states:
+            row: dict[str, Any] = {"layer": state.layer, "index": state.index, "inputs": self.count}
+            if by_head:
+                for head in range(next(iter(state.heads.values())).shape[1] if state.heads else 0):
+                    own: dict[str, Any] = {**row, "head": head}
+                    for name, values in state.heads.items():
+                        own[name], own[f"{name}_se"] = _mean(values[:, head])
+                    result.append(own)
+                continue
+            row["isotropy"], row["isotropy_se"] = state.isotropy()
+            means = {name: _over_heads(values) for name, values in state.heads.items()}
+            for name, values in {**state.values, **means}.items():
+                row[name], row[f"{name}_se"] = _mean(values)
+            result.append(row)
+        return result
+
+    def to_pandas(self, *, by_head: bool = False) -> Any:
+        """Return the rows as a `pandas.DataFrame`.
+
+        Raises
+        ------
+        InputError
+            If pandas is not installed.
+        """
+        try:
+            pandas = importlib.import_module("pandas")
+        except ImportError as error:
+            raise InputError(f"to_pandas: got no package pandas ({error}), expected one; pip install pandas") from error
+        return pandas.DataFrame(self.rows(by_head=by_head))
+
+
+def survey(
+    model: nn.Module,
+    inputs: Iterable[Any],
+    *,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+    take: Take | None = None,
+    progress: bool = False,
+) -> Survey:
+    """Probe a model on many inputs, and keep numbers of each layer and head for each input.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        As for `nlflow.attention.probe`.
+    inputs : iterable
+        Batches that `probe` takes: a list, a `torch.utils.data.DataLoader`, a generator. It is gone through once, and
+        one batch is in memory at a time.
+    adapter, take
+        As for `probe`.
+    progress : bool
+        Progress bar on stderr.
+
+    Returns
+    -------
+    Survey
+
+    Raises
+    ------
+    InputError
+        For one input alone, for none, and for batches in which other layers ran than in the first.
+
+    Notes
+    -----
+    Each batch takes the time of `probe`, without spectra. A sequence of a batch is one input; padding does not count.
+
+    Examples
+    --------
+    >>> from transformers import BertConfig, BertModel
+    >>> import torch
+    >>> config = BertConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32)
+    >>> found = survey(BertModel(config), [torch.arange(5)[None] + i for i in range(4)])
+    >>> found.count, [row["index"] for row in found.rows()]
+    (4, [0, 1, 2])
+    """
+    if isinstance(inputs, Mapping | Tensor | str) or not hasattr(inputs, "__iter__"):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected a list or a DataLoader of what probe takes; call probe for "
+            "one batch"
+        )
+    parts: list[list[SurveyedState]] = []
+    name = ""
+    for batch in tqdm(inputs, desc="inputs", disable=not progress, leave=False, mininterval=1, file=sys.stderr):
+        alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
+        trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
+        name = trace.model
+        parts.append(_states(trace))
+        layers = [[state.layer for state in part] for part in (parts[0], parts[-1])]
+        if layers[0] != layers[1]:
+            raise InputError(
+                f"inputs: got batch {len(parts) - 1}, in which {', '.join(layers[1])} ran, expected {layers[0]}, as in "
+                "the first; survey them apart"
+            )
+    if not parts:
+        raise InputError("inputs: got no batch, expected at least one; a generator can be gone through once")
+    states = tuple(_joined(several) for several in zip(*parts, strict=True))
+    return Survey(name, len(states[0].values["cosine"]), states)
+
+
+def _states(trace: LayerTrace) -> list[SurveyedState]:
+    """Return the states of one batch."""
+    result: list[SurveyedState] = []
+    begun: set[str] = set()
+    for layer in trace:
+        if layer.stack not in begun:
+            begun.add(layer.stack)
+            before = _of_state(trace.states[layer.stack]) | {"share": np.full(layer.items, np.nan)}
+            result.append(SurveyedState(f"{layer.stack} input", 0, before, {}, _pooled(layer.before, layer.tokens)))
+        values = _of_state(layer.quantities) | {"share": layer.quantities["attention_share"]}
+        heads = {short: layer.quantities[name] for name, short in _OF_HEADS.items()}
+        pooled = _pooled(layer.after, layer.tokens)
+        result.append(SurveyedState(layer.name, result[-1].index + 1, values, heads, pooled))
+    return result
+
+
+def _of_state(quantities: dict[str, Floats]) -> dict[str, Floats]:
+    return {short: quantities[name] for name, short in _OF_STATE.items()}
+
+
+def _pooled(state: Tensor | None, tokens: Tensor) -> Floats | None:
+    """Return the mean token (B, D) of each input, without padding."""
+    if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
+        return None
+    counted = tokens.double()[..., None]
+    mean = (state.double() * counted).sum(1) / counted.sum(1)
+    return np.asarray(mean.cpu().numpy(), dtype=np.float64)
+
+
+def _joined(several: Sequence[SurveyedState]) -> SurveyedState:
+    """Return one state of all batches."""
+    first = several[0]
+    values = {name: np.concatenate([one.values[name] for one in several]) for name in first.values}
+    heads = {name: np.concatenate([one.heads[name] for one in several]) for name in first.heads}
+    shown = [one.pooled for one in several if one.pooled is not None]
+    pooled = np.concatenate(shown) if len(shown) == len(several) else None
+    return SurveyedState(first.layer, first.index, values, heads, pooled)
+
+
+def _over_heads(values: Floats) -> Floats:
+    """Return the mean of each input over its heads that have the quantity, shape (n,)."""
+    known = ~np.isnan(values)
+    total = np.where(known, values, 0.0).sum(axis=1)
+    return np.where(known.any(axis=1), total / np.maximum(known.sum(axis=1), 1), np.nan)
+
+
+def _mean(values: Floats) -> tuple[float, float]:
+    """Return the mean over the inputs that have the quantity, and its standard error."""
+    numbers = values[~np.isnan(values)]
+    if not numbers.size:
+        return math.nan, math.nan
+    mean = float(numbers.mean())
+    if numbers.size < 2 or not math.isfinite(mean):
+        return mean, math.nan
+    return mean, float(numbers.std(ddof=1) / math.sqrt(numbers.size))

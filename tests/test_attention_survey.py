@@ -1,0 +1,142 @@
+"""The probe over many inputs: against the probe of each, and plain sums."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from nlflow import InputError
+from tests.problems import torch_on_one_thread
+
+torch = torch_on_one_thread()
+pytest.importorskip("transformers")
+
+from nlflow.attention import SurveyedState, attach, probe, survey  # noqa: E402
+from nlflow.plotting import survey_figure  # noqa: E402
+from tests.transformer_models import build as known  # noqa: E402
+
+
+def batches(several: int = 3) -> list[dict[str, Any]]:
+    """Return batches of different lengths, the second with padding."""
+    generator = torch.Generator().manual_seed(4)
+    result = [{"input_ids": torch.randint(1, 40, (2, 5 + length), generator=generator)} for length in range(several)]
+    if several > 1:
+        mask = torch.ones(2, 6, dtype=torch.long)
+        mask[1, 4:] = 0
+        result[1]["attention_mask"] = mask
+    return result
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return known("bert").eval()
+
+
+def test_means_and_errors_are_those_of_the_inputs_one_by_one(model: Any) -> None:
+    given = batches()
+    found = survey(model, given)
+    alone = []
+    for batch in given:
+        mask = batch.get("attention_mask", torch.ones_like(batch["input_ids"])).bool()
+        alone += [
+            probe(model, {"input_ids": row[kept][None]}) for row, kept in zip(batch["input_ids"], mask, strict=True)
+        ]
+    assert found.count == len(alone) == 6
+    rows, heads = found.rows(), found.rows(by_head=True)
+    assert [row["index"] for row in rows] == list(range(len(alone[0]) + 1))
+    for number, row in enumerate(rows):
+        if number == 0:
+            each = {"cosine": [one.states["encoder"]["mean_cosine"][0] for one in alone]}
+            states = [one[0].before[0].double().mean(0).numpy() for one in alone]
+        else:
+            layers = [one[number - 1] for one in alone]
+            each = {
+                "cosine": [one.quantities["mean_cosine"][0] for one in layers],
+                "J": [one.quantities["energy"][0].mean() for one in layers],
+                "gradient": [one.quantities["gradient_cosine"][0].mean() for one in layers],
+                "share": [one.quantities["attention_share"][0] for one in layers],
+            }
+            states = [one.after[0].double().mean(0).numpy() for one in layers]
+            for head in (one for one in heads if one["index"] == number):
+                energies = [one.quantities["energy"][0, head["head"]] for one in layers]
+                assert head["J"] == pytest.approx(np.mean(energies), rel=1e-4)
+                assert head["J_se"] == pytest.approx(np.std(energies, ddof=1) / math.sqrt(6), rel=1e-3)
+        for name, values in each.items():
+            assert row[name] == pytest.approx(np.mean(values), rel=1e-4, abs=1e-6)
+            assert row[f"{name}_se"] == pytest.approx(np.std(values, ddof=1) / math.sqrt(6), rel=1e-3, abs=1e-6)
+        mean, error = jackknife(np.array(states))
+        assert row["isotropy"] == pytest.approx(mean, rel=1e-4)
+        assert row["isotropy_se"] == pytest.approx(error, rel=1e-3)
+    assert len(heads) == sum(layer.heads for layer in alone[0])
+
+
+def jackknife(states: Any) -> tuple[float, float]:
+    """Return the mean cosine over pairs, and its error from leaving one input out after another, by plain sums."""
+    units = states / np.linalg.norm(states, axis=1, keepdims=True)
+    cosines = units @ units.T
+
+    def over(some: list[int]) -> float:
+        return float(np.mean([cosines[i, j] for i in some for j in some if i != j]))
+
+    count = len(units)
+    left = np.array([over([i for i in range(count) if i != out]) for out in range(count)])
+    return over(list(range(count))), float(np.sqrt((count - 1) / count * ((left - left.mean()) ** 2).sum()))
+
+
+def test_loaders_and_tables(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(60).view(10, 6) % 37 + 1)
+    loader = torch.utils.data.DataLoader(data, batch_size=4)
+    found = survey(model, loader)
+    one = survey(model, (batch for batch in [data.tensors[0]]))
+    assert found.count == one.count == 10
+    for row, other in zip(found.rows(), one.rows(), strict=True):
+        assert row["cosine"] == pytest.approx(other["cosine"], rel=1e-5)
+    pandas = pytest.importorskip("pandas")
+    table = found.to_pandas(by_head=True)
+    assert isinstance(table, pandas.DataFrame)
+    assert list(table.columns) == ["layer", "index", "inputs", "head", "J", "J_se", "gradient", "gradient_se"]
+    assert table.to_dict("records") == found.rows(by_head=True)
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(InputError, match="to_pandas: got no package pandas"):
+        found.to_pandas()
+
+
+def test_figures_of_surveys(model: Any) -> None:
+    runs = {"as it is": survey(model, batches()).rows()}
+    runs["with the term"] = survey(attach(known("bert").eval(), fidelity=0.4), batches()).rows()
+    figure = survey_figure(runs, title="two models")
+    assert [len(axis.collections) for axis in figure.axes] == [2, 2, 2, 2]  # a band for each run
+    assert figure.axes[1].get_title(loc="left") or figure.axes[1].get_title()
+    line = figure.axes[0].lines[0]
+    np.testing.assert_allclose(line.get_ydata(), [row["cosine"] for row in runs["as it is"]])
+    with pytest.raises(InputError, match="runs"):
+        survey_figure({})
+
+
+def test_few_inputs_have_no_errors(model: Any) -> None:
+    row = survey(model, [{"input_ids": torch.arange(1, 6)[None]}]).rows()[1]
+    assert math.isnan(row["isotropy"])
+    assert math.isnan(row["cosine_se"])
+    assert math.isfinite(row["cosine"])
+    state = SurveyedState("", 0, {}, {}, np.array([[1.0, 0.0], [0.0, 2.0]]))
+    assert state.isotropy()[0] == 0
+    assert math.isnan(state.isotropy()[1])
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"input_ids": torch.ones(1, 3, dtype=torch.long)}, "inputs: got dict, expected a list or a DataLoader"),
+        (torch.ones(1, 3, dtype=torch.long), "inputs: got Tensor, expected a list"),
+        (3, "inputs: got int"),
+        ([], "inputs: got no batch"),
+        ([["text", "text"]], "inputs: got list, expected a mapping"),
+    ],
+)
+def test_inputs_that_are_refused(model: Any, given: Any, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        survey(model, given)
