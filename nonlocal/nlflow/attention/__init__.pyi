@@ -28,6 +28,12 @@ from .probing.sphere import BlockFlow as BlockFlow
 from .probing.sphere import discretize_blocks as discretize_blocks
 from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
+from .sweeping.sweep import Sweep as Sweep
+from .sweeping.sweep import sweep as sweep
+from .sweeping.tasks import Perplexity as Perplexity
+from .sweeping.tasks import Retrieval as Retrieval
+from .sweeping.tasks import neighbouring_passages as neighbouring_passages
+from .sweeping.tasks import reciprocal_ranks as reciprocal_ranks
 from .terms.modules import NeutrenoAttention as NeutrenoAttention
 from .terms.modules import SignedProjection as SignedProjection
 from .terms.neighbours import NeighbourAttention as NeighbourAttention
