@@ -157,7 +157,9 @@ def test_values_of_shifted_windows_are_those_of_the_same_pixels() -> None:
         handle.remove()
     assert model.encoder.layers[0].blocks[1].shift_size > 0
     stock = outputs(model, given)[0]
-    torch.testing.assert_close(outputs(attach(model, fidelity=0.5, semi_implicit=False), given)[0], expected, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(
+        outputs(attach(model, fidelity=0.5, semi_implicit=False), given)[0], expected, rtol=1e-9, atol=1e-11
+    )
     assert (expected - stock).abs().max() > 1e-4
 
 

@@ -33,7 +33,7 @@ class Words:
     model_max_length = 30
 
     def __call__(self, text: str, *, max_length: int = 10**9, **options: Any) -> dict[str, list[int]]:
-        return {"input_ids": [5 + sum(map(ord, word)) % 60 for word in text.split()][:max_length]}
+        return {"input_ids": [5 + sum(map(ord, word)) % 30 for word in text.split()][:max_length]}
 
 
 TEXT = "= One =\n" + " ".join(f"w{i}" for i in range(45)) + "\n = Two = \n" + " ".join(f"v{i}" for i in range(70))
@@ -117,17 +117,19 @@ def test_embeddings_do_not_depend_on_padding() -> None:
 
 def test_perplexity_is_that_of_the_library() -> None:
     torch.manual_seed(0)
-    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=70, n_positions=32)
+    config = transformers.GPT2Config(
+        n_embd=16, n_layer=2, n_head=2, vocab_size=70, n_positions=32, bos_token_id=1, eos_token_id=2
+    )
     model = transformers.GPT2LMHeadModel(config).eval().double()
     task = Perplexity(Words(), [TEXT], length=12, batch=3)
     scores = task(model)
-    assert scores.shape == (len(task.blocks),) == (9,)
+    assert scores.shape == (len(task.blocks),) == (10,)
     with torch.no_grad():
         loss = model(input_ids=task.blocks, labels=task.blocks).loss
     # The library's loss is in float32.
     assert task.summary(scores) == pytest.approx(float(loss.exp()), rel=1e-5)
     assert len(Perplexity(Words(), [TEXT], length=12, blocks=4).blocks) == 4
-    with pytest.raises(InputError, match="gives no logits .* head='language'"):
+    with pytest.raises(InputError, match=r"gives no logits .* head='language'"):
         task(model.transformer)
     with pytest.raises(InputError, match="texts: got 1 tokens, expected at least 256"):
         Perplexity(Words(), ["word"])
@@ -152,15 +154,15 @@ def test_intervals_of_many_settings_hold_together() -> None:
     """Of twelve settings that change nothing one at least is found to, in 5 % of experiments, not in 40 %."""
     rng = np.random.default_rng(2)
     wrong = single = 0
-    for seed in range(200):
+    for seed in range(100):
         stock = rng.normal(size=60)
         scores = stock + rng.normal(size=(12, 60))
         found = paired_differences(scores, stock, resamples=400, rng=seed)
         wrong += bool(((found.low > 0) | (found.high < 0)).any())
         single += bool((stats.ttest_1samp(scores - stock, 0, axis=1).pvalue < 0.05).any())
         np.testing.assert_allclose(found.high - found.mean, found.mean - found.low, rtol=1e-9)
-    assert 2 <= wrong <= 22  # 10 expected; four deviations of a binomial law
-    assert single > 60
+    assert wrong <= 14  # 5 expected; four deviations of a binomial law
+    assert single > 30
 
 
 def test_differences_without_spread() -> None:
@@ -185,7 +187,7 @@ def planted(seed: int = 0) -> Any:
 
     def task(model: Any) -> Any:
         near = (output(model, given) - wanted).flatten(1).norm(dim=1) / (stock - wanted).flatten(1).norm(dim=1)
-        return noise - near.numpy()
+        return noise - near.detach().numpy()
 
     return task
 

@@ -49,6 +49,7 @@ ATTENTION_WITHOUT_NUMBERS = {
         "Taken",
     ),
     *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe"),  # of models and their traces
+    *("Perplexity", "Retrieval", "Sweep", "neighbouring_passages", "reciprocal_ranks", "sweep"),
     *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 

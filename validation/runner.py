@@ -97,9 +97,7 @@ def run_claims(
     return [found[claim.name] for claim in claims]
 
 
-def _run(
-    name: str, quick: bool, step: Callable[[str], None] | None = None, data: Path | None = None
-) -> dict[str, Any]:
+def _run(name: str, quick: bool, step: Callable[[str], None] | None = None, data: Path | None = None) -> dict[str, Any]:
     """Run a claim, here or in another process, and return what it found as plain data."""
     told = (lambda text: None) if step is None else (lambda text: step(f"{name}: {text}"))
     told("starts")

@@ -24,7 +24,9 @@ def text_of(data: Path | None) -> str:
     path = None if data is None else next((one for one in (data / "wikitext-2" / "test.txt", data / "test.txt")
                                            if one.is_file()), None)  # fmt: skip
     if path is None:
-        raise CannotRunError("wikitext-2 is not given: --data DIR, with wikitext-2/test.txt in DIR (nothing is fetched)")
+        raise CannotRunError(
+            "wikitext-2 is not given: --data DIR, with wikitext-2/test.txt in DIR (nothing is fetched)"
+        )
     return path.read_text(encoding="utf-8")
 
 
@@ -57,9 +59,7 @@ def run(context: Context) -> Outcome:
     found = sweep(model, task, strengths=context.pick(STRENGTHS, (0.4, 0.6)), layers=["all"])
     rows = {(row["form"], row["strength"]): row for row in found.rows}
     wreck, mild = rows["explicit", 0.6], rows["semi-implicit", 0.4]
-    between = paired_differences(
-        [found.scores["semi-implicit", 0.4, "all"]], found.scores["explicit", 0.6, "all"]
-    )
+    between = paired_differences([found.scores["semi-implicit", 0.4, "all"]], found.scores["explicit", 0.6, "all"])
     checks = [
         Check("explicit, λ̃ = 0.6: upper end of the interval of the change of MRR, for all settings at once",
               wreck["high"], 0),
@@ -105,8 +105,8 @@ CLAIM = Claim(
         "all-MiniLM-L6-v2 was trained without a term. It is given passages of WikiText-2, and finds the one that "
         "follows each (mean reciprocal rank). With the explicit term P v + λ̃ (v⁰ − v), λ̃ = 0.6 in all layers, it finds "
         "them worse, and worse than with the semi-implicit one, (P v + λ̃ v⁰)/(1 + λ̃) with λ̃ = 0.4. The intervals of "
-        "the change hold for all settings at once: the bootstrap of the largest studentized difference over the same "
-        "pairs. Whether the semi-implicit term helps is not claimed but reported: what lifts the rank in one cut of "
+        "the change hold for all settings at once: the bootstrap of the largest difference, in units of its error, "
+        "over the same pairs. Whether the semi-implicit term helps is not claimed but reported: what lifts the rank in one cut of "
         "the text does not in another. Lower cosine of tokens is no aim by itself."
     ),
     source=f"{PAPER}, eq. 28; P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing, 1993",

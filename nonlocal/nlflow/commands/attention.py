@@ -117,7 +117,9 @@ def attention(
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
     if sweep:
         if texts is None or any(value is not None for value in (text, image, tokens, neutreno)) or explicit:
-            raise typer.BadParameter("--sweep takes --texts, and none of --text, --image, --tokens, --neutreno, --explicit")
+            raise typer.BadParameter(
+                "--sweep takes --texts, and none of --text, --image, --tokens, --neutreno, --explicit"
+            )
         check_out(out)
         check_installed("attention", "torch", "torch")
         run_sweep(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 
 from nlflow.errors import InputError
 
@@ -29,10 +30,10 @@ class Differences:
 def paired_differences(
     scores: Any, stock: Any, *, level: float = 0.95, resamples: int = 10_000, rng: Any = 0
 ) -> Differences:
-    """Return how far settings are from one of them, over the same items, with intervals by the bootstrap of max \\|t\\|.
+    """Return how far settings are from one of them, over the same items, with intervals by the bootstrap of the largest.
 
-    Items are drawn again, the same for all settings. The largest studentized difference of each draw from what was
-    found gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments, however the
+    Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
+    of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments, however the
     settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be picked afterwards.
 
     Parameters
@@ -65,21 +66,18 @@ def paired_differences(
     error[np.ptp(gains, axis=1) <= 8 * np.finfo(float).eps] = 0
     largest = np.empty(resamples)
     chunk = max(1, _ENTRIES // count)
+    # The draws of n have the variance of n - 1.
+    inverse = np.divide(np.sqrt(count / (count - 1)), error, out=np.zeros_like(error), where=error > 0)
     for start in range(0, resamples, chunk):
         stop = min(start + chunk, resamples)
         drawn = generator.multinomial(count, np.full(count, 1 / count), size=stop - start) / count
-        shift = drawn @ centred.T
-        spread = np.sqrt(np.maximum(drawn @ np.square(centred).T - np.square(shift), 0) / (count - 1))
-        largest[start:stop] = _ratios(shift, spread, error > 0).max(axis=1)
-    bound = float(np.quantile(largest, level, method="higher"))
-    found = _ratios(mean / np.where(scale[:, 0] > 0, scale[:, 0], 1), error, np.ones(len(mean), bool))
+        largest[start:stop] = np.abs((drawn @ centred.T) * inverse).max(axis=1)
+    # The draws know the law of the means, but not that errors are estimated: Student's law in the place of Gauss'.
+    bound = stats.t.isf(stats.norm.sf(np.quantile(largest, level, method="higher")), count - 1)
+    size = np.abs(mean) / np.where(scale[:, 0] > 0, scale[:, 0], 1)
+    found = np.divide(size, error, out=np.where(size > 0, np.inf, 0.0), where=error > 0)
+    found = stats.norm.isf(stats.t.sf(found, count - 1))
     p = (1 + (largest >= found[:, None]).sum(axis=1)) / (resamples + 1)
-    reach = np.where(error > 0, bound * error * scale[:, 0], 0.0)
+    reach = bound * error * scale[:, 0]
     return Differences(mean, mean - reach, mean + reach, p)
 
-
-def _ratios(shift: Floats, spread: Floats, wanted: NDArray[np.bool_]) -> Floats:
-    """Return |shift| / spread; 0 for 0 / 0 and what is not wanted, infinite beyond a spread of 0."""
-    size = np.abs(shift)
-    ratios = np.divide(size, spread, out=np.where(size > 0, np.inf, 0.0), where=spread > 0)
-    return np.where(wanted, ratios, 0.0)

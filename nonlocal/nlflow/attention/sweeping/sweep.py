@@ -99,7 +99,7 @@ def sweep(
     """Try terms on a trained model, without training, and say which one helps it at a task.
 
     Each setting is compared with the model as it is over the same items. Intervals are simultaneous for all settings
-    that were tried (bootstrap of the largest studentized difference), so that the best one is no winner by chance.
+    that were tried (bootstrap of the largest difference in units of its error), so that the best one is no winner by chance.
     Items count as independent: passages of one article may be less so, and another text is the better test.
 
     Parameters

@@ -174,7 +174,9 @@ class Perplexity:
         if len(ids) < 2 * length:
             raise InputError(f"texts: got {len(ids)} tokens, expected at least {2 * length}, two blocks; give more")
         whole = torch.tensor(ids[: len(ids) // length * length]).view(-1, length)
-        self.blocks = whole if blocks is None else whole[_evenly(len(whole), check_integer("blocks", blocks, minimum=1))]
+        self.blocks = (
+            whole if blocks is None else whole[_evenly(len(whole), check_integer("blocks", blocks, minimum=1))]
+        )
 
     def __call__(self, model: nn.Module) -> Floats:
         """Return the mean log-likelihood of a token in each block, (n,), in nats."""
@@ -200,9 +202,7 @@ class Perplexity:
             return float(np.exp(-np.mean(scores)))
 
 
-def neighbouring_passages(
-    texts: Sequence[str], *, words: int = 48, pairs: int | None = None
-) -> list[tuple[str, str]]:
+def neighbouring_passages(texts: Sequence[str], *, words: int = 48, pairs: int | None = None) -> list[tuple[str, str]]:
     """Return pairs of passages that follow each other in texts, each passage in one pair only.
 
     Parameters
