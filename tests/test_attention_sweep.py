@@ -13,7 +13,7 @@ from scipy import stats
 from nlflow.errors import InputError
 from tests.transformer_models import assert_same, build, by_hooks, inputs, output, torch, transformers
 
-from nlflow.attention import (  # noqa: E402  # isort: skip  # torch may be missing above
+from nlflow.attention import (  # isort: skip  # torch may be missing above
     Perplexity,
     Retrieval,
     Sweep,
@@ -24,7 +24,7 @@ from nlflow.attention import (  # noqa: E402  # isort: skip  # torch may be miss
     reciprocal_ranks,
     sweep,
 )
-from nlflow.attention.sweeping.intervals import paired_differences  # noqa: E402  # isort: skip
+from nlflow.attention.sweeping.intervals import paired_differences  # isort: skip
 
 
 class Words:

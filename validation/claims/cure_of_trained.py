@@ -106,8 +106,8 @@ CLAIM = Claim(
         "follows each (mean reciprocal rank). With the explicit term P v + λ̃ (v⁰ − v), λ̃ = 0.6 in all layers, it finds "
         "them worse, and worse than with the semi-implicit one, (P v + λ̃ v⁰)/(1 + λ̃) with λ̃ = 0.4. The intervals of "
         "the change hold for all settings at once: the bootstrap of the largest difference, in units of its error, "
-        "over the same pairs. Whether the semi-implicit term helps is not claimed but reported: what lifts the rank in one cut of "
-        "the text does not in another. Lower cosine of tokens is no aim by itself."
+        "over the same pairs. Whether the semi-implicit term helps is not claimed but reported: what lifts the rank in "
+        "one cut of the text does not in another. Lower cosine of tokens is no aim by itself."
     ),
     source=f"{PAPER}, eq. 28; P. H. Westfall and S. S. Young, Resampling-Based Multiple Testing, 1993",
     run=run,

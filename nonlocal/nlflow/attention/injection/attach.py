@@ -51,7 +51,9 @@ def attach(
 
     The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃): the
     semi-implicit form, which suits models that were not trained with a term. The explicit form P v + λ̃ (v0 - v) of the
-    paper is ``semi_implicit=False``. A model that was trained with terms gets its own by `load_model` or `load_terms`. v0 are the values of the
+    paper is ``semi_implicit=False``. A model that was trained with terms gets its own by `load_model` or `load_terms`.
+
+    v0 are the values of the
     first layer of the same stack (encoder and decoder each have their own), with their derivative. The first layer has
     no term, and cross-attention stays as it is. The attention is still computed by what computed it before, ``eager``
     or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.

@@ -30,11 +30,11 @@ class Differences:
 def paired_differences(
     scores: Any, stock: Any, *, level: float = 0.95, resamples: int = 10_000, rng: Any = 0
 ) -> Differences:
-    """Return how far settings are from one of them, over the same items, with intervals by the bootstrap of the largest.
+    """Return how far settings are from another over the same items, with intervals by the bootstrap.
 
     Items are drawn again, the same for all settings. The largest difference of each draw from what was found, in units
-    of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments, however the
-    settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be picked afterwards.
+    of its standard error, gives the bound for all: at level 0.95, all intervals hold together in 95 % of experiments,
+    however the settings depend on each other (single-step max-T, Westfall and Young 1993). So the best may be picked afterwards.
 
     Parameters
     ----------
@@ -80,4 +80,3 @@ def paired_differences(
     p = (1 + (largest >= found[:, None]).sum(axis=1)) / (resamples + 1)
     reach = bound * error * scale[:, 0]
     return Differences(mean, mean - reach, mean + reach, p)
-

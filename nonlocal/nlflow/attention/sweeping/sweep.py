@@ -99,7 +99,8 @@ def sweep(
     """Try terms on a trained model, without training, and say which one helps it at a task.
 
     Each setting is compared with the model as it is over the same items. Intervals are simultaneous for all settings
-    that were tried (bootstrap of the largest difference in units of its error), so that the best one is no winner by chance.
+    that were tried (bootstrap of the largest difference in units of its error), so that the best one is no
+    winner by chance.
     Items count as independent: passages of one article may be less so, and another text is the better test.
 
     Parameters
@@ -141,7 +142,7 @@ def sweep(
     Examples
     --------
     >>> found = sweep(model, Retrieval(tokenizer, neighbouring_passages(texts)))  # doctest: +SKIP
-    >>> print(found.table(), found.verdict, sep="\\n")  # doctest: +SKIP
+    >>> print(found.verdict)  # doctest: +SKIP
     >>> if found.best:  # doctest: +SKIP
     ...     attach(model, **found.best)
     """
