@@ -53,7 +53,8 @@ def _unit(x: Floats) -> Floats:
     size = np.abs(x).max(axis=1, keepdims=True)
     x = np.divide(x, size, out=np.zeros_like(x), where=size > 0)
     length = np.sqrt(np.square(x).sum(axis=1, keepdims=True))
-    return np.divide(x, length, out=np.zeros_like(x), where=length > 0)
+    unit: Floats = np.divide(x, length, out=np.zeros_like(x), where=length > 0)
+    return unit
 
 
 class Retrieval:
@@ -85,7 +86,7 @@ class Retrieval:
     ) -> None:
         self.tokenizer, self.pooling = tokenizer, check_choice("pooling", pooling, ("mean", "first", "last"))
         self.batch = check_integer("batch", batch, minimum=1)
-        self.pairs = list(pairs)
+        self.pairs: list[Any] = list(pairs)
         if len(self.pairs) < 2:
             raise InputError(f"pairs: got {len(self.pairs)}, expected at least 2; give more or longer texts")
         for number, pair in enumerate(self.pairs):
@@ -182,7 +183,7 @@ class Perplexity:
         """Return the mean log-likelihood of a token in each block, (n,), in nats."""
         place = next(model.parameters()).device
         found = []
-        for ids in self.blocks.split(self.batch):
+        for ids in torch.split(self.blocks, self.batch):
             ids = ids.to(place)
             with torch.no_grad():
                 logits = getattr(model(input_ids=ids), "logits", None)
