@@ -20,7 +20,16 @@ from nlflow.commands import main as cli
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
-from nlflow.attention import attach, image_inputs, load_model, probe, text_inputs, token_inputs  # noqa: E402
+from nlflow.attention import (  # noqa: E402
+    Retrieval,
+    attach,
+    image_inputs,
+    load_model,
+    neighbouring_passages,
+    probe,
+    text_inputs,
+    token_inputs,
+)
 from nlflow.plotting import layers_figure  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "layer", "is", "one", "step", "of", "flow", "."]
@@ -120,11 +129,74 @@ def test_json_tokens_and_images(folder: Path) -> None:
 
 
 def test_beyond_the_stable_range(folder: Path) -> None:
-    result = run(folder / "bert", "--text", TEXT, "--neutreno", "1.9")
+    result = run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--explicit")
     assert "nonlocal: warning: fidelity: got 1.9, which is beyond the stable range" in result.stderr
     assert "the least limit is" in result.stderr
     assert "warning" not in run(folder / "bert", "--text", TEXT, "--neutreno", "0").stderr
-    assert run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--quiet").output == ""
+    assert run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--explicit", "--quiet").output == ""
+    semi = run(folder / "bert", "--text", TEXT, "--neutreno", "1.9", "--json")  # no limit
+    assert semi.stderr == ""
+    assert json.loads(semi.stdout)["form"] == "semi-implicit"
+    assert "--explicit is a form of --neutreno" in run(folder / "bert", "--text", TEXT, "--explicit", code=2).stderr
+
+
+def test_sweep(folder: Path) -> None:
+    words = " ".join(np.random.default_rng(0).choice(WORDS[5:], 400))
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text(words)
+    Path("texts/b.md").write_text(f"# A heading\n{words[::-1]}")
+    Path("texts/c.bin").write_bytes(b"\xff")
+    arguments = ("--sweep", "--texts", "texts", "--strengths", "0.2,0.4", "--words", 6, "--items", 20)
+    result = run(folder / "bert", *arguments, "--out", "swept")
+    assert result.stdout.startswith("BertModel: MRR 0.")
+    assert "as it is, 20 items" in result.stdout
+    assert "none helps: 4 settings" in result.stdout or "recommended: " in result.stdout
+    assert result.stdout.endswith("written: table.csv and result.json in swept\n")
+    report = json.loads(Path("swept/result.json").read_text())
+    assert {path.name for path in Path("swept").iterdir()} == {"table.csv", "result.json"}
+    # Two layers: all are the last half, and the first half has none.
+    assert [(row["form"], row["layers"], row["strength"]) for row in report["rows"]] == [
+        *(
+            ("semi-implicit", "all", 0.2),
+            ("semi-implicit", "all", 0.4),
+            ("explicit", "all", 0.2),
+            ("explicit", "all", 0.4),
+        )
+    ]
+    model = load_model(folder / "bert")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder / "bert")
+    texts = [Path("texts/a.txt").read_text(), Path("texts/b.md").read_text()]
+    task = Retrieval(tokenizer, neighbouring_passages(texts, words=6, pairs=20))
+    assert report["stock"] == pytest.approx(np.mean(task(model)), rel=1e-9)
+    decoder = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=len(WORDS), n_positions=160,
+                                      bos_token_id=2, eos_token_id=3)  # fmt: skip
+    transformers.GPT2LMHeadModel(decoder).save_pretrained("gpt2")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        Path("gpt2", name).write_bytes((folder / "bert" / name).read_bytes())
+    Path("long.txt").write_text((words + " ") * 4)
+    report = json.loads(run("gpt2", "--sweep", "--texts", "long.txt", "--strengths", "0.4", "--json").stdout)
+    assert report["metric"] == "perplexity"
+    assert report["items"] == 12
+    assert len(WORDS) / 2 < report["stock"] < 2 * len(WORDS)
+
+
+def test_sweeps_that_cannot_be_run(folder: Path) -> None:
+    bert = folder / "bert"
+    Path("empty").mkdir()
+    Path("few.txt").write_text("a layer is one step")
+    Path("latin.txt").write_bytes(b"\xe9")
+    assert "--sweep takes --texts" in run(bert, "--sweep", code=2).stderr
+    assert "--texts is for --sweep" in run(bert, "--text", TEXT, "--texts", "few.txt", code=2).stderr
+    assert "--sweep takes --texts" in run(bert, "--sweep", "--texts", "few.txt", "--neutreno", 1, code=2).stderr
+    assert "--texts: got none.txt, expected a file of text" in fails(bert, "--sweep", "--texts", "none.txt")
+    assert "--texts: got empty, expected a file of text" in fails(bert, "--sweep", "--texts", "empty")
+    assert "--texts: got latin.txt, which is no text in UTF-8" in fails(bert, "--sweep", "--texts", "latin.txt")
+    assert "texts: got 0 pair(s) of passages" in fails(bert, "--sweep", "--texts", "few.txt")
+    few = ("--sweep", "--texts", "few.txt")
+    assert "--strengths: got '0.2,x', expected numbers" in fails(bert, *few, "--strengths", "0.2,x")
+    assert "--metric: got 'speed', expected one of" in fails(bert, *few, "--metric", "speed")
+    assert "--items: got 3, expected an integer >= 10" in fails(bert, *few, "--items", 3)
+    assert "which has no tokenizer" in fails(folder / "vit", *few)
 
 
 def test_long_texts_are_cut(folder: Path) -> None:
@@ -275,7 +347,7 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
     config = transformers.ViTConfig(**WIDE, image_size=8, patch_size=2)
     stock = transformers.ViTForImageClassification(config).eval()
     stock.save_pretrained(tmp_path)
-    trained = attach(stock, fidelity=0.7, learned=True, feat_scale=True)
+    trained = attach(stock, fidelity=0.7, learned=True, semi_implicit=False, feat_scale=True)
     with torch.no_grad():
         for name, weights in trained.named_parameters():
             if "neutreno" in name:

@@ -50,16 +50,8 @@ ATTENTION_WITHOUT_NUMBERS = {
         "SurveyedState",
         "Taken",
     ),
-    *(
-        "attach",
-        "blocks",
-        "detach",
-        "discretize",
-        "extrapolate",
-        "register",
-        "probe",
-        "survey",
-    ),  # of models and their traces
+    *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe", "survey"),  # of models
+    *("Perplexity", "Retrieval", "Sweep", "neighbouring_passages", "reciprocal_ranks", "sweep"),
     *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 

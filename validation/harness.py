@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nlflow import MarkovChain
@@ -111,6 +112,8 @@ class Context:
     quick: bool = False
     step: Callable[[str], None] = lambda text: None
     """Tells the progress bar what is being done."""
+    data: Path | None = None
+    """Folder with data sets, which some claims need."""
 
     def pick(self, full: Any, quick: Any) -> Any:
         """Return the second when time is short."""

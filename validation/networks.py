@@ -115,7 +115,7 @@ def traced(model: Any, inputs: Any, **options: Any) -> Any:
 
     if not options:
         return probe(model, inputs, keep_matrices=True)
-    attach(model, **options)
+    attach(model, **{"semi_implicit": False, **options})  # the form of the paper
     try:
         return probe(model, inputs, keep_matrices=True)
     finally:

@@ -35,6 +35,7 @@ def run_claims(
     resume: bool = False,
     jobs: int = 1,
     scheduler: str | None = None,
+    data: Path | None = None,
     progress: bool = True,
     tell: Callable[[str], None] = echo,
 ) -> list[Finding]:
@@ -55,6 +56,8 @@ def run_claims(
         Claims at a time. Those that measure times are disturbed by others.
     scheduler : str, optional
         Address of a scheduler of Dask whose workers have the source tree, or ``'local'``.
+    data : Path, optional
+        Folder with data sets; without it the claims that need one are not run.
     progress : bool
         Progress bar on stderr.
     tell : callable
@@ -79,7 +82,7 @@ def run_claims(
     found: dict[str, Finding] = {}
     bar = tqdm(total=len(claims), desc="validation", disable=not progress, leave=False, file=sys.stderr)
     step = bar.set_postfix_str if jobs == 1 and scheduler is None else None  # other processes have no bar
-    cases = [Case(claim.name, _run, (claim.name, quick, step)) for claim in claims]
+    cases = [Case(claim.name, _run, (claim.name, quick, step, data)) for claim in claims]
     with nullcontext() if out is None else locked(out, "--out"), bar:
         keeper = None if out is None else findings_in(out, claims, quick)
         run = run_cases(cases, keeper, resume=resume, jobs=jobs, scheduler=scheduler, bar=bar)
@@ -94,12 +97,12 @@ def run_claims(
     return [found[claim.name] for claim in claims]
 
 
-def _run(name: str, quick: bool, step: Callable[[str], None] | None = None) -> dict[str, Any]:
+def _run(name: str, quick: bool, step: Callable[[str], None] | None = None, data: Path | None = None) -> dict[str, Any]:
     """Run a claim, here or in another process, and return what it found as plain data."""
     told = (lambda text: None) if step is None else (lambda text: step(f"{name}: {text}"))
     told("starts")
     with stopping():  # a flow answers Ctrl-C with what it has reached: that is no finding
-        return run_one(select([name])[0], Context(quick=quick, step=told)).as_plain()
+        return run_one(select([name])[0], Context(quick=quick, step=told, data=data)).as_plain()
 
 
 # ---- results.json and report.html

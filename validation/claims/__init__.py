@@ -37,6 +37,7 @@ MODULES = (
     "discretization_of_layers",
     "stability_of_fidelity",
     "neutreno_minilm",
+    "cure_of_trained",
     "kernel_attention",
     "frequency_scaling",
     "sharpening_eigenvalue",

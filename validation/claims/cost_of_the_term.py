@@ -103,9 +103,9 @@ def run(context: Context) -> Outcome:
         pair.append(model.float())
     inputs = {"pixel_values": inputs["pixel_values"].float().repeat(BATCH, 1, 1, 1)}
     stock, term = pair
-    attach(term, fidelity=FIDELITY)
+    attach(term, fidelity=FIDELITY, semi_implicit=False)
     parameters = [sum(p.numel() for p in model.parameters()) for model in pair]
-    learned = attach(random_model("DeiT-tiny")[0], fidelity=FIDELITY, learned=True)
+    learned = attach(random_model("DeiT-tiny")[0], fidelity=FIDELITY, learned=True, semi_implicit=False)
     more = sum(p.numel() for p in learned.parameters()) - parameters[0]
     config = stock.config
     context.step("operations and memory")

@@ -34,7 +34,13 @@ def scaled(model: Any, low_scale: Any, high_scale: Any, weights: Any, fidelity: 
     from nlflow.attention import attach, detach
 
     torch, _ = libraries()
-    attach(model, fidelity=fidelity, feat_scale=low_scale is not None, attn_scale=weights is not None)
+    attach(
+        model,
+        fidelity=fidelity,
+        semi_implicit=False,
+        feat_scale=low_scale is not None,
+        attn_scale=weights is not None,
+    )
     try:
         with torch.no_grad():
             for name, parameter in model.named_parameters():

@@ -200,4 +200,4 @@ class Task(ABC):
                 f"--variants: got {variant.kind}, which models of transformers have no attention for, expected it with "
                 "the task of scenes alone; use train_scenes.py"
             )
-        return model if variant.stock else attach(model, **variant.options(self.fidelity))
+        return model if variant.stock else attach(model, semi_implicit=False, **variant.options(self.fidelity))

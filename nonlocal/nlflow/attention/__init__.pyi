@@ -31,6 +31,12 @@ from .probing.survey import SurveyedState as SurveyedState
 from .probing.survey import survey as survey
 from .probing.trace import Layer as Layer
 from .probing.trace import LayerTrace as LayerTrace
+from .sweeping.sweep import Sweep as Sweep
+from .sweeping.sweep import sweep as sweep
+from .sweeping.tasks import Perplexity as Perplexity
+from .sweeping.tasks import Retrieval as Retrieval
+from .sweeping.tasks import neighbouring_passages as neighbouring_passages
+from .sweeping.tasks import reciprocal_ranks as reciprocal_ranks
 from .terms.modules import NeutrenoAttention as NeutrenoAttention
 from .terms.modules import SignedProjection as SignedProjection
 from .terms.neighbours import NeighbourAttention as NeighbourAttention

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from nlflow.commands.sweeping import quiet_library, run_sweep
 from nlflow.io.terminal import (
     check_installed,
     check_out,
@@ -24,8 +23,10 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno: as it is, and with the term lambda~ (v0 - v) in every layer but the first, without training. If the folder
-has attention.json, which names the terms that the model was trained with, "as it is" means with these terms.
+--neutreno: as it is, and with the term in every layer but the first, without training. The averages P v become
+(P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v), that of the paper,
+for models that are trained with it. If the folder has attention.json, which names the terms that the model was trained
+with, "as it is" means with these terms.
 
 \b
 Columns, a row for the input and for each layer
@@ -44,7 +45,13 @@ Columns, a row for the input and for each layer
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
 --no-spectra leaves them out. With --out the table (table.csv, with more columns), everything, head by head too
 (result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
-tells when --neutreno is beyond the stable range.
+tells when --neutreno with --explicit is beyond the stable range.
+
+--sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
+is, on the texts of --texts. Encoders find the passage that follows another among all followers (MRR, mean of the
+tokens as embedding); decoders tell the next token (perplexity). The intervals of the gain hold for all settings at
+once (bootstrap of the largest |t| over the items). It recommends the largest gain of which the whole interval is above
+0, or says that none helps. With --out the table and result.json are written to the folder.
 
 Needs pip install 'nlflow[attention]'.
 
@@ -54,28 +61,13 @@ Examples:
   nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
   nonlocal attention facebook/deit-tiny-patch16-224 --image photo.jpg --neutreno 0.6
   nonlocal attention ./gpt2 --tokens numbers.npy --json
+  nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
 """
 
 _PRINTED = (
     "fidelity", "layer", "cosine", "t_sim", "rank", "J", "gradient", "share", "gap", "mixing", "stable", "stable_least",
     "redundancy",
 )  # fmt: skip
-
-
-@contextmanager
-def _quiet_library() -> Iterator[None]:
-    """Keep the library's progress bars and notes about weights off the terminal for a while."""
-    from nlflow.attention.injection.adapters import transformers_library
-    from nlflow.attention.loading.models import no_bars
-
-    logs = transformers_library().utils.logging
-    verbosity = logs.get_verbosity()
-    logs.set_verbosity_error()
-    try:
-        with no_bars():
-            yield
-    finally:
-        logs.set_verbosity(verbosity)
 
 
 def _inputs(model: Any, source: str, text: str | None, image: Path | None, tokens: Path | None) -> Any:
@@ -106,12 +98,39 @@ def attention(
         str | None,
         typer.Option(metavar="CLASS", help="Class of the attention, or a pattern of names; by default it is found."),
     ] = None,
+    explicit: Annotated[bool, typer.Option("--explicit", help="The explicit form of --neutreno.")] = False,
+    sweep: Annotated[bool, typer.Option("--sweep", help="Measure which term helps the model at its task.")] = False,
+    texts: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Text for --sweep: a file, or a folder of *.txt and *.md.")
+    ] = None,
+    metric: Annotated[
+        str, typer.Option(metavar="NAME", help="For --sweep: retrieval, perplexity; auto: by the kind of model.")
+    ] = "auto",
+    strengths: Annotated[str, typer.Option(metavar="NUMBERS", help="For --sweep.")] = "0.2,0.4,0.6",
+    items: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: most passages or blocks of text.")] = 400,
+    words: Annotated[int, typer.Option(metavar="COUNT", help="For --sweep: words of a passage.")] = 48,
     spectra: Annotated[bool, typer.Option("--spectra/--no-spectra", help="With what takes O(N^3) time.")] = True,
     out: Annotated[Path | None, typer.Option(metavar="DIR", help="Folder for table, results and figure.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Report as one JSON object.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
     """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes."""
+    if sweep:
+        if texts is None or any(value is not None for value in (text, image, tokens, neutreno)) or explicit:
+            raise typer.BadParameter(
+                "--sweep takes --texts, and none of --text, --image, --tokens, --neutreno, --explicit"
+            )
+        check_out(out)
+        check_installed("attention", "torch", "torch")
+        run_sweep(
+            model, texts, metric=metric, strengths=strengths, items=items, words=words, adapter=adapter, out=out,
+            as_json=as_json, quiet=quiet,
+        )  # fmt: skip
+        return
+    if texts is not None:
+        raise typer.BadParameter("--texts is for --sweep")
+    if explicit and neutreno is None:
+        raise typer.BadParameter("--explicit is a form of --neutreno; give both")
     if sum(value is not None for value in (text, image, tokens)) != 1:
         raise typer.BadParameter("give one of --text, --image and --tokens")
     from nlflow.errors import check_number
@@ -125,7 +144,7 @@ def attention(
     from nlflow.studies.result import render_rows
 
     progress = shows_progress(quiet)
-    with warnings_kept() as warned, _quiet_library():
+    with warnings_kept() as warned, quiet_library():
         network = load_model(model)
         inputs = _inputs(network, model, text, image, tokens)
         known = None if adapter is None else Adapter(adapter)
@@ -135,9 +154,10 @@ def attention(
         heads = _by_head(own, trace, spectra)
         if neutreno is not None and neutreno != own:
             _tell_of_replaced_terms(network)
-            if spectra:
+            if spectra and explicit:
                 trace.check_fidelity(neutreno)
-            changed = probe(attach(network, fidelity=neutreno, adapter=known), inputs, adapter=known)
+            attach(network, fidelity=neutreno, semi_implicit=not explicit, adapter=known)
+            changed = probe(network, inputs, adapter=known)
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
     for text in () if quiet else warned:
@@ -152,6 +172,7 @@ def attention(
         "tokens": int(first.tokens[0].sum()),
         "sequences": first.items,
         "fidelity": neutreno,
+        "form": None if neutreno is None else "explicit" if explicit else "semi-implicit",
         "rows": rows,
         "by_head": heads,
         "warnings": warned,

@@ -55,6 +55,9 @@ def validate(
     scheduler: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Dask scheduler whose workers run the claims; or 'local'.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder with data sets (wikitext-2), which some claims need.")
+    ] = None,
     only_list: Annotated[bool, typer.Option("--list", help="Print the names of the claims and end.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
@@ -71,6 +74,7 @@ def validate(
         resume=resume,
         jobs=jobs,
         scheduler=scheduler,
+        data=data,
         progress=shows_progress(quiet),
     )
     echo(runner.summary(findings))

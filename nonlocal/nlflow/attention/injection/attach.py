@@ -37,9 +37,9 @@ def attach(
     model: Model,
     *,
     affinity: str = "softmax",
-    fidelity: float | Sequence[float] = 0.6,
+    fidelity: float | Sequence[float] = 0.4,
     learned: bool | str = False,
-    semi_implicit: bool = False,
+    semi_implicit: bool = True,
     feat_scale: bool = False,
     attn_scale: bool = False,
     similarity_removal: float = 0.0,
@@ -47,9 +47,13 @@ def attach(
     adapter: Adapter | Sequence[Adapter] | None = None,
     inputs: Any = None,
 ) -> Model:
-    """Give the self-attention of a model the NeuTRENO term λ̃ (v0 - v), in place.
+    """Give the self-attention of a model the NeuTRENO term, in place.
 
-    The term is added to the averages of each head, before heads are merged and projected. v0 are the values of the
+    The averages P v of each head, before heads are merged and projected, become (P v + λ̃ v0) / (1 + λ̃): the
+    semi-implicit form, which suits models that were not trained with a term. The explicit form P v + λ̃ (v0 - v) of the
+    paper is ``semi_implicit=False``. A model that was trained with terms gets its own by `load_model` or `load_terms`.
+
+    v0 are the values of the
     first layer of the same stack (encoder and decoder each have their own), with their derivative. The first layer has
     no term, and cross-attention stays as it is. The attention is still computed by what computed it before, ``eager``
     or ``sdpa``. With λ̃ = 0 the model's output keeps all its bits. Terms that a model already has are replaced.
@@ -62,11 +66,13 @@ def attach(
         The kernel of the average; see `nlflow.attention.terms.averages`. Trained models were trained with softmax.
     fidelity : float or sequence of float
         λ̃ >= 0, one for the model or one for each block (that of a stack's first block is not used). The published
-        models use 0.6 (images), 0.4 (language).
+        models, trained with the explicit form, use 0.6 (images), 0.4 (language).
     learned : bool or 'shared'
         Learn one λ̃ for each layer, or one for the whole model. It starts from `fidelity`; the parameter is log λ̃.
     semi_implicit : bool
-        The step (P v + λ̃ v0) / (1 + λ̃), stable for all λ̃; the plain one is for λ̃ < 1 + μ_min(P).
+        The step (P v + λ̃ v0) / (1 + λ̃), stable for all λ̃: a mean, which keeps values as large as the trained layers
+        after it expect them. False is the explicit form of the paper, for models that are trained with it, and for λ̃ <
+        1 + μ_min(P). Whether a term helps a trained model is for `sweep` to measure.
     feat_scale : bool
         FeatScale after the output projection, over the tokens that are no padding (in causal models: up to each
         token). It starts as the identity.
@@ -92,7 +98,7 @@ def attach(
     Warns
     -----
     NlflowWarning
-        If λ̃ > 1 with the plain step: with many tokens μ_min(P) is about 0, and the step is not stable.
+        If λ̃ > 1 with the explicit form: with many tokens μ_min(P) is about 0, and the step is not stable.
 
     Raises
     ------

@@ -49,7 +49,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
             f"text: got a text for {source}, which has no tokenizer ({shortened(error, 300)}); expected tokenizer.json "
             "beside the weights; give tokens or an image instead"
         ) from error
-    most = min(_positions(model), int(min(tokenizer.model_max_length, 10**9)))
+    most = min(positions(model), int(min(tokenizer.model_max_length, 10**9)))
     with warnings.catch_warnings():
         # The tokenizer itself warns of a long text, through its log. The warning is below.
         warnings.simplefilter("ignore")
@@ -77,7 +77,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
     }
 
 
-def _positions(model: nn.Module) -> int:
+def positions(model: nn.Module) -> int:
     """Return how many positions a model knows; many where its positions are not learned."""
     config: Any = getattr(model, "config", None)
     count = next(
@@ -199,6 +199,6 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
                 f"tokens: got shape {values.shape}, expected (N, {width}) or (B, N, {width}), the model's channels"
             )
         inputs = {"inputs_embeds": torch.from_numpy(values.reshape(-1, *values.shape[-2:]))}
-    if count > _positions(model):
-        raise InputError(f"tokens: got {count}, expected at most {_positions(model)}, the positions of the model")
+    if count > positions(model):
+        raise InputError(f"tokens: got {count}, expected at most {positions(model)}, the positions of the model")
     return inputs

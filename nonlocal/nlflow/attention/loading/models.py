@@ -15,7 +15,7 @@ from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.keeping import SETTINGS
 from nlflow.attention.loading.stored import check_declared, check_whole
 from nlflow.attention.loading.terms import load_terms
-from nlflow.errors import FileFormatError, InputError, shortened
+from nlflow.errors import FileFormatError, InputError, check_choice, shortened
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -25,7 +25,7 @@ _CONVERT = (
 )
 
 
-def load_model(source: str | os.PathLike[str]) -> nn.Module:
+def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 
     Where the folder has a file ``attention.json``, the model gets the terms that it was trained with. The file is an
@@ -37,6 +37,8 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
     source : str or path
         A folder with ``config.json`` and ``model.safetensors``, read without network. Or the name of a model on the
         Hugging Face hub (``'owner/name'``), taken from the cache or downloaded.
+    head : {'language'}, optional
+        With the head that tells the next token, for decoders. By default the model gives hidden states.
 
     Raises
     ------
@@ -50,10 +52,13 @@ def load_model(source: str | os.PathLike[str]) -> nn.Module:
         For a name that the hub does not know, and if transformers is missing or older than 5.
     """
     library = transformers_library()
+    if head is not None:
+        check_choice("head", head, ("language",))
+    kind = library.AutoModel if head is None else library.AutoModelForCausalLM
     offline = _is_folder(source)
     try:
         with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
-            model, report = library.AutoModel.from_pretrained(
+            model, report = kind.from_pretrained(
                 str(source),
                 output_loading_info=True,
                 local_files_only=offline,

@@ -85,7 +85,8 @@ def load_terms(model: nn.Module, folder: str | os.PathLike[str]) -> nn.Module:
         if about["attach"] is None:
             detach(model)
         else:
-            arguments = dict(about["attach"])
+            # Files that say no form are of trainings with the explicit one.
+            arguments = {"semi_implicit": False, **about["attach"]}
             if adapters := arguments.pop("adapter", None):
                 arguments["adapter"] = [Adapter(**one) for one in adapters]
             attach(model, **arguments)
