@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,10 @@ def test_slices_around_the_one_that_is_shown(tmp_path: Path, monkeypatch: pytest
 
 
 def test_far_slices_do_not_change_the_one_that_is_shown(tmp_path: Path) -> None:
-    """The reach of ``fast`` is what is denoised together: with a given sigma the slice has the bits of the whole."""
+    """``fast`` looks at no more frames than are denoised together: with a given sigma the frame is that of the whole.
+
+    The samples are centred by another mean before the flow, so a few roundings differ.
+    """
     source = sources.open_source(stored(tmp_path / "a.tif", "TYX", (44, 18, 20)))
     at, around = 22, stacks.reach(source.media)
     assert 2 * around + 1 < 44
@@ -118,7 +122,7 @@ def test_far_slices_do_not_change_the_one_that_is_shown(tmp_path: Path) -> None:
     whole = denoising_view.compute(DenoiseSettings(sigma=12.0), source).result
     part = denoising_view.compute(DenoiseSettings(sigma=12.0, crop=crop), source).result
     assert part.shape == (2 * around + 1, 18, 20)
-    np.testing.assert_allclose(part[around], whole[at], atol=12.0)
+    np.testing.assert_allclose(part[around], whole[at], atol=16 * 255 * float(np.finfo(np.float32).eps))
 
 
 def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,3 +178,11 @@ def test_pages_of_an_upload_are_counted(tmp_path: Path) -> None:
     assert uploads.received_source("a.tif", content, limits).media.axes == "ZYX"
     with pytest.raises(InputError, match=re.escape("got 5760 samples, expected at most 5759")):
         uploads.received_source("a.tif", content, uploads.Limits(samples=5759))
+
+
+def test_commands_keep_both_parts_of_an_extension(tmp_path: Path) -> None:
+    stack = sources.open_source(stored(tmp_path / "a.tif", "ZYX", (12, 20, 24)))
+    for name in ("my.scan.nii.gz", "B.NII.GZ", "film.mp4"):
+        words = denoising_view.as_command(DenoiseSettings(), replace(stack, name=name)).split()
+        stem, dot, rest = name.rpartition(".nii" if "nii" in name else ".NII" if "NII" in name else ".mp4")
+        assert words[3] == f"{stem}-denoised{dot}{rest}"

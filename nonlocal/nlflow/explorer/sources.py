@@ -1,4 +1,4 @@
-"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind."""
+"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind, of stacks as NPY."""
 
 from __future__ import annotations
 

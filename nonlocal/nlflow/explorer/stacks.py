@@ -40,7 +40,7 @@ def through(media: Media, *, channels: bool = False) -> int:
 
 def layout(media: Media) -> dict[str, Any]:
     """Return the words by which `nlflow.denoise` knows the axes."""
-    return {"axes": media.axes, "spacing": media.spacing}
+    return {"axes": media.axes} | ({} if media.spacing is None else {"spacing": media.spacing})
 
 
 def reach(media: Media) -> int:
@@ -53,7 +53,7 @@ def reach(media: Media) -> int:
     return margins(groupings, preset.steps)[through(media)]
 
 
-def part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, ...], ...] | None:
+def part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[int, int], ...] | None:
     """Return what is denoised to show one picture of a stack; None if that is the whole stack.
 
     Parameters
@@ -83,7 +83,8 @@ def part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[
 
 def plane(values: Array, media: Media, at: int) -> Array:
     """Return one picture of samples with all axes of a stack."""
-    return values.take(at, axis=through(media, channels=True))
+    picture: Array = values.take(at, axis=through(media, channels=True))
+    return picture
 
 
 def plane_channels(media: Media) -> int | None:
@@ -92,7 +93,7 @@ def plane_channels(media: Media) -> int | None:
     return axes.index("C") if "C" in axes else None
 
 
-def told(media: Media, at: int, crop: tuple[tuple[int, ...], ...] | None) -> str:
+def told(media: Media, at: int, crop: tuple[tuple[int, int], ...] | None) -> str:
     """Return in words which picture is shown, and what was denoised together with it."""
     one, axis, shape = word(media), through(media), media.spatial_shape
     text = f"Shown: {one} {at + 1} of {shape[axis]}, denoised together with "
