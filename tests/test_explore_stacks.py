@@ -172,10 +172,11 @@ def test_an_image_after_a_stack(tmp_path: Path) -> None:
     assert seen(tab, "result").shape == (256, 256)
 
 
-def test_pages_of_an_upload_are_counted(tmp_path: Path) -> None:
+def test_pages_of_an_upload_are_counted_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = stored(tmp_path / "a.tif", "ZYX", (12, 20, 24)).read_bytes()
     limits = uploads.Limits(samples=12 * 20 * 24)
     assert uploads.received_source("a.tif", content, limits).media.axes == "ZYX"
+    monkeypatch.setattr(uploads, "open_source", lambda path, name: pytest.fail("it was read"))
     with pytest.raises(InputError, match=re.escape("got 5760 samples, expected at most 5759")):
         uploads.received_source("a.tif", content, uploads.Limits(samples=5759))
 
