@@ -103,6 +103,7 @@ def test_slices_around_the_one_that_is_shown(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(stacks, "_SAMPLES", (2 * around + 1) * 100)
     cut = ((30 - around, 31 + around), (5, 15), (14, 24))
     assert sources.preview(source, (0.5, 1.0), 30) == cut
+    assert sources.preview(source, (0.5, 1.0), 0) == ((0, 1 + around), *cut[1:])
     told = stacks.told(source.media, 30, cut)
     assert told == (
         "Shown: slice 31 of 60, denoised together with slices 15 to 47; "

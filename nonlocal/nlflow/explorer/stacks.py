@@ -70,7 +70,8 @@ def part(media: Media, place: tuple[float, ...], at: int | None) -> tuple[tuple[
     at = shape[axis] // 2 if at is None else at
     around = max(at - reach(media), 0), min(at + reach(media) + 1, shape[axis])
     rows, columns = (n for number, n in enumerate(shape) if number != axis)
-    pixels = _SAMPLES // (around[1] - around[0])
+    # As many slices are counted at both ends: the part keeps its size while the slice moves.
+    pixels = _SAMPLES // min(2 * reach(media) + 1, shape[axis])
     # Where one side is short, the other may be longer.
     width = min(columns, max(math.isqrt(pixels), pixels // rows))
     sizes = min(rows, pixels // width), width
