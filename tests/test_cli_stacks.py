@@ -286,9 +286,11 @@ def test_noise_of_stacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "got a volume, expected an image or a signal" in fails("noise", "stack.tif")
 
 
-def test_the_explorer_takes_no_stacks(folder: Path) -> None:
+def test_the_explorer_takes_no_slices_at_several_times(folder: Path) -> None:
     from nlflow.errors import InputError
     from nlflow.explorer.sources import open_source
 
-    with pytest.raises(InputError, match=r"got a stack \(ZYX\)"):
-        open_source("stack.tif")
+    assert open_source("stack.tif").media.axes == "ZYX"
+    tifffile.imwrite("times.tif", np.zeros((3, 4, 9, 8), np.uint8), imagej=True, metadata={"axes": "TZYX"})
+    with pytest.raises(InputError, match=r"times.tif: got a stack of slices at several times \(TZYX\)"):
+        open_source("times.tif")

@@ -12,18 +12,36 @@ from nlflow.denoising import DenoiseInfo, Trail
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.errors import format_bytes
 from nlflow.explorer import denoising_view as view
+from nlflow.explorer import stacks
 from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, picture, residual_scale
 from nlflow.explorer.sources import Source, preview, saved
 from nlflow.explorer.texts import decibels, digits, note, table
 from nlflow.explorer.uploads import received_reference, received_source
-from nlflow.explorer.widgets import Download, Knob, Lines, Pictures, beside, button, choice, columns, heading, markup
+from nlflow.explorer.widgets import (
+    Download,
+    Knob,
+    Lines,
+    Pictures,
+    beside,
+    button,
+    choice,
+    columns,
+    heading,
+    markup,
+    offer,
+)
 from nlflow.io.formats.media import EXTENSIONS
 
 _QUALITIES = {
     "fast": "fast: pixels, answers at once",
     "balanced": "balanced: groups of patches",
+    "best": "best: more groups and steps",
+}
+_OF_STACKS = {
+    "fast": "fast: groups of blocks, once",
+    "balanced": "balanced: groups of blocks, more steps",
     "best": "best: more groups and steps",
 }
 _ORIGINAL = {"color": "#8a949e", "width": 1}
@@ -57,6 +75,7 @@ class DenoiseTab(Tab):
             Knob("place_0", "part: from the top", 0, 100, 1, 50, **place),
             Knob("place_1", "part: from the left", 0, 100, 1, 50, **place),
         ]
+        self.slice = Knob("slice", "slice", 1, 2, 1, 1, choosable=False, moved=self._slide)
         self.pictures, self.part = Pictures(), markup()
         names: dict[str, dict[str, Any]] = {"noisy": _ORIGINAL, "result": {}, "clean": {"color": "#009e73"}}
         self.lines = Lines("", "sample", "", names, height=300)
@@ -70,7 +89,7 @@ class DenoiseTab(Tab):
         self.full_button = button("Compute in full", partial(self.start, full=True), primary=True)
         self.download = Download(lambda _: self._download(), label="")
         suffixes = tuple(EXTENSIONS)
-        kinds = "PNG, JPEG, TIFF or NPY image; WAV, CSV or NPY signal"
+        kinds = "PNG, JPEG, TIFF or NPY image; WAV, CSV or NPY signal; TIFF volume or clip"
         self.upload = self.open_button(
             "noisy", "Open a noisy file", f"or drop it here: {kinds}", suffixes, received_source, self._open
         )
@@ -79,7 +98,7 @@ class DenoiseTab(Tab):
             lambda name, content, limits: received_reference(name, content, limits, self._source), self._open_reference,
         )  # fmt: skip
         undo = button("Undo to defaults", self.undo)
-        controls = [self.upload, self.reference, self.quality, *self.knobs.values(), *self.places,
+        controls = [self.upload, self.reference, self.slice, self.quality, *self.knobs.values(), *self.places,
                     columns(undo, self.full_button, least=120)]  # fmt: skip
         self.noise = columns(self.levels, self.powers)
         self.noise_text = markup()
@@ -92,44 +111,68 @@ class DenoiseTab(Tab):
 
     def settings(self, *, full: bool) -> DenoiseSettings:
         """Return what the controls say."""
-        place = tuple((knob.value or 0.0) / 100 for knob in self.places[: len(self._source.shape)])
+        place = tuple((knob.value or 0.0) / 100 for knob in self.places[: len(self._plane())])
         given: dict[str, Any] = {name: knob.value for name, knob in self.knobs.items()}
         for name in ("patch_size", "search_radius", "steps"):
             given[name] = None if given[name] is None else int(given[name])
         if given["sigma"] is not None or given["strength"] == 1:
             given["strength"] = None
-        if self.quality.value != "fast":
+        if not self._of_pixels():
             given |= dict.fromkeys(OF_FAST)
-        crop = None if full else preview(self._source, place)
+        crop = None if full else preview(self._source, place, self._at())
         return DenoiseSettings(quality=self.quality.value, crop=crop, **given)
 
     def start(self, *, full: bool = False) -> None:
         """Compute what the controls say."""
         for name in OF_FAST:
-            self.knobs[name].show(disabled=self.quality.value != "fast")
+            self.knobs[name].show(disabled=not self._of_pixels())
         self.knobs["strength"].show(disabled=self.knobs["sigma"].value is not None)
         settings, source, trail, stills = self.settings(full=full), self._source, self._trail, self._stills
-        whole = settings.crop is None and preview(source) is not None
+        whole, at = settings.crop is None and preview(source) is not None, self._at()
         self.ask(
-            lambda tell: _Shown(view.compute(settings, source, trail=trail, progress=tell), source, stills),
+            lambda tell: _Shown(view.compute(settings, source, trail=trail, progress=tell), source, stills, at),
             self._show,
             "computing in full …" if whole else "computing …",
         )
 
+    def _slide(self) -> None:
+        """Show another picture of a stack: of the result if that is of the whole stack, else compute around it."""
+        result, source, stills, at = self._result, self._source, self._stills, self._at()
+        if result is None or result.settings != self.settings(full=True):
+            self.start()
+        else:
+            self.ask(lambda tell: _Shown(result, source, stills, at), self._show, "drawing …")
+
+    def _at(self) -> int:
+        """Return the number of the picture of a stack that is shown, from 0."""
+        return int(self.slice.shown["value"]) - 1
+
+    def _of_pixels(self) -> bool:
+        """Whether the flow of pixels runs, which has settings of its own."""
+        return bool(self.quality.value == "fast") and not self._source.media.stacked
+
+    def _plane(self) -> tuple[int, ...]:
+        """Return the numbers of the axes along which the part that is shown can be moved."""
+        media = self._source.media
+        own = stacks.through(media) if media.stacked else None
+        return tuple(axis for axis in range(len(self._source.shape)) if axis != own)
+
     def undo(self) -> None:
         """Take back what the user has set."""
         self.quality.value = next(iter(_QUALITIES))
-        for knob in (*self.knobs.values(), *self.places):
+        for knob in (self.slice, *self.knobs.values(), *self.places):
             knob.reset()
         self.start()
 
     def _open(self, source: Source) -> None:
         self._source, self._trail, self._stills = source, Trail(), _Stills()
+        self._result = None
         self._adapt()
         self.undo()
 
     def _open_reference(self, source: Source) -> None:
         self._source, self._stills = source, _Stills()
+        self._result = None
         self.start()
 
     def _download(self) -> None:
@@ -149,7 +192,7 @@ class DenoiseTab(Tab):
         media, shape = self._source.media, self._source.shape
         samples = media.data[np.isfinite(media.data)]
         span = float(np.ptp(samples.astype(np.float64))) if samples.size else 1.0
-        image, eight = media.kind == "image", media.data.dtype == np.uint8
+        image, eight = media.kind == "image" or media.stacked, media.data.dtype == np.uint8
         unit = "grey levels" if image and media.data.dtype.kind == "u" else "units of the file"
         step = 0.5 if eight else _tidy(span / 500)
         for name in ("sigma", "width"):
@@ -158,11 +201,19 @@ class DenoiseTab(Tab):
         self.knobs["patch_size"].rescale(1, 15 if image else 41, 2, 3 if image else 15, nodes)
         self.knobs["search_radius"].rescale(1, 15 if image else 150, 1, 8 if image else 60, f"{nodes} to each side")
         cut = preview(self._source)
-        for axis, knob in enumerate(self.places):
-            knob.visible = cut is not None and axis < len(shape) and cut[axis][1] - cut[axis][0] < shape[axis]
+        for knob in self.places:
+            knob.visible = False
+        for knob, axis in zip(self.places, self._plane(), strict=False):  # a signal has one
+            knob.visible = cut is not None and cut[axis][1] - cut[axis][0] < shape[axis]
+        self.slice.visible = media.stacked
+        offer(self.quality, _OF_STACKS if media.stacked else _QUALITIES)
+        if media.stacked:
+            count = shape[stacks.through(media)]
+            self.slice.show(label=stacks.word(media))
+            self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None
         self.pictures.visible, self.lines.visible, self.rest.visible = image, not image, not image
-        suffix = self._source.name.rpartition(".")[2]
+        suffix = "npy" if media.stacked else self._source.name.rpartition(".")[2]
         self.download.show(label=f"Download result ({suffix.upper()})")
 
     def _show(self, shown: _Shown) -> str:
@@ -172,10 +223,11 @@ class DenoiseTab(Tab):
         chosen: dict[str, Any] = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
         chosen["fidelity"] = chosen.get("fidelity_mean")
         for name, knob in self.knobs.items():
-            if chosen.get(name) is not None:
+            # Blocks of a stack have a side for each axis, which one slider cannot show; the numbers have them.
+            if isinstance(chosen.get(name), int | float):
                 knob.show_chosen(float(chosen[name]))
         unit = self.knobs["sigma"].shown["unit"]
-        self.part.object = _part(result, source)
+        self.part.object = _part(result, source, shown.at)
         if shown.items:
             self.pictures.draw(shown.items, shown.still)
         else:
@@ -187,7 +239,7 @@ class DenoiseTab(Tab):
         self.energies.draw({name: curves[name] for name in ("E", "J") if name in curves})
         self.energies.visible = "E" in curves
         self.distances.draw({name: curves[name] for name in ("distance",) if name in curves}, ylabel=unit)
-        self.figures.object = table(_rows(result, unit)) + note(*source.notes, *result.notes)
+        self.figures.object = table(_rows(result, unit)) + note(*source.notes, *result.notes, *_remarks(source))
         self.code.show(
             python=view.as_python(settings, source),
             command=view.as_command(settings, source),
@@ -217,26 +269,30 @@ class _Stills:
 class _Shown:
     """A result as the page shows it; made in the computing thread, since drawing takes time too."""
 
-    def __init__(self, result: DenoiseResult, source: Source, stills: _Stills) -> None:
-        self.result, self.source = result, source
+    def __init__(self, result: DenoiseResult, source: Source, stills: _Stills, at: int = 0) -> None:
+        self.result, self.source, self.at = result, source, at
         self.items: list[dict[str, str]] = []
-        if source.media.kind == "image":
+        if source.media.kind == "image" or source.media.stacked:
             self._pictures(stills)
         else:
             self._lines()
 
     def _pictures(self, stills: _Stills) -> None:
-        result, media = self.result, self.source.media
+        result, media, crop = self.result, self.source.media, self.result.settings.crop
+        first = 0 if crop is None or not media.stacked else crop[stacks.through(media)][0]
         scale, rest = grey_scale(media.data), residual_scale(result.info.sigma)
         told = f"black is {scale.low:g}, white is {scale.high:g}"
         removed = f"removed: input minus result; grey is 0, black and white are ∓3σ = ∓{digits(rest.high)}"
 
         def draw(name: str, values: Any, used: Scale, caption: str) -> dict[str, str]:
-            content, more = picture(values, used, media.channel_axis, media.orientation)
+            channels = media.channel_axis
+            if media.stacked:
+                values, channels = stacks.plane(values, media, self.at - first), stacks.plane_channels(media)
+            content, more = picture(values, used, channels, media.orientation)
             caption = f"{caption}; {more}" if more else caption
             return {"src": data_url(content), "name": name, "alt": f"{name} picture", "caption": caption}
 
-        part = id(self.source), result.settings.crop
+        part = id(self.source), crop, self.at
         if stills.part != part:
             stills.part = part
             stills.items = {"noisy": draw("noisy", result.noisy, scale, told)}
@@ -269,8 +325,20 @@ def _tidy(value: float) -> float:
     return float(f"{value:.0e}") if value > 0 else 0.01
 
 
-def _part(result: DenoiseResult, source: Source) -> str:
+def _remarks(source: Source) -> tuple[str, ...]:
+    """Return what is different for a stack."""
+    if not source.media.stacked:
+        return ()
+    return (
+        "The numbers are of all that was denoised, not of the one picture that is shown. Fidelity, time, kernel width, "
+        "patch size and search window belong to the flow of pixels: a stack is denoised through groups of blocks.",
+    )
+
+
+def _part(result: DenoiseResult, source: Source, at: int) -> str:
     crop = result.settings.crop
+    if source.media.stacked:
+        return f'<p class="part">{stacks.told(source.media, at, crop)}</p>'
     if crop is None:
         return ""
     ranges = " × ".join(f"{low}–{high - 1}" for low, high in crop)
@@ -287,6 +355,11 @@ def _verdict(info: DenoiseInfo) -> str:
     return f"{words} (confidence {info.confidence})"
 
 
+def _words(value: Any) -> str:
+    """Return a parameter for people: a number, or one for each axis of a stack."""
+    return " × ".join(digits(float(one)) for one in (value if isinstance(value, tuple) else (value,)))
+
+
 def _rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
     info, figures = result.info, result.figures
     each = info.columns or (info,)  # the columns of a table have units of their own
@@ -300,6 +373,6 @@ def _rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
         rows.append(("SSIM", f"{before} → {after}"))
     rows.append(("removed, rms", f"{', '.join(digits(one.residual) for one in each)} {unit}"))
     rows.append(("steps", f"{info.steps}; {info.stopped_by}"))
-    rows += [(name.replace("_", " "), digits(float(value))) for name, value in info.parameters.items()]
+    rows += [(name.replace("_", " "), _words(value)) for name, value in info.parameters.items()]
     rows.append(("functional", info.functional))
     return rows

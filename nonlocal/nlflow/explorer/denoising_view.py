@@ -6,7 +6,7 @@ import shlex
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,10 @@ from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
 from nlflow.denoising.noise import GaussianNoise, noise_of
 from nlflow.denoising.quality import psnr, snr, ssim
+from nlflow.explorer import stacks
 from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
-from nlflow.io.formats.media import Array, Media
+from nlflow.io.formats.media import Array, Media, extension
 from nlflow.plotting.noise import NoiseCurves, model_curves
 
 _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
@@ -58,9 +59,9 @@ class DenoiseSettings:
     steps: int | None = None
     crop: Crop | None = None
 
-    def words(self) -> dict[str, Any]:
-        """Return the arguments for `nlflow.denoise` that are set and that the quality has."""
-        skipped = {"crop"} if self.quality == "fast" else {"crop", *OF_FAST}
+    def words(self, *, stacked: bool = False) -> dict[str, Any]:
+        """Return the arguments for `nlflow.denoise` that are set; those of pixels belong to ``fast`` without stacks."""
+        skipped = {"crop"} if self.quality == "fast" and not stacked else {"crop", *OF_FAST}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
         return {name: value for name, value in given.items() if value is not None}
 
@@ -80,11 +81,13 @@ class DenoiseResult:
         See `nlflow.denoising.Trail`.
     figures : dict of str to float or None
         ``psnr_input``, ``psnr_output`` and ``ssim_input``, ``ssim_output`` (images) or ``snr_input``, ``snr_output``
-        (signals) where there is a reference; of a table the means over its columns.
+        (signals) where there is a reference; of a table the means over its columns; of a stack ``psnr_*`` alone,
+        over all that was denoised.
     notes : tuple of str
         Warnings.
     noise : NoiseCurves or None
-        Of the noise that was found out; of a table that of its first column.
+        Of the noise that was found out; of a table that of its first column, of a stack over the intensities of the
+        picture in the middle.
     """
 
     settings: DenoiseSettings
@@ -147,13 +150,18 @@ def compute(
 def _noise(info: DenoiseInfo, noisy: Array, media: Media) -> NoiseCurves:
     """Return the curves of the noise that a call has found."""
     axis = media.channel_axis
+    if media.stacked:  # curves are those of a picture
+        middle = noisy.shape[stacks.through(media, channels=True)] // 2
+        noisy, axis = stacks.plane(noisy, media, middle), stacks.plane_channels(media)
     if info.columns:
         info, noisy, axis = info.columns[0], np.take(noisy, 0, -1 if axis is None else axis), None
     model = GaussianNoise(info.sigma) if info.model is None else noise_of(info.model)
     return model_curves(model, noisy, channel_axis=axis)
 
 
-def _measures(media: Media) -> tuple[str, str]:
+def _measures(media: Media) -> tuple[str, ...]:
+    if media.stacked:
+        return ("psnr",)
     return ("psnr", "ssim") if media.kind == "image" else ("psnr", "snr")
 
 
@@ -167,8 +175,10 @@ def _figure(measure: str, clean: Any, data: Array, media: Media) -> float | None
 
 def _words(settings: DenoiseSettings, source: Source) -> dict[str, Any]:
     """Return all arguments for `nlflow.denoise`; each column of a table is a signal of its own."""
-    layout = {"channel_axis": source.media.channel_axis} | ({"separate": True} if source.media.separate else {})
-    return {**settings.words(), **layout, "preserve_range": True, "return_info": True}
+    media = source.media
+    layout: dict[str, Any] = {"channel_axis": media.channel_axis} | ({"separate": True} if media.separate else {})
+    layout = stacks.layout(media) if media.stacked else layout
+    return {**settings.words(stacked=media.stacked), **layout, "preserve_range": True, "return_info": True}
 
 
 def as_python(settings: DenoiseSettings, source: Source) -> str:
@@ -228,12 +238,18 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     if command_note(settings, source):
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media
-    options = {"quality": settings.quality, **settings.words()}
+    options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
+    suffix = path.name[len(path.name) - len(extension(Path(source.name))) :]  # .nii.gz is one
     if media.format == "npy":
         options |= {"kind": media.kind, "channel_axis": media.channel_axis}
     if source.clean is not None:
         options["reference"] = source.clean_name
-    words = ["nonlocal", "denoise", source.name, str(path.with_name(f"{path.stem}-denoised{path.suffix}"))]
+    words = [
+        "nonlocal",
+        "denoise",
+        source.name,
+        str(path.with_name(f"{path.name.removesuffix(suffix)}-denoised{suffix}")),
+    ]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
     return shlex.join(words)

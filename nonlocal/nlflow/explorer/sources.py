@@ -1,7 +1,8 @@
-"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind."""
+"""Inputs of the tab "Denoise": a file or the built-in example. Results as files of the same kind, of stacks as NPY."""
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import tempfile
@@ -10,7 +11,7 @@ from pathlib import Path, PurePath
 
 import numpy as np
 
-from nlflow.errors import InputError
+from nlflow.explorer import stacks
 from nlflow.io import files
 from nlflow.io.companions import read_reference
 from nlflow.io.formats.media import Array, Media
@@ -32,7 +33,7 @@ _PREVIEW_SAMPLES = 2**15
 
 @dataclass(frozen=True)
 class Source:
-    """A noisy image or signal.
+    """A noisy image, signal, volume or clip.
 
     Attributes
     ----------
@@ -80,7 +81,7 @@ def example() -> Source:
 
 
 def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:
-    """Read a file; see `nlflow.io.files.read` for what is raised.
+    """Read a file; see `nlflow.io.files.read` for what is raised, and `InputError` for slices at several times.
 
     Parameters
     ----------
@@ -89,14 +90,11 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
         How it is called; the path by default.
     """
     media = files.read(path)
-    if media.axes:
-        raise InputError(
-            f"{name or path}: got a stack ({media.axes}), expected an image or a signal; use nonlocal denoise"
-        )
+    stacks.check_stack(name or os.fspath(path), media)
     return Source(media, os.fspath(path) if name is None else name, notes=media.notes)
 
 
-def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
+def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
     """Return the part that is computed while settings move; None if that is the whole input.
 
     It is a part in full resolution, not a reduced picture: a mean of pixels has less noise than they have.
@@ -105,8 +103,13 @@ def preview(source: Source, place: tuple[float, ...] = ()) -> Crop | None:
     ----------
     source : Source
     place : tuple of float
-        Where the part lies along each axis, 0 for the start, 1 for the end; in the middle by default.
+        Where the part lies along each axis, of a stack along rows and columns: 0 for the start, 1 for the end; in the
+        middle by default.
+    at : int, optional
+        Of a stack, the slice or frame that is shown, from 0; the middle one by default.
     """
+    if source.media.stacked:
+        return stacks.part(source.media, place, at)
     shape = source.shape
     sizes: tuple[int, ...]
     if len(shape) == 1:
@@ -131,7 +134,7 @@ def slices(source: Source, crop: Crop) -> tuple[slice, ...]:
 
 
 def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]:
-    """Return the name and the content of a file that stores a result as its input is stored.
+    """Return the name and the content of a file that stores a result as its input is stored, a stack as NPY.
 
     Parameters
     ----------
@@ -147,6 +150,10 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
         As `nlflow.io.files.write`.
     """
     media = source.media
+    if media.stacked:
+        stream = io.BytesIO()
+        np.save(stream, result, allow_pickle=False)
+        return f"{PurePath(source.name).stem}-denoised.npy", stream.getvalue()
     if crop is not None:
         part = tuple(slice(low, high) for low, high in crop)
         media = replace(

@@ -73,7 +73,7 @@ def unpacked(data: Any, limits: Limits) -> tuple[str, bytes]:
 
 
 def received_source(name: str, content: bytes, limits: Limits) -> Source:
-    """Return an image or a signal that was sent.
+    """Return an image, a signal or a stack that was sent.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def _declared(path: Path) -> int:
                 import tifffile
 
                 with tifffile.TiffFile(path) as tiff:
-                    return math.prod(tiff.pages[0].shape)
+                    return len(tiff.pages) * math.prod(tiff.pages[0].shape)
     except Exception:  # `files.read` says what is wrong with the header
         return 0
     return 0
