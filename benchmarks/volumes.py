@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +173,7 @@ def clips(data: Path, side: int) -> Iterator[Row]:
     del side
     for path in sorted((data / "video").glob("*.mp4")):
         with av.open(str(path)) as film:
-            frames = [frame.to_ndarray(format="gray") for frame, _ in zip(film.decode(video=0), range(FRAMES))]  # noqa: B905
+            frames = [frame.to_ndarray(format="gray") for frame in islice(film.decode(video=0), FRAMES)]
         clean = _middle(np.stack(frames) / 255)
         for level in SIGMAS:
             sigma = level / 255

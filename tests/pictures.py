@@ -53,7 +53,7 @@ def estimates(
     signal = as_signal(planes, (*planes.shape[1:], len(planes)))
     levels = np.broadcast_to(np.moveaxis(variance, 0, -1), signal.shape)
     problem = groupwise.problem(signal, preset, groupings, variance=levels, missing=missing)
-    return [as_planes(u) for u in run(problem, Watch(every=True))[0]]
+    return [as_planes(u).reshape(planes.shape) for u in run(problem, Watch(every=True))[0]]
 
 
 def both(cases: Callable[[Sequence[str]], list[tuple[Any, ...]]]) -> list[Any]:

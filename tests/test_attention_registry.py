@@ -255,7 +255,8 @@ class Wrapped(torch.nn.Module):
 def test_models_that_hand_no_arguments_on() -> None:
     given = inputs("vit")
     expected = by_hooks(build("vit"), explicit)
-    model = attach(Wrapped(build("vit")), adapter=Adapter("steps.*.inner.attention", projection="o_proj"))
+    adapter = Adapter("steps.*.inner.attention", projection="o_proj")
+    model = attach(Wrapped(build("vit")), fidelity=0.6, semi_implicit=False, adapter=adapter)
     torch.testing.assert_close(output(model, given), output(expected, given), rtol=1e-5, atol=2e-5)
     model.checkpoint = True
     with pytest.raises(InputError, match=r"outside of the forward of its stack.*checkpointing"):

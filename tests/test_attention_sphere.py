@@ -28,6 +28,12 @@ class Attention(torch.nn.Module):
         return self.out((q @ k.mT / WIDTH**0.5).softmax(-1) @ v)
 
 
+class Renamed(Attention):
+    @property
+    def out(self) -> Any:
+        return self.last
+
+
 class Layer(torch.nn.Module):
     def __init__(self, mlp: float, norm: Any) -> None:
         super().__init__()
@@ -147,8 +153,14 @@ def test_in_models_of_transformers(name: str) -> None:
 
 def test_what_cannot_be_compared() -> None:
     model, x = stack()
+    unknown, _ = stack()
+    for layer in unknown.layers:  # by a name that no library uses
+        layer.attention.last = layer.attention.out
+        layer.attention.__class__ = Renamed
+        del layer.attention._modules["out"]
+    assert discretize_blocks(unknown, x, adapter=Adapter("layers.*.attention", projection="last"))
     with pytest.raises(InputError, match="whose output projection is not known"):
-        discretize_blocks(model, x, adapter=Adapter("layers.*.attention"))
+        discretize_blocks(unknown, x, adapter=Adapter("layers.*.attention"))
     with pytest.raises(InputError, match="substeps: got none"):
         discretize_blocks(model, x, substeps=(), adapter=ADAPTER)
     with pytest.raises(InputError, match="inputs: got list"):

@@ -37,7 +37,8 @@ def denoise(image, *args, **options):
     except KeyboardInterrupt:
         pass  # as a flow does that returns what it has reached
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
-sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+import nlflow.denoising
+nlflow.denoising.denoise = denoise
 from nlflow.commands.main import main
 main()
 """
@@ -59,7 +60,8 @@ def denoise(image, *args, **options):
     callback()
     time.sleep(60)
     return image, types.SimpleNamespace(as_dict=lambda: {{"sigma": 1.0}})
-sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+import nlflow.denoising
+nlflow.denoising.denoise = denoise
 from nlflow.commands.main import main
 main()
 """
@@ -98,7 +100,8 @@ def denoise(image, *args, **options):
         os.kill(os.getpid(), signal.SIGINT)
         time.sleep(60)
     return image, types.SimpleNamespace(as_dict=lambda: {"sigma": 1.0, "sigma_estimated": True, "noise": "white"})
-sys.modules["nlflow.denoising"] = types.SimpleNamespace(denoise=denoise)
+import nlflow.denoising
+nlflow.denoising.denoise = denoise
 from nlflow.commands.main import main
 main()
 """

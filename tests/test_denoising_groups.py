@@ -14,7 +14,7 @@ from nlflow.denoising import groupwise, task
 from nlflow.denoising.patches import Grouping, Groups
 from nlflow.denoising.patches.search import reference_positions
 from nlflow.denoising.presets import GroupPreset
-from nlflow.denoising.tiles import halo
+from nlflow.denoising.tiles import margins
 from tests.pictures import (
     GROUPS_SLOWLY,
     SMALL,
@@ -103,8 +103,8 @@ def test_rounding_decides_no_tie(shape: tuple[int, int], dtype: Any):
 def test_windows_that_hold_few_patches_give_small_groups(shape: tuple[int, int]):
     guide = planes(1, shape)
     found = grouped(guide, Grouping(4, 30, 6, 3))
-    places = [n - p + 1 for n, p in zip(shape, found.lattice.patch, strict=True)]
-    assert found.lattice.patch == tuple(min(4, n) for n in shape)
+    assert found.lattice.patch == (1, *(min(4, n) for n in shape))
+    places = [n - p + 1 for n, p in zip(shape, found.lattice.patch[1:], strict=True)]
     for own, members, count in zip(found.members[:, 0], found.members, found.counts, strict=True):
         sides = [min(at, 6) + min(n - 1 - at, 6) + 1 for at, n in zip(divmod(own, shape[1]), places, strict=True)]
         assert count == min(30, np.prod(sides), found.members.shape[1])
@@ -135,7 +135,7 @@ def reference_step(
     """A step by its definition, group by group, in double precision."""
     state, pilot, observed = (x.astype(np.float64) for x in (state, pilot, observed))
     variance = np.broadcast_to(variance, state.shape).astype(np.float64)
-    (ph, pw), width = found.lattice.patch, state.shape[2]
+    (_, ph, pw), width = found.lattice.patch, state.shape[2]
     sums = np.zeros((3, *state.shape))
     for members, count in zip(found.members, found.counts, strict=True):
         rows = (members[:count] // width)[:, None, None] + np.arange(ph)[:, None]
@@ -289,7 +289,7 @@ def test_a_path_turns_with_the_image(turn: Any):
 def test_a_sample_looks_no_farther_than_the_halo():
     image = planes(1, (1, 400))
     groupings = SMALL.groupings(1.0, 1)
-    margin = halo(groupings[0]) + SMALL.steps * halo(groupings[1])
+    margin = margins(groupings, SMALL.steps)[2]
     changed = image.copy()
     changed[0, 0, 200] += 50
     difference = (

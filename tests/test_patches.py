@@ -65,6 +65,8 @@ SHAPES: dict[str, tuple[tuple[int, ...], int | None, dict[str, int]]] = {
     "colour": ((9, 10, 3), -1, {"patch_size": 3, "search_radius": 4, "members": 12, "step": 2}),
     "channels first": ((2, 8, 9), 0, {"patch_size": 3, "search_radius": 2, "members": 5, "step": 3}),
     "signal": ((40,), None, {"patch_size": 6, "search_radius": 9, "members": 8, "step": 4}),
+    "volume": ((7, 8, 9), None, {"patch_size": 3, "search_radius": 2, "members": 6, "step": 3}),
+    "volume with channels": ((5, 6, 7, 2), -1, {"patch_size": 2, "search_radius": 2, "members": 5, "step": 2}),
     "signal with channels": ((30, 2), 1, {"patch_size": 5, "search_radius": 20, "members": 9, "step": 5}),
     "as small as a patch": ((4, 4), None, {"patch_size": 4, "search_radius": 2, "members": 1, "step": 1}),
     "patches of one sample": ((6, 7), None, {"patch_size": 1, "search_radius": 2, "members": 4, "step": 1}),
@@ -277,7 +279,7 @@ TOKENS = GROUPS.lift(IMAGE)
 REFUSED: dict[str, tuple[Any, str]] = {
     "too small": (lambda: nl.PatchGroups(IMAGE[:2], **SMALL), "image: got 2 x 12 samples, expected at least patch"),
     "NaN": (lambda: nl.PatchGroups(np.full((12, 12), np.nan), **SMALL), "image: got 144 NaN or infinite"),
-    "volume": (lambda: nl.PatchGroups(np.ones((9, 9, 9)), **SMALL), r"image: got 3 dimension\(s\)"),
+    "volumes": (lambda: nl.PatchGroups(np.ones((5, 5, 5, 5)), **SMALL), r"image: got 4 dimension\(s\)"),
     "gaps": (lambda: nl.PatchGroups(IMAGE, **{**SMALL, "step": 4}), r"step: got 4, expected at most patch_size \(3\)"),
     "patch_size": (lambda: nl.PatchGroups(IMAGE, **{**SMALL, "patch_size": 0}), "patch_size: got 0, expected an"),
     "members": (lambda: nl.PatchGroups(IMAGE, **{**SMALL, "members": 0}), "members: got 0, expected an integer >= 1"),

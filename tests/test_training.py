@@ -25,7 +25,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("safetensors")
 
-from nlflow.attention import attach, load_model, probe, text_inputs  # noqa: E402
+from nlflow.attention import load_model, load_terms, probe, text_inputs  # noqa: E402
 from nlflow.commands import main as cli  # noqa: E402
 from nlflow.errors import FileFormatError, InputError, NlflowWarning  # noqa: E402
 from nlflow.io.checkpoints import previous  # noqa: E402
@@ -527,10 +527,9 @@ def test_exported_models_are_the_trained_ones(name: str, data: Path, tmp_path: P
         expected = model(**given).logits
         assert torch.equal(load_trained(folder)(**given).logits, expected)
         plain = load_model(folder)
-        hidden = (plain if name == "softmax" else attach(plain, **VARIANTS[name].options(0.4)))(**given)[0]
-    # The body of the model, which the package loads; FeatScale's parameters are in a file of their own.
-    alike = torch.allclose(hidden @ model.lm_head.weight.T, expected, atol=1e-5)
-    assert alike == (name != "neutreno-featscale")
+        hidden = (plain if name == "softmax" else load_terms(plain, folder))(**given)[0]
+    # The body of the model and its terms, which the package loads.
+    torch.testing.assert_close(hidden @ model.lm_head.weight.T, expected, atol=1e-5, rtol=0)
     about = json.loads((folder / "attention.json").read_text())
     assert about["result"]["loss"] > 0
     assert (about["attach"] is None) == (name == "softmax")
@@ -655,9 +654,7 @@ def test_the_trained_pair() -> None:
         assert len(trace) == 12
         assert about[name]["result"]["accuracy"] > 0.3
         with torch.no_grad():
-            tokens = load_model(folder)
-            if about[name]["attach"]:
-                attach(tokens, **about[name]["attach"])
+            tokens = load_terms(load_model(folder), folder)
             hidden = tokens(pixel_values=pixels).last_hidden_state
             logits = model.classifier(hidden[:, 0])
             torch.testing.assert_close(logits, model(pixel_values=pixels).logits, atol=1e-5, rtol=1e-4)

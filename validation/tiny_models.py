@@ -91,7 +91,7 @@ def build(kind: str, *, attn_implementation: str | None = None, **changes: Any) 
         for name, value in changes.items():
             setattr(config, name, value)
         given = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-        model = AutoModel.from_config(config, **given).eval()
+        model = AutoModel.from_config(config, trust_remote_code=False, **given).eval()
     return model
 
 

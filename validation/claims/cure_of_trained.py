@@ -47,7 +47,9 @@ def run(context: Context) -> Outcome:
     from nlflow.attention import Retrieval, neighbouring_passages, sweep
     from nlflow.attention.sweeping.intervals import paired_differences
 
-    tokenizer = libraries()[1].AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    tokenizer = libraries()[1].AutoTokenizer.from_pretrained(
+        str(folder), local_files_only=True, trust_remote_code=False
+    )
     model = minilm("float32")
     pairs = neighbouring_passages([text], words=WORDS, pairs=context.pick(PAIRS, 60))
     task = Retrieval(tokenizer, pairs)

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from nlflow.commands.inputs import Inputs
     from nlflow.denoising.noise import NoiseEstimate
 
-_STACK = {"volume": "a volume", "clip": "a clip"}
 
 HELP = """Find out which noise an image, a signal or a stack has.
 
@@ -136,21 +135,13 @@ def _found(given: Inputs) -> dict[str, NoiseEstimate]:
 
 def _found_of_stack(given: Inputs) -> NoiseEstimate:
     """Return the verdict on a stack; of several volumes on the one in the middle."""
-    import inspect
-
     import numpy as np
 
     from nlflow.backends.interrupts import stopping
     from nlflow.commands.stacks import layout_of
     from nlflow.denoising.noise import estimate_noise
-    from nlflow.errors import InputError
 
     media, missing, layout = given.media, given.missing, layout_of(given.media)
-    known = inspect.signature(estimate_noise).parameters
-    words = {name: value for name, value in layout.items() if name in known and value is not None}
-    if "axes" not in words:
-        raise InputError(f"{media.path}: got {_STACK[media.kind]}, expected an image or a signal; save one of its "
-                         "pictures, or let nonlocal denoise find its noise")  # fmt: skip
     data = media.data if missing is None else np.where(missing, 0, media.data)
     axes = media.axes
     if {"T", "Z"} <= set(axes):
@@ -161,7 +152,7 @@ def _found_of_stack(given: Inputs) -> NoiseEstimate:
     if missing is not None and "C" in axes:
         missing = np.asarray(missing.any(axis=axes.index("C")))
     with stopping():
-        return estimate_noise(data, mask=missing, **words)
+        return estimate_noise(data, mask=missing, axes=layout["axes"])
 
 
 def _draw(given: Inputs, found: dict[str, NoiseEstimate], title: str, form: str) -> bytes:

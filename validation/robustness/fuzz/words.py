@@ -20,6 +20,7 @@ def kernel(folder: Path) -> Reader:
     """Return a reader of kernels and options of studies as text, ``name=value`` on lines after the kernel."""
     del folder
     from nlflow.commands.study import _listed
+    from nlflow.errors import NlflowError
     from nlflow.studies.options import kernel_label, parse_kernel, read_options
     from nlflow.studies.runner import KINDS
     from nlflow.studies.settings import make_settings
@@ -40,10 +41,17 @@ def kernel(folder: Path) -> Reader:
         chosen = parse_kernel(first)
         label = kernel_label(chosen)
         require(type(parse_kernel(label)) is type(chosen), f"{label!r} is another kernel")
+        refused: list[NlflowError] = []
         for kind in KINDS.values():
-            read_options(kind, {"kernel": chosen})
-            cases = make_settings(kind, read_options(kind, {"kernel": first, **options})) if len(data) < 200 else []
+            try:
+                read_options(kind, {"kernel": chosen})
+                cases = make_settings(kind, read_options(kind, {"kernel": first, **options})) if len(data) < 200 else []
+            except NlflowError as error:
+                refused.append(error)
+                continue
             require(all(case.label for case in cases), "a case without a label")
+        if len(refused) == len(KINDS):  # a kernel or an option of one study is not one of each
+            raise refused[0]
 
     return read
 

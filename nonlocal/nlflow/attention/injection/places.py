@@ -103,7 +103,7 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     other = torch.randn(tokens.shape, generator=generator).to(tokens)
     found = torch.zeros((values.shape[0], values.shape[2]), dtype=torch.long, device=tokens.device)
-    with _evaluating(layer), torch.no_grad():
+    with evaluating(layer), torch.no_grad():
         base = _values(entered, tokens, tokens)
         if (base.shape[0], base.shape[2]) != tuple(found.shape):
             raise InputError(
@@ -142,9 +142,9 @@ def _values(entered: Any, tokens: Tensor, given: Tensor) -> Tensor:
 
 
 @contextmanager
-def _evaluating(layer: nn.Module) -> Iterator[None]:
-    """Switch dropout off for a while."""
-    training = [module for module in layer.modules() if module.training]
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put all modules into evaluation mode for a while, without dropout."""
+    training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
     try:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nlflow.attention.injection.forward import first_values
-from nlflow.attention.injection.places import shown, tracing
+from nlflow.attention.injection.places import evaluating, shown, tracing
 from nlflow.attention.injection.stacks import Stack
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
 from nlflow.errors import InputError
@@ -114,28 +114,21 @@ class Summed:
 
     def looked(self, taken: Tensor, averages: Tensor) -> str:
         """Return how values lie in what their projection gives, from a run with a constant added to each column."""
-        training = [module for module in self.module.modules() if module.training]
-        try:
-            for module in training:
-                module.training = False
-            with torch.no_grad():
-                generator = torch.Generator().manual_seed(0)
-                columns = torch.randn(taken.shape[-1], generator=generator).to(taken)
-                size = float(taken.abs().max()) or 1.0
-                still = self.run(torch.zeros_like(columns))
-                for layout in LAYOUTS:
-                    if not fits(layout, taken.shape[-1], averages.shape[-1], self.heads):
-                        continue
-                    own = part(columns, layout, averages.shape[-1], self.heads)
-                    mask = part(torch.arange(len(columns), device=taken.device), layout, averages.shape[-1], self.heads)
-                    added = torch.zeros_like(columns)
-                    added[mask] = size * own  # queries and keys stay
-                    moved = self.run(added)
-                    if bool(((moved - still - size * own).abs() <= _OFF * size * 4).all()):
-                        return layout
-        finally:
-            for module in training:
-                module.training = True
+        with torch.no_grad(), evaluating(self.module):
+            generator = torch.Generator().manual_seed(0)
+            columns = torch.randn(taken.shape[-1], generator=generator).to(taken)
+            size = float(taken.abs().max()) or 1.0
+            still = self.run(torch.zeros_like(columns))
+            for layout in LAYOUTS:
+                if not fits(layout, taken.shape[-1], averages.shape[-1], self.heads):
+                    continue
+                own = part(columns, layout, averages.shape[-1], self.heads)
+                mask = part(torch.arange(len(columns), device=taken.device), layout, averages.shape[-1], self.heads)
+                added = torch.zeros_like(columns)
+                added[mask] = size * own  # queries and keys stay
+                moved = self.run(added)
+                if bool(((moved - still - size * own).abs() <= _OFF * size * 4).all()):
+                    return layout
         raise self.refused("averages whose columns are not those of the values")
 
     def run(self, constant: Tensor) -> Tensor:

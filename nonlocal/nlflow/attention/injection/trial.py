@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nlflow.attention.injection.places import evaluating
 from nlflow.errors import InputError
 
 _TOKENS = 6
@@ -25,12 +26,9 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     given = simple_inputs(model) if inputs is None else inputs
     if given is None:
         return
-    training = [module for module in model.modules() if module.training]
     devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
-    for module in training:
-        module.training = False
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices):
+        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(model):
             if isinstance(given, Mapping):
                 model(**given)
             else:
@@ -40,9 +38,6 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     except Exception:
         if inputs is not None:
             raise
-    finally:
-        for module in training:
-            module.training = True
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
+from nlflow.attention.injection.places import evaluating
 from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
@@ -90,9 +90,9 @@ def probe(
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
-    given = _call(model, inputs)
+    given = call_of(model, inputs)
     watching = recording(seen_blocks) if take is None else taking(seen_blocks, take)
-    with torch.no_grad(), _evaluating(model), watching_states(seen_blocks), watching:
+    with torch.no_grad(), evaluating(model), watching_states(seen_blocks), watching:
         given()
         return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
 
@@ -100,7 +100,7 @@ def probe(
 # ---- running
 
 
-def _call(model: nn.Module, inputs: Any) -> Callable[[], Any]:
+def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     if isinstance(inputs, Tensor):
@@ -114,18 +114,6 @@ def _call(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     if hasattr(getattr(model, "config", None), "use_cache"):
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while, without dropout."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 # ---- quantities

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import Adapter, Block, blocks
+from nlflow.attention.injection.places import evaluating
 from nlflow.attention.probing.discretization import Floats, order_of
+from nlflow.attention.probing.probe import call_of
 from nlflow.errors import InputError, check_integer
 from nlflow.flows.sphere.steps import turned
 
@@ -123,9 +125,9 @@ def discretize_blocks(
                 f"model: got {one.block.name}, whose output projection is not known, expected a module; name it in "
                 "adapter=Adapter(…, projection=…)"
             )
-    with torch.no_grad(), _evaluating(model):
+    with torch.no_grad(), evaluating(model):
         with _watching(seen):
-            _run(model, inputs)
+            call_of(model, inputs)()
         return [_compared(one, inputs, counts) for one in seen]
 
 
@@ -207,29 +209,6 @@ def _watching(seen: list[_Seen]) -> Iterator[None]:
         for one in seen:
             watch(one)
         yield
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
-
-
-def _run(model: nn.Module, inputs: Any) -> None:
-    if isinstance(inputs, Mapping):
-        model(**inputs)
-    elif isinstance(inputs, Tensor):
-        model(inputs)
-    else:
-        raise InputError(
-            f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
-            "or one tensor"
-        )
 
 
 # ---- the flow of one block

@@ -21,7 +21,7 @@ _BLOCK = 2**22  # samples of tokens that are put back at once
 
 @underflowing
 class PatchGroups:
-    """Groups of alike patches of an image or signal.
+    """Groups of alike patches of a signal, an image or a volume.
 
     Patches of reference lie on a grid that looks the same from all sides; each has the n nearest patches of its search
     window as members, itself first. The members are the nodes of a `BlockAffinity`, the patches are a signal on it, so
@@ -35,7 +35,7 @@ class PatchGroups:
     Parameters
     ----------
     image : array_like
-        What patches are compared on, the guide: a 1-D signal or 2-D image, with a channel axis where there is one.
+        What patches are compared on, the guide: a signal, an image or a volume, with a channel axis where there is one.
     patch_size : int
         Side of a patch, in samples.
     search_radius : int
