@@ -423,7 +423,7 @@ def test_the_relaxed_step_is_for_groups_alone() -> None:
         (lambda: flow(factor=0), "factor: got 0"),
         (lambda: flow(search_every=0), "search_every: got 0"),
         (lambda: flow(np.full((9, 9), np.nan)), "observed: got 81 NaN"),
-        (lambda: flow(np.zeros((3, 9, 9))), r"observed: got 3 dimension"),
+        (lambda: flow(np.zeros((2, 3, 9, 9))), r"observed: got 4 dimension"),
         (lambda: flow(missing=np.ones(F.shape, bool)), "missing: hides every sample"),
         (lambda: flow(filter=CompiledFilter), "filter: got <class .*expected an object with find and step"),
         (lambda: flow(filter="plain"), "filter: got 'plain'"),
