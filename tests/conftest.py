@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Iterator
 
 import hypothesis
@@ -19,9 +20,31 @@ hypothesis.settings.load_profile("nlflow")
 LONGEST = ("test_processors.py", "test_docs.py", "test_public.py")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files with the longest tests first; all else keeps its place."""
+    """Draw the cases of sampled tests, and put the files with the longest tests first; all else keeps its place."""
+    drawn = _drawn(items)
+    for item in items:
+        if item.get_closest_marker("sampled") and item not in drawn:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def _drawn(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return the cases that stay of tests marked ``sampled(k)``: k of each, the same ones in every run.
+
+    Of those that are not slow anyway, and whatever else was collected, so that all processes draw alike.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    drawn: set[pytest.Item] = set()
+    for name, all_of_it in cases.items():
+        marker = all_of_it[0].get_closest_marker("sampled")
+        assert marker is not None
+        drawn.update(random.Random(name).sample(all_of_it, min(marker.args[0], len(all_of_it))))
+    return drawn
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -60,6 +60,7 @@ TURNS = list(itertools.product(KERNELS, DTYPES))
     ("grid", "boundary", "method", "kernel", "dtype"),
     [(*way, *TURNS[i % len(TURNS)]) for i, way in enumerate(itertools.product(GRIDS, BOUNDARIES, METHODS))],
 )
+@pytest.mark.sampled(11)
 def test_position_kernel(grid: str, boundary: Any, method: str, kernel: str, dtype: Any) -> None:
     domain = Grid(*GRIDS[grid], boundary)
     result = built(method, KERNELS[kernel], domain, None, dtype)
@@ -82,6 +83,7 @@ def test_position_kernel(grid: str, boundary: Any, method: str, kernel: str, dty
         )
     ],
 )
+@pytest.mark.sampled(9)
 def test_window(boundary: Any, method: str, kernel: str, window: int, dtype: Any) -> None:
     """The window is smaller than the kernel, or larger than the grid (7 nodes, 4 to each side), or than both."""
     domain = Grid((9, 7), (0.5, 0.8), boundary)

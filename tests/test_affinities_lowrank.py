@@ -96,6 +96,7 @@ CASES = {
 
 @pytest.mark.parametrize("rtol", [1e-1, 1e-3, 1e-6, 1e-9])
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(8)
 def test_the_bound_holds_and_is_of_use(case: str, rtol: float) -> None:
     """What is measured stays below what is promised, at any rank, and not by orders without need."""
     kernel, x = CASES[case]
@@ -173,6 +174,7 @@ def test_a_wider_tolerance_takes_a_lower_rank() -> None:
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("domain", [DOMAIN, Grid((12, 20), (0.5, 2.0))])
 @pytest.mark.parametrize("kernel", [Gaussian(width=2.5), Laplace(width=20.0), ExpDotProduct(scale=0.3, amplitude=0.5)])
+@pytest.mark.sampled(3)
 def test_contract(kernel: Any, domain: Any, dtype: Any) -> None:
     x = normal(2).astype(dtype)
     result = build(kernel, x, domain=domain, rtol=1e-2)
@@ -298,6 +300,7 @@ def test_flow_stays_within_the_bound(rtol: float) -> None:
 
 
 @pytest.mark.parametrize("tiles", [1, 8])
+@pytest.mark.sampled(1)
 def test_the_same_bits_for_any_number_of_threads(tiles: int) -> None:
     """Few tiles, whose products BLAS would share between its threads, and so many that threads share the tiles."""
     n = tiles * blas.TILE + 1999

@@ -86,6 +86,7 @@ def nodes(n: int, d: int, dtype: str = "float64", seed: int = 0) -> tuple[Floats
 
 # A loop is compiled for each dimension up to a few and for two widths of channels; all of them meet each kernel.
 @pytest.mark.parametrize(("d", "name", "dtype"), pairs([1, 2, 3, 4, 5, 8, 16, 17, 40], list(KERNELS), list(ROUNDING)))
+@pytest.mark.sampled(11)
 def test_averages_and_degrees(d: int, name: str, dtype: str) -> None:
     x, domain, _ = nodes(301, d, dtype)
     x *= np.float64(d) ** -0.5
@@ -108,6 +109,7 @@ def test_averages_and_degrees(d: int, name: str, dtype: str) -> None:
         list(ROUNDING),
     ),
 )
+@pytest.mark.sampled(5)
 def test_sizes_at_the_edges_of_tiles_and_blocks(size: tuple[int, int], name: str, dtype: str) -> None:
     n, d = size
     x, domain, q = nodes(n, d, dtype)
@@ -120,6 +122,7 @@ def test_sizes_at_the_edges_of_tiles_and_blocks(size: tuple[int, int], name: str
 
 @pytest.mark.parametrize("width", [0.003, 0.05, 1.0, 1e6])
 @pytest.mark.parametrize("name", ["gaussian", "laplace", "top hat"])
+@pytest.mark.sampled(3)
 def test_blocks_that_are_skipped_change_nothing(name: str, width: float) -> None:
     rng = np.random.default_rng(2)
     x = np.concatenate([rng.uniform(size=(1500, 2)), 5 + 0.01 * rng.normal(size=(300, 2)), [[100.0, -40.0]]])
@@ -272,6 +275,7 @@ def test_attention_is_torch_attention() -> None:
 
 @pytest.mark.parametrize("kernel", [Gaussian(3.0), Laplace(2.0), ExpDotProduct()], ids=lambda k: type(k).__name__)
 @pytest.mark.parametrize(("d", "channels"), [(2, 3), (2, 20), (30, 3)])
+@pytest.mark.sampled(2)
 def test_the_number_of_threads_does_not_matter(kernel: Any, d: int, channels: int) -> None:
     x, domain, _ = nodes(2500, d)
     u = np.random.default_rng(1).normal(size=(2500, channels))
@@ -398,6 +402,7 @@ def test_an_evolving_kernel_is_built_by_the_same_method() -> None:
     ),
     ids=lambda v: f"{v[0]}, {type(v[1]).__name__}" if isinstance(v, tuple) else None,
 )
+@pytest.mark.sampled(3)
 def test_the_error_is_within_its_estimate(way: tuple[str, Any], m: int, rtol: float) -> None:
     (method, kernel), n, rng = way, 600, np.random.default_rng(7)
     x = rng.uniform(size=(n, m)) ** 1.5

@@ -72,6 +72,7 @@ TURNS = list(itertools.product(PATCHES, DTYPES))
         for i, way in enumerate(itertools.product(IMAGES, BOUNDARIES, STORAGE))
     ],
 )
+@pytest.mark.sampled(13)
 def test_patch_kernel(image: str, boundary: Any, storage: str, name: str, dtype: Any) -> None:
     domain, values, matrix = patch_case(name, image, boundary)
     result = affinity(PATCHES[name], domain, values.astype(dtype), **STORAGE[storage])  # type: ignore[arg-type]
@@ -85,6 +86,7 @@ def test_patch_kernel(image: str, boundary: Any, storage: str, name: str, dtype:
 @pytest.mark.parametrize(
     ("patch_size", "boundary", "tokens"), pairs([1, 3, 5, 7, 9, 11], BOUNDARIES, ["pixel", "patch"])
 )
+@pytest.mark.sampled(4)
 def test_patch_sizes(patch_size: int, boundary: Any, tokens: Any) -> None:
     """Sums over patches of every size, most of them larger than the grid along one axis."""
     kernel = Patch(0.5, patch_size=patch_size, search_radius=2, tokens=tokens)

@@ -200,6 +200,7 @@ def test_checkpointing_that_loses_derivatives_is_refused() -> None:
         pytest.param("gpt2", EVERYTHING, id="gpt2"),
     ],
 )
+@pytest.mark.slow
 def test_compiled_models_equal_those_that_are_not(name: str, options: dict[str, Any]) -> None:
     torch.compiler.reset()
     given = inputs(name) | ({"use_cache": False} if name == "gpt2" else {})

@@ -39,6 +39,7 @@ CONTRASTING = (
 
 
 @pytest.mark.parametrize("kind", CONTRASTING)
+@pytest.mark.sampled(2)
 def test_a_family(kind: str) -> None:
     check(look(kind))
 

@@ -42,6 +42,7 @@ def pair(kernel: str, window: int | None, count: int = COUNT) -> tuple[Head, Hea
 
 
 @pytest.mark.parametrize(("kernel", "window", "kept"), pairs(KERNELS, [None, 5], ["a matrix", "no matrix"]))
+@pytest.mark.sampled(2)
 def test_a_rule_is_the_matrix_of_what_is_seen(
     kernel: str, window: int | None, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,6 +100,7 @@ def test_degrees_behind_a_rule_are_sums_of_what_is_seen(
 
 
 @pytest.mark.parametrize("window", [None, 50], ids=["causal", "window"])
+@pytest.mark.sampled(1)
 def test_long_causal_heads_form_nothing_of_the_size_of_the_matrix(
     window: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

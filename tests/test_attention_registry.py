@@ -64,6 +64,7 @@ def test_no_fidelity_leaves_all_bits(name: str, base: str) -> None:
 @pytest.mark.parametrize("semi_implicit", [False, True])
 @pytest.mark.parametrize("base", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", MODELS)
+@pytest.mark.sampled(5)
 def test_term_equals_hooks_on_a_stock_model(name: str, base: str, semi_implicit: bool) -> None:
     given = inputs(name)
     strengths = [0.2 + 0.1 * index for index in range(2 * LAYERS if name == "bart" else LAYERS)]
@@ -138,6 +139,7 @@ def test_symmetric_attention_compares_keys_with_keys(name: str, base: str) -> No
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("affinity", ["softmax", "symmetric", "gaussian", "sigmoid", "softplus", "linear"])
 @pytest.mark.parametrize("options", [{}, EVERYTHING, {"matrix_fidelity": True}], ids=["plain", "everything", "matrix"])
+@pytest.mark.sampled(8)
 def test_plain_module_equals_the_registered_function(affinity: str, causal: bool, options: dict[str, Any]) -> None:
     name = "gpt2" if causal else "vit"
     model = moved(attach(build(name, "sdpa"), affinity=affinity, **{**PAPER, **options})).double()

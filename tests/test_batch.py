@@ -54,6 +54,7 @@ def one(array: Any, index: tuple[int, ...]) -> Any:
     pairs(list(MASKS), list(SHAPES), [nl.ExpDotProduct(amplitude=3.0), nl.Laplace(1.0)]),
     ids=str,
 )
+@pytest.mark.sampled(5)
 def test_items_are_what_they_are_alone(kernel: Any, shape: str, mask: str) -> None:
     x, q = normal((2, *SHAPES[shape]))
     queries = q if isinstance(kernel, nl.ExpDotProduct) else None

@@ -44,6 +44,7 @@ loop = loader(_loops)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.sampled(1)
 def test_a_loop_calls_what_was_compiled_for_its_types(dtype: str) -> None:
     rows, out = np.arange(12, dtype=dtype).reshape(4, 3), np.ones((4, 3), dtype)
     loop("all", dtype)(rows, np.dtype(dtype).type(2), out)

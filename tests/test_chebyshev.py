@@ -130,6 +130,7 @@ def test_references_agree() -> None:
     ("reach", "name", "metric"),
     pairs([1e-3, 1e-2, 0.1, 1.0, 10.0, 1e2, 1e3, 1e4, 1e5], list(FIDELITIES), METRICS),
 )
+@pytest.mark.sampled(13)
 def test_error_stays_below_the_bound(reach: float, name: str, metric: str) -> None:
     p = problem(metric, FIDELITIES[name], channels=2)
     t = reach / p.flow.spectral_bounds()[1]
@@ -148,6 +149,7 @@ def test_error_stays_below_the_bound(reach: float, name: str, metric: str) -> No
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("fidelity", FIDELITIES.values(), ids=FIDELITIES.keys())
+@pytest.mark.sampled(9)
 def test_loose_tolerances_are_kept_and_used(fidelity: Any, metric: str, tol: float) -> None:
     p = problem(metric, fidelity)
     t = 300 / p.flow.spectral_bounds()[1]
@@ -195,6 +197,7 @@ def rounding_of_means(p: Problem, t: float, dtype: Any = float) -> float:
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("t", [1.0, 1e3, 1e6])
+@pytest.mark.sampled(2)
 def test_what_is_conserved_is_kept_to_rounding_for_any_time(t: float, metric: str) -> None:
     p = problem(metric, channels=2)
     assert rounding_of_means(p, t) <= 1
@@ -204,6 +207,7 @@ def test_what_is_conserved_is_kept_to_rounding_for_any_time(t: float, metric: st
 
 
 @pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.sampled(1)
 def test_long_times_reach_the_limit(metric: str) -> None:
     """To the coefficients left out, what is left of the slowest mode, and g rho / (3 mu_2) of rounding."""
     p = problem(metric)

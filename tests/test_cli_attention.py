@@ -92,6 +92,7 @@ def test_table(folder: Path) -> None:
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.slow
 def test_before_and_after_in_a_folder(folder: Path) -> None:
     result = run(folder / "bert", "--text", TEXT, "--neutreno", "0.6", "--out", "seen")
     assert result.stdout.endswith("written: table.csv, result.json and figure.png in seen\n")

@@ -73,6 +73,7 @@ def test_json_holds_the_model(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["in.png", pytest.param("colour.png", marks=pytest.mark.slow), "one.csv"])
+@pytest.mark.sampled(1)
 def test_figure_and_model_are_written(folder: Path, name: str) -> None:
     before = listing()
     result = run("noise", name, "--figure", "noise.png", "--save", "model.json")
@@ -98,6 +99,7 @@ def test_a_line_for_each_column(folder: Path) -> None:
     assert listing() == before
 
 
+@pytest.mark.slow
 def test_samples_that_are_missing_do_not_count(folder: Path) -> None:
     values = noisy().astype(float)
     values[30:36, 40:46] = np.nan
@@ -165,6 +167,7 @@ def test_noise_and_strength_are_passed_on(folder: Path, denoiser: Denoiser) -> N
     assert denoiser.calls[2][2]["noise"] == Poisson(2.5, 4.0, 100.0)
 
 
+@pytest.mark.slow
 def test_a_model_of_one_picture_denoises_another(folder: Path) -> None:
     model = GaussianNoise.from_kernel(np.ones((2, 2)), 9.0)
     model.save("model.json")

@@ -26,6 +26,7 @@ def test_entry_point_and_start() -> None:
     assert result.stderr == ""
 
 
+@pytest.mark.slow
 def test_interrupted_process(tmp_path: Path) -> None:
     Image.new("L", (16, 12)).save(tmp_path / "in.png")
     code = """
@@ -50,6 +51,7 @@ main()
 
 @pytest.mark.skipif(os.name != "posix", reason="signals can be sent to a process on POSIX only")
 @pytest.mark.parametrize(("number", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")])
+@pytest.mark.sampled(1)
 def test_interrupted_in_a_callback(tmp_path: Path, number: str, code: int, word: str) -> None:
     """LLVM calls Python while a loop is loaded: what is raised there goes nowhere but to stderr."""
     Image.new("L", (16, 12)).save(tmp_path / "in.png")
@@ -87,6 +89,7 @@ with terminable() as terminated:
     assert (result.returncode, result.stdout, result.stderr) == (0, "True\n", "")
 
 
+@pytest.mark.slow
 def test_interrupted_folder(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     for name in ("a.png", "b.png", "c.png"):

@@ -110,6 +110,7 @@ def test_tokens_from_files(folder: Path) -> None:
     ],
     ids=lambda arguments: arguments[0],
 )
+@pytest.mark.sampled(2)
 def test_every_kind(folder: Path, arguments: list[str]) -> None:
     out = run(*arguments, "--out", "results").stdout
     assert " as expected" in out

@@ -53,6 +53,7 @@ def test_shares_of_fast_are_those_of_weights_and_steps(noisy: np.ndarray[Any, An
         {"sigma": 0.0},
     ],
 )
+@pytest.mark.sampled(2)
 def test_shares_of_other_ways(noisy: np.ndarray[Any, Any], words: dict[str, Any]) -> None:
     words = {"sigma": 10, **words}
     shares: list[float] = []
@@ -77,6 +78,7 @@ def test_shares_of_strips(noisy: np.ndarray[Any, Any], monkeypatch: pytest.Monke
     ("error", "quality", "at"),
     pairs([Stop(), KeyboardInterrupt(), NumericalError("mine"), ValueError("mine")], QUALITIES, [0.0, 0.52, 1.0]),
 )
+@pytest.mark.sampled(3)
 def test_what_is_raised_comes_out_as_it_is(
     noisy: np.ndarray[Any, Any], error: BaseException, quality: str, at: float
 ) -> None:

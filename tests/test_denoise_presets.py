@@ -121,6 +121,7 @@ def test_presets_are_what_they_say() -> None:
 
 
 @pytest.mark.parametrize(("quality", "dtype", "ratio"), pairs(QUALITIES, ["f4", "f8"], [60, 3e3, 1e5]))
+@pytest.mark.sampled(2)
 def test_noise_far_below_the_contrast_does_no_harm(quality: str, dtype: str, ratio: float) -> None:
     x, y = np.mgrid[:40, :40]
     rng = np.random.default_rng(12)

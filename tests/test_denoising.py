@@ -139,6 +139,7 @@ def test_the_report_is_in_the_units_of_the_input(image: Floats, quality: str):
 
 
 @pytest.mark.parametrize(("quality", "sigma", "rule"), pairs(QUALITIES, [None, 0, SIGMA, "map"], [None, "sure"]))
+@pytest.mark.sampled(3)
 def test_the_report_goes_into_json(image: Floats, quality: str, sigma: Any, rule: str | None):
     value = image[:32]
     level = np.linspace(0.05, 0.15, 48) + 0 * value if sigma == "map" else sigma
@@ -176,6 +177,7 @@ def scene() -> Floats:
 
 
 @pytest.mark.numerical
+@pytest.mark.slow
 def test_more_time_buys_quality(scene: Floats):
     value = noisy(scene, 25.0)
     results = {quality: psnr(scene, denoise(value, 25.0, quality=quality)) for quality in QUALITIES}
@@ -197,6 +199,7 @@ def test_groups_are_better_than_pixels_on_a_picture(quality: str, sigma: float):
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("sigma", [0.1, 0.3, 0.6])
+@pytest.mark.sampled(2)
 def test_signals(quality: str, sigma: float):
     t = np.arange(1200)
     for clean in (np.sign(np.sin(t / 30)), np.sin(t / 12)):

@@ -184,6 +184,7 @@ STEPS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("name", STEPS)
+@pytest.mark.sampled(4)
 def test_a_step_is_that_of_its_definition(name: str, varying: bool, dtype: Any, tolerance: float):
     options = STEPS[name]
     for channels, shape, grouping in ((1, (23, 26), IMAGE), (3, (13, 17), IMAGE), (2, (1, 70), SIGNAL)):
@@ -320,6 +321,7 @@ def test_single_precision_is_enough_where_it_is_used(quality: str, ratio: float,
 
 @pytest.mark.parametrize("quality", GROUPS_SLOWLY)
 @pytest.mark.parametrize("ratio", [1e3, 1e5, 1e6, 1e9, 1e10])
+@pytest.mark.sampled(2)
 def test_hardly_any_noise_does_no_harm(quality: str, ratio: float):
     for clean in (steps_and_waves(400), np.sin(np.arange(300) / 20), waves(32, 32)):
         sigma = float(np.ptp(clean)) / ratio

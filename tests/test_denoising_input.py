@@ -125,6 +125,7 @@ def test_one_dimension_less_with_a_channel_axis():
         (40,),
     ],
 )
+@pytest.mark.sampled(9)
 def test_thin_and_tiny_inputs(shape: tuple[int, ...], quality: str):
     value = noisy(np.zeros(shape))
     for sigma in (SIGMA, None):
@@ -196,6 +197,7 @@ def test_units_do_not_matter(image: Floats, scale: float, dtype: Any, quality: s
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("top", [1e6, 1e-6])
+@pytest.mark.sampled(2)
 def test_a_huge_dynamic_range(quality: str, top: float):
     """Values 0...1 with noise of strength 1e-6, in other units."""
     clean = top * np.where(np.arange(32) < 15, 0, 0.3 + 0.7 * waves(32, 32) / waves(32, 32).max())
@@ -244,6 +246,7 @@ def test_floats_keep_their_precision_and_units(image: Floats, dtype: Any, expect
         *(("balanced", np.uint8), ("balanced", np.int64), ("best", np.int16)),
     ],
 )
+@pytest.mark.sampled(3)
 def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: Any, quality: str):
     top = float(np.iinfo(dtype).max)
     value = np.clip(np.rint(image * top / 2), np.iinfo(dtype).min, top / 2).astype(dtype)
@@ -307,6 +310,7 @@ def test_lists_are_taken(quality: str):
 @pytest.mark.parametrize(
     ("dtype", "quality", "sigma"), pairs([np.float32, np.float64, np.uint8], QUALITIES, [0, SIGMA])
 )
+@pytest.mark.sampled(2)
 def test_the_input_is_never_modified_nor_shared(image: Floats, sigma: float, dtype: Any, quality: str):
     value = (100 * image + 50).astype(dtype)
     mask = np.zeros(value.shape, bool)
@@ -342,6 +346,7 @@ def test_memory_layout_and_byte_order_do_not_matter(image: Floats, quality: str)
     ("channels", "quality", "dtype", "dimension"),
     both(lambda presets: pairs([1, 2, 3, 5], presets, [np.uint8, np.float32, np.float64], [1, 2])),
 )
+@pytest.mark.sampled(3)
 def test_types_channels_and_their_place(quality: str, dtype: Any, channels: int, dimension: int):
     shape = (26, 23) if dimension == 2 else (120,)
     clean = waves(*shape) if dimension == 2 else np.sin(np.arange(120) / 9)
@@ -395,6 +400,7 @@ def test_saturated_regions_stay_saturated(quality: str):
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("kind", ["waves", "chequers", "lines"])
+@pytest.mark.sampled(2)
 def test_exactly_periodic_images(quality: str, kind: str):
     """Distances tie exactly, and groups hold copies of the same patch."""
     y, x = np.mgrid[:40, :40]

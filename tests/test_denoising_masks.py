@@ -51,6 +51,7 @@ def seen(quality: str, way: int) -> tuple[Floats, DenoiseInfo]:
 @pytest.mark.parametrize(
     ("hidden", "way", "quality"), both(lambda presets: pairs(list(HIDDEN), range(len(WAYS)), presets))
 )
+@pytest.mark.sampled(6)
 def test_the_values_under_a_mask_do_not_matter(image: Floats, hidden: str, way: int, quality: str):
     missing = hole(image.shape)
     expected, info = seen(quality, way)
@@ -62,6 +63,7 @@ def test_the_values_under_a_mask_do_not_matter(image: Floats, hidden: str, way: 
 
 
 @pytest.mark.parametrize("quality", SLOWLY)
+@pytest.mark.sampled(1)
 def test_nor_do_they_with_maps_channels_and_signals(image: Floats, quality: str):
     missing = hole(image.shape)
     ramp = np.linspace(0.5, 1.5, 32) + 0 * image
@@ -261,6 +263,7 @@ def test_filling_begins_with_much_noise_and_ends_at_its_own(spread: float):
 
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.uint8, np.int16])
+@pytest.mark.sampled(2)
 def test_what_is_kept_is_the_input_exactly(image: Floats, quality: str, dtype: Any):
     value = np.rint(10 * image + 100).astype(dtype)
     keep = np.random.default_rng(0).random(value.shape) < 0.3

@@ -25,6 +25,7 @@ def levels(shape: tuple[int, ...], low: float = 0.3, high: float = 1.8) -> Float
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("shape", [(56, 56), (700,)])
+@pytest.mark.sampled(2)
 def test_a_map_of_the_noise_helps_where_the_noise_varies(quality: str, shape: tuple[int, ...]):
     clean = 5 * waves(*shape) if len(shape) == 2 else 4 * steps_and_waves(*shape)
     level = levels(shape)
@@ -68,6 +69,7 @@ def test_a_map_follows_scale_shift_and_channels(quality: str):
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("where", ["half", "dots", "all but one"])
+@pytest.mark.sampled(2)
 def test_samples_without_noise_are_kept_and_the_others_denoised(quality: str, where: str):
     clean, (y, x) = 4 * waves(48, 48), np.mgrid[:48, :48]
     free = {"half": x < 24, "dots": (x % 5 == 0) & (y % 4 == 0), "all but one": (x != 20) | (y != 20)}[where]
@@ -120,6 +122,7 @@ def test_unusable_noise_is_refused(quality: str, sigma: Any, axis: int | None, m
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("channels", [2, 3, 5])
+@pytest.mark.sampled(2)
 def test_channels_may_have_noise_of_their_own(quality: str, channels: int):
     clean = np.stack([(1 + c) * waves(40, 40) for c in range(channels)], axis=-1)
     sigma = np.linspace(0.1, 0.6, channels)
@@ -195,6 +198,7 @@ def counted(scale: float, seed: int = 0, shape: tuple[int, int] = (56, 56)) -> t
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("scale", [1.0, 6.0, 80.0])
+@pytest.mark.sampled(2)
 def test_counts_come_back_with_their_mean_and_closer_than_when_taken_for_gaussian(quality: str, scale: float):
     expected, counts = counted(scale)
     result, info = denoise(counts, noise="poisson", quality=quality, preserve_range=True, return_info=True)
@@ -286,6 +290,7 @@ def paths(monkeypatch: pytest.MonkeyPatch) -> list[list[Floats]]:
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", QUALITIES)
 @pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.sampled(2)
 def test_sure_is_close_to_the_error_and_takes_the_least(quality: str, seed: int, paths: list[list[Floats]]):
     clean = 30 * waves(64, 64)
     value = noisy(clean, 10.0, seed)

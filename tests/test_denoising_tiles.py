@@ -44,6 +44,7 @@ def cut(
 
 @pytest.mark.numerical
 @pytest.mark.parametrize(("shape", "kind", "channels"), pairs([TALL, LONG], ["plain", "map", "missing"], [1, 3]))
+@pytest.mark.sampled(2)
 def test_strips_have_the_bits_of_the_whole(shape: tuple[int, int], kind: str, channels: int):
     image = planes(shape, channels)
     variance = None
@@ -83,6 +84,7 @@ def test_a_limit_of_memory_does_not_change_the_result(shape: tuple[int, ...], mo
     assert cut_info.tiles >= 2
 
 
+@pytest.mark.slow
 def test_strips_follow_a_mask_and_a_rule(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(PRESETS, "best", SMALL)
     value, missing = noisy(4 * waves(*TALL), 1.0), np.random.default_rng(1).random(TALL) < 0.02
@@ -131,6 +133,7 @@ def test_the_default_limit_is_that_of_the_package(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("quality", SLOWLY)
+@pytest.mark.sampled(1)
 def test_the_working_memory_of_a_pixel(quality: str):
     value = noisy(5 * waves(256, 256), 1.0).astype(np.float32)
     denoise(value[:20, :20], 1.0, quality=quality)  # loops are compiled before anything is counted

@@ -40,6 +40,7 @@ def build(name: str, method: str, x: Any, q: Any) -> nl.Affinity:
 
 @pytest.mark.parametrize("method", ["dense", "tiled"])
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.sampled(2)
 def test_averages_and_degrees(name: str, method: str) -> None:
     def function(x: Any, q: Any, u: Any) -> Any:
         p = build(name, method, x, q)
@@ -49,6 +50,7 @@ def test_averages_and_degrees(name: str, method: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "measure", "method"), pairs(list(KERNELS), ["l2", "degree"], ["dense", "tiled"]))
+@pytest.mark.sampled(2)
 def test_values_of_functionals(name: str, measure: str, method: str) -> None:
     def function(x: Any, q: Any, u: Any, f: Any, strength: Any) -> Any:
         p = build(name, method, x, q)
@@ -74,6 +76,7 @@ INTEGRATORS = [nl.ExplicitEuler(0.1), nl.SemiImplicit(0.5), nl.NeutrenoStep()]
 @pytest.mark.parametrize(
     ("integrator", "evolving", "method"), pairs(INTEGRATORS, [False, True], ["dense", "tiled"]), ids=repr
 )
+@pytest.mark.sampled(2)
 def test_steps_of_a_flow(integrator: Any, evolving: bool, method: str) -> None:
     def function(x: Any, u: Any, f: Any, strength: Any) -> Any:
         p = build("gaussian", method, x, None)
@@ -149,6 +152,7 @@ FLOWS = {
     [("queries", kind) for kind in FLOWS]
     + [("gaussian", "attention"), ("dot product", "l2"), ("dot product", "degree")],
 )
+@pytest.mark.sampled(3)
 def test_equilibria_of_flows(name: str, kind: str, method: str) -> None:
     def function(x: Any, q: Any, f: Any, strength: Any) -> Any:
         return derivatives.equilibrium(FLOWS[kind](build(name, method, x, q), f, strength), rtol=1e-13)
@@ -219,6 +223,7 @@ MATRICES = {
 
 @pytest.mark.parametrize("given", ["own", "shared", "alike"])
 @pytest.mark.parametrize("what", MATRICES)
+@pytest.mark.sampled(5)
 def test_matrix_fidelities(what: str, given: str) -> None:
     def function(x: Any, q: Any, f: Any, u: Any, roots: Any) -> Any:
         return MATRICES[what](build("queries", "tiled", x, q), f, u, matrices(roots))

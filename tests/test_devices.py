@@ -126,6 +126,7 @@ def test_the_command_line_has_the_same_names() -> None:
     ],
 )
 @pytest.mark.parametrize("device", ON_TENSORS)
+@pytest.mark.sampled(4)
 def test_tables_are_those_of_numpy(study: str, device: str, method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, options = STUDIES[study]
     expected = run_study(kind, **options).rows
@@ -179,6 +180,7 @@ def test_cases_run_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_cpu_where_tensors_do_not_serve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(cuda=True))
     options: dict[str, Any] = {"nodes": 12, "integrator": "euler", "fidelity": 0}
@@ -217,6 +219,7 @@ def test_a_folder_is_not_continued_on_another_device(tmp_path: Path) -> None:
 # ---- single precision
 
 
+@pytest.mark.slow
 def test_orders_in_single_precision() -> None:
     options: dict[str, Any] = {"keys": KEYS, "values": VALUES, "metric": "degree", "fidelity": 0}
     double = run_study("time-order", **options)
@@ -314,6 +317,7 @@ def test_a_device_that_is_missing_is_wrong_usage(monkeypatch: pytest.MonkeyPatch
         assert "No such option: --device" in result.stderr
 
 
+@pytest.mark.slow
 def test_study_with_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.save("k.npy", KEYS)

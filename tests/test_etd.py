@@ -28,6 +28,7 @@ F = RNG.uniform(-1, 1, (12, 10, 2))
 
 @pytest.mark.numerical
 @pytest.mark.parametrize("k", range(5))
+@pytest.mark.sampled(2)
 def test_phi(k: int) -> None:
     z = np.concatenate([[0.0], np.logspace(-20, 4, 25), [np.nextafter(1, 0), 1.0, 5e-324]])
     with mpmath.workdps(150):
@@ -48,6 +49,7 @@ def test_phi(k: int) -> None:
 @pytest.mark.parametrize("integrator", STEPS)
 @pytest.mark.parametrize("metric", ["l2", "degree"])
 @pytest.mark.parametrize("boundary", ["periodic", "reflect"])
+@pytest.mark.sampled(2)
 def test_transforms_and_expansions_agree(boundary: str, metric: str, integrator: Any, monkeypatch: Any) -> None:
     problem = flow(boundary, metric, reaction=nl.AllenCahn(2.0))
     by_transform = nl.solve(problem, F, t=1.0, integrator=integrator(0.1))

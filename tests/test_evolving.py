@@ -113,6 +113,7 @@ class Midpoint(FixedStep):
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(2)
 def test_errors_stay_within_ten_times_the_tolerance(name: str) -> None:
     for rtol in (1e-3, 1e-6, 1e-9):
         assert CASES[name].error(nl.RungeKutta(rtol, rtol * 1e-3)) <= 10 * rtol
@@ -129,6 +130,7 @@ def test_errors_stay_within_ten_times_the_tolerance(name: str) -> None:
     ],
     ids=["RungeKutta", "own", "ExplicitEuler", "SemiImplicit"],
 )
+@pytest.mark.sampled(5)
 def test_order(make: Callable[[float], Integrator], numbers: list[int], within: float, name: str) -> None:
     declared = make(0.1).order_for(CASES[name].make())
     assert order(CASES[name], make, numbers) == pytest.approx(declared, abs=within)

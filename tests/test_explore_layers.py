@@ -19,6 +19,7 @@ from nlflow.attention import attach, load_model, probe, token_inputs  # noqa: E4
 
 
 @pytest.mark.parametrize("spectra", [True, False])
+@pytest.mark.sampled(1)
 def test_attention_writes_what_is_opened(spectra: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)

@@ -300,6 +300,7 @@ def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
 
 
+@pytest.mark.slow
 def test_strength_is_for_noise_that_is_found(desk: Desk) -> None:
     tab = DenoiseTab(desk, example())
     assert tab.settings(full=False).strength is None
@@ -457,6 +458,7 @@ def test_names_as_browsers_write_them() -> None:
     assert hosts_of(["::1", "FE80::A"], 81) == {"[::1]:81", "[fe80::a]:81"}
 
 
+@pytest.mark.slow
 def test_loopback_addresses() -> None:
     assert [server.is_loopback(host) for host in ("127.0.0.1", "localhost", "::1", "127.5.5.5")] == [True] * 4
     assert [server.is_loopback(host) for host in ("0.0.0.0", "192.168.0.2", "example.org", "::")] == [False] * 4

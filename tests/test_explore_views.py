@@ -76,6 +76,7 @@ def small_sound(path: Path, samples: int = 900) -> Path:
         {"quality": "balanced", "crop": ((0, 64), (100, 164))},
     ],
 )
+@pytest.mark.sampled(2)
 def test_python_of_the_example_has_the_bits_of_the_view(words: dict[str, Any]) -> None:
     source, settings = sources.example(), DenoiseSettings(**words)
     result = denoising_view.compute(settings, source)
@@ -115,6 +116,7 @@ def test_what_a_quality_does_not_have_is_left_out() -> None:
     assert settings.words() == {"quality": "balanced", "sigma": 5.0}
 
 
+@pytest.mark.slow
 def test_the_noise_that_was_found_is_drawn() -> None:
     source = sources.example()
     result = denoising_view.compute(DenoiseSettings(strength=2.0), source)
@@ -159,6 +161,7 @@ OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
 @pytest.mark.parametrize(
     "name", ["grey.png", "colour.png", "sound.wav", "line.csv", "table.csv", "stack.npy", "channels.npy"]
 )
+@pytest.mark.sampled(3)
 def test_python_and_command_of_files(
     name: str, own: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +227,7 @@ def test_commands_of_a_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.name == "nt", reason="the command is one of the shells of Unix")
 @pytest.mark.parametrize("what", ["a part", pytest.param("the example", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_commands_of_a_part_and_of_the_example(what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     name = "it's $HOME; `x`\nPYTHON\n.png"  # nothing that the shell may read

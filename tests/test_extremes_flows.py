@@ -49,6 +49,7 @@ def limits(problem: Case) -> Any:
 @pytest.mark.parametrize("fidelity", [1e-300, 1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("name", ["wide", "tiny units", "subnormal weights", "one node", "duplicates", "compact",
                                   "two clusters", "two tokens", "huge amplitude"])  # fmt: skip
+@pytest.mark.sampled(8)
 def test_equilibria(name: str, fidelity: float) -> None:
     """Fidelities from 1e-300 to 1e12, on graphs that fall into parts too: against the resolvent in many digits."""
     problem = case(name)
@@ -199,6 +200,7 @@ def test_times_from_nothing_to_ages(name: str, metric: str) -> None:
 @pytest.mark.parametrize(
     "name", ["two clusters", *(pytest.param(name, marks=pytest.mark.slow) for name in ("wide", "narrow", "one node"))]
 )
+@pytest.mark.slow
 def test_a_thousand_million_time_units(name: str) -> None:
     """The J-flow has come to the mean of each part."""
     problem = case(name)
@@ -218,6 +220,7 @@ def test_a_thousand_million_time_units(name: str) -> None:
 
 @pytest.mark.parametrize("fidelity", [0.0, 1e-300, 1e-12, 1.0, 1e12])
 @pytest.mark.parametrize("name", ["wide", "logits", "two clusters", "one node"])
+@pytest.mark.sampled(4)
 def test_every_integrator(name: str, fidelity: float) -> None:
     """Each reaches the same signal, or refuses the step, or says that the signal overflowed."""
     problem = case(name)
@@ -337,6 +340,7 @@ def test_matrices_of_any_size(scale: float) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.sampled(3)
 def test_reactions_on_extreme_kernels(name: str) -> None:
     """Values keep their range, the energy falls, and constants follow the equation of one number."""
     affinity = case(name).affinity()

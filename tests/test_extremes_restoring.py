@@ -38,6 +38,7 @@ def picture(side: int = 16) -> Any:
 
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("quality", ["fast", "balanced", "best", "total variation"])
+@pytest.mark.sampled(4)
 def test_denoising_does_not_know_the_unit(quality: str, unit: float) -> None:
     """denoise(c f, c sigma) = c denoise(f, sigma), for greys of 1e-298 and of 1e298."""
 
@@ -198,6 +199,7 @@ def test_p_flows(t: float) -> None:
 # ---- studies
 
 
+@pytest.mark.slow
 def test_studies_of_the_smallest_problems() -> None:
     """Two nodes, a tiny fidelity and a large one: a table, or the reason why there is none."""
     result = nl.run_study("equilibrium", nodes=3, fidelity=[1e-12, 1.0, 1e12])

@@ -71,6 +71,7 @@ def test_what_is_not_finite_is_refused(value: float) -> None:
     pairs([None, nl.L1(), nl.Huber(1.0), nl.KullbackLeibler()], [1.0, 1.1, 10.0], [1e-150, 1.0, 1e150]),
     ids=repr,
 )
+@pytest.mark.sampled(3)
 def test_minimizers_of_any_size(misfit: object, p: float, size: float) -> None:
     """However much one part outweighs the other: a constant or f, or what lies between, with its certificate."""
     weights = nl.from_matrix(np.ones((3, 3)), nl.Points(np.arange(3.0)))
@@ -101,6 +102,7 @@ def test_flows_with_misfits_of_any_size(size: float) -> None:
 
 @pytest.mark.parametrize("size", [1e-290, 1.0, 1e290])
 @pytest.mark.parametrize("name", ["wide", "tiny units", "one node", "two tokens"])
+@pytest.mark.sampled(3)
 def test_implicit_and_adaptive_steps(name: str, size: float) -> None:
     """Flows of signals of any size, in steps that are implicit, and that follow their error."""
     affinity, n = case(name).affinity(), case(name).n

@@ -98,6 +98,7 @@ def test_values_have_their_colours() -> None:
     ],
     ids=["line", "lines", "nodes on a line", "channels", "slices", "cloud"],
 )
+@pytest.mark.sampled(2)
 def test_each_kind_of_signal_has_a_picture_that_changes(domain: Any, channels: Any, shape: Any) -> None:
     u = np.random.default_rng(1).standard_normal(domain.shape + (() if channels is None else (channels,)))
     scene = Scene(domain, u)
@@ -129,6 +130,7 @@ def interrupt_after(looks: int) -> nl.Callback:
 
 
 @pytest.mark.parametrize("when", [{"every": 2}, {"interval": 0.6}], ids=["steps", "times"])
+@pytest.mark.sampled(1)
 def test_a_resumed_film_is_that_of_a_whole_run(when: dict[str, Any], tmp_path: Path) -> None:
     flow, u = flow_on(PLANE)
     path, checkpoint, frames = tmp_path / "part.gif", tmp_path / "checkpoint", tmp_path / "part.gif.frames"

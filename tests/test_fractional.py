@@ -189,6 +189,7 @@ def test_operator_against_a_plain_double_sum(shape: tuple[int, ...], s: float) -
 
 
 @pytest.mark.parametrize("s", [0.25, 0.75, 0.9])
+@pytest.mark.sampled(1)
 def test_iterations_hardly_grow(s: float) -> None:
     lines = {n: interval(n, s)[0].solve(1.0, rtol=1e-6).iterations for n in (1000, 30_000)}
     assert lines[30_000] <= lines[1000] + 2 <= 7

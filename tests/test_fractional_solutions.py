@@ -57,6 +57,7 @@ def test_tempered_solution_converges(s: float) -> None:
 
 
 @pytest.mark.parametrize("s", [0.25, 0.75])
+@pytest.mark.sampled(1)
 def test_short_horizon_beside_a_slanted_edge(s: float) -> None:
     """The rate of killing stays positive within the horizon and 0 beyond, and the correction helps."""
     for end in np.linspace(0.9, 0.93, 7):
@@ -92,6 +93,7 @@ def test_other_right_hand_sides_on_the_interval(s: float, degree: int) -> None:
 
 
 @pytest.mark.parametrize("s", ORDERS)
+@pytest.mark.sampled(1)
 def test_other_right_hand_side_on_the_disc(s: float) -> None:
     """(1 - r^2)^s P_1(2 r^2 - 1), Jacobi: another profile up to the edge than that of f = 1."""
     errors = []

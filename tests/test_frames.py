@@ -103,6 +103,7 @@ def test_a_file_holds_what_a_solution_holds(form: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["h5", "nc", "zarr"])
 @pytest.mark.parametrize(("domain", "channels"), [(PLANE, 2), (CLOUD, None), (nl.Grid((3, 4, 5)), None)])
+@pytest.mark.sampled(2)
 def test_xarray_reads_it_at_once(form: str, domain: Any, channels: int | None, tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray", reason="xarray is optional")
     pytest.importorskip("zarr" if form == "zarr" else "h5netcdf", reason="optional")
@@ -320,6 +321,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.sampled(1)
 def test_wherever_it_is_cut_the_file_holds_whole_frames(form: str, tmp_path: Path, monkeypatch: Any) -> None:
     """End at each call that changes a name, a length or a content; read a copy of what is there then."""
     needs(form)

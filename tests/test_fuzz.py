@@ -48,6 +48,7 @@ def guard(tmp_path_factory: pytest.TempPathFactory) -> Guard:
 
 
 @pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.sampled(4)
 def test_mutated_inputs_are_read_or_refused_by_name(name: str, guard: Guard, monkeypatch: pytest.MonkeyPatch) -> None:
     if name in ("model", "state", "command"):
         pytest.importorskip("transformers", minversion="5")

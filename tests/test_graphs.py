@@ -67,6 +67,7 @@ def test_every_kind_of_graph_has_the_same_weights(given: str, kind: str) -> None
     assert f"{np.count_nonzero(k)} edges" in a.reason
 
 
+@pytest.mark.slow
 def test_networkx_is_not_loaded_for_other_graphs() -> None:
     code = (
         "import sys, numpy as np, nlflow\n"

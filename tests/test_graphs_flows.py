@@ -200,6 +200,7 @@ def test_transient_states_and_states_that_are_never_left() -> None:
 
 
 @pytest.mark.parametrize("period", [1, 3])
+@pytest.mark.sampled(1)
 def test_large_directed_chains_are_matrix_free(period: int) -> None:
     """More states than a matrix is made of: the law against power iteration, the period from edges."""
     n, rng = 6000, np.random.default_rng(0)

@@ -88,6 +88,7 @@ def test_a_preset_made_of_objects_has_the_bits_of_denoise(quality: str, kind: st
 
 @pytest.mark.parametrize("quality", ["fast", *GROUPS_SLOWLY])
 @pytest.mark.parametrize("kind", ["grey", "colour", "signal", "counts", "bytes", "map", "keep"])
+@pytest.mark.sampled(3)
 def test_a_problem_is_that_of_denoise(quality: str, kind: str) -> None:
     image: Any = noisy(40 + 20 * waves(36, 33), 4.0)
     options: dict[str, Any] = {"sigma": 4.0, "quality": quality}
@@ -254,6 +255,7 @@ def test_trackers_hear_of_long_steps() -> None:
 
 @pytest.mark.parametrize("every", [1, 2])
 @pytest.mark.parametrize("options", ["plain", "missing", "channels"])
+@pytest.mark.sampled(2)
 def test_a_resumed_flow_has_the_bits_of_one_that_ran_through(every: int, options: str, tmp_path: Path) -> None:
     f, given = F.astype(np.float32), dict[str, Any](search_every=every)
     if options == "missing":

@@ -166,6 +166,7 @@ def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.sampled(6)
 def test_a_step_is_that_of_its_definition(kind: str, name: str, dtype: Any, tolerance: float) -> None:
     case, stage = Case(kind, dtype), STAGES[name]
     images = case.images(stage)
@@ -292,6 +293,7 @@ def noisy_input(kind: str) -> tuple[Floats, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(1)
 def test_strips_have_the_bits_of_the_whole(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "balanced", SMALL)
     image, options = noisy_input(kind)
@@ -305,6 +307,7 @@ def test_strips_have_the_bits_of_the_whole(kind: str, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.sampled(1)
 def test_any_number_of_threads_gives_the_same_bits(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PRESETS, "balanced", SMALL)
     image, options = noisy_input(kind)

@@ -48,6 +48,7 @@ def test_what_a_user_adds_is_short(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=lambda page: page.stem)
+@pytest.mark.sampled(2)
 def test_page_runs_and_checks_itself(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)

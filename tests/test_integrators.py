@@ -48,6 +48,7 @@ def observed_order(steps: list[float], errors: list[float]) -> float:
     ],
     ids=["ExplicitEuler", "SemiImplicit", "RungeKutta"],
 )
+@pytest.mark.sampled(4)
 def test_order(make: Callable[[float], Integrator], numbers: list[int], fidelity: Any, metric: str) -> None:
     p = problem(metric, fidelity, channels=2)
     # So many steps for each time 1 / rho: h rho << 1, where the power of h next to the leading one is small as well.
@@ -178,6 +179,7 @@ def test_runge_kutta_counts_what_it_rejects() -> None:
     assert nl.solve(p.flow, p.start, t=0.1, integrator=nl.RungeKutta(1e-3, 1e-3)).stats["rejected"] == 0
 
 
+@pytest.mark.slow
 def test_runge_kutta_settles_at_the_stability_limit_of_a_stiff_flow() -> None:
     fidelity = np.where(np.arange(24) % 2 == 0, 0.1, 500.0)
     p = problem("degree", fidelity)
@@ -301,6 +303,7 @@ def test_dtype_is_kept(integrator: Integrator, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("integrator", EVERY_INTEGRATOR, ids=str)
+@pytest.mark.sampled(5)
 def test_torch_tensors_stay_tensors(integrator: Integrator, dtype: str) -> None:
     torch = torch_on_one_thread()
     p = problem("degree", None if isinstance(integrator, nl.AttentionStep) else 0.3, dtype=dtype, channels=2)

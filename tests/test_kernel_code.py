@@ -330,6 +330,7 @@ def test_parameters_that_are_refused(make: Any, message: str) -> None:
 
 @pytest.mark.parametrize("base", [nl.Gaussian(1.0, amplitude=2.0), nl.Matern(1.0, 1.5), nl.TopHat(1.0)], ids=named)
 @pytest.mark.parametrize("boundary", ["isolated", "periodic"])
+@pytest.mark.sampled(2)
 def test_anisotropic_kernels_on_grids_and_points(base: Any, boundary: Any) -> None:
     matrix = np.array([[4.0, 1.0], [-0.5, 6.0]])
     kernel = nl.Anisotropic(base, matrix=matrix, amplitude=3.0)

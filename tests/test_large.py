@@ -96,6 +96,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         for turn, quality in enumerate(["fast", "balanced"])
     ],
 )
+@pytest.mark.sampled(3)
 def test_blocks_have_the_bits_of_the_whole(case: str, quality: str):
     image, chunks, sigma, options = CASES[case]
     options = {"quality": quality, **options}
@@ -124,6 +125,7 @@ def test_any_blocks_will_do(chunks: Any):
     np.testing.assert_array_equal(result.compute(), in_memory(BYTES, 20.0, quality="fast", steps=1))
 
 
+@pytest.mark.slow
 def test_blocks_smaller_than_the_halo_are_joined():
     with pytest.warns(NlflowWarning, match="blocks of 5 samples are smaller than the halo of 16 and are joined"):
         result = denoise_array(da.from_array(BYTES, chunks=(9, 5)), 20.0, quality="fast", steps=1)
@@ -141,6 +143,7 @@ def test_blocks_smaller_than_the_halo_are_joined():
         {"patch_size": 7, "search_radius": 2, "width": 4.0},
     ],
 )
+@pytest.mark.sampled(2)
 def test_the_whole_image_decides_how_many_steps_are_taken(options: dict[str, Any]):
     image = da.from_array(GREY, chunks=(100, 90))
     result, info = denoise_array(image, 20.0, quality="fast", return_info=True, **options)
@@ -283,6 +286,7 @@ def test_without_dask(monkeypatch: pytest.MonkeyPatch):
 # ---- workers
 
 
+@pytest.mark.slow
 def test_errors_of_workers_are_those_of_the_package(cluster: LocalCluster):
     broken = GREY.copy()
     broken[120, 100] = np.nan
@@ -381,6 +385,7 @@ def local(monkeypatch: pytest.MonkeyPatch) -> None:
     "form", ["zarr", "zarr of version 2", "tiff", "tiff in tiles", "tiff in colour", "planes apart"]
 )
 @pytest.mark.usefixtures("local")
+@pytest.mark.sampled(2)
 def test_files_of_every_kind(form: str, tmp_path: Path):
     image, options, axis = BYTES, {}, None
     source = tmp_path / ("in.zarr" if form.startswith("zarr") else "in.tif")

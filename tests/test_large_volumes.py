@@ -71,6 +71,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.sampled(2)
 def test_blocks_have_the_bits_of_the_whole(case: str) -> None:
     image, chunks, sigma, options = CASES[case]
     whole, told = nl.denoise(image, sigma, return_info=True, preserve_range=True, **options)
@@ -106,6 +107,7 @@ def test_halos_are_as_wide_as_they_must_be_along_each_axis(monkeypatch: pytest.M
         assert (result.compute() != whole).any(), axis
 
 
+@pytest.mark.slow
 def test_noise_is_estimated_from_planes() -> None:
     image = things((30, 60, 70))
     image[:9] = 0  # air without noise

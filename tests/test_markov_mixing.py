@@ -22,6 +22,7 @@ def variation(p: Floats, q: Floats) -> float:
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.sampled(3)
 def test_total_variation_and_mixing_time(name: str) -> None:
     """The smallest k by trial of every k, from the worst node, from one node and from a law."""
     affinity, p = built(name)

@@ -342,6 +342,7 @@ def test_period_is_the_common_divisor_of_the_round_trips(periods: tuple[int, int
         (nl.affinity(nl.Patch(0.8, 3, 2), nl.Grid((6, 7)), normal((6, 7), 3, "float32")), 1, 1),
     ],
 )
+@pytest.mark.sampled(4)
 def test_the_search_agrees_with_the_graph(
     affinity: Any, parts: int, period: int, few: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

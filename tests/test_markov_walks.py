@@ -253,6 +253,7 @@ def stopped_law(p: Floats, stop: Floats) -> Floats:
 
 @pytest.mark.parametrize("name", ["queries", "isolated", "patch", "directed"])
 @pytest.mark.parametrize("stop", [1.0, 0.4, 0.02, "some"])
+@pytest.mark.sampled(4)
 def test_where_walkers_are_stopped(stop: Any, name: str) -> None:
     affinity, p = built(name)
     n = len(p)

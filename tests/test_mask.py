@@ -98,6 +98,7 @@ def affinity(name: str, weights: str, mask: Mask, dtype: str | None, method: str
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.sampled(14)
 def test_sums_are_those_over_what_is_seen(name: str, mask: str) -> None:
     kernel, asymmetric = KERNELS[name]
     k = table(kernel, QUERIES if asymmetric else FEATURES, FEATURES, MASKS[mask])
@@ -213,6 +214,7 @@ def test_a_mask_of_no_node_is_told() -> None:
 
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("name", ["queries", "gaussian", "laplace"])
+@pytest.mark.sampled(7)
 def test_derivatives(name: str, mask: str) -> None:
     kernel, asymmetric = KERNELS[name]
     given = MASKS[mask]

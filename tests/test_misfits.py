@@ -106,6 +106,7 @@ def test_maps_of_one_number(name: str) -> None:
     "p", [pytest.param(1.3, marks=pytest.mark.slow), 2.0, pytest.param(3.0, marks=pytest.mark.slow), 10.0]
 )
 @pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.sampled(2)
 def test_minimizers(name: str, p: float) -> None:
     """The value against SciPy's, and the certificate: the least value lies within the gap."""
     f = COUNTS if name == "kl" else F
@@ -129,6 +130,7 @@ def test_minimizers(name: str, p: float) -> None:
     ("name", "p", "isotropic"),
     pairs(list(MISFITS), [1.0, 1.5, 4.0], [False, True]),
 )
+@pytest.mark.sampled(3)
 def test_certificates_of_channels(name: str, p: float, isotropic: bool) -> None:
     """With several channels: no neighbour of the minimizer is lower than the certificate allows."""
     f = np.abs(RNG.normal(size=(N, 2))) if name == "kl" else RNG.normal(size=(N, 2))
@@ -173,6 +175,7 @@ def test_total_variation_with_absolute_values_is_a_linear_program() -> None:
 
 @pytest.mark.parametrize("p", [1.2, 2.0, 5.0, 10.0])
 @pytest.mark.parametrize("size", [1e-60, 1.0, 1e60])
+@pytest.mark.sampled(3)
 def test_two_nodes(p: float, size: float) -> None:
     """k d^(p-1) = lambda w (a - d) / 2 for squares, and = lambda w for absolute values, d being what is left of a."""
     pair = nl.from_matrix(np.ones((2, 2)), nl.Points([0.0, 1.0], weights=[1.0, 1.0]))  # w_i w_j K_ij = 2
@@ -230,6 +233,7 @@ def rates(name: str, f: Any, p: float) -> Any:
         ("kl", 3.0, lambda dt: nl.RungeKutta(dt=dt, adaptive=False), None),
     ],
 )
+@pytest.mark.sampled(2)
 def test_orders_of_flows(name: str, p: float, make: Any, numbers: Any) -> None:
     f = COUNTS + 0.5 if name == "kl" else F
     start = f[::-1] + 0.2

@@ -76,6 +76,7 @@ def test_names_stay_where_other_functions_change() -> None:
         assert names[mutant.name].change(later) == mutant.change(SOURCE.encode())
 
 
+@pytest.mark.slow
 def test_the_draw() -> None:
     mutants = mutants_under(ROOT)
     drawn = draw(mutants, 150, 0)

@@ -50,6 +50,7 @@ def test_white_noise_alone(shape, seeds, bias, spread):
 
 @pytest.mark.parametrize("sigma", [10, 25, 50])
 @pytest.mark.parametrize("name", sorted(PHOTOGRAPHS))
+@pytest.mark.sampled(3)
 def test_photographs_within_four_percent(name, sigma):
     image = PHOTOGRAPHS[name]()[:256, :256].astype(float)
     noisy = image + white(image.shape, sigma)
@@ -199,6 +200,7 @@ def test_nine_equal_samples_in_a_row_were_filled_in(length, left_out):
 
 
 @pytest.mark.parametrize("sigma", [25, 50])
+@pytest.mark.sampled(1)
 def test_clipped_samples_do_not_count(sigma):
     image = PHOTOGRAPHS["camera"]().astype(float)
     clipped = np.clip(image + white(image.shape, sigma), 0, 255)

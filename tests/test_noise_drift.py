@@ -48,6 +48,7 @@ def test_sampled_drift_has_its_strength_and_covariance():
     assert lagged == pytest.approx(4 * math.exp(-2 * 25**2 / 50**2), abs=4 * error)
 
 
+@pytest.mark.slow
 def test_sampled_drift_is_taken_out_but_for_what_is_fast():
     scale, size = 100, 20000
     drift = Drift(scale, 1.0).sample(np.zeros(size), rng=1)

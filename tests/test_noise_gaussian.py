@@ -56,6 +56,7 @@ def power_of(kernel: Floats, shape: tuple[int, ...]) -> Floats:
 
 @pytest.mark.parametrize("shape", [(96, 80), (61, 33), (7, 9), (128, 3), (1, 40), (40, 1), (5, 5)])
 @pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.sampled(6)
 def test_samples_have_the_variance_and_the_correlation_of_a_kernel(name: str, shape: tuple[int, int]) -> None:
     kernel, repeats = KERNELS[name], max(1, 4000 // (shape[0] * shape[1]))
     model, rng = GaussianNoise.from_kernel(kernel, 3.0), np.random.default_rng(0)

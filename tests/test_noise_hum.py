@@ -165,6 +165,7 @@ def test_the_mains_on_the_recording_of_a_heart_are_found():
 
 @pytest.mark.parametrize("name", ["heart", "Blocks", "Bumps", "Piece-Regular"])
 @pytest.mark.parametrize("strength", [0.05, 0.1])
+@pytest.mark.sampled(2)
 def test_hum_is_found_off_the_grid_and_taken_out(name, strength):
     clean = heart() if name == "heart" else demo_signals()[name]
     gains, found = [], 0
@@ -243,6 +244,7 @@ SLOW = ("pulses", "few pulses", "note", "three", "seasons", "chord")
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in sorted(signals_of_tones())]
 )
+@pytest.mark.sampled(2)
 def test_tones_that_are_the_signal_are_kept(name):
     values = signals_of_tones()[name]
     rng = np.random.default_rng(0)

@@ -141,6 +141,7 @@ def test_a_saturated_photograph_has_none():
     assert found(np.clip(2 * CLEAN["camera"] - 120, 0, 255)) is None
 
 
+@pytest.mark.slow
 def test_what_was_found_is_filled_in():
     clean = CLEAN["camera"][60:160, 60:160].astype(float)
     z = Impulses(0.2, 0.0, 255.0).sample(clean, rng=0)

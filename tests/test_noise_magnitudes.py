@@ -69,6 +69,7 @@ def test_samples_are_magnitudes_of_complex_noise(coils):
 @pytest.mark.parametrize(
     ("coils", "least", "most"), [(1.0, 0.957, 1.032), (2.0, 0.975, 1.019), (8.0, 0.991, 1.008), (64.0, 0.998, 1.002)]
 )
+@pytest.mark.sampled(2)
 def test_the_spread_is_near_one_from_nothing_on(coils, least, most):
     spread = chi.stabilizer(coils).spread(np.concatenate([np.linspace(0, 16, 81), [30.0, 100.0, 1e4]]))
     assert least < spread.min() < spread.max() < most
@@ -172,6 +173,7 @@ def test_missing_samples_do_not_matter():
 
 @pytest.mark.parametrize("coils", [1.0, 4.0])
 @pytest.mark.parametrize("sigma", [3.0, 10.0, 20.0])
+@pytest.mark.sampled(2)
 def test_the_strength_is_found_with_a_background_and_without(sigma, coils):
     noise, clean = NoncentralChi(sigma, coils), ball()
     z = noise.sample(clean, rng=0)

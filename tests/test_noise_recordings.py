@@ -37,6 +37,7 @@ def decibels_wrong(found, kind):
     [pytest.param(name, marks=[] if name in ("Blocks", "Doppler", "heart") else pytest.mark.slow) for name in QUIET],
 )
 @pytest.mark.parametrize("decibel", [5, 15])
+@pytest.mark.sampled(4)
 def test_the_spectrum_is_found_on_signals(kind, name, decibel):
     clean = signal(name)
     wrong, missed = [], 0
@@ -72,6 +73,7 @@ def test_the_mean_is_the_variance():
         assert spectrum_of_signal(noise)[0].mean() == pytest.approx(np.var(noise), rel=0.1)
 
 
+@pytest.mark.slow
 def test_white_noise_is_none():
     rng = np.random.default_rng(0)
     assert all(spectrum_of_signal(rng.normal(size=SIZE)) is None for _ in range(50))

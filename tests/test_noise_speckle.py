@@ -35,6 +35,7 @@ def test_samples_have_the_moments_of_a_gamma_law(looks):
 
 
 @pytest.mark.parametrize("looks", [*LOOKS, 9999.0, 10_001.0, 1e8])
+@pytest.mark.sampled(2)
 def test_the_stable_sigma_is_that_of_a_power_of_the_law(looks):
     law = gamma(looks, scale=1 / looks)
     # By quantiles, as the law itself is a needle at many looks.
@@ -96,6 +97,7 @@ def test_units_do_not_matter(units):
     np.testing.assert_allclose(second.back(estimate + np.log(units)), units * first.back(estimate), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_it_denoises_better_than_the_logarithm():
     clean = CLEAN["camera"][60:160, 60:160].clip(1)
     for looks in (1.0, 4.0):
@@ -115,6 +117,7 @@ def test_it_denoises_better_than_the_logarithm():
 @pytest.mark.parametrize("looks", [1.0, 4.0, 16.0])
 @pytest.mark.parametrize("units", [1 / 255, 257.0])
 @pytest.mark.parametrize("name", ["camera", "coins"])
+@pytest.mark.sampled(3)
 def test_looks_are_found(name, units, looks):
     z = Speckle(looks).sample(CLEAN[name] * units, rng=0)
     assert found(z).looks == pytest.approx(looks, rel=0.15)
@@ -134,6 +137,7 @@ def test_looks_of_signals_and_of_colours_are_found():
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ("camera", "page") else pytest.mark.slow) for name in CLEAN]
 )
+@pytest.mark.sampled(1)
 def test_other_noise_and_clean_pictures_are_no_speckle(name):
     clean, rng = CLEAN[name], np.random.default_rng(0)
     white, read = rng.normal(size=(2, *clean.shape))

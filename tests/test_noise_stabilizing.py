@@ -33,6 +33,7 @@ def test_the_expected_transform_is_a_plain_sum_over_counts(x):
 
 @pytest.mark.parametrize("spread", [0.2, 1.0, 3.0])
 @pytest.mark.parametrize("x", [0.0, 0.4, 6.0])
+@pytest.mark.sampled(2)
 def test_the_expected_transform_is_a_plain_double_sum(x, spread):
     # The integrand has a kink where the root is cut off: the plain sum needs many terms.
     xi = np.linspace(-9, 9, 400_001)
@@ -97,6 +98,7 @@ def test_the_inverse_of_the_expectation_is_the_count(spread):
 
 @pytest.mark.parametrize("noise", [Poisson(), Poisson(2.0, 3.0, 10.0)])
 @pytest.mark.parametrize("x", [0.1, 0.5, 1.0, 3.0, 10.0, 100.0, 1000.0, 10_000.0])
+@pytest.mark.sampled(4)
 def test_the_mean_comes_back_unbiased(noise, x):
     z = counts(x, noise, 1_000_000)
     back = noise.unstabilize(np.mean(noise.stabilize(z), keepdims=True))[0]

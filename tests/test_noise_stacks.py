@@ -154,6 +154,7 @@ def test_channels_masks_and_offsets_that_do_not_fit_are_refused():
 
 
 @pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.sampled(1)
 def test_hot_pixels_are_found_and_missing_afterwards(fixed, tmp_path):
     clean = CLEAN + 5 * WHITE
     noise = HotPixels(0.006 if fixed else 0.001, 600.0, fixed)
@@ -293,6 +294,7 @@ def test_noise_that_is_not_white_in_a_volume_is_told():
     np.testing.assert_allclose(falling, 1, atol=0.15)
 
 
+@pytest.mark.slow
 def test_channels_with_noise_of_their_own():
     z = np.stack([CLEAN + 2 * WHITE, CLEAN + 20 * WHITE[::-1]], axis=-1)
     np.testing.assert_allclose(estimate_noise(z, channel_axis=-1).model.sigma, [2, 20], rtol=0.06)

@@ -25,6 +25,7 @@ def reduced(noise, image):
 
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.sampled(2)
 def test_offsets_have_their_standard_deviation_and_are_the_same_along_a_line(axis, shared):
     z = Stripes(3.0, axis, shared).sample(np.zeros((2000, 2000, 2)), rng=0, channel_axis=-1)
     lines = np.moveaxis(z, axis, 0)
@@ -91,6 +92,7 @@ def test_no_stripes_and_single_rows_change_nothing():
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize(("sigma", "white"), [(3, 0), (20, 0), (10, 10)])
 @pytest.mark.parametrize("name", ["camera", "coins", "brick", "grass", "page"])
+@pytest.mark.sampled(6)
 def test_stripes_are_found(name, sigma, white, axis):
     z = Stripes(sigma, axis).sample(CLEAN[name], rng=1) + np.random.default_rng(2).normal(0, white, (256, 256))[
         : CLEAN[name].shape[0]]  # fmt: skip
@@ -108,6 +110,7 @@ def test_whether_channels_have_the_same_offsets_is_found():
 
 @pytest.mark.parametrize("white", [0, 10, 40])
 @pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.sampled(5)
 def test_clean_pictures_and_white_noise_have_none(name, white):
     assert found(CLEAN[name] + np.random.default_rng(0).normal(0, white, CLEAN[name].shape)) is None
 

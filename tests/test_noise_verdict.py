@@ -95,6 +95,7 @@ def shot(electrons: float, demosaicking: str, quality: int, picture: str = "astr
         pytest.param(3750, "bilinear", 95, marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled(1)
 def test_the_noise_of_a_camera_is_known_within_a_third(electrons: float, demosaicking: str, quality: int) -> None:
     picture, noise = shot(electrons, demosaicking, quality)
     found = estimate_noise(picture, channel_axis=-1)
@@ -105,6 +106,7 @@ def test_the_noise_of_a_camera_is_known_within_a_third(electrons: float, demosai
     assert 3 / 4 < got / expected < 4 / 3
 
 
+@pytest.mark.slow
 def test_texture_under_weak_noise_of_a_camera_does_not_count_as_noise() -> None:
     # Without what the colours say, gravel has five times the noise.
     rng = np.random.default_rng(0)
@@ -120,6 +122,7 @@ def test_texture_under_weak_noise_of_a_camera_does_not_count_as_noise() -> None:
 
 
 @pytest.mark.parametrize("name", ["astronaut", "chelsea", "coins", "page"])
+@pytest.mark.sampled(2)
 def test_what_is_clean_stays(name: str) -> None:
     picture = getattr(data, name)()[:256, :256]
     found = estimate_noise(picture, channel_axis=-1 if picture.ndim == 3 else None)
@@ -127,6 +130,7 @@ def test_what_is_clean_stays(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["grass", "gravel"])
+@pytest.mark.sampled(1)
 def test_texture_that_looks_like_noise_from_afar_alone_is_none(name: str) -> None:
     assert estimate_noise(getattr(data, name)()).model.sigma < 4
 
@@ -151,6 +155,7 @@ def test_compression_that_leaves_colours_nothing_leaves_the_noise_of_the_luminan
 
 
 @pytest.mark.parametrize("channels", [2, 4, 5])
+@pytest.mark.sampled(1)
 def test_any_number_of_channels(channels: int) -> None:
     clean = grey()[..., None] * np.ones(channels)
     noise = np.stack([coloured(1.2, 20, seed=k) for k in range(channels)], axis=-1)
@@ -161,6 +166,7 @@ def test_any_number_of_channels(channels: int) -> None:
 
 
 @pytest.mark.parametrize("unit", [1e-6, pytest.param(1e6, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_units_scale_the_model(unit: float) -> None:
     picture, _ = shot(940, "bilinear", 98)
     plain, scaled = (estimate_noise(picture * u, channel_axis=-1) for u in (1.0, unit))

@@ -307,6 +307,7 @@ def test_the_residual_is_what_was_asked_for(residual: float) -> None:
     np.testing.assert_allclose(again, result, rtol=0, atol=3)
 
 
+@pytest.mark.slow
 def test_scale_shift_and_types() -> None:
     noisy = np.round(200 * picture() + 20 + 10 * normal((48, 48)))
     result = nonlocal_tv(noisy, sigma=10, rtol=1e-4)

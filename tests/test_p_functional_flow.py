@@ -104,6 +104,7 @@ def test_first_order_against_runge_kutta(isotropic: bool) -> None:
 
 
 @pytest.mark.parametrize("p", [1, 1.5])
+@pytest.mark.sampled(1)
 def test_two_nodes_meet_in_finite_time(p: float) -> None:
     """The difference y obeys y' = -2 W y^(p - 1): y^(2 - p) falls linearly, to 0 at y_0^(2 - p) / (2 W (2 - p))."""
     k = from_matrix([[0.0, 0.5], [0.5, 0.0]], Points([0.0, 1.0], weights=[1.0, 1.0]))  # W = 2 k = 1

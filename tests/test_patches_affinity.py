@@ -97,6 +97,7 @@ def blocks(draw: st.DrawFn) -> nl.Affinity:
     ],
     ids=["range", "energy", "mean", "constants"],
 )
+@pytest.mark.sampled(2)
 def test_invariants(invariant: Any, fidelity: bool | None) -> None:
     """What holds for every flow holds on groups."""
     extra = {"constant": properties.values(-100, 100)} if "constants" in invariant.__name__ else {}

@@ -22,6 +22,7 @@ def panels(figure: Figure) -> list[Any]:
 
 @pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
 @pytest.mark.parametrize("with_clean", [False, True])
+@pytest.mark.sampled(2)
 def test_image_panels(shape: tuple[int, ...], axis: int | None, with_clean: bool) -> None:
     noisy = RNG.integers(10, 200, shape, dtype=np.uint8)
     result = noisy * 0.5 + 50
@@ -61,6 +62,7 @@ def test_colours_share_the_range_of_the_noisy_image() -> None:
         ((1,), "pdf", b"%PDF"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_constant_data_and_no_noise(shape: tuple[int, ...], form: str, start: bytes) -> None:
     noisy = np.zeros(shape)
     axis = 2 if noisy.ndim == 3 else None
@@ -70,6 +72,7 @@ def test_constant_data_and_no_noise(shape: tuple[int, ...], form: str, start: by
 @pytest.mark.parametrize(
     ("size", "channels", "rows"), [(100, None, 2), (100, 2, 4), (100, 5, 6), (5000, None, 3), (50000, 2, 6)]
 )
+@pytest.mark.sampled(2)
 def test_signal_panels(size: int, channels: int | None, rows: int) -> None:
     noisy = RNG.standard_normal((size,) if channels is None else (size, channels))
     figure = comparison_figure(noisy, noisy / 2, channel_axis=None if channels is None else 1, sigma=1, clean=noisy)
@@ -131,6 +134,7 @@ def test_no_pyplot() -> None:
 
 
 @pytest.mark.parametrize(("shape", "axis"), [((20, 30), None), ((20, 30, 3), 2), ((3, 20, 30), 0), ((20, 30, 2), -1)])
+@pytest.mark.sampled(2)
 def test_missing_pixels_are_seen(shape: tuple[int, ...], axis: int | None) -> None:
     noisy = RNG.standard_normal(shape)
     missing = np.zeros((20, 30), bool)
@@ -180,6 +184,7 @@ def test_residuals_are_in_units_of_sigma() -> None:
 
 
 @pytest.mark.parametrize("size", [100, 3000, 60000])
+@pytest.mark.sampled(1)
 def test_missing_samples_are_shaded(size: int) -> None:
     noisy = RNG.standard_normal((size, 2))
     missing = np.zeros((size, 2), bool)

@@ -203,6 +203,7 @@ def test_wrong_courses(panels: dict[str, list[Course]], message: str) -> None:
         decay_figure(panels)
 
 
+@pytest.mark.slow
 def test_no_pyplot() -> None:
     code = (
         "import sys, numpy as np, nlflow.plotting as p; assert 'matplotlib' not in sys.modules;"

@@ -99,6 +99,7 @@ def test_figure_of_a_picture() -> None:
 @pytest.mark.parametrize(
     "shape", [(1, 1), (30, 40, 5), *(pytest.param(s, marks=pytest.mark.slow) for s in ((5, 7), (40, 3), (200, 30, 3)))]
 )
+@pytest.mark.sampled(1)
 def test_figures_of_odd_pictures(shape: tuple[int, ...]) -> None:
     axis = 2 if len(shape) == 3 else None
     values = np.random.default_rng(0).normal(100, 5, shape)

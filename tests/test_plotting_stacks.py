@@ -100,6 +100,7 @@ def test_channels() -> None:
     assert "mean of 2 channels" in panels[0][2].get_title()
 
 
+@pytest.mark.slow
 def test_a_reference_gives_the_psnr_of_the_whole_stack() -> None:
     clean = np.zeros((6, 8, 9))
     clean[0, 0, 0] = 10

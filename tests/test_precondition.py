@@ -75,6 +75,7 @@ def preconditioner(k: Any, phi: Any, name: str, channels: tuple[int, ...] = ()) 
         *pairs([table], SHAPES, BOUNDARIES, ["uniform", "holes", "one node"]),
     ],
 )
+@pytest.mark.sampled(4)
 def test_solution(build: Any, shape: Any, boundary: str, fidelity: str) -> None:
     k = build(shape, boundary)
     f = normal(shape if fidelity == "holes" else (*shape, 3), 4)
@@ -195,6 +196,7 @@ def test_transform_with_fidelities_that_vary() -> None:
 
 @pytest.mark.parametrize("fidelity", ["uniform", "holes"])
 @pytest.mark.parametrize("build", [patches, table])
+@pytest.mark.sampled(2)
 def test_fewer_iterations(build: Any, fidelity: str) -> None:
     """Measured: 10 to 40 times fewer; and next to no more on four times the nodes."""
     counts = []

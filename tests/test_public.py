@@ -46,6 +46,7 @@ def test_import_is_light() -> None:
         ("affinity", {"numba", "torch", "matplotlib", "skimage"}),
     ],
 )
+@pytest.mark.sampled(2)
 def test_names_load_what_they_need(name: str, heavy: set[str]) -> None:
     loaded = set(run(f"import sys, nlflow; nlflow.{name}; print(*sys.modules)").split())
     assert loaded & heavy == set()

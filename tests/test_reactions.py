@@ -92,6 +92,7 @@ INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
 @pytest.mark.numerical
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.sampled(6)
 def test_orders(name: str, integrator: str) -> None:
     flow = FLOWS[name]()
     make, numbers = INTEGRATORS[integrator]
@@ -117,6 +118,7 @@ def test_tolerances_are_met(name: str) -> None:
 @pytest.mark.numerical
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.sampled(2)
 def test_logistic_growth(kind: str, dtype: str) -> None:
     """Constants do not diffuse, so u' = u (1 - u), with the dtype and kind of the start."""
     start: Any = np.full(24, 0.1, dtype)

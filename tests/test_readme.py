@@ -50,6 +50,7 @@ def test_readme_has_commands_of_each_kind():
 @pytest.mark.parametrize(
     "block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers", "long"]
 )
+@pytest.mark.sampled(2)
 def test_readme_example_runs(block, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}

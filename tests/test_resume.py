@@ -77,6 +77,7 @@ def same_solution(one: nl.Solution, two: nl.Solution) -> None:
 
 
 @pytest.mark.parametrize(("run", "steps", "how"), pairs(list(RUNS), [0, 1, 2, 3, 4, 7], ["stop", "Ctrl-C"]))
+@pytest.mark.sampled(8)
 def test_resumed_runs_have_the_bits_of_whole_ones(run: str, steps: int, how: str, tmp_path: Path) -> None:
     make, integrator = RUNS[run]
     path = tmp_path / "checkpoint"
@@ -108,6 +109,7 @@ def test_resumed_runs_have_the_bits_of_whole_ones(run: str, steps: int, how: str
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
 @pytest.mark.parametrize("run", RUNS)
+@pytest.mark.sampled(4)
 def test_runs_that_are_cut_again_and_again(run: str, steps: int, tmp_path: Path) -> None:
     make, integrator = RUNS[run]
     path = tmp_path / "checkpoint"
@@ -266,6 +268,7 @@ def test_ctrl_c_at_any_line_leaves_a_state_that_can_be_resumed(tmp_path: Path) -
 @pytest.mark.parametrize(
     "run", [pytest.param(run, marks=pytest.mark.slow if run == "evolving, Runge-Kutta" else []) for run in RUNS]
 )
+@pytest.mark.sampled(2)
 def test_ctrl_c_in_any_average_leaves_a_state_that_can_be_resumed(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ class FewClaims(Claims):
         ),
     ],
 )
+@pytest.mark.slow
 def test_signals_at_random_times(victim: Victim, number: signal.Signals, times: int, tmp_path: Path) -> None:
     row = killed(victim, number, times, tmp_path / "work", 7)
     assert row.good, row.details

@@ -96,6 +96,7 @@ def closeness(name: str) -> float:
         pytest.param("by_three", "ring", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_numbers_are_those_of_one_process(
     launch: str, mode: str, by_one: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
@@ -119,6 +120,7 @@ def alone(tmp_path: Path) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("mode", sharded.MODES)
+@pytest.mark.sampled(1)
 def test_a_group_of_one(mode: str, by_one: dict[str, Any], alone: None) -> None:
     found = sharded_run.numbers(sharded_run.Many(mode), sharded_run.EVERYTHING)
     for name, value in found.items():

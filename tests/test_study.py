@@ -61,6 +61,7 @@ def test_integrators_have_their_order(boundary: str) -> None:
         assert fit.low < fit.slope < fit.high
 
 
+@pytest.mark.slow
 def test_order_in_two_dimensions_of_many_channels_and_kernels() -> None:
     options: dict[str, Any] = {"metric": "l2", "fidelity": 0.3, "integrator": ["euler", "runge-kutta"]}
     result = run_study(
@@ -89,6 +90,7 @@ def test_order_for_attention_against_the_matrix_exponential() -> None:
     np.testing.assert_allclose(row["error"], error, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_the_order_of_a_users_integrator_is_measured() -> None:
     class Heun(ExplicitEuler):
         order = 2.0
@@ -139,6 +141,7 @@ def test_domains_and_signals_of_users() -> None:
         run_study("time-order", domain=grid, start=np.ones(4), **common)
 
 
+@pytest.mark.slow
 def test_order_in_volumes() -> None:
     options = {"nodes": 4, "dimension": 3, "metric": "degree", "integrator": ["euler", "semi-implicit"]}
     result = run_study("time-order", kernel=Gaussian(0.3), boundary="reflect", **options)  # type: ignore[arg-type]
@@ -160,6 +163,7 @@ def test_grids_converge_spectrally_inside_and_with_order_two_at_edges() -> None:
             assert fit.slope < -0.5
 
 
+@pytest.mark.slow
 def test_a_kink_costs_order_one_plus_dimension() -> None:
     result = run_study("space-order", kernel="laplace:width=0.1", boundary=["periodic", "isolated"])
     assert failures(result) == []
@@ -343,6 +347,7 @@ def test_equilibria_of_nothing() -> None:
 # --- stability -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_stable_range_of_neutreno_steps() -> None:
     result = run_study("stability", nodes=20)
     assert failures(result) == []
@@ -356,6 +361,7 @@ def test_the_stable_range_of_neutreno_steps() -> None:
     result.figure()
 
 
+@pytest.mark.slow
 def test_the_stable_range_of_attention() -> None:
     q, k, _ = tokens(25, seed=3)
     result = run_study("stability", queries=3 * q, keys=3 * k)
@@ -467,6 +473,7 @@ def test_report_says_what_is_shared_once() -> None:
     assert lines[-1].endswith("as expected")
 
 
+@pytest.mark.slow
 def test_seeds_change_what_is_drawn_and_generators_are_seeds() -> None:
     options: dict[str, Any] = {"nodes": 12, "integrator": "euler", "metric": "l2", "fidelity": 0}
 

@@ -69,6 +69,7 @@ def test_one_dimension(kernel: RadialKernel, boundary: str, x: float) -> None:
 
 @pytest.mark.parametrize("boundary", ["periodic", "reflect", "isolated"])
 @pytest.mark.parametrize("point", [(0.1, 0.3), (0.55, 0.07)])
+@pytest.mark.sampled(2)
 def test_two_dimensions_smooth(boundary: str, point: tuple[float, float]) -> None:
     kernel = Gaussian(0.08)
     reach = kernel.support(1e-14)

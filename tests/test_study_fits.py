@@ -183,6 +183,7 @@ def test_a_function_that_knows_itself_is_described() -> None:
     assert encode(describe(countdown)) == encode(describe(countdown))
 
 
+@pytest.mark.slow
 def test_descriptions_are_the_same_in_every_process() -> None:
     code = """
 import numpy as np, dataclasses

@@ -46,6 +46,7 @@ def test_tokens_have_rows(name: str, value: Any) -> None:
         run_study("time-order", **options)
 
 
+@pytest.mark.slow
 def test_tokens_may_have_derivatives() -> None:
     torch = pytest.importorskip("torch")
     keys = np.random.default_rng(0).normal(size=(8, 2))

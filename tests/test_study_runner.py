@@ -180,6 +180,7 @@ def test_a_failed_integration_is_no_measurement() -> None:
 # --- several processes -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_bits_of_one(tmp_path: Path, workers: None) -> None:
     """Matrices large enough for threads of their own, and functions that only cloudpickle can send."""
     q, k, v = np.random.default_rng(0).normal(size=(3, 320, 8))
@@ -226,6 +227,7 @@ def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: 
         ({"t": 2.0}, "t is null there and 2.0 here"),
     ],
 )
+@pytest.mark.sampled(2)
 def test_another_study_is_refused(complete: Path, change: dict[str, Any], message: str) -> None:
     before = {path: path.read_bytes() for path in complete.rglob("*.json")}
     with pytest.raises(FileFormatError, match=f"holds another study: (.|\n)*{message}(.|\n)*choose another folder"):
@@ -259,6 +261,7 @@ def test_a_result_names_its_commit() -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "emptied", "changed", "binary", "other"])
+@pytest.mark.sampled(2)
 def test_damaged_cases_are_computed_again(complete: Path, damage: str) -> None:
     fresh = run_study("time-order", **OPTIONS)
     path = files(complete)[2]
@@ -309,6 +312,7 @@ def craft(folder: Path, kind: str, change: Callable[[list[dict[str, Any]]], Any]
     ],
     ids=repr,
 )  # fmt: skip
+@pytest.mark.sampled(4)
 def test_foreign_rows_are_computed_again(tmp_path: Path, kind: str, column: str, wrong: Any) -> None:
     def change(rows: list[dict[str, Any]]) -> None:
         for row in rows:
@@ -351,6 +355,7 @@ def test_numbers_that_nobody_measures_are_refused(tmp_path: Path, kind: str, col
     ],
     ids=str,
 )
+@pytest.mark.sampled(2)
 def test_what_every_kind_measures_is_what_it_declares(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     fresh = run_study(kind, out=tmp_path, **options)
     again = run_study(kind, out=tmp_path, **options)

@@ -72,6 +72,7 @@ def test_a_first_column_that_rises_or_falls_is_kept_whatever_its_name(header: st
         assert files.read("out.csv").header == files.read("in.csv").header
 
 
+@pytest.mark.slow
 def test_the_first_column_can_be_decided() -> None:
     table("in.csv", NOISY)
     first = report("in.csv", "out.csv", "--first-column", "denoise", "--steps", "1")

@@ -114,6 +114,7 @@ class Watch(dispatch.TorchDispatchMode):  # type: ignore[name-defined,misc]  # o
 @pytest.mark.parametrize(
     "kernel", [nl.ExpDotProduct(), nl.Gaussian(1.0), nl.Laplace(1.0)], ids=lambda k: type(k).__name__
 )
+@pytest.mark.sampled(1)
 def test_no_tensor_has_the_size_of_the_matrix(kernel: Any) -> None:
     n = 9000  # a matrix of 8.1e7 entries
     x = torch.from_numpy(np.random.default_rng(3).normal(size=(n, 4)).astype("float32"))
@@ -148,6 +149,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "integrator", "flow"), CASES)
+@pytest.mark.sampled(6)
 def test_the_time_loop_asks_the_device_for_nothing(
     name: str, integrator: str, flow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,6 +222,7 @@ def everything(p: nl.Affinity, u: Any, f: Any) -> dict[str, Any]:
         for turn, method in enumerate(["dense", "tiled"])
     ],
 )
+@pytest.mark.sampled(2)
 def test_everything_is_what_the_dense_matrix_gives(name: str, method: str, device: str) -> None:
     kernel, asymmetric, _ = KERNELS[name]
     n = 30

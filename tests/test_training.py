@@ -225,6 +225,7 @@ def test_variants_begin_alike(kind: str, data: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, variant in VARIANTS.items() if variant.kind])
+@pytest.mark.sampled(2)
 def test_other_terms_of_the_literature_are_trained_and_probed(name: str, tmp_path: Path) -> None:
     """Two steps and a trace, in which the averages of each layer are those of the model."""
     task = make("scenes", tmp_path, steps=2)

@@ -169,6 +169,7 @@ def breakage(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.param("the bounds change places", "constant-limits", marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.sampled(2)
 def test_a_broken_formula_makes_a_claim_fail(what: str, found_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     breakage(what, monkeypatch)
     finding = runner.run_one(named(found_by), QUICK)

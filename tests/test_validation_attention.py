@@ -106,6 +106,7 @@ def shorten(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         ),
     ],
 )
+@pytest.mark.sampled(1)
 def test_a_broken_formula_makes_a_claim_fail(what: str, found_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     breakage(what, monkeypatch)
     shorten(found_by, monkeypatch)
@@ -129,6 +130,7 @@ def segmenter(name: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", ["gaussian", "gaussian-neutreno"])
 @pytest.mark.parametrize("what", ["nothing", "the norms of keys are left out", "the term draws to the values"])
+@pytest.mark.sampled(2)
 def test_layers_with_a_gaussian_are_held_against_plain_sums(
     what: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -124,6 +124,7 @@ def test_a_film_keeps_all_but_its_codec(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("colours", [(1, 1, 1, 1), (1, 5, 5, 6), (2, 1, 1, 1), (0, 2, 2, 2)])
 @pytest.mark.parametrize("name", ["out.mkv", "out.mp4", "out.avi"])
+@pytest.mark.sampled(3)
 def test_without_loss_but_for_the_rounding_of_colours(tmp_path: Path, name: str, colours: Any) -> None:
     film(tmp_path / "a.mp4", scene(), colours=colours)
     media, place, notes = written(tmp_path / "a.mp4", name, "lossless")

@@ -86,6 +86,7 @@ def least(found: stream.Survey, core: int) -> float:
 
 @pytest.mark.parametrize("case", ["colours", "grey", "counts", "single", "deep"])
 @pytest.mark.parametrize("core", [1, 7])
+@pytest.mark.sampled(2)
 def test_parts_have_the_bits_of_the_whole(case: str, core: int) -> None:
     clip, options = scene(17, colours=case != "grey"), {"noise": "poisson"} if case == "counts" else {"sigma": 12.0}
     if case == "single":
@@ -161,8 +162,10 @@ def test_what_is_refused() -> None:
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     film(Path("in.mp4"), scene(100), sound=True)
-    run("denoise", "in.mp4", "whole.mp4", "--sigma", "12", "--quiet")
-    told = run("denoise", "in.mp4", "parts.mp4", "--sigma", "12", "--max-memory", "5000000", "--json")
+    # Without loss: on frames of a few macroblocks libx264's loops choose other bits each time (all but "asm=0" do).
+    given = ("--sigma", "12", "--video-quality", "lossless")
+    run("denoise", "in.mp4", "whole.mp4", *given, "--quiet")
+    told = run("denoise", "in.mp4", "parts.mp4", *given, "--max-memory", "5000000", "--json")
     report = json.loads(told.stdout)
     assert report["denoise"]["tiles"] > 1
     assert any("is denoised in parts of" in note for note in report["notes"])

@@ -164,6 +164,7 @@ def test_motion_helps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["volume", "map", "clip"])
+@pytest.mark.sampled(1)
 def test_parts_have_the_bits_of_the_whole(kind: str) -> None:
     clean = moving(24, (1, -2)) if kind == "clip" else blobs((100, 20, 24))
     f = noisy(clean).astype(np.float32)[..., None]

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Return the exit status: 1 if a test failed or a figure is out of its bound."""
     parser = argparse.ArgumentParser(prog="python -m validation.robustness.processors", description=__doc__)
     add = parser.add_argument
-    add("--short", action="store_true", help="two processors and the most sensitive tests alone, as in make test")
+    add("--short", action="store_true", help="two processors and the most sensitive tests alone")
     add("--only", default="", help="settings whose names hold this text")
     add("--draws", type=int, default=0, help="figures of 20 signals, of so many draws of the noise (%(default)s)")
     add("--data", type=Path, help="a folder with Set12: figures of its images")

@@ -86,7 +86,7 @@ SHORT = (
     Setting("x86-64, Nehalem, torch default", "x86-64", "Nehalem", "default", 1, ("sse4.2",)),
     Setting("haswell, Haswell, torch AVX2, two threads", "haswell", "Haswell", "avx2", 2, _AVX2),
 )
-"""What `make test` runs."""
+"""The short form; `make test` runs the first."""
 
 
 def lacking(setting: Setting) -> list[str]:
