@@ -131,7 +131,7 @@ def test_a_stack_of_two_thousand_millions_of_voxels_fits_in_blocks() -> None:
     """With the real presets: a block with its halo takes less than 4 GiB, whatever the whole."""
     from nlflow.denoising.large.parts import Frame
 
-    for quality, side in (("fast", 256), ("best", 192)):
+    for quality, side in (("fast", 256), ("best", 128)):
         preset = VOLUMES[quality]
         frame = Frame((500, 2048, 2048), None, None, np.zeros(1), np.ones(1), np.zeros(1, bool), np.dtype(np.float32),
                       None, 0, None, quality, preset, preset.groupings(1.0, 3), np.eye(1), "")  # fmt: skip

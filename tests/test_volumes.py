@@ -228,7 +228,7 @@ def test_patches_are_thinner_where_slices_lie_apart() -> None:
     assert apart.along("patch") == (3, 6, 6)
     assert apart.along("radius") == (3, 6, 6)
     assert apart.along("stride") == (3, 5, 5)
-    assert VOLUMES["best"].spaced((0.2, 0.2, 0.2)).first[0][1].along("patch") == (5, 5, 5)
+    assert VOLUMES["best"].spaced((0.2, 0.2, 0.2)).later[0][1].along("patch") == (5, 5, 5)
     assert VOLUMES["balanced"].spaced((100.0, 1.0, 1.0)).later[0][1].along("patch") == (1, 7, 7)
 
 
