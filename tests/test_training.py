@@ -36,12 +36,14 @@ from validation.training.cifar10 import Cifar10, varied  # noqa: E402
 from validation.training.command import run  # noqa: E402
 from validation.training.data import read_characters, read_pictures  # noqa: E402
 from validation.training.export import load_trained  # noqa: E402
-from validation.training.loop import STATE, WEIGHTS, train  # noqa: E402
+from validation.training.loop import STATE, train  # noqa: E402
 from validation.training.record import RECORD, read_record  # noqa: E402
 from validation.training.report import SUMMARY, difference, summarize, table  # noqa: E402
 from validation.training.scenes import CLASSES, draw_scenes, inside  # noqa: E402
 from validation.training.segmentation import Scenes, mean_iou  # noqa: E402
+from validation.training.start import Start  # noqa: E402
 from validation.training.state import read_tensors, states  # noqa: E402
+from validation.training.task import WEIGHTS  # noqa: E402
 from validation.training.text import Text  # noqa: E402
 from validation.training.variants import VARIANTS  # noqa: E402
 
@@ -467,6 +469,47 @@ def test_trainings_do_not_overwrite_each_other(data: Path, tmp_path: Path) -> No
         train(make("text", data, steps=3), "softmax", 0, tmp_path, resume=True, progress=False)
 
 
+def test_a_training_begins_with_trained_weights(data: Path, tmp_path: Path) -> None:
+    """Softmax goes on as a copy of the trained model; with the term the same weights give another first loss."""
+    begun = tmp_path / "begun"
+    task = make("text", data, steps=3)
+    for name in ("softmax", "featscale"):
+        train(task, name, 1, begun / f"{name}-seed1", progress=False)
+    trained = task.model(VARIANTS["softmax"], 1)
+    trained.load_state_dict(weights(begun / "softmax-seed1"))
+    with torch.no_grad():
+        expected = task.evaluate(trained.eval(), whole=False)["loss"]
+    records = {name: train(task, name, 1, tmp_path / name, start=Start(begun), progress=False)
+               for name in ("softmax", "neutreno", "featscale")}  # fmt: skip
+    first = {name: record["epochs"][0]["loss"] for name, record in records.items()}
+    assert first["softmax"] == pytest.approx(expected, rel=1e-12)
+    assert first["neutreno"] != first["softmax"]
+    assert first["featscale"] == pytest.approx(expected, rel=1e-6)  # its parameters begin at 0
+    about = records["softmax"]["settings"]["start"]
+    assert (about["variant"], about["seed"], about["steps"]) == ("softmax", 1, 3)
+    alone = train(task, "softmax", 1, tmp_path / "alone", start=Start(begun / "softmax-seed1"), progress=False)
+    assert same(weights(tmp_path / "alone"), weights(tmp_path / "softmax"))
+    assert alone["epochs"] == records["softmax"]["epochs"]
+    with pytest.raises(InputError, match=r"of other settings \(start\)"):  # no training goes on from other weights
+        train(task, "softmax", 1, tmp_path / "softmax", resume=True, progress=False)
+    with pytest.raises(InputError, match=r"--start: got .*seed2, which has no weights.safetensors"):
+        train(task, "softmax", 2, tmp_path / "other", start=Start(begun), progress=False)
+    with pytest.raises(InputError, match=r"a training of another task, expected a finished one of the task scenes"):
+        train(make("scenes", data, steps=3), "softmax", 1, tmp_path / "other", start=Start(begun), progress=False)
+    with pytest.raises(InputError, match=r"whose weights do not fit this attention"):
+        train(task, "softmax", 1, tmp_path / "other", start=Start(begun / "featscale-seed1"), progress=False)
+
+
+def test_the_command_begins_with_trained_weights(data: Path, tmp_path: Path) -> None:
+    """A third of the steps, by default, from the weights of each seed."""
+    words = ["--data", str(data), "--size", "tiny", "--variants", "softmax", "--seeds", "0", "--quiet", "--threads", "1"]
+    assert train_text.main([*words, "--out", str(tmp_path / "a"), "--steps", "2"]) == 0
+    assert train_text.main([*words, "--out", str(tmp_path / "b"), "--start", str(tmp_path / "a")]) == 0
+    record = read_record(tmp_path / "b" / "softmax-seed0" / RECORD, "loss")
+    assert record["settings"]["start"]["steps"] == 2
+    assert record["step"] == 48 // 3
+
+
 # ---- reports
 
 
@@ -484,6 +527,7 @@ def test_differences_are_those_of_scipy() -> None:
     assert found.mean == pytest.approx(np.mean(values - others), rel=1e-12)
     assert found.error == pytest.approx(scipy.stats.sem(values - others), rel=1e-12)
     assert found.p_value == pytest.approx(test.pvalue, rel=1e-10)
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), rel=1e-10)
     assert found.count == 6
     assert math.isnan(difference([1.0], [0.5]).error)
     assert difference([1.0], [0.5]).mean == 0.5
@@ -505,7 +549,8 @@ def test_summaries_pair_seeds() -> None:
     assert set(table_entry) == {"softmax", "gaussian"}
     assert table_entry["gaussian"]["accuracy"]["mean"] == pytest.approx(0.3)
     text = table(summarize(records, "accuracy"))
-    assert "softmax +0.0650 ± 0.0150" in text
+    low, high = scipy.stats.t.interval(0.95, 1, loc=0.065, scale=0.015)
+    assert f"softmax +0.0650 ({low:+.4f} … {high:+.4f})" in text
     assert "gaussian +0.3000" in text
 
 

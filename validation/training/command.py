@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from nlflow.studies.cases import Case, run_cases
 from validation.training.export import export
 from validation.training.loop import train
 from validation.training.report import summarize, table, write_summary
+from validation.training.start import Start
 from validation.training.task import SIZES, Task
 from validation.training.variants import DEFAULT, VARIANTS
 
@@ -42,6 +44,8 @@ def _parser(program: str, description: str, data: str | None) -> argparse.Argume
         help=f"which attention: {', '.join(VARIANTS)}; by default {', '.join(DEFAULT)}")  # fmt: skip
     add("--seeds", nargs="+", type=int, metavar="N", help="by default 0 1 2, tiny 0 1")
     add("--size", choices=SIZES, default="small", help="of model and training; full is for a GPU (%(default)s)")
+    add("--start", type=Path, metavar="DIR", help="begin with trained weights: the --out of finished trainings (each "
+        "seed takes its own of softmax), or the folder of one; then a third of the epochs by default")  # fmt: skip
     add("--epochs", type=int, metavar="N", help="other than those of the size")
     add("--steps", type=int, metavar="N", help="in all, in the place of epochs")
     add("--batch", type=int, metavar="N")
@@ -113,7 +117,10 @@ def _run(args: argparse.Namespace, make: Callable[[argparse.Namespace, dict[str,
     make_folder(args.out)
     chosen = {name: getattr(args, name) for name in ("size", "epochs", "steps", "batch", "rate")}
     task = make(args, {**chosen, "device": device}, not args.quiet)
-    one = partial(train, task, resume=args.resume, half=args.bf16, progress=not args.quiet)
+    start = None if args.start is None else Start(args.start)
+    if start is not None and args.epochs is None and args.steps is None:
+        task.plan = replace(task.plan, steps=-(-task.plan.steps // 3))
+    one = partial(train, task, start=start, resume=args.resume, half=args.bf16, progress=not args.quiet)
     # All variants of one seed before the next: differences in pairs are known early.
     cases = [
         Case(folder.name, one, (name, seed, folder))

@@ -22,13 +22,14 @@ from nlflow.io.atomic import make_folder
 from nlflow.io.storage import locked
 from nlflow.io.terminal import plain
 from validation.training.record import RECORD, read_record, write_record
+from validation.training.start import Start
 from validation.training.state import finite, load_state, save_state, states, write_tensors
-from validation.training.task import Plan, Task
+from validation.training.task import WEIGHTS, Plan, Task
 from validation.training.variants import variant
 
-__all__ = ["STATE", "WEIGHTS", "train"]
+__all__ = ["STATE", "train"]
 
-STATE, WEIGHTS = "state.npz", "weights.safetensors"
+STATE = "state.npz"
 _EVERY = 60.0  # seconds between two states
 
 
@@ -42,6 +43,7 @@ def train(
     until: int | None = None,
     half: bool = False,
     every: float = _EVERY,
+    start: Start | None = None,
     progress: bool = True,
 ) -> dict[str, Any]:
     """Train one variant with one seed, and return its record.
@@ -65,6 +67,8 @@ def train(
         Matrix products in bfloat16 on a GPU.
     every : float
         Seconds between two states.
+    start : Start, optional
+        Trained weights to begin with, in the place of random ones.
     progress : bool
         Progress bar on stderr.
 
@@ -76,7 +80,7 @@ def train(
         For files that cannot be read or written.
     """
     with locked(make_folder(folder), "--out"):
-        return _train(task, name, seed, folder, resume, until, half, every, progress)
+        return _train(task, name, seed, folder, resume, until, half, every, start, progress)
 
 
 def _train(
@@ -88,15 +92,20 @@ def _train(
     until: int | None,
     half: bool,
     every: float,
+    start: Start | None,
     progress: bool,
 ) -> dict[str, Any]:
     about = {**task.settings(), "variant": name, "fidelity": task.fidelity if variant(name).term else 0.0, "seed": seed}
     about["bfloat16"] = half and task.device.type == "cuda"
+    if start is not None:
+        about["start"] = start.about(task, seed)
     before = _before(folder, about, resume, task.measure)
     if before is not None and before["finished"]:
         return before
     plan = task.plan
     model = task.model(variant(name), seed)
+    if start is not None:
+        start.load(model, seed)
     optimizer, scheduler = _optimizer(model, plan)
     run: dict[str, Any] = {"step": 0, "lost": 0.0, "seconds": 0.0, "epochs": []}
     kept = states(folder / STATE)

@@ -39,8 +39,8 @@ def write_record(folder: Path, about: dict[str, Any], run: dict[str, Any], finis
     return record
 
 
-def read_record(path: Path, measure: str) -> dict[str, Any]:
-    """Return a record of a task whose epochs have this measure.
+def read_record(path: Path, measure: str | None = None) -> dict[str, Any]:
+    """Return a record, of a task whose epochs have this measure.
 
     Raises
     ------
@@ -54,7 +54,7 @@ def read_record(path: Path, measure: str) -> dict[str, Any]:
     return found
 
 
-def _foreign(record: Any, measure: str) -> str | None:
+def _foreign(record: Any, measure: str | None) -> str | None:
     """Return why a record is none of a training; None if it is. Of what a task measures, whether it is numbers."""
     trouble = misfit(record, _RECORDED)
     if trouble is not None:
@@ -68,7 +68,7 @@ def _foreign(record: Any, measure: str) -> str | None:
             return trouble
         measured = {name: value for name, value in epoch.items() if name != "layers"}
         trouble = misfit(measured, dict.fromkeys(measured, bool | float | None))
-        if measure not in measured:
+        if measure is not None and measure not in measured:
             return f"an epoch without {measure}"
         if not epoch["diverged"] and list(epoch["layers"]) != list(LAYERS):
             return f"layers with {', '.join(epoch['layers']):.60}, expected {', '.join(LAYERS)}"

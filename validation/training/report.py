@@ -33,13 +33,18 @@ class Difference:
         Standard error of the mean; NaN for fewer than two pairs.
     count : int
         Number of pairs.
+    low, high : float
+        The interval that holds the true mean at 95 %, of Student's t with count - 1 degrees of freedom; NaN where there
+        is none.
     p_value : float
-        Two-sided, of Student's t with count - 1 degrees of freedom; NaN where there is none.
+        Two-sided, of the same distribution.
     """
 
     mean: float
     error: float
     count: int
+    low: float
+    high: float
     p_value: float
 
 
@@ -47,10 +52,11 @@ def difference(values: Sequence[float], others: Sequence[float]) -> Difference:
     """Return the mean of values - others, pair by pair."""
     gaps = np.asarray(values, dtype=np.float64) - np.asarray(others, dtype=np.float64)
     mean, error = _mean(gaps)
-    p_value = math.nan
-    if len(gaps) > 1 and error > 0:
-        p_value = float(2 * student.sf(abs(mean / error), len(gaps) - 1))
-    return Difference(mean, error, len(gaps), p_value)
+    half, p_value = math.nan, math.nan
+    if len(gaps) > 1:
+        half = error * float(student.ppf(0.975, len(gaps) - 1))
+        p_value = float(2 * student.sf(abs(mean / error), len(gaps) - 1)) if error > 0 else math.nan
+    return Difference(mean, error, len(gaps), mean - half, mean + half, p_value)
 
 
 def _mean(values: Any) -> tuple[float, float]:
@@ -152,7 +158,7 @@ def table(summary: dict[str, Any]) -> str:
     for name, entry in summary["variants"].items():
         cells = "".join(f"{_number(entry['mean'].get(figure)):>20}" for figure in shown)
         beside = "; ".join(
-            f"{other} {gaps[measure]['mean']:+.4f}{_error(gaps[measure]['error'])}"
+            f"{other} {gaps[measure]['mean']:+.4f}{_interval(gaps[measure])}"
             for other, gaps in entry["against"].items()
             if gaps
         )
@@ -167,6 +173,10 @@ def _number(entry: dict[str, float] | None) -> str:
 
 def _error(value: float) -> str:
     return "" if math.isnan(value) else f" ± {value:.4f}"
+
+
+def _interval(gap: dict[str, float]) -> str:
+    return "" if math.isnan(gap["low"]) else f" ({gap['low']:+.4f} … {gap['high']:+.4f})"
 
 
 def write_summary(folder: Path, summary: dict[str, Any], settings: dict[str, Any]) -> None:

@@ -15,7 +15,10 @@ from nlflow.attention import LayerTrace, attach, probe
 from nlflow.errors import InputError
 from validation.training.variants import Variant
 
-__all__ = ["LAYERS", "SIZES", "Plan", "Size", "Task", "pixels", "random"]
+__all__ = ["LAYERS", "SIZES", "WEIGHTS", "Plan", "Size", "Task", "pixels", "random"]
+
+WEIGHTS = "weights.safetensors"
+"""The file of a finished training's weights."""
 
 SIZES = ("tiny", "small", "full")
 LAYERS = {"cosine": "mean_cosine", "t_sim": "token_similarity", "J": "energy"}
