@@ -265,6 +265,23 @@ def test_films(folder: Path, denoiser: Stand) -> None:
     assert "export it again" in fails("denoise", "cut.mkv", "d.mkv")
 
 
+def test_the_bits_are_those_of_the_library(folder: Path) -> None:
+    """No stand-in: magnitudes of a volume, whose noise is named by a word."""
+    from nlflow import denoise
+    from nlflow.denoising.noise import Rician
+
+    z, y, x = np.mgrid[:8, :24, :20]
+    scan = Rician(6.0).sample(50 + 40 * np.sin((x + z) / 4) * np.cos(y / 5), rng=0)
+    np.save("scan.npy", scan)
+    told = run("denoise", "scan.npy", "out.npy", "--axes", "ZYX", "--noise", "rician", "--quality", "fast", "--json")
+    assert "Rician" in told.stdout
+    expected = denoise(scan, noise="rician", quality="fast", axes="ZYX", preserve_range=True)
+    np.testing.assert_array_equal(np.load("out.npy"), expected)
+    run("denoise", "scan.npy", "told.npy", "--axes", "ZYX", "--noise", "rician", "--sigma", "6", "--quality", "fast")
+    expected = denoise(scan, 6.0, noise="rician", quality="fast", axes="ZYX", preserve_range=True)
+    np.testing.assert_array_equal(np.load("told.npy"), expected)
+
+
 def test_noise_of_stacks(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from nlflow.denoising import noise
 

@@ -502,7 +502,7 @@ def test_a_training_begins_with_trained_weights(data: Path, tmp_path: Path) -> N
 
 def test_the_command_begins_with_trained_weights(data: Path, tmp_path: Path) -> None:
     """A third of the steps, by default, from the weights of each seed."""
-    words = ["--data", str(data), "--size", "tiny", "--variants", "softmax", "--seeds", "0", "--quiet", "--threads", "1"]
+    words = ["--data", str(data), "--size", "tiny", "--variants", "softmax", "--seeds", "0", "--quiet"]
     assert train_text.main([*words, "--out", str(tmp_path / "a"), "--steps", "2"]) == 0
     assert train_text.main([*words, "--out", str(tmp_path / "b"), "--start", str(tmp_path / "a")]) == 0
     record = read_record(tmp_path / "b" / "softmax-seed0" / RECORD, "loss")

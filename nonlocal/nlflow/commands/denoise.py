@@ -31,6 +31,7 @@ The kind of noise and its strength are found out from the file, unless told othe
   --sigma auto                          found out, as without --sigma
   --noise white                         white noise; its strength is estimated
   --noise model.json                    a model, from `nonlocal noise FILE --save model.json`
+  --noise rician                        magnitudes of magnetic resonance; --sigma is that of the complex samples
   --noise poisson                       counts of photons or events
   --noise poisson --gain 2.1 --read-noise 4 --offset 100
                                         raw data of a camera
@@ -183,7 +184,7 @@ def _noise(
     if strength is not None and word == "poisson":
         raise typer.BadParameter("is not for counts, whose noise follows from them; leave it out",
                                  param_hint="--strength")  # fmt: skip
-    if word in ("auto", "white"):
+    if word in ("auto", "white", "rician"):
         return word
     from nlflow.denoising.noise import Poisson, load_noise
 
@@ -191,7 +192,7 @@ def _noise(
         return Poisson(**words) if words else word
     if not (word.lower().endswith(".json") or Path(word).exists()):
         raise typer.BadParameter(
-            f"got {word!r}, expected auto, white, poisson or a file that nonlocal noise --save has written",
+            f"got {word!r}, expected auto, white, rician, poisson or a file that nonlocal noise --save has written",
             param_hint="--noise",
         )
     if level is not None:
@@ -233,7 +234,10 @@ def denoise(
         ),
     ] = None,
     noise: Annotated[
-        str, typer.Option(metavar="auto|white|poisson|FILE", help="Kind of the noise: found out, a word, or a model.")
+        str,
+        typer.Option(
+            metavar="auto|white|rician|poisson|FILE", help="Kind of the noise: found out, a word, or a model."
+        ),
     ] = "auto",
     strength: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Count so many times the noise that was found or given.")
