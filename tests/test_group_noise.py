@@ -29,7 +29,7 @@ pytestmark = pytest.mark.numerical
 
 # Of one step, relative to the largest value, as for white noise. What single precision may lose in a group is bounded
 # by `ERROR`; correlated noise is worse conditioned, so most groups are filtered in double precision.
-PRECISIONS = [(np.float64, 1e-10), (np.float32, 1e-4)]
+PRECISIONS = [np.float64, np.float32]
 BOX, SLANTED = np.ones((3, 3)), np.eye(3) + 0.4 * np.eye(3, k=1)
 LINE = np.array([[1.0, 2, 1]])
 
@@ -131,12 +131,12 @@ def test_the_matrix_of_a_patch_is_the_covariance_of_samples() -> None:
 # ---- one step
 
 
-def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats]:
-    """A step by its definition, group by group: z - N (C + N)^-1 (z - m), N with the correlations."""
+def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats, float]:
+    """A step by its definition, z - N (C + N)^-1 (z - m) with correlations in N, and the largest condition of C + N."""
     state, pilot, observed = (np.asarray(x, np.float64) for x in (images.state, images.pilot, images.observed))
     variance = np.broadcast_to(np.asarray(images.variance, np.float64), state.shape)
     (_, ph, pw), width = groups.lattice.patch, state.shape[2]
-    sums = np.zeros((3, *state.shape))
+    sums, condition = np.zeros((3, *state.shape)), 1.0
     for c in range(len(state)):
         matrix = matrix_of(images.correlation[c], (ph, pw))
         for members, count in zip(groups.members, groups.counts, strict=True):
@@ -154,25 +154,31 @@ def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats
                 inner = np.linalg.solve(half, np.linalg.solve(half, C).T)
                 values, vectors = np.linalg.eigh((inner + inner.T) / 2)
                 C = half @ (vectors * np.maximum(values - stage.shrink, 0)) @ vectors.T @ half.T
+            condition = max(condition, float(np.linalg.cond(C + N)))
             change = (N @ np.linalg.solve(C + N, (z - z.mean(axis=0)).T)).T
             # Variance of a sample of the estimate: that of the filter, and that of the mean.
             weight = 1 / (np.diag(N - N @ np.linalg.solve(C + N, N)) * (1 - 1 / count) + np.diag(N) / count)
             kinds = (weight * (z - change), weight * (z - (1 - stage.leave / rest) * change), weight + 0 * z)
             for target, kind in zip(sums, kinds, strict=True):
                 np.add.at(target[c], (rows, columns), kind.reshape(-1, ph, pw))
-    return sums[0] / sums[2], sums[1] / sums[2]
+    return sums[0] / sums[2], sums[1] / sums[2], condition
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("name", STAGES)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.sampled(6)
-def test_a_step_is_that_of_its_definition(kind: str, name: str, dtype: Any, tolerance: float) -> None:
+def test_a_step_is_that_of_its_definition(kind: str, name: str, dtype: Any) -> None:
+    """The fast inverse of C + N loses the square of its condition, the readable filter the condition itself.
+
+    In single precision it is taken only where that is harmless.
+    """
     case, stage = Case(kind, dtype), STAGES[name]
     images = case.images(stage)
     groups = grouped(images.state, case.grouping)
-    expected = reference(groups, images, stage)
-    for filter in (CompiledFilter(), PlainFilter()):
+    *expected, condition = reference(groups, images, stage)
+    for filter, power in ((CompiledFilter(), 2), (PlainFilter(), 1)):
+        tolerance = 1e-4 if dtype == np.float32 else np.finfo(np.float64).eps * condition**power
         for mine, its in zip(filter.step(groups, images, stage), expected, strict=True):
             assert mine.dtype == dtype
             np.testing.assert_allclose(mine, its, atol=tolerance * np.abs(its).max(), rtol=0)
