@@ -118,7 +118,7 @@ def _hidden(values: Sequence[Any]) -> Tensor | None:
     """Return a copy of the first tensor (B, N, D), because a later module may write into it."""
     for value in values:
         if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
-            return value.detach().clone()
+            return value.clone()
     return None
 
 
@@ -222,10 +222,11 @@ def _as_given(
     sink = getattr(module, "sinks", None) if sink is None else sink
     return Taken(
         query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
-        sink.detach().flatten() if isinstance(sink, Tensor) else None,
+        sink.flatten() if isinstance(sink, Tensor) else None,
     )  # fmt: skip
 
 
+@torch.no_grad()
 def _check_average(name: str, taken: Taken, output: Tensor) -> None:
     """Refuse a function of attention that does more than is known here, by a few rows of its output (B, M, H, D)."""
     heads, rows = taken.q.shape[1], slice(0, taken.q.shape[-2], max(1, taken.q.shape[-2] // _ROWS))
