@@ -64,7 +64,8 @@ def probe(
         Where the blocks are, for models that are not known.
     take : callable, optional
         ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
-        do not call their attention through transformers' ``AttentionInterface``.
+        ask neither transformers' ``AttentionInterface`` for their attention nor torch's
+        ``scaled_dot_product_attention`` (which models of timm and torchvision and torch's own layers do).
 
     Raises
     ------
@@ -171,8 +172,9 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     taken, block = one.taken, one.block
     if taken is None:
         raise InputError(
-            f"model: {block.name} ({type(block.module).__name__}) did not call its attention through transformers' "
-            "AttentionInterface; expected a call; pass take=, a function that returns Taken(q, k, v) for it"
+            f"model: {block.name} ({type(block.module).__name__}) called neither transformers' AttentionInterface nor "
+            "torch's scaled_dot_product_attention; expected a call; pass take=, a function that returns Taken(q, k, v) "
+            "for it"
         )
     if taken.q.ndim != 4 or taken.q.shape[-2] != taken.k.shape[-2]:
         raise InputError(
