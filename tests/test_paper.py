@@ -77,7 +77,7 @@ def test_figures_come_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_bad_folders(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="--trainings: got .* expected folders with finished trainings"):
+    with pytest.raises(InputError, match=r"--trainings: got .* expected folders with finished trainings"):
         paper.gathered([tmp_path])
     mixed = trained(tmp_path / "a")
     trained(tmp_path / "b", 9)
