@@ -411,7 +411,7 @@ def test_an_adapter_of_a_few_lines() -> None:
         (lambda: probe(make("bert"), inputs_of("bert"), adapter=Adapter("Nothing")), "one of Nothing; expected"),
         (lambda: probe(Own(), torch.ones(1, 5, 6)), "model: got Own, in which no attention is found"),
         (lambda: probe(Own(), torch.ones(1, 5, 6), adapter=Adapter("layers.*")),
-         r"model: layers\.0 \(Linear\) did not call its attention through"),
+         r"model: layers\.0 \(Linear\) called neither transformers' AttentionInterface"),
         (lambda: probe(make("bert"), [1, 2]), "inputs: got list, expected a mapping"),
         (lambda: probe(make("bert"), {**inputs_of("bert"), "attention_mask": torch.zeros(2, 9)}),
          "inputs: got a sequence without any token in attention_mask"),

@@ -161,6 +161,21 @@ def test_grey_films(tmp_path: Path) -> None:
     np.testing.assert_array_equal(files.read(place).data, grey)
 
 
+def test_opacity_is_told_to_be_left_out(tmp_path: Path) -> None:
+    frames = np.concatenate([scene(), np.full_like(scene()[..., :1], 128)], axis=-1)
+    with av.open(str(tmp_path / "a.mkv"), "w") as out:
+        video = out.add_stream("ffv1", rate=25)
+        video.height, video.width, video.pix_fmt = 48, 64, "bgra"
+        for frame in frames:
+            out.mux(video.encode(av.VideoFrame.from_ndarray(frame, format="rgba")))
+        out.mux(video.encode())
+    media = files.read(tmp_path / "a.mkv")
+    assert media.data.shape == (8, 48, 64, 3)
+    assert "a.mkv: its opacity is left out; films are written without" in media.notes[0]
+    film(tmp_path / "b.mkv", scene())
+    assert not any("its opacity" in note for note in files.read(tmp_path / "b.mkv").notes)
+
+
 def test_times_that_vary_are_kept(tmp_path: Path) -> None:
     times = [0, 1, 2, 5, 6, 9, 10, 14]
     film(tmp_path / "a.mp4", scene(), times=times)

@@ -163,7 +163,10 @@ def describe(findings: Sequence[Finding], wanted: int, quick: bool) -> dict[str,
                 "message": finding.message,
                 "seconds": round(finding.seconds, 2),
                 "checks": [
-                    {name: getattr(check, name) for name in ("what", "measured", "tolerance", "relation", "passed")}
+                    {
+                        name: getattr(check, name)
+                        for name in ("what", "measured", "tolerance", "relation", "strain", "passed")
+                    }
                     for check in (finding.outcome.checks if finding.outcome else ())
                 ],
                 "figures": list(finding.figures),

@@ -23,7 +23,7 @@ _SMALL: tuple[tuple[str, int], ...] = (
     (r"qk_rope_head_dim", 4),
     (r"(.*intermediate_size.*|.*ffn_dim|d_ff|ffn_hidden_size|d_inner|n_inner|mlp_dim|hidden_dim|dim_feedforward"
      r"|.*ffn_dim.*|feed_forward_hidden_size)", 2 * WIDTH),
-    (r"(hidden_size|d_model|n_embd|dim|embed_dim|embedding_size|emb_dim|projection_dim|.*hidden_size|.*_embed_dim"
+    (r"(hidden_size|d_model|n_embd|dim|embed_dim|embedding_size|emb_dim|projection_dim|projection_size|.*hidden_size|.*_embed_dim"
      r"|.*hidden_dim|model_dim|word_embed_proj_dim|rotary_dim|.*_dim)", WIDTH),
     (r"(vocab_size|.*_vocab_size)", WORDS),
     (r"(max_position_embeddings|n_positions|max_.*positions|n_ctx|max_seq_len.*)", 64),
@@ -34,6 +34,9 @@ _SMALL: tuple[tuple[str, int], ...] = (
     (r"(num_queries|num_query_tokens|num_latents)", 6),
     (r"(sliding_window|window|attention_window)", 8),
 )  # fmt: skip
+
+# What a configuration leaves to be derived from other numbers, which are no longer there.
+_DERIVED = {"head_dim": WIDTH // HEADS, "num_key_value_heads": HEADS, "vocab_size": WORDS, "num_experts_per_tok": 2}
 
 
 def shrunk(config: Any) -> Any:
@@ -60,6 +63,15 @@ def shrunk(config: Any) -> Any:
             setattr(config, name, type(value)((SIDE, SIDE)))
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "block_types"):
             setattr(config, name, _some(value))
+    for name, number in _DERIVED.items():
+        if name in vars(config) and getattr(config, name) is None:
+            setattr(config, name, number)
+    for name in ("rope_parameters", "rope_scaling"):  # of text, height and width: half of the width of a head
+        kind = str(getattr(config, "model_type", ""))
+        if isinstance(getattr(config, name, None), dict) and re.search("vl|4v|46v|ocr|image|omni|glmga", kind):
+            setattr(config, name, {**getattr(config, name), "mrope_section": [2, 1, 1]})
+    if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
+        config.num_key_value_heads = HEADS  # latent attention has no fewer keys
     if getattr(config, "qk_rope_head_dim", None) and hasattr(config, "head_dim"):
         config.head_dim = config.qk_rope_head_dim  # latent attention turns this part alone
     if hasattr(config, "window_size") and isinstance(getattr(config, "depths", None), list | tuple):  # as Swin has it
@@ -129,4 +141,5 @@ def main(model: Any) -> str:
 
 def paired(config: Any) -> bool:
     """Return whether a model takes texts and images side by side, as CLIP."""
-    return hasattr(config, "vision_config") and hasattr(config, "text_config") and hasattr(config, "projection_dim")
+    towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
+    return towers and (hasattr(config, "projection_dim") or "siglip" in str(getattr(config, "model_type", "")))

@@ -198,8 +198,9 @@ def _grouped(model: nn.Module, found: list[Block], named: dict[str, nn.Module]) 
         own = []
         for depth in range(len(parts) - 1, -1, -1):
             holder = named[".".join(parts[:depth])]
-            if isinstance(holder, nn.ModuleList | nn.Sequential) and parts[depth].isdigit():
-                pattern = ".".join((*parts[:depth], "*", *parts[depth + 1 :]))
+            if isinstance(holder, nn.ModuleList | nn.Sequential) and parts[depth][-1].isdigit():
+                number = re.sub(r"\d+$", "*", parts[depth])  # torchvision calls its layers encoder_layer_0 and so on
+                pattern = ".".join((*parts[:depth], number, *parts[depth + 1 :]))
                 own.append((depth, f"{pattern}{value_widths(block.module)}{block.kind}"))
         places.append(own)
     counts = Counter(shared for own in places for _, shared in own)

@@ -40,14 +40,22 @@ def try_out(model: nn.Module, inputs: Any) -> None:
             raise
 
 
-def simple_inputs(model: Any) -> dict[str, Tensor] | None:
-    """Return a few tokens, or an image without content, for a model of transformers; None where it takes neither."""
+def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
+    """Return a few tokens, or an image without content; None for a model that does not say that it takes them.
+
+    Models of transformers say it in their configuration, those of timm and of torchvision by the size of an image.
+    """
     if hasattr(model, "get_base_model"):  # PEFT's wrapper, whose forward names no arguments
         model = model.get_base_model()
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
-    if config is None or place.type == "meta":
+    if place.type == "meta":
         return None
+    if config is None:
+        sizes = getattr(model, "pretrained_cfg", None), getattr(model, "image_size", None)
+        if isinstance(sizes[0], Mapping) and len(sizes[0].get("input_size") or ()) == 3:
+            return _image(model, tuple(sizes[0]["input_size"]), place)
+        return _image(model, (3, sizes[1], sizes[1]), place) if isinstance(sizes[1], int) else None
     arguments = inspect.signature(model.forward).parameters
     given: dict[str, Any] = {}
     if name == "input_ids" and name in arguments:
@@ -58,10 +66,10 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | None:
         if "decoder_input_ids" in arguments:
             given["decoder_input_ids"] = given[name]
         if "pixel_values" in arguments and hasattr(config, "projection_dim"):  # texts and images side by side, as CLIP
-            picture = _image(model, getattr(config, "vision_config", config), place)
+            picture = _image(model, _shape(getattr(config, "vision_config", config)), place)
             given |= {} if picture is None else {"pixel_values": picture.expand(2, -1, -1, -1)}
     elif name == "pixel_values" and name in arguments:
-        picture = _image(model, config, place)
+        picture = _image(model, _shape(config), place)
         if picture is None:
             return None
         given[name] = picture
@@ -72,14 +80,18 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | None:
     return given
 
 
-def _image(model: nn.Module, config: Any, place: torch.device) -> Tensor | None:
-    """Return an image of noise of the size that a configuration tells; None where that is none, or large."""
+def _shape(config: Any) -> tuple[int, ...]:
+    """Return the channels, height and width of the images of a configuration; empty where it tells no such."""
     size = getattr(config, "image_size", None) or _SIDE
     size = (size, size) if isinstance(size, int) else size
     if not isinstance(size, list | tuple) or len(size) != 2:
-        return None
-    shape = (1, int(getattr(config, "num_channels", 3) or 3), *(int(one) for one in size))
-    if torch.Size(shape).numel() > _LARGEST:
+        return ()
+    return int(getattr(config, "num_channels", 3) or 3), int(size[0]), int(size[1])
+
+
+def _image(model: nn.Module, shape: tuple[int, ...], place: torch.device) -> Tensor | None:
+    """Return an image of noise; None where the shape is none, or large."""
+    if not shape or torch.Size(shape).numel() > _LARGEST:
         return None
     kind = next(one.dtype for one in model.parameters() if one.is_floating_point())
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(place, kind)
+    return torch.randn((1, *shape), generator=torch.Generator().manual_seed(0)).to(place, kind)

@@ -39,6 +39,7 @@ def probe(
     inputs: Any,
     *,
     keep_matrices: bool = False,
+    gradients: bool = False,
     adapter: Adapter | Sequence[Adapter] | None = None,
     take: Take | None = None,
 ) -> LayerTrace:
@@ -48,18 +49,23 @@ def probe(
     ----------
     model : torch.nn.Module
         A model of transformers (BERT, ViT, DeiT, GPT-2 and similar ones), with or without `nlflow.attention.attach`, or
-        any module that an adapter describes. It runs in evaluation mode, without gradients, and is not changed.
+        any module that an adapter describes. It runs in evaluation mode, and is not changed.
     inputs : mapping or tensor
         What the model is called with; tensors are moved to its device. As in transformers, ``attention_mask`` (and
         ``decoder_attention_mask``) says what padding is. All quantities leave padding out.
     keep_matrices : bool
         Keep all attention matrices, 4 B H N^2 bytes for each layer. Otherwise there are at most 2 MiB of them (256 MiB
         on a GPU), or those of one head, at a time.
+    gradients : bool
+        Keep the way back: `Layer.differentiable` has the quantities as tensors, and `Layer.q` and its like and the
+        hidden states belong to the same graph. So a quantity of any layer can be a loss, or a part of one. Needs the
+        memory of a step of training, and some 12 B H N^2 bytes for each layer.
     adapter : Adapter or sequence of Adapter, optional
         Where the blocks are, for models that are not known.
     take : callable, optional
         ``take(module, args, kwargs, output)`` returns a `Taken` for each call of an attention module; for modules that
-        do not call their attention through transformers' ``AttentionInterface``.
+        ask neither transformers' ``AttentionInterface`` for their attention nor torch's
+        ``scaled_dot_product_attention`` (which models of timm and torchvision and torch's own layers do).
 
     Raises
     ------
@@ -67,7 +73,7 @@ def probe(
         For a model without known attention, one whose attention cannot be seen, or a run in which queries and keys are
         not the same tokens (decoding with a cache).
     MemoryLimitError
-        When the matrices to be kept pass the limit, before they are allocated.
+        When the matrices to be kept, or those that gradients need, pass the limit, before they are allocated.
 
     Notes
     -----
@@ -87,12 +93,20 @@ def probe(
     >>> trace = probe(BertModel(config), torch.arange(5)[None])
     >>> len(trace), tuple(trace[0].q.shape), tuple(trace[0].quantities["energy"].shape)
     (2, (1, 2, 5, 8), (1, 2))
+
+    How alike the last tokens are, as a loss:
+
+    >>> model = BertModel(config)
+    >>> last = probe(model, torch.arange(5)[None], gradients=True)[-1]
+    >>> last.differentiable["mean_cosine"].sum().backward()
+    >>> bool(model.encoder.layer[0].attention.self.value.weight.grad.abs().max() > 0)
+    True
     """
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = call_of(model, inputs)
     watching = recording(seen_blocks) if take is None else taking(seen_blocks, take)
-    with torch.no_grad(), evaluating(model), watching_states(seen_blocks), watching:
+    with torch.set_grad_enabled(gradients), evaluating(model), watching_states(seen_blocks), watching:
         given()
         return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
 
@@ -127,10 +141,12 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
     for one in _seen_ones(model, run):
         layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
-            states[layer.stack] = _of_state(layer.before, layer.tokens)
-        layer.quantities.update(_of_heads(layer, keep_matrices))
-        layer.quantities.update(_of_state(layer.after, layer.tokens))
-        layer.quantities["attention_share"] = _share(layer)
+            states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
+        found = {**_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens)}
+        found["attention_share"] = _share(layer)
+        layer.quantities.update(_numbers(found))
+        if torch.is_grad_enabled():
+            layer.differentiable.update(found)
         layers.append(layer)
     return LayerTrace(layers, model, states)
 
@@ -156,8 +172,9 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     taken, block = one.taken, one.block
     if taken is None:
         raise InputError(
-            f"model: {block.name} ({type(block.module).__name__}) did not call its attention through transformers' "
-            "AttentionInterface; expected a call; pass take=, a function that returns Taken(q, k, v) for it"
+            f"model: {block.name} ({type(block.module).__name__}) called neither transformers' AttentionInterface nor "
+            "torch's scaled_dot_product_attention; expected a call; pass take=, a function that returns Taken(q, k, v) "
+            "for it"
         )
     if taken.q.ndim != 4 or taken.q.shape[-2] != taken.k.shape[-2]:
         raise InputError(
@@ -167,13 +184,14 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     heads, mask = taken.q.shape[1], taken.mask
     if mask is not None:
         mask = mask[(None,) * (4 - mask.ndim)]
-    key = repeated(taken.k.detach(), heads)
+    q, k, v = (part if torch.is_grad_enabled() else part.detach() for part in (taken.q, taken.k, taken.v))
+    key = repeated(k, heads)
     tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
-    query = key if taken.kernel == "symmetric" else taken.q.detach()
+    query = key if taken.kernel == "symmetric" else q
     name = block.name + (f" (call {one.number})" if one.number > 1 else "")
     return Layer(
-        name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(taken.v.detach(), heads),
+        name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(v, heads),
         mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=taken.sink,
     )  # fmt: skip
 
@@ -194,30 +212,33 @@ def _tokens(q: Tensor, mask: Tensor | None, inputs: Any, stack: str) -> Tensor:
     return tokens
 
 
-def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Floats]:
+def _numbers(found: Mapping[str, Tensor]) -> dict[str, Floats]:
+    """Return quantities as arrays."""
+    return {name: np.asarray(value.detach().cpu().numpy(), dtype=np.float64) for name, value in found.items()}
+
+
+def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
     """Return the metrics of a hidden state, shape (B,)."""
     metrics = {"mean_cosine": mean_cosine, "token_similarity": token_similarity, "hfc_lfc": hfc_lfc}
     if state is None or tuple(state.shape[:2]) != tuple(tokens.shape):
-        return {name: np.full(len(tokens), np.nan) for name in (*metrics, "rank")}
+        return dict.fromkeys((*metrics, "rank"), torch.full((len(tokens),), torch.nan))
     mask = None if bool(tokens.all()) else tokens
     double = state.double()
-    found = {name: of(double, mask=mask) for name, of in metrics.items()}
-    found["rank"] = participation_rank(state, mask=mask)
-    return {name: np.asarray(value.cpu().numpy(), dtype=np.float64) for name, value in found.items()}
+    found: dict[str, Tensor] = {name: of(double, mask=mask) for name, of in metrics.items()}
+    return {**found, "rank": participation_rank(state, mask=mask)}
 
 
-def _share(layer: Layer) -> Floats:
+def _share(layer: Layer) -> Tensor:
     """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
     x, y, z = layer.before, layer.between, layer.after
     if x is None or y is None or z is None or not x.shape == y.shape == z.shape or x.shape[:2] != layer.tokens.shape:
-        return np.full(layer.items, np.nan)
+        return torch.full((layer.items,), torch.nan)
     counted = layer.tokens[..., None]
     first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))
-    share: Floats = (first / (first + second)).cpu().numpy()
-    return share
+    return first / (first + second)
 
 
-def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Floats]:
+def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:
     """Return J, the gradient cosine and log degrees of all heads, a few heads at a time."""
     items, heads, count, _ = layer.q.shape
     if keep_matrices:
@@ -225,18 +246,18 @@ def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Floats]:
             f"the attention matrices of {layer.name}", 4 * items * heads * count**2, "leave keep_matrices=False"
         )
         object.__setattr__(layer, "matrices", layer.q.new_empty(items, heads, count, count, dtype=torch.float32))
+    if torch.is_grad_enabled():
+        check_memory(f"the gradients of {layer.name}", 12 * items * heads * count**2, "probe fewer sequences at a time")
+        return _of_some(layer, (slice(None), slice(None)))
     step = max(1, _CHUNK.get(layer.q.device.type, _CHUNK_ELSEWHERE) // (4 * count**2))
     beside = max(1, step // heads)  # sequences at a time, where all heads of one are no more than that
-    result = {
-        "energy": np.empty((items, heads)),
-        "gradient_cosine": np.empty((items, heads)),
-        "log_degree": np.empty((items, heads, count)),
-    }
+    sizes = {"energy": (items, heads), "gradient_cosine": (items, heads), "log_degree": (items, heads, count)}
+    result = {name: layer.q.new_empty(size, dtype=torch.float64) for name, size in sizes.items()}
     for first in range(0, items, beside):
         for low in range(0, heads, step):
             place = (slice(first, first + beside), slice(low, low + step))
             for name, values in _of_some(layer, place).items():
-                result[name][place] = values.cpu().numpy()
+                result[name][place] = values
     return result
 
 
@@ -265,9 +286,8 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     if kept is not None:
         degree = degree - kept[..., 0].log()  # d with the sink is d / (the share that it leaves)
     if layer.matrices is not None:
-        layer.matrices[place] = (
-            (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
-        )
+        matrices = (weights if kept is None else weights * kept).masked_fill(~tokens[..., None], 0.0).float()
+        layer.matrices[place] = matrices.detach()
     moved = weights @ wide
     average = symmetric = moved[..., :-1]
     if layer.q is not layer.k:

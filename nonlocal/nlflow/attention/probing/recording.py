@@ -8,12 +8,15 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.adapters import Block, transformers_library
+from nlflow.attention.injection.adapters import INTERFACE, Block, transformers_library
 from nlflow.attention.injection.naming import REGISTERED
 from nlflow.attention.terms.averages import causal_mask, repeated
 from nlflow.errors import InputError
@@ -118,7 +121,7 @@ def _hidden(values: Sequence[Any]) -> Tensor | None:
     """Return a copy of the first tensor (B, N, D), because a later module may write into it."""
     for value in values:
         if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
-            return value.detach().clone()
+            return value.clone()
     return None
 
 
@@ -145,7 +148,11 @@ _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and b
 
 @contextmanager
 def recording(found: list[Seen]) -> Iterator[None]:
-    """Record the arguments of the attention functions of these blocks, whichever functions they are."""
+    """Record the arguments of the attention functions of these blocks, whichever functions they are.
+
+    Of modules that do not ask transformers for their function (those of timm, torchvision and torch), the arguments of
+    torch's `scaled_dot_product_attention`.
+    """
     transformers_library()
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
     before = {key: config._attn_implementation for key, config in configs.items()}
@@ -154,11 +161,69 @@ def recording(found: list[Seen]) -> Iterator[None]:
         for key, config in configs.items():
             if not str(before[key]).startswith(_PREFIX):
                 config._attn_implementation = _wrapped(before[key] or "eager")
-        yield
+        with _watching_products([one for one in found if one.block.kind != INTERFACE]):
+            yield
     finally:
         _RECORDER.reset(token)
         for key, config in configs.items():
             config._attn_implementation = before[key]
+
+
+@contextmanager
+def _watching_products(found: list[Seen]) -> Iterator[None]:
+    """Record what torch's function of attention is called with while one of these modules runs."""
+    if not found:
+        yield
+        return
+    inside: list[Seen] = []
+    names, name, thread = vars(functional), "scaled_dot_product_attention", get_ident()
+    original = names[name]
+
+    def product(*args: Any, **kwargs: Any) -> Any:
+        if inside and get_ident() == thread:
+            _keep_product(inside[-1], *args, **kwargs)
+        return original(*args, **kwargs)
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func is original:
+                return product(*args, **(kwargs or {}))
+            if func is not functional.multi_head_attention_forward:
+                return func(*args, **(kwargs or {}))
+            try:  # no mode is on in here
+                names[name] = product
+                return func(*args, **(kwargs or {}))
+            finally:
+                names[name] = original
+
+    def enter(one: Seen, *_: Any) -> None:
+        one.taken = None
+        inside.append(one)
+
+    with ExitStack() as stack:
+        for one in found:
+            module = one.block.module
+            stack.callback(module.register_forward_pre_hook(partial(enter, one)).remove)
+            stack.callback(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True).remove)
+        # The fused loop of nn.MultiheadAttention shows nothing.
+        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
+        stack.enter_context(Products())
+        yield
+
+
+def _keep_product(
+    one: Seen, query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+) -> None:  # fmt: skip
+    """Keep the arguments of torch's function, which has these names and this order."""
+    if one.taken is not None:
+        raise InputError(
+            f"model: {one.block.name} ({type(one.block.module).__name__}) averages more than once in a call; expected "
+            "one average; pass take=, a function that returns Taken(q, k, v) for it"
+        )
+    mask = causal_mask(query.shape[-2], key.shape[-2], key.device) if is_causal else attn_mask
+    one.taken = Taken(query, key, value, mask, scale)
 
 
 def _wrapped(name: str) -> str:
@@ -222,10 +287,11 @@ def _as_given(
     sink = getattr(module, "sinks", None) if sink is None else sink
     return Taken(
         query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
-        sink.detach().flatten() if isinstance(sink, Tensor) else None,
+        sink.flatten() if isinstance(sink, Tensor) else None,
     )  # fmt: skip
 
 
+@torch.no_grad()
 def _check_average(name: str, taken: Taken, output: Tensor) -> None:
     """Refuse a function of attention that does more than is known here, by a few rows of its output (B, M, H, D)."""
     heads, rows = taken.q.shape[1], slice(0, taken.q.shape[-2], max(1, taken.q.shape[-2] // _ROWS))

@@ -59,6 +59,9 @@ class Layer:
         ``energy`` J and ``gradient_cosine``, shape (B, H); ``log_degree``, shape (B, H, N), NaN at padding; of the
         state after the layer ``mean_cosine``, ``token_similarity``, ``hfc_lfc``, ``rank``, shape (B,), and
         ``attention_share``, shape (B,).
+    differentiable : dict of str to tensor
+        The same quantities as tensors with a way back to what the model was given, if the probe was asked for
+        gradients; else empty.
     matrices : tensor of shape (B, H, N, N), or None
         Attention matrices, if the probe was asked to keep them.
     softcap : float, optional
@@ -81,6 +84,7 @@ class Layer:
     between: Tensor | None = None
     after: Tensor | None = None
     quantities: dict[str, Floats] = field(default_factory=dict)
+    differentiable: dict[str, Tensor] = field(default_factory=dict)
     matrices: Tensor | None = None
     softcap: float | None = None
     sink: Tensor | None = None

@@ -17,6 +17,7 @@ from nlflow.io.formats.media import Array, Media
 
 _RATE = Fraction(25)
 _DEEP = 10  # bits that H.264 holds
+_WITH_ALPHA = ("yuva", "ya", "gbrap", "rgba", "bgra", "argb", "abgr")  # names of pixels begin so
 
 
 def decode(path: Path) -> Media:
@@ -51,6 +52,8 @@ def clip(info: VideoInfo, data: Array, times: Sequence[int], lengths: Sequence[i
         notes.append(f"{path}: the frame rate varies ({low:.4g} to {high:.4g} a second); each frame keeps its time")
     if info.interlaced:
         notes.append(f"{path}: is interlaced; its frames are denoised, and written, as whole pictures")
+    if info.pixels.startswith(_WITH_ALPHA):
+        notes.append(f"{path}: its opacity is left out; films are written without")
     extras = {"video": {"info": info, "times": times, "lengths": lengths}}
     axes = "TYXC" if data.ndim == 4 else "TYX"
     bits = info.bits if info.bits not in (8, 16) else None

@@ -1,0 +1,88 @@
+"""The page of the paper's tables: made from records alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers", minversion="5")
+
+from nlflow.errors import InputError
+from nlflow.io.storage import load_record, save_record
+from validation import paper
+from validation.claims import all_claims
+from validation.training.variants import VARIANTS
+
+LOSS = {"softmax": [2.0, 2.1, 2.2], "neutreno": [1.9, 2.0, 2.15]}
+
+
+def trained(folder: Path, steps: int = 7, start: dict[str, Any] | None = None) -> Path:
+    for name, values in LOSS.items():
+        for seed, loss in enumerate(values):
+            settings = {"task": "text", "size": "small", "plan": {"steps": steps, "batch": 4}, "model": {},
+                        "variant": name, "seed": seed}  # fmt: skip
+            epoch = {"epoch": 1.0, "step": steps, "training_loss": 2.0, "diverged": False, "loss": loss,
+                     "layers": {"cosine": [0.5], "t_sim": [0.5], "J": [0.5]}}  # fmt: skip
+            record = {"settings": settings | ({} if start is None else {"start": start}), "finished": True,
+                      "step": steps, "seconds": 1.0, "torch": "2", "threads": 1, "epochs": [epoch]}  # fmt: skip
+            (folder / f"{name}-seed{seed}").mkdir(parents=True)
+            save_record(folder / f"{name}-seed{seed}" / "record.json", "record of a training", record)
+    return folder
+
+
+def results(folder: Path, measured: float) -> Path:
+    check = {"what": "rows", "measured": measured, "tolerance": 1.0, "relation": f"{measured} <= 1", "strain": measured,
+             "passed": measured <= 1}  # fmt: skip
+    easy = {**check, "relation": "easy", "strain": 0.1}
+    claim = {"name": "proposition-1", "title": "It holds", "status": "pass", "checks": [easy, check]}
+    folder.mkdir()
+    (folder / "results.json").write_text(json.dumps({"quick": True, "claims": [claim]}))
+    return folder
+
+
+def test_what_is_kept_is_on_the_page() -> None:
+    """The page in the repository is that of its record."""
+    assert paper.PLACE.with_suffix(".md").read_text(encoding="utf-8") == paper.page(
+        load_record(paper.PLACE, paper.KIND)
+    )
+
+
+def test_parts_name_what_there_is() -> None:
+    known = {claim.name for claim in all_claims()}
+    for part in paper.PARTS:
+        assert set(part.claims) <= known
+        assert {variant for _, variant in part.trainings} <= set(VARIANTS)
+        assert {name.partition(",")[0] for name, _ in part.trainings} <= set(paper.MEASURES)
+
+
+def test_figures_come_from_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "PLACE", tmp_path / "paper.json")
+    adapted = trained(tmp_path / "b", 3, {"variant": "softmax", "seed": 0, "steps": 7, "sha256": ""})
+    given = ["--trainings", str(trained(tmp_path / "a")), str(adapted), "--claims", str(results(tmp_path / "c", 0.5))]
+    paper.main(given)
+    page = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    low, high = -0.0833 - 4.3027 * 0.016667, -0.0833 + 4.3027 * 0.016667  # Student's t with two degrees of freedom
+    change = f"2.0167 ± 0.0726 | -0.0833 ({low:+.4f} … {high:+.4f}) |"
+    assert f"characters of a text, neutreno: 7 steps of 4, 3 seeds | loss | softmax 2.1000 ± 0.0577 | {change}" in page
+    assert "adapted, neutreno: 3 steps of 4, 3 seeds, after 7 of softmax" in page
+    assert "| `proposition-1`: It holds | rows: 0.5 <= 1 | pass, quick |" in page
+    assert "| CIFAR-10, neutreno | not measured | | | |" in page
+    paper.main(["--claims", str(results(tmp_path / "d", 0.7))])  # what was kept stays
+    again = (tmp_path / "paper.md").read_text(encoding="utf-8")
+    assert again == page.replace("0.5 <= 1", "0.7 <= 1")
+
+
+def test_bad_folders(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"--trainings: got .* expected folders with finished trainings"):
+        paper.gathered([tmp_path])
+    mixed = trained(tmp_path / "a")
+    trained(tmp_path / "b", 9)
+    (tmp_path / "b" / "softmax-seed0").rename(mixed / "softmax-seed9")
+    with pytest.raises(InputError, match="with trainings of several settings"):
+        paper.gathered([mixed])
+    with pytest.raises(InputError, match=r"--claims: got .*results.json"):
+        paper.of_claims(tmp_path)
