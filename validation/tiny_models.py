@@ -64,7 +64,7 @@ def shrunk(config: Any) -> Any:
         elif name in ("layer_types", "mlp_layer_types", "attention_types", "block_types"):
             setattr(config, name, _some(value))
     for name, number in _DERIVED.items():
-        if name in vars(config) and getattr(config, name) is None:
+        if vars(config).get(name, number) is None:
             setattr(config, name, number)
     for name in ("rope_parameters", "rope_scaling"):  # of text, height and width: half of the width of a head
         kind = str(getattr(config, "model_type", ""))
