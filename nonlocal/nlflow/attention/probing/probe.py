@@ -142,11 +142,11 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
         layer = _layer(one, inputs, several=len({other.block.stack for other in run}) > 1)
         if layer.stack not in states:
             states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
-        found = {**_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens)}
-        found["attention_share"] = _share(layer)
-        layer.quantities.update(_numbers(found))
+        measured = {**_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens)}
+        measured["attention_share"] = _share(layer)
+        layer.quantities.update(_numbers(measured))
         if torch.is_grad_enabled():
-            layer.differentiable.update(found)
+            layer.differentiable.update(measured)
         layers.append(layer)
     return LayerTrace(layers, model, states)
 
@@ -235,7 +235,8 @@ def _share(layer: Layer) -> Tensor:
         return torch.full((layer.items,), torch.nan)
     counted = layer.tokens[..., None]
     first, second = (torch.linalg.vector_norm((b - a).double() * counted, dim=(-2, -1)) for a, b in ((x, y), (y, z)))
-    return first / (first + second)
+    share: Tensor = first / (first + second)
+    return share
 
 
 def _of_heads(layer: Layer, keep_matrices: bool) -> dict[str, Tensor]:

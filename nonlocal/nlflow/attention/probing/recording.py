@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from nlflow.attention.injection.adapters import INTERFACE, Block, transformers_library
+from nlflow.attention.injection.adapters import Block, transformers_library
+from nlflow.attention.injection.discovery import INTERFACE
 from nlflow.attention.injection.naming import REGISTERED
 from nlflow.attention.terms.averages import causal_mask, repeated
 from nlflow.errors import InputError
@@ -200,11 +201,14 @@ def _watching_products(found: list[Seen]) -> Iterator[None]:
         one.taken = None
         inside.append(one)
 
+    def leave(*_: Any) -> None:
+        inside.pop()
+
     with ExitStack() as stack:
         for one in found:
             module = one.block.module
             stack.callback(module.register_forward_pre_hook(partial(enter, one)).remove)
-            stack.callback(module.register_forward_hook(lambda *_: inside.pop() and None, always_call=True).remove)
+            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
         # The fused loop of nn.MultiheadAttention shows nothing.
         stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
         torch.backends.mha.set_fastpath_enabled(False)
