@@ -21,12 +21,16 @@ from nlflow.errors import InputError
 from nlflow.io.atomic import write_atomic
 from nlflow.io.storage import load_record, save_record
 from validation.claims import all_claims
+from validation.training.cifar10 import Cifar10
 from validation.training.record import RECORD, read_record
 from validation.training.report import summarize
+from validation.training.segmentation import Scenes
+from validation.training.text import Text
+from validation.training.variants import VARIANTS
 
 KIND = "what was repeated of the paper"
 PLACE = Path(__file__).parents[1] / "docs" / "paper.json"
-MEASURES = {"cifar10": "accuracy", "text": "loss", "scenes": "mean_iou"}
+MEASURES = {task.name: task.measure for task in (Cifar10, Text, Scenes)}
 TITLES = {"cifar10": "CIFAR-10", "text": "characters of a text", "scenes": "drawn scenes"}
 
 
@@ -55,7 +59,6 @@ class Part:
 
 
 _IMAGENET = "ImageNet-1k and several GPUs for days"
-_KINDS = ("value-residual", "laplacian", "gated", "differential", "sinkhorn")
 PARTS = (
     Part(
         "Table 1",
@@ -135,7 +138,7 @@ PARTS = (
         "other terms of the literature, on the same small model",
         "value residual (arXiv 2410.17897), I - P (arXiv 2602.09297), gated and differential attention, and Sinkhorn's "
         "normalization (arXiv 2110.11773) do not occur in it",
-        trainings=tuple(("scenes", kind) for kind in _KINDS),
+        trainings=tuple(("scenes", name) for name, one in VARIANTS.items() if one.kind),
         claims=("sinkhorn-attention",),
     ),
 )
@@ -213,7 +216,8 @@ def _table(head: str, rows: Iterable[str]) -> list[str]:
 def _compared(part: Part, record: dict[str, Any]) -> Iterable[str]:
     for name, variant in part.trainings:
         found = record["trainings"].get(name)
-        described = TITLES[name.partition(",")[0]] + (", adapted" if "adapted" in name else "")
+        task, comma, adapted = name.partition(",")
+        described = TITLES[task] + comma + adapted
         entry = None if found is None else found["variants"].get(variant)
         if found is None or entry is None or not entry["seeds"]:
             yield f"| {described}, {variant} | not measured | | | |"

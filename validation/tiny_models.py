@@ -66,9 +66,9 @@ def shrunk(config: Any) -> Any:
     for name, number in _DERIVED.items():
         if vars(config).get(name, number) is None:
             setattr(config, name, number)
+    pictured = re.search("vl|4v|46v|ocr|image|omni|glmga", str(getattr(config, "model_type", "")))
     for name in ("rope_parameters", "rope_scaling"):  # of text, height and width: half of the width of a head
-        kind = str(getattr(config, "model_type", ""))
-        if isinstance(getattr(config, name, None), dict) and re.search("vl|4v|46v|ocr|image|omni|glmga", kind):
+        if pictured and isinstance(getattr(config, name, None), dict):
             setattr(config, name, {**getattr(config, name), "mrope_section": [2, 1, 1]})
     if getattr(config, "kv_lora_rank", None) and hasattr(config, "num_key_value_heads"):
         config.num_key_value_heads = HEADS  # latent attention has no fewer keys

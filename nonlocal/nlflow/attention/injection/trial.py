@@ -52,10 +52,10 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
     if place.type == "meta":
         return None
     if config is None:
-        sizes = getattr(model, "pretrained_cfg", None), getattr(model, "image_size", None)
-        if isinstance(sizes[0], Mapping) and len(sizes[0].get("input_size") or ()) == 3:
-            return _image(model, tuple(sizes[0]["input_size"]), place)
-        return _image(model, (3, sizes[1], sizes[1]), place) if isinstance(sizes[1], int) else None
+        told, side = getattr(model, "pretrained_cfg", None), getattr(model, "image_size", None)
+        if isinstance(told, Mapping) and len(told.get("input_size") or ()) == 3:
+            return _image(model, tuple(told["input_size"]), place)
+        return _image(model, (3, side, side), place) if isinstance(side, int) else None
     arguments = inspect.signature(model.forward).parameters
     given: dict[str, Any] = {}
     if name == "input_ids" and name in arguments:
