@@ -268,13 +268,15 @@ def _compared(one: _Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
     step = start + attention(start)
     update = _logarithm(start, direction(after)[0])[inside]
     size, way = float(update.square().sum()), float((end - start)[inside].square().sum())
-    if size == 0 or way == 0:
+    along, square = float((first[inside] * update).sum()), float(first[inside].square().sum())
+    # Angles that rounding makes: of the tokens, and of scalar products of D terms.
+    least = max(torch.finfo(before.dtype).eps, start.shape[-1] * torch.finfo(torch.float64).eps)
+    if min(size, way, square) <= len(update) * least**2:
         raise InputError(f"model: {name} moves no token, expected some that move")
 
     def share(found: Tensor) -> float:
         return 1 - float((_logarithm(start, found)[inside] - update).square().sum()) / size
 
-    along, square = float((first[inside] * update).sum()), float(first[inside].square().sum())
     distance = [float((euler(m) - end)[inside].square().sum() / way) ** 0.5 for m in counts]
     found = torch.tensor(distance, dtype=torch.float64).numpy()
     return BlockFlow(
