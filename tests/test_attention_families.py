@@ -55,6 +55,17 @@ def check(row: dict[str, Any]) -> None:
         assert row["probe"] is None or isinstance(row["probe"], str) or row["probe"] < 1e-6, row
 
 
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+@pytest.mark.sampled(1)
+def test_both_towers_are_tried(kind: str) -> None:
+    model = build(kind)
+    runs: list[str] = []
+    for name in ("text_model", "vision_model"):
+        getattr(model, name).register_forward_hook(lambda module, given, found, name=name: runs.append(name))
+    attach(model, fidelity=0.6)
+    assert set(runs) == {"text_model", "vision_model"}
+
+
 @pytest.mark.slow
 def test_all_families() -> None:
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nlflow.attention.injection.trial import side_by_side
+
 LAYERS, HEADS, WIDTH, WORDS, TOKENS, SIDE, PATCH = 3, 4, 32, 96, 12, 32, 8
 
 # What a number of a configuration becomes, by the end of its name; the first that fits.
@@ -117,7 +119,8 @@ def inputs_of(model: nn.Module) -> dict[str, Any]:
     given: dict[str, Any] = {}
     if "input_ids" in names:
         given["input_ids"] = torch.randint(5, max(6, min(words, WORDS) - 50), (2, TOKENS), generator=generator)
-    if "pixel_values" in names and not ("input_ids" in names and main(model) == "input_ids" and not paired(config)):
+    text_alone = "input_ids" in names and main(model) == "input_ids" and not side_by_side(model)
+    if "pixel_values" in names and not text_alone:
         vision = getattr(config, "vision_config", None) or config
         size = getattr(vision, "image_size", SIDE)
         size = (size, size) if isinstance(size, int) else tuple(size)
@@ -137,9 +140,3 @@ def inputs_of(model: nn.Module) -> dict[str, Any]:
 def main(model: Any) -> str:
     """Return the name of the main input."""
     return str(getattr(model, "main_input_name", "input_ids"))
-
-
-def paired(config: Any) -> bool:
-    """Return whether a model takes texts and images side by side, as CLIP."""
-    towers = hasattr(config, "vision_config") and hasattr(config, "text_config")
-    return towers and (hasattr(config, "projection_dim") or "siglip" in str(getattr(config, "model_type", "")))

@@ -65,7 +65,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
         given[name] = (torch.arange(2 * _TOKENS, device=place).view(2, _TOKENS) % 5 + 1).clamp_max(words - 1)
         if "decoder_input_ids" in arguments:
             given["decoder_input_ids"] = given[name]
-        if "pixel_values" in arguments and hasattr(config, "projection_dim"):  # texts and images side by side, as CLIP
+        if "pixel_values" in arguments and side_by_side(model):
             picture = _image(model, _shape(getattr(config, "vision_config", config)), place)
             given |= {} if picture is None else {"pixel_values": picture.expand(2, -1, -1, -1)}
     elif name == "pixel_values" and name in arguments:
@@ -78,6 +78,11 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
     if "use_cache" in arguments:
         given["use_cache"] = False
     return given
+
+
+def side_by_side(model: Any) -> bool:
+    """Return whether a model of transformers takes a text and a picture for it in two towers, as CLIP and SigLIP do."""
+    return hasattr(model, "get_text_features") and hasattr(model, "get_image_features")
 
 
 def _shape(config: Any) -> tuple[int, ...]:
