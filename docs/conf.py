@@ -94,7 +94,10 @@ html_theme_options = {
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
 # Pages without pages below them.
-ALONE = ("start", "parameters", "explorer", "scale", "mathematics", "performance", "comparison", "changelog")
+ALONE = (
+    *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "comparison", "changelog"),
+    *("use/photographs", "use/equations", "use/transformers", "use/theory"),
+)
 html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing")}
 
 

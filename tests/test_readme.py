@@ -1,4 +1,4 @@
-"""The code of the README runs unchanged, and its commands exist."""
+"""The code of the README and of the pages for its readers runs unchanged, and their commands exist."""
 
 import re
 import shlex
@@ -10,9 +10,16 @@ import typer
 
 import nlflow as nl
 
-README = Path(__file__).parents[1] / "README.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), flags=re.S)
-CODE = re.findall(r"```sh\n(.*?)```|`([^`\n]+)`", README.read_text(encoding="utf-8"), flags=re.S)
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "use").glob("*.md"))]
+TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
+BLOCKS = {
+    f"{name}-{number}": block
+    for name, text in TEXTS.items()
+    for number, block in enumerate(re.findall(r"```python\n(.*?)```", text, flags=re.S))
+}
+CODE = [found for text in TEXTS.values() for found in re.findall(r"```sh\n(.*?)```|`([^`\n]+)`", text, flags=re.S)]
+LONGEST = 700  # words of the README
 COMMANDS = [
     shlex.split(line, comments=True)
     for block, literal in CODE
@@ -21,8 +28,10 @@ COMMANDS = [
 ]
 
 
-def test_readme_has_an_example_of_each_kind():
-    assert len(BLOCKS) == 9
+def test_readme_is_short_and_has_an_example_of_each_kind():
+    assert len(TEXTS["README"].split()) < LONGEST
+    assert [name.partition("-")[0] for name in BLOCKS].count("README") == 3
+    assert len(BLOCKS) == 12
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -30,7 +39,7 @@ def test_readme_commands_exist(words):
     """The command and all of its options are there; tests of their own run them."""
     program, name, *rest = words
     if program == "make":
-        makefile = (README.parent / "Makefile").read_text(encoding="utf-8")
+        makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{re.escape(name)}:", makefile, flags=re.M)
     elif program == "python":
         assert find_spec(rest[0]) is not None
@@ -47,14 +56,15 @@ def test_readme_has_commands_of_each_kind():
     assert len(COMMANDS) > 25
 
 
-@pytest.mark.parametrize(
-    "block", BLOCKS, ids=["image", "signal", "flow", "scattered", "tensors", "batch", "chain", "layers", "long"]
-)
-@pytest.mark.sampled(2)
-def test_readme_example_runs(block, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.sampled(4)
+def test_example_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names: dict[str, object] = {}
-    exec(compile(block, str(README), "exec"), names)
+    block, names = BLOCKS[name], {}
+    exec(compile(block, name, "exec"), names)
+    if name.startswith("README"):
+        said = [float(word) for word in re.findall(r"[\d.]+(?:e-?\d+)?", capsys.readouterr().out)]
+        assert said[0] < 1e-8 < 1 < said[1] if "solve(" in block else said[1] < 0.7 * said[0]
     if "keeping" in names:
         flow, end, kept = names["smoothing"], names["end"], names["kept"]
         assert flow.distance_to_constant(end.final) < 1e-8
@@ -72,7 +82,7 @@ def test_readme_example_runs(block, tmp_path, monkeypatch):
     if "Checkpoint" in names:
         first = names["solution"]
         assert (tmp_path / "run.npz").is_file()
-        exec(compile(block, str(README), "exec"), names)
+        exec(compile(block, name, "exec"), names)
         assert names["solution"].stats["steps"] == first.stats["steps"]
         assert (names["solution"].u == first.u).all()
     if "fast" in names:
