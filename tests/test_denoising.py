@@ -284,6 +284,15 @@ def test_weights_that_do_not_fit_are_computed_anew(image: Floats, dtype: Any):
     assert info.as_dict().keys() == stored.as_dict().keys()
 
 
+def test_many_weights_are_not_stored(image: Floats, monkeypatch: pytest.MonkeyPatch):
+    expected = fast(image, SIGMA)
+    monkeypatch.setattr(pixelwise, "STORED", 300_000)
+    result, info = fast(image, SIGMA, return_info=True)
+    np.testing.assert_array_equal(result, expected)
+    assert "weights take more than 0.3 MB and are computed anew" in info.method
+    assert info.memory_bytes < 300_000
+
+
 def test_a_shrunk_window_is_reported_once_when_weights_do_not_fit():
     value = noisy(picture(16))
     with pytest.warns(NlflowWarning) as caught:

@@ -162,11 +162,12 @@ def denoise(
     Notes
     -----
     ``fast`` costs O(N (2 r + 1)^n) for N nodes, whatever the patch size, and 4 (2 r + 1)^n / 2 bytes a node in single
-    precision. Groups cost O(G ((2 r + 1)^n D + m D^2 + D^3)) a step for G groups of m patches of D samples and some 100
-    bytes a node and channel. Single precision is used up to a range of 10^4 sigma (``fast``) and of 90 sigma (groups),
-    for float64 input too; groups that are far from well conditioned are filtered in double precision all the same. The
-    result scales and shifts with the input, and has the same bits for any number of threads. On another processor it is
-    the same to a bound (docs/processors.md).
+    precision, up to 250 MB: beyond that weights are computed anew at each average. Groups cost O(G ((2 r + 1)^n D + m
+    D^2 + D^3)) a step for G groups of m patches of D samples and some 100 bytes a node and channel. Single precision is
+    used up to a range of 10^4 sigma (``fast``) and of 90 sigma (groups), for float64 input too; groups that are far
+    from well conditioned are filtered in double precision all the same. The result scales and shifts with the input,
+    and has the same bits for any number of threads. On another processor it is the same to a bound
+    (docs/processors.md).
 
     References
     ----------

@@ -39,6 +39,9 @@ _SPATIAL = 0.6  # of the search radius: near patches are likelier alike
 SINGLE = 1e4
 FUNCTIONAL = "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1"
 _WEIGHTS_SHARE = 0.5  # of the work, told when the weights are there
+#: Bytes of weights that are stored. More are computed anew at each average, of which there are three for most images: from
+#: a megapixel on that takes no longer than to write and read them.
+STORED = 2.5e8
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
 
@@ -191,16 +194,17 @@ def _smoothed(f: NDArray[Any]) -> NDArray[Any]:
 
 
 def _affinity(kernel: Patch, grid: Grid, f: NDArray[Any], store: bool, memory_limit: float | None) -> Affinity:
-    """Store the weights when they fit, otherwise compute them anew at each average."""
+    """Store the weights when they are few enough, otherwise compute them anew at each average."""
     if not store:
         return affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
+    most = STORED if memory_limit is None else min(memory_limit, STORED)
     try:
-        return affinity(kernel, grid, f, memory_limit=memory_limit)
+        return affinity(kernel, grid, f, memory_limit=most)
     except MemoryLimitError:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NlflowWarning)  # the shrunk window was reported by the first call
             result = affinity(kernel, grid, f, store=False, memory_limit=memory_limit)
-        result.reason = "weights do not fit the memory limit and are computed anew at each average"
+        result.reason = f"weights take more than {most / 1e6:.4g} MB and are computed anew at each average"
         return result
 
 
