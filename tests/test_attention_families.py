@@ -20,8 +20,10 @@ from torch import nn  # noqa: E402
 
 from nlflow.attention import Adapter, attach, blocks, detach, load_model, load_terms, probe, save_terms  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
+from tests.transformer_models import checkpointed  # noqa: E402
 from validation.families import RECORD, look, outputs, page, same  # noqa: E402
-from validation.tiny_models import build, inputs_of  # noqa: E402
+from validation.tiny_inputs import inputs_of  # noqa: E402
+from validation.tiny_models import build  # noqa: E402
 
 # One of each kind: a grouped decoder with windows and caps, sinks, a shared layer, shifted windows that ask and that
 # sum, position biases and two stacks, keywords that are dropped, projections that are one.
@@ -97,7 +99,7 @@ def by_projections(model: Any, layers: list[Any], names: tuple[str, str], streng
         handles.append(layer.get_submodule(names[0]).register_forward_hook(take))
 
         def give(module: Any, args: Any, values: list[Any] = values) -> Any:
-            return (args[0] + strength * (first[0] - first[-1]),)
+            return (args[0] + strength * (first[0] - first[-1])[..., -args[0].shape[-1] :],)  # values come last
 
         handles.append(layer.get_submodule(names[1]).register_forward_pre_hook(give))
     handles.append(model.register_forward_pre_hook(lambda *_: first.clear()))
@@ -132,6 +134,56 @@ def test_term_equals_hooks_on_projections(kind: str, layers: Any, names: tuple[s
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert (expected - stock).abs().max() > 1e-6
     assert torch.equal(outputs(detach(model), given)[0], stock)
+
+
+@pytest.fixture
+def pictures() -> tuple[Any, dict[str, Any]]:
+    """A vision tower with windows in its first and last layers, and two pictures of different sizes."""
+    model = build("qwen2_5_vl_vision", window_size=32, fullatt_block_indexes=[1]).double()
+    grid = torch.tensor([[1, 4, 12], [1, 8, 4]])
+    rows = torch.randn(80, 3 * 2 * 8 * 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model, {"hidden_states": rows, "grid_thw": grid}
+
+
+def test_values_of_several_pictures_in_one_sequence_are_not_mixed(pictures: Any) -> None:
+    """Vision towers of language models call their function once for each picture or window."""
+    model, given = pictures
+    stock = outputs(model, given)[0]
+    end = by_projections(model, [block.attn for block in model.blocks], ("qkv", "proj"), 0.3)
+    expected = outputs(model, given)[0]
+    end()
+    attach(model, fidelity=0.3, semi_implicit=False)
+    torch.testing.assert_close(outputs(model, given)[0], expected, rtol=1e-10, atol=1e-12)
+    assert (expected - stock).abs().max() > 1e-6
+    model.train()
+    loss = outputs_with_derivative(model, given)
+    checkpointed(model, use_reentrant=False)
+    for one, other in zip(loss, outputs_with_derivative(model, given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert torch.equal(outputs(detach(model).eval(), given)[0], stock)
+
+
+def outputs_with_derivative(model: Any, given: dict[str, Any]) -> list[Any]:
+    """Return the sum of squares of a model's states, and its derivatives with respect to the projections of values."""
+    model.zero_grad()
+    loss = model(**given).last_hidden_state.square().sum()
+    loss.backward()
+    return [loss.detach(), *(block.attn.qkv.weight.grad.clone() for block in model.blocks)]
+
+
+def test_pieces_of_a_sequence_are_probed_as_one(pictures: Any) -> None:
+    """P has a block for each picture or window, and its averages are what the output projection gets."""
+    model, given = pictures
+    model.set_attn_implementation("eager")
+    got: list[Any] = []
+    for block in model.blocks:
+        block.attn.proj.register_forward_pre_hook(lambda module, args: got.append(args[0]))
+    trace = probe(model, given, keep_matrices=True)
+    for layer, averages in zip(trace, got, strict=True):
+        ours = (layer.matrices.double() @ layer.v)[0].transpose(0, 1).flatten(1)
+        torch.testing.assert_close(ours, averages, rtol=0, atol=1e-6)  # matrices are kept in float32
+        assert not layer.matrices[:, :, :48, 48:].any()
+        assert not layer.matrices[:, :, 48:, :48].any()
 
 
 def test_values_of_shifted_windows_are_those_of_the_same_pixels() -> None:

@@ -279,6 +279,8 @@ def _give_terms(
             enter = partial(_enter, stack, block.module)
             record.handles.append(block.layer.register_forward_pre_hook(enter, with_kwargs=True))
         if block.kind == INTERFACE:
+            if not alone:
+                record.handles.append(block.module.register_forward_pre_hook(stack.count, with_kwargs=True))
             block.module.__dict__[BLOCK] = block
             stack.configs[block.name] = block.module.config
             stack.names = frozenset(named(options.affinity, base) for base in BASES)

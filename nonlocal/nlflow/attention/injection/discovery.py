@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -26,6 +27,7 @@ _OUTPUTS = (
     "to_out", "output_proj", "attention_out", "post_proj",
 )  # fmt: skip
 _OUTPUTS_BESIDE = ("../output.dense", "../output", "../attn_proj")
+_EAGER = "eager_attention_forward"
 _SUMMED = frozenset({"softmax", "scaled_dot_product_attention", "Softmax"})
 _OTHER_TOKENS = frozenset(
     {"key_value_states", "encoder_hidden_states", "encoder_outputs", "context", "memory", "kv_states", "latents",
@@ -75,6 +77,18 @@ def asks(module: nn.Module) -> bool:
     known = getattr(forward, "__globals__", {})
     used = [known.get(name) for name in _names(code) if name in known]
     return any(any(kind.__name__ == "AttentionInterface" for kind in type(one).__mro__) for one in used)
+
+
+def own_eager(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that a module calls where its configuration names ``eager``, None where there is none.
+
+    It is the one that the module's forward names, whatever it is called there, or else that of the file of its class.
+    """
+    forward = own_forward(module)
+    known = getattr(forward, "__globals__", {})
+    named = [known.get(name) for name in _names(forward.__code__) if name.endswith(_EAGER)]
+    files = [getattr(sys.modules.get(kind.__module__), _EAGER, None) for kind in type(module).__mro__]
+    return next((one for one in (*named, *files) if one is not None), None)
 
 
 def sums(module: nn.Module) -> bool:

@@ -46,6 +46,48 @@ def note(call: dict[str, Any], module: nn.Module, layer: nn.Module, args: tuple[
     call.setdefault("entered", call["latest"])
 
 
+def counting(call: dict[str, Any], module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Keep how many tokens an attention module is called with, none of which has been averaged yet."""
+    given = (kwargs.get("hidden_states"), *args, *kwargs.values())
+    tokens = next((one for one in given if isinstance(one, Tensor) and one.ndim > 1 and one.is_floating_point()), None)
+    call.setdefault("counts", {})[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel()]
+
+
+def _piece(call: dict[str, Any], module: nn.Module, new: Tensor) -> list[int] | None:
+    """Return the counts of a module that averages over parts of its tokens, one call of its function after the other.
+
+    Vision towers of language models do so: their sequence has all pictures, and no token sees those of another one.
+    """
+    counts: list[int] | None = call.get("counts", {}).get(id(module))
+    return counts if counts is not None and new.shape[0] == 1 and new.shape[-2] < counts[1] else None
+
+
+def values_so_far(call: dict[str, Any], module: nn.Module, new: Tensor) -> None:
+    """Keep v0, or add to it the next piece. Checkpointing comes here again: the first v0 has the whole graph."""
+    first: Tensor | None = call.get("first")
+    counts = _piece(call, module, new)
+    if first is None:
+        call["first"] = new
+    elif counts is not None and first.shape[-2] < counts[1]:
+        call["first"] = torch.cat([first, new], dim=-2)
+    if counts is not None:
+        counts[0] += new.shape[-2]
+
+
+def piece_of(call: dict[str, Any], module: nn.Module, first: Tensor, new: Tensor) -> Tensor | None:
+    """Return the rows of v0 that belong to a piece of the tokens; None where `new` has all of them."""
+    counts = _piece(call, module, new)
+    if counts is None:
+        return None
+    begin, counts[0] = counts[0], counts[0] + new.shape[-2]
+    if first.shape[-2] != counts[1] or counts[0] > counts[1]:
+        raise InputError(
+            f"model: got {type(module).__name__}, which averages over parts of {counts[1]} tokens, and a first layer "
+            f"of its stack with {first.shape[-2]}; expected layers over the same tokens; give these layers fidelity 0"
+        )
+    return first.narrow(-2, begin, new.shape[-2])
+
+
 def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module, first: Tensor, new: Tensor) -> Tensor:
     """Return v0 with its rows in the order of this layer's; `first` itself where tokens stay in their places.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -125,7 +126,8 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
             "or one tensor"
         )
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    if hasattr(getattr(model, "config", None), "use_cache"):
+    whole = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
+    if "use_cache" in inspect.signature(whole.forward).parameters:
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
 

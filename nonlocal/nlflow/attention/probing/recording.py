@@ -17,7 +17,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.discovery import INTERFACE
+from nlflow.attention.injection.discovery import INTERFACE, own_eager
 from nlflow.attention.injection.naming import REGISTERED
 from nlflow.attention.terms.averages import causal_mask, repeated
 from nlflow.errors import InputError
@@ -69,6 +69,7 @@ class Seen:
     between: Tensor | None = None
     after: Tensor | None = None
     attended: bool = False
+    pieces: list[Taken] = field(default_factory=list)
     earlier: list[Seen] = field(default_factory=list)
     number: int = 1  # of the call
 
@@ -162,12 +163,57 @@ def recording(found: list[Seen]) -> Iterator[None]:
         for key, config in configs.items():
             if not str(before[key]).startswith(_PREFIX):
                 config._attn_implementation = _wrapped(before[key] or "eager")
-        with _watching_products([one for one in found if one.block.kind != INTERFACE]):
+        with ExitStack() as stack:
+            for one in found:
+                if one.block.kind == INTERFACE:
+                    stack.callback(one.block.module.register_forward_hook(partial(_gather, one)).remove)
+            stack.enter_context(_watching_products([one for one in found if one.block.kind != INTERFACE]))
             yield
     finally:
         _RECORDER.reset(token)
         for key, config in configs.items():
             config._attn_implementation = before[key]
+
+
+def _gather(one: Seen, *_: Any) -> None:
+    """Make one call of those that a module made of its function: a hook after it."""
+    if one.pieces:
+        one.taken = _joined(one.block, one.pieces)
+        one.pieces = []
+
+
+def _joined(block: Block, pieces: list[Taken]) -> Taken:
+    """Return the calls for parts of a sequence as one for all of it, in which no token sees those of another part.
+
+    Vision towers of language models call their function once for each picture, or for each window.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    one = pieces[0]
+    alike = all(
+        each.q.shape[:2] == one.q.shape[:2] and len(each.q) == 1 and each.q.shape[-2] == each.k.shape[-2]
+        and (each.scaling, each.kernel, each.softcap) == (one.scaling, one.kernel, one.softcap)
+        and each.sink is one.sink and (each.mask is None or each.mask.dtype == torch.bool)
+        for each in pieces
+    )  # fmt: skip
+    if not alike:
+        raise InputError(
+            f"model: {block.name} ({type(block.module).__name__}) averages more than once in a call; expected one "
+            "average, or one for each part of a sequence; pass take=, a function that returns Taken(q, k, v) for it"
+        )
+    squares = [
+        torch.ones(1, 1, 1, 1, dtype=torch.bool, device=each.q.device).expand(1, 1, each.q.shape[-2], -1)
+        if each.mask is None else each.mask for each in pieces
+    ]  # fmt: skip
+    heads = max(square.shape[1] if square.ndim > 3 else 1 for square in squares)
+    count = sum(each.q.shape[-2] for each in pieces)
+    mask = torch.zeros(1, heads, count, count, dtype=torch.bool, device=one.q.device)
+    end = 0
+    for each, square in zip(pieces, squares, strict=True):
+        begin, end = end, end + each.q.shape[-2]
+        mask[..., begin:end, begin:end] = square
+    q, k, v = (torch.cat([getattr(each, name) for each in pieces], dim=-2) for name in "qkv")
+    return Taken(q, k, v, mask, one.scaling, one.kernel, one.softcap, one.sink)
 
 
 @contextmanager
@@ -247,10 +293,11 @@ def _wrapped(name: str) -> str:
         mask = attention_mask
         one = (_RECORDER.get() or {}).get(id(module))
         if one is not None:
-            one.taken = taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+            taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+            one.pieces.append(taken)
         home = vars(sys.modules[type(module).__module__])
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        original = functions.get_interface(name, home.get("eager_attention_forward"))
+        original = functions.get_interface(name, own_eager(module))
         result = original(module, query, key, value, mask, **kwargs)
         if one is not None and name not in REGISTERED:
             _check_average(one.block.name, taken, result[0])
