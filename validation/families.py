@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from nlflow.attention import attach, blocks, detach, probe
 from nlflow.errors import InputError
 from validation.tiny_inputs import inputs_of
-from validation.tiny_models import build
+from validation.tiny_models import LARGEST, build
 
 SECONDS = 60  # for one family
 RECORD = Path(__file__).parents[1] / "docs" / "families.json"
@@ -63,7 +63,7 @@ def look(kind: str) -> dict[str, Any]:
         stock = outputs(model, given)
     except Exception as error:
         return {**row, "status": "not built", "reason": short(error)}
-    if sum(one.numel() for one in model.parameters()) > 3e7:
+    if sum(one.numel() for one in model.parameters()) > LARGEST:
         return {**row, "status": "not built", "reason": "too large"}
     row["class"] = type(model).__name__
     try:

@@ -11,20 +11,22 @@ from torch import Tensor, nn
 from nlflow.attention.injection.trial import side_by_side
 from validation.tiny_models import SIDE, WORDS
 
-TOKENS, GRID, FRAMES, SOUND = 12, 4, 128, 3200
+TOKENS, GRID, FRAMES, SOUND = 12, 4, 128, 3840
 
 # Arguments that are given wherever a forward has them, although it may have a default for them.
 _COMPANIONS = (
     "decoder_input_ids", "bbox", "visual_feats", "visual_pos", "input_features_mask", "lang_ids", "spatial_shapes",
     "pixel_attention_mask",
 )  # fmt: skip
-_SIDES = {"lw_detr": 128, "rf_detr": 128, "tvp": 448, "pp_ocrv5_mobile_rec": 64}  # of pictures, where it is not told
+_SIDES = {"lw_detr": 128, "mobilevitv2": 256, "pp_ocrv5_mobile_rec": 128, "pp_ocrv5_server_rec": 128,
+          "pp_ocrv6_small_rec": 128, "pp_ocrv6_tiny_rec": 128, "rf_detr": 112, "tvp": 448}  # of pictures, where it is not told
 
 # What some types cannot do without, though their forward has a default for it.
 _ALSO: dict[str, tuple[str, ...]] = {
     "autoformer": ("future_values", "future_time_features"),
     "decision_transformer": ("states", "actions", "rewards", "returns_to_go", "timesteps"),
-    "idefics": ("pixel_values",),
+    "dia": ("decoder_input_ids",),
+    "idefics": ("pixel_values", "image_attention_mask"),
     "informer": ("future_values", "future_time_features"),
     "speecht5": ("decoder_input_values",),
     "blip_2_qformer": ("encoder_hidden_states",),
@@ -34,6 +36,8 @@ _ALSO: dict[str, tuple[str, ...]] = {
     "kosmos-2": ("input_ids", "image_embeds_position_mask"),
     "time_series_transformer": ("future_values", "future_time_features"),
     "tvp": ("pixel_values",),
+    "voxtral_realtime": ("input_features",),
+    "xclip": ("pixel_values",),
     "vilt": ("pixel_values",),
 }
 
@@ -74,6 +78,8 @@ class _Maker:
 
     def of(self, name: str, given: dict[str, Any], wanted: list[str]) -> Any:
         """Return the argument of this name; `given` has those before it."""
+        if name == "decoder_input_ids" and self.config.model_type == "dia":
+            return self.words()[:, :8, None].expand(-1, -1, self.config.decoder_config.num_channels)
         if name == "decoder_input_ids":
             return given["input_ids"][:, :8] if "input_ids" in given else self.words()[:, :8]
         if name.endswith("input_ids"):
@@ -101,6 +107,12 @@ class _Maker:
     def mask(self, name: str, given: dict[str, Any]) -> Tensor:
         """Return a mask that hides nothing."""
         about = name.removesuffix("_mask")
+        if name == "audio_mel_mask":
+            return torch.zeros(2, FRAMES, dtype=torch.bool)  # which says what is padding
+        if name == "image_embeds_position_mask":
+            return (torch.arange(TOKENS) < self.config.latent_query_num).long().expand(2, -1)
+        if name == "image_attention_mask":
+            return torch.ones(2, TOKENS, 1, dtype=torch.long)
         if about in given:
             return torch.ones(given[about].shape[:2], dtype=torch.long)
         if about == "pixel_attention":
@@ -114,13 +126,20 @@ class _Maker:
     def words(self) -> Tensor:
         text = getattr(self.config, "text_config", None) or self.config
         words = int(getattr(text, "vocab_size", WORDS) or WORDS)
-        return torch.randint(5, max(6, min(words, WORDS) - 50), (2, TOKENS), generator=self.generator)
+        shape: tuple[int, ...] = (2, TOKENS)
+        if "musicgen" in self.config.model_type:
+            shape = (2 * self.config.num_codebooks, TOKENS)
+        elif self.config.model_type == "kyutai_speech_to_text":
+            shape = (2, TOKENS, self.config.num_codebooks + 1)
+        return torch.randint(5, max(6, min(words, WORDS) - 50), shape, generator=self.generator)
 
     def words_and_pictures(self) -> Tensor:
         """Return a text with the places of a picture in it, in models that put the picture there."""
-        ids, place = self.words(), getattr(self.config, "image_token_index", None)
+        ids, places = self.words(), ("image_token_index", "video_token_index")
+        place = next((found for name in places if (found := getattr(self.config, name, None)) is not None), None)
         if place is not None and hasattr(self.config, "num_query_tokens"):
-            ids[:, 1 : 1 + self.config.num_query_tokens] = place
+            count = self.config.num_query_tokens * (2 if "video" in self.config.model_type else 1)
+            ids = torch.cat([torch.full((2, count), place), ids], dim=1)
         return ids
 
     def bbox(self) -> Tensor:
@@ -143,6 +162,12 @@ class _Maker:
 
     def pixel_values(self) -> Tensor:
         frames = getattr(self.vision, "num_frames", None)
+        if self.config.model_type == "idefics":
+            return self.noise(2, 1, self.channels, *self.size())
+        if "target_sizes" in self.names and "input_ids" not in self.names:  # the patches of all pictures in a row
+            return self.noise(1, self.channels, self.vision.patch_size, 2 * GRID * GRID * self.vision.patch_size)
+        if "pixel_position_ids" in self.names:
+            return self.noise(2, GRID * GRID, self.channels * self.vision.patch_size**2)
         if self.config.model_type in ("efficientloftr", "lightglue", "instructblipvideo"):
             frames = 2  # of a pair of pictures, or of a video whose length is not told
         if frames and self.config.model_type != "perceiver":
@@ -162,6 +187,9 @@ class _Maker:
         if "spatial_shapes" in self.names:
             return self.noise(2, GRID * GRID, width)
         return self.noise(2 * GRID * GRID, width)
+
+    def pixel_position_ids(self) -> Tensor:
+        return torch.cartesian_prod(torch.arange(GRID), torch.arange(GRID)).expand(2, -1, -1)
 
     def grid_thw(self) -> Tensor:
         return torch.tensor([[1, GRID, GRID]] * 2)
@@ -186,6 +214,14 @@ class _Maker:
     def query_embeds(self) -> Tensor:
         return self.noise(2, 6, self.config.hidden_size)
 
+    def inputs_embeds(self) -> Tensor:
+        return self.noise(2, TOKENS, self.config.hidden_size)
+
+    noise_embeds = context_hidden_states = inputs_embeds
+
+    def task_inputs(self) -> Tensor:
+        return torch.randint(5, 40, (2, self.config.task_seq_len), generator=self.generator)
+
     def encoder_hidden_states(self) -> Tensor:
         return self.noise(2, 5, self.config.encoder_hidden_size)
 
@@ -197,19 +233,36 @@ class _Maker:
     # ---- sounds
 
     def input_values(self) -> Tensor:
+        if self.config.model_type == "speecht5":  # its model has no layers of sounds before it
+            return self.noise(2, TOKENS, self.config.hidden_size)
         if hasattr(self.config, "max_length") and hasattr(self.config, "frequency_stride"):
             return self.noise(2, self.config.max_length, self.config.num_mel_bins)
         channels = any(hasattr(self.config, name) for name in ("audio_channels", "codebook_size", "decoder_hidden_size"))
+        channels = channels or any(kind in self.config.model_type for kind in ("xcodec", "neucodec", "pe_audio"))
         return self.noise(2, 1, SOUND) if channels else self.noise(2, SOUND)
 
     def input_features(self) -> Tensor:
+        kind, audio = self.config.model_type, self.audio
+        if hasattr(audio, "spec_size"):  # as Swin has it, of spectrograms
+            return self.noise(2, 1, FRAMES, audio.num_mel_bins)
+        if kind == "clvp":
+            return self.noise(2, self.config.decoder_config.feature_size, FRAMES)
         names = ("feature_projection_input_dim", "input_feat_per_channel", "num_mel_bins", "num_features")
-        own = next((one for one in (self.audio, *vars(self.audio).values()) if hasattr(one, "num_mel_bins")), self.audio)
+        own = next((one for one in (audio, *vars(audio).values()) if any(hasattr(one, name) for name in names)), audio)
         bins = self.number(*names, of=own, default=128) * self.number("num_stacked_frames", of=own, default=1)
-        return self.noise(2, bins, FRAMES) if "whisper" in self.config.model_type else self.noise(2, FRAMES, bins)
+        bins *= 4 if "granite_speech5" in kind else 1  # frames that are stacked
+        frames = 200 if kind == "qwen3_asr_encoder" else FRAMES
+        turned = any(one in kind for one in ("whisper", "moss", "voxtral", "qwen3_asr"))
+        return self.noise(2, bins, frames) if turned else self.noise(2, frames, bins)
+
+    def audio_mel(self) -> Tensor:
+        return self.noise(2, FRAMES, self.config.input_feat_size)
 
     def decoder_input_values(self) -> Tensor:
-        return self.noise(2, 8, self.config.num_mel_bins)
+        return self.noise(2, 8, self.config.hidden_size)
+
+    def latents(self) -> Tensor:
+        return self.noise(2, self.number("latent_dim", "hidden_size", default=32), 8)
 
     # ---- series and trajectories
 

@@ -11,13 +11,13 @@ import warnings
 from typing import Any
 
 import torch
-from torch import nn
 
 LAYERS, HEADS, WIDTH, WORDS, SIDE, PATCH = 3, 4, 32, 96, 32, 8
-LARGEST = 3e7  # parameters
+LARGEST = 1e8  # parameters
 
 # What a number of a configuration becomes, by the end of its name; the first that fits.
 _FEW: tuple[tuple[str, int], ...] = (
+    (r"num_feat_extract_layers", 99),  # one for each width of a list
     (r"(num_hidden_layers|n_layers?|num_layers|encoder_layers|decoder_layers|num_.*_layers|depth|n_blocks|.*_depth"
      r"|num_(encoder|decoder)_.*layers|.*_num_hidden_layers|num_hidden_blocks|[lrx]_layers)", LAYERS),
     (r"(vocab_size|.*_vocab_size|vocab_size_per_layer_input)", WORDS),
@@ -25,7 +25,7 @@ _FEW: tuple[tuple[str, int], ...] = (
     (r"(num_experts_per_tok|moe_topk|num_experts_per_token|top_k_experts|moe_k)", 2),
     (r"(num_queries|num_query_tokens|num_latents|resampler_n_latents)", 6),
     (r"(image_size|img_size|input_size|crop_size)", SIDE),
-    (r"(n_group|num_group|topk_group|n_groups)", 1),
+    (r"(n_group|num_group|topk_group|n_groups|num_expert_group)", 1),
     (r"(num_frames|frames_per_clip)", 4),
     (r"first_k_dense_replace", 1),
 )  # fmt: skip
@@ -50,11 +50,11 @@ _DERIVED = {"head_dim": WIDTH // HEADS, "num_key_value_heads": HEADS, "vocab_siz
 
 # Types of models whose widths stay, since they depend on each other in many ways.
 WIDE = frozenset(
-    {"audio-spectrogram-transformer", "bridgetower", "d_fine", "deimv2", "efficientloftr", "layoutlmv3", "levit",
+    {"audio-spectrogram-transformer", "clap", "d_fine", "deimv2", "efficientloftr", "layoutlmv3", "levit",
      "lightglue", "lilt", "lw_detr", "mimi", "mimi_decoder", "mimi_encoder", "mobilebert", "pocket_tts_audio_tokenizer",
      "pocket_tts_audio_tokenizer_decoder", "pocket_tts_audio_tokenizer_encoder", "pp_doclayout_v3", "pp_doclayout_v4",
      "rf_detr", "rt_detr", "rt_detr_v2", "sam", "sam_hq", "sam2", "sam2_hiera_det_model", "sam2_vision_model",
-     "sam3_tracker", "seggpt", "sew", "sew-d", "speech_to_text", "tvp"}
+     "sam3_tracker", "seggpt", "sew", "sew-d", "speech_to_text", "swin2sr", "tvp"}
 )  # fmt: skip
 
 _SERIES = {"context_length": 14, "prediction_length": 7, "num_time_features": 2, "lags_sequence": [1, 2, 3],
@@ -66,41 +66,56 @@ CHANGES: dict[str, dict[str, Any]] = {
     "audio-spectrogram-transformer": {"max_length": 64, "num_mel_bins": 32},
     "autoformer": _SERIES,
     "bamba": {"attn_layer_indices": [1, 3], "num_hidden_layers": 4, **_MAMBA},
+    "bridgetower": {"hidden_size": 2 * WIDTH},
+    "bridgetower_text_model": {"hidden_size": 2 * WIDTH},
+    "bridgetower_vision_model": {"hidden_size": 2 * WIDTH},
     "blip-2": {"image_token_index": 4},
     "bros": {"dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_sinusoid_emb_1d": 4, "dim_bbox_projection": 8},
     "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4},
                                                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.kv_n_heads": 2, "ffn_config.hidden_size": WIDTH,
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.kv_n_heads": 2, "attn_config.clip_qkv": 8, "ffn_config.hidden_size": WIDTH,
              "ffn_config.ffn_hidden_size": 2 * WIDTH, "ffn_config.moe_num_experts": 4},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "depth_pro": {"intermediate_hook_ids": [2, 1]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
+    "emu3_vqgan": {"base_channels": WIDTH},
     "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5, "<|visual token 000000|>": 6}},
     "ernie4_5_vl_moe_text": {"rope_parameters.mrope_section": [1, 1, 2]},
     "esm": {"pad_token_id": 1},
     "esmc": {"num_key_value_heads": HEADS},
+    "fun_asr_nano_encoder": {"max_position_embeddings": 256},
     "funnel": {"architectures": ["FunnelModel"], "block_sizes": [2, 2], "block_repeats": [1, 1]},
-    "granite4_vision": {"deepstack_layer_map": []},
+    "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4, **_MAMBA},
     "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "idefics_vision": {"hidden_size": WIDTH},
     "inkling_text": {"swa_num_attention_heads": HEADS, "swa_num_key_value_heads": 2, "sliding_window_size": 8},
     "inkling2_text": {"swa_num_attention_heads": HEADS, "swa_num_key_value_heads": 2, "sliding_window_size": 8},
     "informer": _SERIES,
+    "instructblip": {"image_token_index": 4},
+    "instructblipvideo": {"video_token_index": 4},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "num_hidden_layers": 4},
+    "kosmos-2": {"latent_query_num": 4},
     "kyutai_speech_to_text": {"num_codebooks": 2},
+    "lw_detr": {"projector_scale_factors": [1.0], "projector_in_channels": [256], "num_feature_levels": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, "num_hidden_layers": 4, "num_dense_layers": 1},
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8},
     "mistral4": {"head_dim": 2 * WIDTH // HEADS},
     "moonshine_streaming": {"num_key_value_heads": HEADS},
-    "musicgen": {"dropout": 0.0},
+    "neomme": {"head_dim": WIDTH},
     "perceiver": {"d_latents": WIDTH, "num_self_attends_per_block": 3},
-    "qwen4_exp_text": {"indexer_kv_heads": 1, "token_budget": 8, "compress_ratio": 4},
+    "qwen4_exp_text": {"indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": 4},
     "radio": {"patch_dim": 3 * PATCH * PATCH},
     "reformer": {"axial_pos_shape": (4, 4), "axial_pos_embds_dim": (16, 16), "max_position_embeddings": 16,
                  "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_buckets": 4},
+    "sam_prompt_encoder": {"image_embedding_size": 2},
+    "sam_hq_prompt_encoder": {"image_embedding_size": 2},
+    "sam2_vision_model": {"backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]]},
+    "sam3_vision_model": {"backbone_feature_sizes": [[8, 8], [4, 4], [2, 2]]},
+    "seggpt": {"image_size": (2 * SIDE, SIDE), "intermediate_hidden_state_indices": (0, 1, 2)},
+    "swin2sr": {"depths": [2, 2], "num_heads": [6, 6], "num_layers": 2},
     "sapiens2": {"num_key_value_heads_per_layer": [HEADS, 2, HEADS], "num_key_value_attention_heads": 2},
     "step3p5": {"sliding_window": 8},
     "t5gemma2_text": {"dropout_rate": 0.0},
@@ -207,9 +222,13 @@ def _dependent(config: Any) -> None:
             setattr(config, name, value)
 
 
-def build(kind: str, *, attn_implementation: str | None = None, **changes: Any) -> nn.Module:
+# Types whose model is made from a part of their configuration.
+_PART = {"musicgen": "decoder", "musicgen_melody": "decoder"}
+
+
+def build(kind: str, *, attn_implementation: str | None = None, **changes: Any) -> Any:
     """Return a random model of this type (``'bert'``), in evaluation mode."""
-    from transformers import CONFIG_MAPPING, AutoModel
+    from transformers import CONFIG_MAPPING, MODEL_MAPPING, AutoModel
 
     torch.manual_seed(0)
     with warnings.catch_warnings():
@@ -218,5 +237,11 @@ def build(kind: str, *, attn_implementation: str | None = None, **changes: Any) 
         for name, value in changes.items():
             setattr(config, name, value)
         given = {} if attn_implementation is None else {"attn_implementation": attn_implementation}
-        model = AutoModel.from_config(config, trust_remote_code=False, **given).eval()
+        if kind in _PART:
+            model = MODEL_MAPPING[type(config)]._from_config(getattr(config, _PART[kind]), **given).eval()
+        else:
+            model = AutoModel.from_config(config, trust_remote_code=False, **given).eval()
+    for name, buffer in model.named_buffers():
+        if name.endswith("embed_sum"):
+            buffer.normal_()  # the words of a codec, which are zero before a training
     return model

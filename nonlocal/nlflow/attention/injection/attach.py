@@ -366,7 +366,8 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
 
 def _first_of(names: tuple[str, ...], *holders: Any) -> int:
     """Return the first of these numbers that a holder has, 0 where none has any."""
-    return next((int(getattr(holder, name)) for holder in holders for name in names if hasattr(holder, name)), 0)
+    found = (getattr(holder, name, None) for holder in holders for name in names)
+    return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def _hands_on(model: nn.Module, block: Block) -> bool:

@@ -31,8 +31,9 @@ _EAGER = "eager_attention_forward"
 _SUMMED = frozenset({"softmax", "scaled_dot_product_attention", "Softmax"})
 _OTHER_TOKENS = frozenset(
     {"key_value_states", "encoder_hidden_states", "encoder_outputs", "context", "memory", "kv_states", "latents",
-     "reference_points", "spatial_shapes", "kv", "cross_hidden_states", "cross_attention_states"}
+     "kv", "cross_hidden_states", "cross_attention_states"}
 )  # fmt: skip
+_SAMPLED = frozenset({"reference_points", "spatial_shapes"})  # of attention that looks at points of a map
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_decoder|multihead_attn$|pool", re.IGNORECASE)
 
 
@@ -109,7 +110,10 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Return whether a module compares the queries of its tokens with keys of others, by what it says of itself."""
+    """Return whether a module averages over others than its own tokens, by what it says of itself.
+
+    They are those of another sequence, or points of a map between its pixels (deformable attention).
+    """
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
@@ -118,6 +122,8 @@ def crosses(name: str, module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return False
     for argument, about in inspect.signature(own_forward(module)).parameters.items():
+        if argument in _SAMPLED:
+            return True
         if argument in _OTHER_TOKENS and about.default is inspect.Parameter.empty:
             return True
     return False

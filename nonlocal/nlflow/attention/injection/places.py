@@ -7,6 +7,7 @@ This is done once for each shape of inputs, and only where rows of values are no
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -96,7 +97,7 @@ def rearranged(call: dict[str, Any], kept: dict[Any, Tensor], module: nn.Module,
     begun, latest = call.get("entered"), call.get("latest")
     if begun is None or latest is None or latest[0] is not module or begun[0] is not call["owner"]:
         return first  # the layer is the attention itself
-    if _plain(begun, first) and _plain(latest, new):
+    if _plain(kept, begun, first) and _plain(kept, latest, new):
         return first
     source, target = _layout(kept, begun, first), _layout(kept, latest, new)
     if source.shape == target.shape and torch.equal(source, target):
@@ -120,10 +121,39 @@ def _tokens(values: Any) -> Tensor | None:
     return next((one for one in values if isinstance(one, Tensor) and one.ndim > 2 and one.is_floating_point()), None)
 
 
-def _plain(entered: Any, values: Tensor) -> bool:
+def _plain(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> bool:
     """Return whether rows of values are the tokens of the layer's input, in their places."""
     tokens = _tokens((*entered[2], *entered[3].values()))
-    return tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2])
+    if tokens is None or (tokens.shape[0] == values.shape[0] and tokens.shape[1:-1].numel() == values.shape[2]):
+        return True
+    return _key_of_streams(entered[0], tokens, values) in kept
+
+
+def _streams(tokens: Tensor, values: Tensor) -> int | None:
+    """Return the axis along which the same tokens come several times, as in hyper-connections; None without such."""
+    shape, wanted = list(tokens.shape[:-1]), [values.shape[0], values.shape[2]]
+    return next((axis for axis in range(len(shape)) if shape[:axis] + shape[axis + 1 :] == wanted), None)
+
+
+def _key_of_streams(module: nn.Module, tokens: Tensor, values: Tensor) -> tuple[int, str, int | None]:
+    """Return under what is kept that the rows of a module's values are the tokens, whatever their streams."""
+    return id(module), "streams", _streams(tokens, values)
+
+
+def fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return arguments with copies of caches, which a run of the module would write into."""
+    memo: dict[int, Any] = {}
+
+    def copied(one: Any) -> Any:
+        if not hasattr(one, "get_seq_length"):
+            return one
+        for layer in getattr(one, "layers", ()):
+            for kept in vars(layer).values():
+                if isinstance(kept, Tensor) and not kept.is_leaf:  # keys of a training, whose graph has no copy
+                    memo[id(kept)] = kept.detach().clone()
+        return copy.deepcopy(one, memo)
+
+    return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
 
 
 def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
@@ -140,8 +170,10 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
             f"model: got {type(module).__name__}, which rearranges its tokens, in torch.compile before a run without; "
             "run the model once on inputs of these shapes, and then compile it"
         )
-    count = tokens.shape[:-1].numel()
-    numbers = torch.arange(1, count + 1, device=tokens.device).view(*tokens.shape[:-1], 1)
+    streams = _streams(tokens, values)
+    shape = [1 if axis == streams else length for axis, length in enumerate(tokens.shape[:-1])]
+    count = torch.Size(shape).numel()
+    numbers = torch.arange(1, count + 1, device=tokens.device).view(*shape, 1)
     generator = torch.Generator().manual_seed(0)
     other = torch.randn(tokens.shape, generator=generator).to(tokens)
     found = torch.zeros((values.shape[0], values.shape[2]), dtype=torch.long, device=tokens.device)
@@ -164,12 +196,15 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
                 )
             found |= one.long() << bit
     kept[key] = found - 1
+    if streams is not None and torch.equal(found.flatten(), numbers.flatten()):
+        kept[_key_of_streams(module, tokens, values)] = found
     return kept[key]
 
 
 def _values(entered: Any, tokens: Tensor, given: Tensor) -> Tensor:
     """Return the values that a layer makes of other tokens."""
     module, layer, args, kwargs = entered
+    args, kwargs = fresh(args, kwargs)
     token = _TRACED.set(module)
     try:
         layer(

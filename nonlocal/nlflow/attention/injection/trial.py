@@ -21,23 +21,35 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     """Run a model once, without derivatives and dropout; let `InputError` pass.
 
     With `inputs`, what else fails passes too. Without, the model is run with what its configuration tells, and a
-    failure means that this was no input for it.
+    failure means that this was no input for it: the next is tried.
     """
-    given = simple_inputs(model) if inputs is None else inputs
-    if given is None:
-        return
+    tried = several(simple_inputs(model)) if inputs is None else [inputs]
     devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(model):
-            if isinstance(given, Mapping):
-                model(**given)
-            else:
-                model(given)
-    except InputError:
-        raise
-    except Exception:
-        if inputs is not None:
+    for given in tried:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices), evaluating(model):
+                if isinstance(given, Mapping):
+                    model(**given)
+                else:
+                    model(given)
+        except InputError:
             raise
+        except Exception:
+            if inputs is not None:
+                raise
+        else:
+            return
+
+
+def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
+    """Return inputs to be tried one after the other: the given, and two of an image, which may be a pair, or a video."""
+    if given is None:
+        return []
+    found: list[Any] = [given]
+    for name, one in given.items() if isinstance(given, dict) else ():
+        if name.startswith("pixel_values") and one.ndim == 4:
+            found += [{**given, name: torch.cat([one, one])}, {**given, name: torch.stack([one, one], dim=1)}]
+    return found
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:

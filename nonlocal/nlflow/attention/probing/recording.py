@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from nlflow.attention.injection.adapters import Block, transformers_library
 from nlflow.attention.injection.discovery import INTERFACE, own_eager
 from nlflow.attention.injection.naming import REGISTERED
-from nlflow.attention.terms.averages import causal_mask, repeated
+from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
 from nlflow.errors import InputError
 
 
@@ -39,8 +39,8 @@ class Taken:
         One of `nlflow.attention.terms.averages.AFFINITIES`.
     softcap : float, optional
         c of the logits c tanh(l / c), which takes the place of l before the mask is added.
-    sink : tensor of shape (H,), optional
-        A logit of each head that takes a share of each row without a value.
+    sink : tensor of shape (H,) or (B, H, N, 1), optional
+        A logit of each head, or of each row, that takes a share of the row without a value.
     """
 
     q: Tensor
@@ -285,7 +285,8 @@ def _wrapped(name: str) -> str:
     wrapper = _PREFIX + name
     if wrapper in ALL_ATTENTION_FUNCTIONS:
         return wrapper
-    kernel = REGISTERED.get(name, ("softmax", name))[0]  # a name that attach() has set tells the kernel
+    kernel, base = REGISTERED.get(name, ("softmax", name))  # a name that attach() has set tells the kernel
+    orders = base != "eager" or kernel not in FUSED  # transformers' eager functions see what a mask says alone
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
@@ -293,7 +294,7 @@ def _wrapped(name: str) -> str:
         mask = attention_mask
         one = (_RECORDER.get() or {}).get(id(module))
         if one is not None:
-            taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+            taken = _as_given(module, kernel, query, key, value, mask, kwargs, orders)
             one.pieces.append(taken)
         home = vars(sys.modules[type(module).__module__])
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
@@ -310,8 +311,10 @@ def _wrapped(name: str) -> str:
 
 
 def _as_given(
-    module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
-) -> Taken:
+    module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any],
+    orders: bool,
+) -> Taken:  # fmt: skip
+    """Return the arguments of a function; `orders`: it hides what comes later where the module is causal."""
     if mask is not None and not isinstance(mask, Tensor):
         raise InputError(
             f"model: got masks of type {type(mask).__name__}, expected tensors; use "
@@ -319,7 +322,7 @@ def _as_given(
         )
     ordered = kwargs.get("is_causal")
     ordered = getattr(module, "is_causal", False) if ordered is None else ordered
-    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered else None
+    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered and orders else None
     if mask is not None and mask.ndim == 2:  # fused kernels take padding alone
         mask = mask[:, None, None, :].bool()
         mask = mask if causal is None else mask & causal
@@ -338,7 +341,7 @@ def _as_given(
     sink = getattr(module, "sinks", None) if sink is None else sink
     return Taken(
         query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
-        sink.flatten() if isinstance(sink, Tensor) else None,
+        sink if isinstance(sink, Tensor) else None,
     )  # fmt: skip
 
 
@@ -362,7 +365,8 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
             logits = logits + mask
     weights = logits.softmax(-1)
     if taken.sink is not None:
-        weights = weights * kept_by_tokens(logits, taken.sink)
+        sink = rows_of_sink(taken.sink, (len(taken.q), heads, taken.q.shape[-2]))
+        weights = weights * kept_by_tokens(logits, sink[:, :, rows])
     blind = logits.amax(-1) <= torch.finfo(logits.dtype).min / 2  # rows of padding, whose averages mean nothing
     ours, theirs = (weights @ value.float()).transpose(1, 2), output[:, rows].float()
     off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (
@@ -383,4 +387,10 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
     """Return the share of each row (B, H, M, 1) that a sink leaves to the tokens."""
-    return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits)[:, None, None])
+    return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits))
+
+
+def rows_of_sink(sink: Tensor, rows: tuple[int, int, int]) -> Tensor:
+    """Return the sink of each row, (B, H, N, 1); it is that of each head, or of each row already."""
+    sink = sink if sink.ndim == 4 and sink.numel() > rows[1] else sink.reshape(1, -1, 1, 1)
+    return sink.expand(*rows, 1)
