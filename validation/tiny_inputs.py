@@ -113,6 +113,8 @@ class _Maker:
             return (torch.arange(TOKENS) < self.config.latent_query_num).long().expand(2, -1)
         if name == "image_attention_mask":
             return torch.ones(2, TOKENS, 1, dtype=torch.long)
+        if name == "input_features_mask" and "qwen3_asr" in self.config.model_type:
+            return torch.ones(2, given["input_features"].shape[-1], dtype=torch.long)
         if about in given:
             return torch.ones(given[about].shape[:2], dtype=torch.long)
         if about == "pixel_attention":
@@ -162,6 +164,8 @@ class _Maker:
 
     def pixel_values(self) -> Tensor:
         frames = getattr(self.vision, "num_frames", None)
+        if self.config.model_type == "seggpt":  # a picture above its prompt
+            return self.noise(2, self.channels, self.size()[0] // 2, self.size()[1])
         if self.config.model_type == "idefics":
             return self.noise(2, 1, self.channels, *self.size())
         if "target_sizes" in self.names and "input_ids" not in self.names:  # the patches of all pictures in a row
@@ -225,10 +229,7 @@ class _Maker:
     def encoder_hidden_states(self) -> Tensor:
         return self.noise(2, 5, self.config.encoder_hidden_size)
 
-    def prompt_pixel_values(self) -> Tensor:
-        return self.noise(2, self.channels, *self.size())
-
-    prompt_masks = prompt_pixel_values
+    prompt_pixel_values = prompt_masks = pixel_values
 
     # ---- sounds
 
@@ -251,7 +252,7 @@ class _Maker:
         own = next((one for one in (audio, *vars(audio).values()) if any(hasattr(one, name) for name in names)), audio)
         bins = self.number(*names, of=own, default=128) * self.number("num_stacked_frames", of=own, default=1)
         bins *= 4 if "granite_speech5" in kind else 1  # frames that are stacked
-        frames = 200 if kind == "qwen3_asr_encoder" else FRAMES
+        frames = {"qwen3_asr_encoder": 200, "voxtral_realtime": 96}.get(kind, FRAMES)
         turned = any(one in kind for one in ("whisper", "moss", "voxtral", "qwen3_asr"))
         return self.noise(2, bins, frames) if turned else self.noise(2, frames, bins)
 

@@ -13,7 +13,6 @@ from typing import Any
 import torch
 
 LAYERS, HEADS, WIDTH, WORDS, SIDE, PATCH = 3, 4, 32, 96, 32, 8
-LARGEST = 1e8  # parameters
 
 # What a number of a configuration becomes, by the end of its name; the first that fits.
 _FEW: tuple[tuple[str, int], ...] = (
@@ -69,6 +68,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bridgetower": {"hidden_size": 2 * WIDTH},
     "bridgetower_text_model": {"hidden_size": 2 * WIDTH},
     "bridgetower_vision_model": {"hidden_size": 2 * WIDTH},
+    "blt": {"num_hidden_layers": LAYERS},
     "blip-2": {"image_token_index": 4},
     "bros": {"dim_bbox_sinusoid_emb_2d": 32, "dim_bbox_sinusoid_emb_1d": 4, "dim_bbox_projection": 8},
     "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
@@ -79,6 +79,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "depth_pro": {"intermediate_hook_ids": [2, 1]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
+    "dia_decoder": {"cross_num_attention_heads": HEADS, "cross_num_key_value_heads": HEADS},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1},
     "emu3_vqgan": {"base_channels": WIDTH},
     "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5, "<|visual token 000000|>": 6}},
@@ -89,6 +90,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "funnel": {"architectures": ["FunnelModel"], "block_sizes": [2, 2], "block_repeats": [1, 1]},
     "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"] * 2, "num_hidden_layers": 4, **_MAMBA},
+    "granite_speech5_encoder": {"context_size": 32},
     "hrm_text": {"num_layers_per_stack": 2, "num_hidden_layers": 16},
     "idefics_vision": {"hidden_size": WIDTH},
     "inkling_text": {"swa_num_attention_heads": HEADS, "swa_num_key_value_heads": 2, "sliding_window_size": 8},
@@ -106,8 +108,10 @@ CHANGES: dict[str, dict[str, Any]] = {
     "moonshine_streaming": {"num_key_value_heads": HEADS},
     "neomme": {"head_dim": WIDTH},
     "perceiver": {"d_latents": WIDTH, "num_self_attends_per_block": 3},
-    "qwen4_exp_text": {"indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": 4},
+    "qwen4_exp_text": {"indexer_kv_heads": 1, "indexer_budget": 8, "indexer_compress_ratio": 4,
+                       "index_n_heads": 2, "index_kv_heads": 1, "index_head_dim": 8},
     "radio": {"patch_dim": 3 * PATCH * PATCH},
+    "qwen3_asr_encoder": {"max_position_embeddings": 13},
     "reformer": {"axial_pos_shape": (4, 4), "axial_pos_embds_dim": (16, 16), "max_position_embeddings": 16,
                  "local_attn_chunk_length": 4, "lsh_attn_chunk_length": 4, "num_buckets": 4},
     "sam_prompt_encoder": {"image_embedding_size": 2},
@@ -241,6 +245,9 @@ def build(kind: str, *, attn_implementation: str | None = None, **changes: Any) 
             model = MODEL_MAPPING[type(config)]._from_config(getattr(config, _PART[kind]), **given).eval()
         else:
             model = AutoModel.from_config(config, trust_remote_code=False, **given).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1 and not parameter.any():
+            parameter.data.normal_(std=0.02)  # projections that are zero before a training, and would hide all
     for name, buffer in model.named_buffers():
         if name.endswith("embed_sum"):
             buffer.normal_()  # the words of a codec, which are zero before a training

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.discovery import own_eager
-from nlflow.attention.injection.places import piece_of, rearranged, shown, values_so_far
+from nlflow.attention.injection.places import piece_of, rearranged, shown, turn, values_so_far
 from nlflow.attention.injection.stacks import CALL, Stack
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
 from nlflow.attention.terms.neutreno import removed_similarity
@@ -153,8 +153,9 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
     """
     name = terms.label or type(module).__name__
     owner = call.setdefault("owner", module)
-    if "first" not in call or (owner is module and not terms.repeated):
-        values_so_far(call, module, new)
+    number = turn(call, module, new)
+    if "first" not in call or (owner is module and (not terms.repeated or number not in call["first"])):
+        values_so_far(call, module, new, number)
         call.setdefault("graph", torch.is_grad_enabled())
         if not (terms.first or terms.repeated or module.training):
             raise InputError(
@@ -169,7 +170,12 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
                 "would be v0; expected layers that run in the order in which the model lists them"
             )
         return None
-    first: Tensor = call["first"]
+    if number not in call["first"]:
+        raise InputError(
+            f"model: got {number + 1} averages in one call of {name}, more than in the first layer of its stack; expected "
+            "layers of the same kind; give these layers fidelity 0"
+        )
+    first: Tensor = call["first"][number]
     call["acted"].add(name)
     if first.device != new.device:  # layers on several devices
         first = first.to(new.device)

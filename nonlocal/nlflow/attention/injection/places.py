@@ -51,7 +51,19 @@ def counting(call: dict[str, Any], module: nn.Module, args: tuple[Any, ...], kwa
     """Keep how many tokens an attention module is called with, none of which has been averaged yet."""
     given = (kwargs.get("hidden_states"), *args, *kwargs.values())
     tokens = next((one for one in given if isinstance(one, Tensor) and one.ndim > 1 and one.is_floating_point()), None)
-    call.setdefault("counts", {})[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel()]
+    call.setdefault("counts", {})[id(module)] = [0, 0 if tokens is None else tokens.shape[:-1].numel(), 0]
+
+
+def turn(call: dict[str, Any], module: nn.Module, new: Tensor) -> int:
+    """Return which set of values of a module this is, 0 for most: some average two sets with the same P, as DiffLlama.
+
+    Pieces of a sequence are one set.
+    """
+    counts = call.get("counts", {}).get(id(module))
+    if counts is None or _piece(call, module, new) is not None:
+        return 0
+    counts[2] += 1
+    return int(counts[2]) - 1
 
 
 def _piece(call: dict[str, Any], module: nn.Module, new: Tensor) -> list[int] | None:
@@ -63,14 +75,14 @@ def _piece(call: dict[str, Any], module: nn.Module, new: Tensor) -> list[int] | 
     return counts if counts is not None and new.shape[0] == 1 and new.shape[-2] < counts[1] else None
 
 
-def values_so_far(call: dict[str, Any], module: nn.Module, new: Tensor) -> None:
+def values_so_far(call: dict[str, Any], module: nn.Module, new: Tensor, number: int) -> None:
     """Keep v0, or add to it the next piece. Checkpointing comes here again: the first v0 has the whole graph."""
-    first: Tensor | None = call.get("first")
+    sets: dict[int, Tensor] = call.setdefault("first", {})
     counts = _piece(call, module, new)
-    if first is None:
-        call["first"] = new
-    elif counts is not None and first.shape[-2] < counts[1]:
-        call["first"] = torch.cat([first, new], dim=-2)
+    if number not in sets:
+        sets[number] = new
+    elif counts is not None and sets[number].shape[-2] < counts[1]:
+        sets[number] = torch.cat([sets[number], new], dim=-2)
     if counts is not None:
         counts[0] += new.shape[-2]
 
@@ -196,7 +208,8 @@ def _layout(kept: dict[Any, Tensor], entered: Any, values: Tensor) -> Tensor:
                 )
             found |= one.long() << bit
     kept[key] = found - 1
-    if streams is not None and torch.equal(found.flatten(), numbers.flatten()):
+    # Values without any token are those that an earlier layer of the same tokens has made.
+    if streams is not None and (torch.equal(found.flatten(), numbers.flatten()) or not bool(found.any())):
         kept[_key_of_streams(module, tokens, values)] = found
     return kept[key]
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -183,13 +183,15 @@ def _gather(one: Seen, *_: Any) -> None:
 
 
 def _joined(block: Block, pieces: list[Taken]) -> Taken:
-    """Return the calls for parts of a sequence as one for all of it, in which no token sees those of another part.
+    """Return several calls of a function as one: for parts of a sequence, or with the same P for several sets of values.
 
-    Vision towers of language models call their function once for each picture, or for each window.
+    No token sees those of another part. Vision towers of language models call their function once for each picture, or for each window.
     """
     if len(pieces) == 1:
         return pieces[0]
     one = pieces[0]
+    if all(each.q is one.q and each.k is one.k and _same_mask(each, one) for each in pieces):  # values in several sets
+        return replace(one, v=torch.cat([each.v for each in pieces], dim=-1))
     alike = all(
         each.q.shape[:2] == one.q.shape[:2] and len(each.q) == 1 and each.q.shape[-2] == each.k.shape[-2]
         and (each.scaling, each.kernel, each.softcap) == (one.scaling, one.kernel, one.softcap)
@@ -214,6 +216,12 @@ def _joined(block: Block, pieces: list[Taken]) -> Taken:
         mask[..., begin:end, begin:end] = square
     q, k, v = (torch.cat([getattr(each, name) for each in pieces], dim=-2) for name in "qkv")
     return Taken(q, k, v, mask, one.scaling, one.kernel, one.softcap, one.sink)
+
+
+def _same_mask(one: Taken, other: Taken) -> bool:
+    if one.mask is None or other.mask is None:
+        return one.mask is other.mask
+    return one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask)
 
 
 @contextmanager
