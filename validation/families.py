@@ -215,7 +215,9 @@ def probed(kind: str) -> Any:
     # Some give out those of the last layer of a stage alone, and some those of cross-attention too: each of the fewer
     # ones is among the others.
     fewer, others = (theirs, ours) if len(theirs) <= len(ours) else (ours, theirs)
-    found = [min(known) for one in fewer if (known := [off(one, other) for other in others if other.shape == one.shape])]
+    found = [
+        min(known) for one in fewer if (known := [off(one, other) for other in others if other.shape == one.shape])
+    ]
     return max(found) if found else None
 
 
@@ -265,7 +267,9 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         lines.append(f"| {row['family']} | {found} | {zero} | {past} | {seen} |")
     lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
     for row in refused + silent:
-        lines.append(f"| {row['family']} | {told(row)}{' (with `inputs=`, or when it runs)' if 'given' in row else ''} |")
+        lines.append(
+            f"| {row['family']} | {told(row)}{' (with `inputs=`, or when it runs)' if 'given' in row else ''} |"
+        )
     lines += ["", "## Without attention", "", ", ".join(without) + "."]
     lines += ["", "## Not built", "", "| family | reason |", "|---|---|"]
     lines += [f"| {row['family']} | {told(row)} |" for row in others]
@@ -323,6 +327,10 @@ def main() -> None:
     if arguments.out:
         import transformers
 
+        done = {row["family"]: row for row in rows}
+        if arguments.families and arguments.out.exists():  # the rows of the others stay
+            kept = json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]
+            rows = [done.get(row["family"], row) for row in kept]
         record = {"transformers": transformers.__version__, "rows": rows}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -15,11 +15,19 @@ TOKENS, GRID, FRAMES, SOUND = 12, 4, 128, 3840
 
 # Arguments that are given wherever a forward has them, although it may have a default for them.
 _COMPANIONS = (
-    "decoder_input_ids", "bbox", "visual_feats", "visual_pos", "input_features_mask", "lang_ids", "spatial_shapes",
-    "pixel_attention_mask",
+    "input_ids", "decoder_input_ids", "bbox", "visual_feats", "visual_pos", "input_features_mask", "lang_ids",
+    "spatial_shapes", "pixel_attention_mask",
 )  # fmt: skip
-_SIDES = {"lw_detr": 128, "mobilevitv2": 256, "pp_ocrv5_mobile_rec": 128, "pp_ocrv5_server_rec": 128,
-          "pp_ocrv6_small_rec": 128, "pp_ocrv6_tiny_rec": 128, "rf_detr": 112, "tvp": 448}  # of pictures, where it is not told
+_SIDES = {
+    "lw_detr": 128,
+    "mobilevitv2": 256,
+    "pp_ocrv5_mobile_rec": 128,
+    "pp_ocrv5_server_rec": 128,
+    "pp_ocrv6_small_rec": 128,
+    "pp_ocrv6_tiny_rec": 128,
+    "rf_detr": 112,
+    "tvp": 448,
+}  # of pictures, where it is not told
 
 # What some types cannot do without, though their forward has a default for it.
 _ALSO: dict[str, tuple[str, ...]] = {
@@ -104,8 +112,8 @@ class _Maker:
     def noise(self, *shape: int) -> Tensor:
         return torch.randn(shape, generator=self.generator)
 
-    def mask(self, name: str, given: dict[str, Any]) -> Tensor:
-        """Return a mask that hides nothing."""
+    def mask(self, name: str, given: dict[str, Any]) -> Tensor | None:
+        """Return a mask that hides nothing; None where there is nothing to be hidden."""
         about = name.removesuffix("_mask")
         if name == "audio_mel_mask":
             return torch.zeros(2, FRAMES, dtype=torch.bool)  # which says what is padding
@@ -113,10 +121,12 @@ class _Maker:
             return (torch.arange(TOKENS) < self.config.latent_query_num).long().expand(2, -1)
         if name == "image_attention_mask":
             return torch.ones(2, TOKENS, 1, dtype=torch.long)
-        if name == "input_features_mask" and "qwen3_asr" in self.config.model_type:
+        if name == "input_features_mask" and self.config.model_type == "qwen3_asr_encoder":
             return torch.ones(2, given["input_features"].shape[-1], dtype=torch.long)
         if about in given:
             return torch.ones(given[about].shape[:2], dtype=torch.long)
+        if about in ("input_features", "pixel_attention") and not {"input_features", "pixel_values"} & set(given):
+            return None  # a text alone
         if about == "pixel_attention":
             return torch.ones(given["pixel_values"].shape[:2], dtype=torch.long)
         if about == "past_observed":
@@ -155,7 +165,12 @@ class _Maker:
     # ---- pictures and videos
 
     def size(self) -> tuple[int, int]:
-        size = _SIDES.get(self.config.model_type) or getattr(self.vision, "image_size", None) or getattr(self.vision, "crop_size", None) or SIDE
+        size = (
+            _SIDES.get(self.config.model_type)
+            or getattr(self.vision, "image_size", None)
+            or getattr(self.vision, "crop_size", None)
+            or SIDE
+        )
         return (size, size) if isinstance(size, int) else tuple(size)  # type: ignore[return-value]
 
     @property
@@ -185,7 +200,14 @@ class _Maker:
     def patches(self) -> Tensor:
         """Return the patches of two pictures as rows, as vision towers of language models take them."""
         side = self.number("patch_size", of=self.vision, default=8)
-        width = self.channels * side * side * self.number("temporal_patch_size", of=self.vision, default=self.number("patch_temporal", of=self.vision, default=1))
+        width = (
+            self.channels
+            * side
+            * side
+            * self.number(
+                "temporal_patch_size", of=self.vision, default=self.number("patch_temporal", of=self.vision, default=1)
+            )
+        )
         if self.config.model_type == "kimi_k25_vision":
             return self.noise(2 * GRID * GRID, self.channels, side, side)
         if "spatial_shapes" in self.names:
@@ -238,7 +260,9 @@ class _Maker:
             return self.noise(2, TOKENS, self.config.hidden_size)
         if hasattr(self.config, "max_length") and hasattr(self.config, "frequency_stride"):
             return self.noise(2, self.config.max_length, self.config.num_mel_bins)
-        channels = any(hasattr(self.config, name) for name in ("audio_channels", "codebook_size", "decoder_hidden_size"))
+        channels = any(
+            hasattr(self.config, name) for name in ("audio_channels", "codebook_size", "decoder_hidden_size")
+        )
         channels = channels or any(kind in self.config.model_type for kind in ("xcodec", "neucodec", "pe_audio"))
         return self.noise(2, 1, SOUND) if channels else self.noise(2, SOUND)
 

@@ -74,8 +74,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "chameleon": {"vocabulary_map": {"<image>": 4, "IMGIMGA": 5}},
     "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 1e4},
                                                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
-    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.kv_n_heads": 2, "attn_config.clip_qkv": 8, "ffn_config.hidden_size": WIDTH,
-             "ffn_config.ffn_hidden_size": 2 * WIDTH, "ffn_config.moe_num_experts": 4},
+    "dbrx": {"attn_config.rope_theta": 1e4, "attn_config.kv_n_heads": 2, "attn_config.clip_qkv": 8,
+             "ffn_config.hidden_size": WIDTH, "ffn_config.ffn_hidden_size": 2 * WIDTH, "ffn_config.moe_num_experts": 4},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse", "sparse"]},
     "depth_pro": {"intermediate_hook_ids": [2, 1]},
     "diffusion_gemma_text": {"num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": WIDTH},
@@ -86,6 +86,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "ernie4_5_vl_moe_text": {"rope_parameters.mrope_section": [1, 1, 2]},
     "esm": {"pad_token_id": 1},
     "esmc": {"num_key_value_heads": HEADS},
+    "falcon_h1": {"mamba_d_ssm": 64, **_MAMBA},
     "fun_asr_nano_encoder": {"max_position_embeddings": 256},
     "funnel": {"architectures": ["FunnelModel"], "block_sizes": [2, 2], "block_repeats": [1, 1]},
     "granite4_vision": {"deepstack_layer_map": [], "downsample_rate": "1/2"},
@@ -187,7 +188,9 @@ def _number(config: Any, name: str, value: int, rules: tuple[tuple[str, int], ..
 def _kinds(config: Any) -> None:
     """Take few layers of a model whose layers are of several kinds, and each kind twice."""
     given = {name: vars(config)[name] for name in _KINDS if isinstance(vars(config).get(name), list | tuple)}
-    distinct = {name: list(dict.fromkeys(kinds)) for name, kinds in given.items() if kinds}
+    distinct = {
+        name: [one for at, one in enumerate(kinds) if one not in kinds[:at]] for name, kinds in given.items() if kinds
+    }
     if not distinct:
         return
     count = max(LAYERS, *(2 * len(kinds) for kinds in distinct.values() if len(kinds) > 1), 0)

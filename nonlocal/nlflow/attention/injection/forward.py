@@ -172,8 +172,8 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
         return None
     if number not in call["first"]:
         raise InputError(
-            f"model: got {number + 1} averages in one call of {name}, more than in the first layer of its stack; expected "
-            "layers of the same kind; give these layers fidelity 0"
+            f"model: got {number + 1} averages in one call of {name}, more than in the first layer of its stack; "
+            "expected layers of the same kind; give these layers fidelity 0"
         )
     first: Tensor = call["first"][number]
     call["acted"].add(name)

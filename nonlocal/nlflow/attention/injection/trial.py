@@ -42,7 +42,7 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 
 def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
-    """Return inputs to be tried one after the other: the given, and two of an image, which may be a pair, or a video."""
+    """Return inputs to be tried one after the other: these, two images, and a pair of images or a video."""
     if given is None:
         return []
     found: list[Any] = [given]

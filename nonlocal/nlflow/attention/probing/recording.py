@@ -183,9 +183,10 @@ def _gather(one: Seen, *_: Any) -> None:
 
 
 def _joined(block: Block, pieces: list[Taken]) -> Taken:
-    """Return several calls of a function as one: for parts of a sequence, or with the same P for several sets of values.
+    """Return several calls of a function as one: for parts of a sequence, or for several sets of values with one P.
 
-    No token sees those of another part. Vision towers of language models call their function once for each picture, or for each window.
+    No token sees those of another part. Vision towers of language models call their function once for each picture,
+    or for each window.
     """
     if len(pieces) == 1:
         return pieces[0]
