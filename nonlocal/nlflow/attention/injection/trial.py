@@ -43,10 +43,10 @@ def try_out(model: nn.Module, inputs: Any) -> None:
 
 def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
     """Return inputs to be tried one after the other: these, two images, and a pair of images or a video."""
-    if given is None:
-        return []
+    if not isinstance(given, dict):
+        return [] if given is None else [given]
     found: list[Any] = [given]
-    for name, one in given.items() if isinstance(given, dict) else ():
+    for name, one in given.items():
         if name.startswith("pixel_values") and one.ndim == 4:
             found += [{**given, name: torch.cat([one, one])}, {**given, name: torch.stack([one, one], dim=1)}]
     return found

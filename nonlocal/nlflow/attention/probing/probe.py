@@ -135,7 +135,8 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
             "or one tensor"
         )
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    whole = model.get_base_model() if hasattr(model, "get_base_model") else model  # of PEFT's wrapper
+    whole: Any = model
+    whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of PEFT's wrapper
     if "use_cache" in inspect.signature(whole.forward).parameters:
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)

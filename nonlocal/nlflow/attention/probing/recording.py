@@ -371,7 +371,7 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
         if mask.dtype == torch.bool:
             logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
         else:
-            logits = logits + mask
+            logits = logits + mask.to(logits)
     weights = logits.softmax(-1)
     if taken.sink is not None:
         sink = rows_of_sink(taken.sink, (len(taken.q), heads, taken.q.shape[-2]))
