@@ -321,7 +321,7 @@ def _wrapped(name: str) -> str:
 
 def _as_given(
     module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any],
-    orders: bool,
+    orders: bool = True,
 ) -> Taken:  # fmt: skip
     """Return the arguments of a function; `orders`: it hides what comes later where the module is causal."""
     if mask is not None and not isinstance(mask, Tensor):
