@@ -20,12 +20,16 @@ from torch import nn  # noqa: E402
 
 from nlflow.attention import Adapter, attach, blocks, detach, load_model, load_terms, probe, save_terms  # noqa: E402
 from tests.transformer_models import build as known  # noqa: E402
-from validation.families import RECORD, look, outputs, page, same  # noqa: E402
-from validation.tiny_models import build, inputs_of  # noqa: E402
+from tests.transformer_models import checkpointed  # noqa: E402
+from validation.families import RECORD, ROUNDED, look, outputs, page, same  # noqa: E402
+from validation.tiny_inputs import inputs_of  # noqa: E402
+from validation.tiny_models import build  # noqa: E402
 
 # One of each kind: a grouped decoder with windows and caps, sinks, a shared layer, shifted windows that ask and that
 # sum, position biases and two stacks, keywords that are dropped, projections that are one.
 CONTRASTING = (
+    pytest.param("gemma3n_text", marks=pytest.mark.slow),  # streams of the same tokens, shared keys
+    "jamba",
     pytest.param("gemma2", marks=pytest.mark.slow),
     "gpt_oss",
     "albert",
@@ -51,7 +55,7 @@ def check(row: dict[str, Any]) -> None:
         assert row["detached"] is True
         assert row["sdpa"] in (True, None), row
         assert row["eager"] in (True, None), row
-        assert row["cached"] is None or row["cached"] < 1e-9, row  # float64
+        assert row["cached"] is None or row["cached"] < (ROUNDED if row["rounds"] else 1e-9), row  # float64
         assert row["probe"] is None or isinstance(row["probe"], str) or row["probe"] < 1e-6, row
 
 
@@ -73,7 +77,7 @@ def test_all_families() -> None:
     rows = [look(kind) for kind in MODEL_MAPPING_NAMES if not kind.startswith(("vibevoice", "vits", "afmoe"))]
     for row in rows:
         check(row)
-    assert sum(row["status"] == "acts" for row in rows) >= 300  # of release 5.23
+    assert sum(row["status"] == "acts" for row in rows) >= 460  # of release 5.23
 
 
 def test_the_page_is_made_from_the_record() -> None:
@@ -81,7 +85,7 @@ def test_the_page_is_made_from_the_record() -> None:
     assert RECORD.with_suffix(".md").read_text(encoding="utf-8") == page(record["rows"], record["transformers"])
     for row in record["rows"]:
         check(row)
-    assert sum(row["status"] == "acts" for row in record["rows"]) >= 300
+    assert sum(row["status"] == "acts" for row in record["rows"]) >= 460
 
 
 def by_projections(model: Any, layers: list[Any], names: tuple[str, str], strength: float) -> Callable[[], None]:
@@ -97,7 +101,7 @@ def by_projections(model: Any, layers: list[Any], names: tuple[str, str], streng
         handles.append(layer.get_submodule(names[0]).register_forward_hook(take))
 
         def give(module: Any, args: Any, values: list[Any] = values) -> Any:
-            return (args[0] + strength * (first[0] - first[-1]),)
+            return (args[0] + strength * (first[0] - first[-1])[..., -args[0].shape[-1] :],)  # values come last
 
         handles.append(layer.get_submodule(names[1]).register_forward_pre_hook(give))
     handles.append(model.register_forward_pre_hook(lambda *_: first.clear()))
@@ -132,6 +136,84 @@ def test_term_equals_hooks_on_projections(kind: str, layers: Any, names: tuple[s
     torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
     assert (expected - stock).abs().max() > 1e-6
     assert torch.equal(outputs(detach(model), given)[0], stock)
+
+
+def test_two_sets_of_values_with_the_same_matrix_have_their_own_v0() -> None:
+    """DiffLlama calls its function twice in a layer; its term is that of the sums of both calls."""
+    from transformers.models.diffllama import modeling_diffllama as diffllama
+
+    model = build("diffllama", attn_implementation="eager").double()
+    given = inputs_of(model)
+    usual, values, begun = diffllama.eager_attention_forward, [], []
+
+    def with_term(module: Any, query: Any, key: Any, value: Any, *rest: Any, **options: Any) -> Any:
+        output, weights = usual(module, query, key, value, *rest, **options)
+        values.append(diffllama.repeat_kv(value, module.num_key_value_groups).transpose(1, 2))
+        if len(values) <= 2:
+            begun.append(values[-1])
+            return output, weights
+        return output + 0.3 * (begun[(len(values) - 1) % 2] - values[-1]), weights
+
+    diffllama.eager_attention_forward = with_term
+    try:
+        expected = outputs(model, given)[0]
+    finally:
+        diffllama.eager_attention_forward = usual
+    trace = probe(model, given)
+    assert trace[0].v.shape[-1] == 2 * trace[0].q.shape[-1]
+    found = outputs(attach(model, fidelity=0.3, semi_implicit=False), given)[0]
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    assert (found - outputs(detach(model), given)[0]).abs().max() > 1e-6
+
+
+@pytest.fixture
+def pictures() -> tuple[Any, dict[str, Any]]:
+    """A vision tower with windows in its first and last layers, and two pictures of different sizes."""
+    model = build("qwen2_5_vl_vision", window_size=32, fullatt_block_indexes=[1]).double()
+    grid = torch.tensor([[1, 4, 12], [1, 8, 4]])
+    rows = torch.randn(80, 3 * 2 * 8 * 8, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return model, {"hidden_states": rows, "grid_thw": grid}
+
+
+def test_values_of_several_pictures_in_one_sequence_are_not_mixed(pictures: Any) -> None:
+    """Vision towers of language models call their function once for each picture or window."""
+    model, given = pictures
+    stock = outputs(model, given)[0]
+    end = by_projections(model, [block.attn for block in model.blocks], ("qkv", "proj"), 0.3)
+    expected = outputs(model, given)[0]
+    end()
+    attach(model, fidelity=0.3, semi_implicit=False)
+    torch.testing.assert_close(outputs(model, given)[0], expected, rtol=1e-10, atol=1e-12)
+    assert (expected - stock).abs().max() > 1e-6
+    model.train()
+    loss = outputs_with_derivative(model, given)
+    checkpointed(model, use_reentrant=False)
+    for one, other in zip(loss, outputs_with_derivative(model, given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-12)
+    assert torch.equal(outputs(detach(model).eval(), given)[0], stock)
+
+
+def outputs_with_derivative(model: Any, given: dict[str, Any]) -> list[Any]:
+    """Return the sum of squares of a model's states, and its derivatives with respect to the projections of values."""
+    model.zero_grad()
+    loss = model(**given).last_hidden_state.square().sum()
+    loss.backward()
+    return [loss.detach(), *(block.attn.qkv.weight.grad.clone() for block in model.blocks)]
+
+
+def test_pieces_of_a_sequence_are_probed_as_one(pictures: Any) -> None:
+    """P has a block for each picture or window, and its averages are what the output projection gets."""
+    model, given = pictures
+    model.set_attn_implementation("eager")
+    got: list[Any] = []
+    for block in model.blocks:
+        block.attn.proj.register_forward_pre_hook(lambda module, args: got.append(args[0]))
+    trace = probe(model, given, keep_matrices=True)
+    for layer, averages in zip(trace, got, strict=True):
+        ours = (layer.matrices.double() @ layer.v)[0].transpose(0, 1).flatten(1)
+        torch.testing.assert_close(ours, averages, rtol=0, atol=1e-6)  # matrices are kept in float32
+        assert not layer.matrices[:, :, :48, 48:].any()
+        assert not layer.matrices[:, :, 48:, :48].any()
 
 
 def test_values_of_shifted_windows_are_those_of_the_same_pixels() -> None:
@@ -218,6 +300,8 @@ def test_encoders_of_torch(batch_first: bool, implicit: bool) -> None:
         ("pvt", r"values of shape .* in encoder\.block\.0\.0\.attention\.self .PvtEfficientSelfAttention"),
         ("segformer", r"4 values for 256 queries in stages\.0\.blocks\.0\.attention, without a cache: reduced keys"),
         ("convbert", r"averages whose columns are not those of the values in encoder\.layer\.0"),
+        ("timesformer", r"values of TimesformerSelfAttention that each belong to several tokens"),
+        ("efficientloftr", r"values of EfficientLoFTRAttention that each belong to several tokens"),
         ("ibert", r"encoder\.layer\.1\.attention\.self.* did not get the term"),
         ("xlnet", r"no attention is found.*XLNetRelativeAttention"),
         ("resnet", "no attention is found.*none that is called attention"),
@@ -360,6 +444,44 @@ def test_capped_logits_are_in_the_probe_and_its_heads() -> None:
         torch.testing.assert_close(layer.matrices, expected, rtol=0, atol=1e-6)
         torch.testing.assert_close(torch.from_numpy(layer.head(1, 1).matrix).float(), expected[1, 1], rtol=0, atol=1e-5)
     assert max(float((layer.q * layer.scaling).norm(dim=-1).max()) for layer in trace) > 5
+
+
+def test_deformable_attention_is_left_alone() -> None:
+    found = blocks(build("deformable_detr"))
+    assert [block.name for block in found] == [f"decoder.layers.{number}.self_attn" for number in range(3)]
+
+
+def test_streams_of_the_same_tokens_are_followed_and_not_traced_twice() -> None:
+    """In Gemma 3n a layer gets each token four times; decoding with a cache does not run the layer again."""
+    model = attach(build("gemma3n_text"), fidelity=0.6)
+    runs: list[Any] = []
+    given = inputs_of(model)
+    model.layers[1].register_forward_pre_hook(lambda module, args: runs.append(args[0].shape))
+    with torch.no_grad():
+        past = model(**given, use_cache=True).past_key_values
+        model(input_ids=given["input_ids"][:, :1], past_key_values=past)
+    assert [tuple(shape) for shape in runs] == [(4, 2, 12, 32), (4, 2, 1, 32)]
+
+
+def test_sinks_of_rows_are_in_the_matrices() -> None:
+    model = build("inkling2_text", attn_implementation="eager")
+    for layer in model.layers:
+        layer.self_attn.sink_proj.weight.data *= 50
+    given = inputs_of(model)
+    with torch.no_grad():
+        theirs = model(**given, output_attentions=True).attentions
+    for layer, expected in zip(probe(model, given, keep_matrices=True), theirs, strict=True):
+        torch.testing.assert_close(layer.matrices, expected, rtol=0, atol=1e-6)
+        assert float(expected.sum(-1).std()) > 1e-3
+
+
+def test_the_eager_function_of_another_name_is_found() -> None:
+    model = build("timesfm", attn_implementation="eager")
+    given = inputs_of(model)
+    probe(model, given)
+    stock = outputs(model, given)
+    assert same(outputs(attach(model, fidelity=0), given), stock)
+    assert not same(outputs(attach(model, fidelity=0.6), given), stock)
 
 
 def test_a_rule_that_the_probe_does_not_know_is_refused() -> None:

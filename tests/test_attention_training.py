@@ -19,7 +19,8 @@ from nlflow.attention.injection import attach as module_of_attach  # noqa: E402
 from nlflow.attention.terms.neutreno import neutreno  # noqa: E402
 from tests.transformer_models import checkpointed  # noqa: E402
 from validation.families import outputs, same  # noqa: E402
-from validation.tiny_models import build, inputs_of  # noqa: E402
+from validation.tiny_inputs import inputs_of  # noqa: E402
+from validation.tiny_models import build  # noqa: E402
 
 PROJECTIONS = {"bert": "query", "falcon": "query_key_value", "siglip_vision_model": "q_proj"}
 KINDS = tuple(PROJECTIONS)  # asks for its function, sums by itself, drops keywords

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import signal
 import warnings
 from collections import Counter
@@ -20,9 +21,31 @@ from torch import Tensor, nn
 
 from nlflow.attention import attach, blocks, detach, probe
 from nlflow.errors import InputError
-from validation.tiny_models import build, inputs_of
+from validation.tiny_inputs import inputs_of
+from validation.tiny_models import build
 
 SECONDS = 60  # for one family
+ROUNDED = 1e-6  # relative: 16 roundings of float32, which some models make inside whatever they are given
+LARGE = "too large"
+KNOWN = {
+    "align": "the text tower and its convolutions share one width of 640",
+    "bark": "has no forward of its own",
+    "efficientnet": "convolutions alone",
+    "evolla": "AutoModel has no class for it",
+    "glm_image_vqmodel": "has no forward of its own",
+    "omdet-turbo": "needs timm",
+    "uvdoc": "convolutions alone",
+    "vibevoice": LARGE,
+    "vibevoice_asr": LARGE,
+    "vibevoice_acoustic_tokenizer": "convolutions alone",
+    "vibevoice_acoustic_tokenizer_decoder": "convolutions alone",
+    "vibevoice_acoustic_tokenizer_encoder": "convolutions alone",
+    "voxtral_realtime_text": "AutoModel names a class that transformers does not export",
+    "xlstm": "recurrent layers alone",
+}
+for tracker in ("edgetam_video", "sam2_video", "sam3_tracker_video", "sam3_video"):
+    KNOWN[tracker] = "takes a session, no tensors"
+
 RECORD = Path(__file__).parents[1] / "docs" / "families.json"
 
 
@@ -37,6 +60,8 @@ def tensors(found: Any) -> list[Tensor]:
     """Return the tensors of floating-point numbers in nested outputs."""
     if isinstance(found, Tensor):
         return [found] if found.is_floating_point() else []
+    if hasattr(found, "get_seq_length"):  # a cache; layers of Mamba have no keys in it
+        return []
     if isinstance(found, dict):
         found = found.values()
     if isinstance(found, list | tuple) or hasattr(found, "__iter__"):
@@ -54,14 +79,14 @@ def same(one: list[Tensor], other: list[Tensor]) -> bool:
 def look(kind: str) -> dict[str, Any]:
     """Return what was found out about one family."""
     row: dict[str, Any] = {"family": kind}
+    if KNOWN.get(kind) == LARGE:
+        return {**row, "status": "not built", "reason": LARGE}
     try:
         model = build(kind)
         given = inputs_of(model)
         stock = outputs(model, given)
     except Exception as error:
-        return {**row, "status": "not built", "reason": short(error)}
-    if sum(one.numel() for one in model.parameters()) > 3e7:
-        return {**row, "status": "not built", "reason": "too large"}
+        return {**row, "status": "not built", "reason": known_reason(kind, error)}
     row["class"] = type(model).__name__
     try:
         found = blocks(model)
@@ -78,14 +103,26 @@ def look(kind: str) -> dict[str, Any]:
     try:
         changed = outputs(model, given)
     except InputError as error:
+        try:  # attach knows no input for this model, and has watched the first forward
+            attach(build(kind), fidelity=0.6, inputs=given)
+        except InputError as refused:
+            return {**row, "status": "refused", "reason": short(refused), "given": sorted(given)}
         return {**row, "status": "failing forward", "reason": short(error)}
     row["status"] = "acts" if not same(changed, stock) else "no-op"
     row["detached"] = same(outputs(detach(model), given), stock)
     for base in ("sdpa", "eager"):
         row[base] = zero(kind, base)
-    row["cached"] = cached(kind)
+    row["cached"], row["rounds"] = cached(kind)
     row["probe"] = probed(kind)
     return row
+
+
+def known_reason(kind: str, error: Exception) -> str:
+    """Return why a model was not built: what is known of it, the package that it needs, or the error."""
+    if found := KNOWN.get(kind):
+        return found
+    needed = re.search(r"requires the (\w+) library", str(error))
+    return f"needs {needed[1]}" if needed else short(error)
 
 
 def zero(kind: str, base: str) -> Any:
@@ -102,12 +139,17 @@ def zero(kind: str, base: str) -> Any:
         return short(error)
 
 
-def cached(kind: str) -> Any:
-    """Return the largest relative difference of generation with a cache, None where there is no cache, in float64."""
+def cached(kind: str) -> tuple[Any, bool]:
+    """Return the largest relative difference of generation with a cache, None where there is no cache, in float64.
+
+    And whether the stock model rounds to float32 inside, as linear attention does, so that its own is not exact.
+    """
     model = build(kind).double()
+    if hasattr(model, "set_experts_implementation"):
+        model.set_experts_implementation("eager")  # the grouped products have no float64
     given = inputs_of(model)
     if set(given) != {"input_ids"}:
-        return None
+        return None, False
     ids = given["input_ids"]
 
     def steps(many: bool) -> Tensor:
@@ -121,17 +163,29 @@ def cached(kind: str) -> Any:
                 part.append(out.last_hidden_state[:, -1:])
             return torch.cat(part[1:], 1)
 
+    def difference() -> float:
+        whole = steps(False)
+        return float((steps(True) - whole).abs().max() / whole.abs().max())
+
     try:
-        off = float((steps(True) - steps(False)).abs().max())
+        stock = difference()
     except Exception:
-        return None
-    if not off < 1e-9:
-        return None  # the stock model has no exact cache: an encoder, or one that looks at the future
+        return None, False
+    if not stock < ROUNDED:
+        return None, False  # the stock model has no exact cache: an encoder, or one that looks at the future
     try:
         attach(model, fidelity=0.6)
-        return float((steps(True) - steps(False)).abs().max() / steps(False).abs().max())
+        found = difference()
     except InputError as error:
-        return short(error)
+        return short(error), False
+    if found < 1e-9 or stock >= 1e-9:
+        return found, stock >= 1e-9
+    detach(model)  # does the stock model round on other texts?
+    for seed in range(9):
+        ids = torch.randint(5, 46, ids.shape, generator=torch.Generator().manual_seed(seed))
+        if difference() >= 1e-9:
+            return found, True
+    return found, False
 
 
 def probed(kind: str) -> Any:
@@ -157,15 +211,21 @@ def probed(kind: str) -> Any:
     ]  # fmt: skip
     if not theirs:
         return None
-    worst, used = 0.0, 0
-    for one in theirs:  # some models give out those of the last layer of a stage alone
-        ours = [layer.matrices for layer in trace if layer.matrices.shape == one.shape]
-        # Some give out rows before the sink takes its share of them.
-        ours += [found / found.sum(-1, keepdim=True) for found in ours]
-        if ours:
-            used += 1
-            worst = max(worst, min(float((one - matrices).abs().max()) for matrices in ours))
-    return worst if used else None
+    ours = [layer.matrices for layer in trace]
+    # Some give out those of the last layer of a stage alone, and some those of cross-attention too: each of the fewer
+    # ones is among the others.
+    fewer, others = (theirs, ours) if len(theirs) <= len(ours) else (ours, theirs)
+    found = [
+        min(known) for one in fewer if (known := [off(one, other) for other in others if other.shape == one.shape])
+    ]
+    return max(found) if found else None
+
+
+def off(one: Tensor, other: Tensor) -> float:
+    """Return the largest difference of two matrices, one of which may be without the share of a sink."""
+    seen = (one.sum(-1, keepdim=True) > 0) & (other.sum(-1, keepdim=True) > 0)  # rows of padding mean nothing
+    rows = [(a, b / b.sum(-1, keepdim=True)) for a, b in ((one, other), (other, one))]
+    return min(float((a - b).abs().masked_fill(~seen, 0).max()) for a, b in ((one, other), *rows))
 
 
 def page(rows: list[dict[str, Any]], version: str) -> str:
@@ -173,7 +233,8 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
     acting = [row for row in rows if row["status"] == "acts"]
     refused = [row for row in rows if row["status"] == "refused"]
     silent = [row for row in rows if row["status"] in ("no-op", "failing forward", "error")]
-    others = [row["family"] for row in rows if row["status"] == "not built"]
+    without = [row["family"] for row in rows if row["status"] == "no attention"]
+    others = [row for row in rows if row["status"] == "not built"]
     lines = [
         "# Families of transformers",
         "",
@@ -181,16 +242,16 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         "",
         f"What `attach` and `probe` do in tiny random models of all families of transformers {version}, without an "
         f"adapter. A term acts in {len(acting)}; {len(refused)} are refused by name when they are attached; "
-        f"{len(silent)} do neither. {len(others)} were not built, since they need other packages, other inputs than "
-        "one text, picture or sound, or sizes that the small model does not have.",
+        f"{len(silent)} do neither; {len(without)} have no attention. {len(others)} were not built, for the reasons at "
+        "the end.",
         "",
         "- **found**: the modules ask transformers' interface, sum between projections, or are torch's. The number is "
         "that of the blocks.",
         "- **0**: strength 0 leaves all bits of the output, with sdpa and eager; one of them where the family has one.",
         "- **cache**: largest relative difference of decoding with a cache and the term from the whole sequence, "
-        "float64.",
+        "float64. *float32*: the stock model rounds to it inside.",
         "- **probe**: largest difference of P from `output_attentions`, float32; *sums itself*: the probe needs "
-        "`take=`.",
+        "`take=`; *refused*: it says why.",
         "",
         "| family | found | 0 | cache | probe |",
         "|---|---|---|---|---|",
@@ -199,15 +260,25 @@ def page(rows: list[dict[str, Any]], version: str) -> str:
         found = ", ".join(f"{name} {count}" for name, count in row["kinds"].items())
         zero = " ".join(base for base in ("sdpa", "eager") if row[base] is True) or "-"
         seen = row["probe"]
-        seen = "-" if seen is None else "sums itself" if isinstance(seen, str) else f"{seen:.0e}"
-        past = "-" if row["cached"] is None else f"{row['cached']:.0e}"
+        if isinstance(seen, str):
+            seen = "sums itself" if "called neither" in seen else "refused"
+        seen = "-" if seen is None else seen if isinstance(seen, str) else f"{seen:.0e}"
+        past = "-" if row["cached"] is None else f"{row['cached']:.0e}{' (float32)' if row['rounds'] else ''}"
         lines.append(f"| {row['family']} | {found} | {zero} | {past} | {seen} |")
     lines += ["", "## Refused", "", "| family | reason |", "|---|---|"]
     for row in refused + silent:
-        reason = row["reason"].replace("|", "/").partition("; expected")[0]
-        lines.append(f"| {row['family']} | {reason} |")
-    lines += ["", "## Not built", "", ", ".join(others) + "."]
+        lines.append(
+            f"| {row['family']} | {told(row)}{' (with `inputs=`, or when it runs)' if 'given' in row else ''} |"
+        )
+    lines += ["", "## Without attention", "", ", ".join(without) + "."]
+    lines += ["", "## Not built", "", "| family | reason |", "|---|---|"]
+    lines += [f"| {row['family']} | {told(row)} |" for row in others]
     return "\n".join(lines) + "\n"
+
+
+def told(row: dict[str, Any]) -> str:
+    """Return what a row says of its family, for a cell of a table."""
+    return str(row["reason"]).replace("|", "/").partition("; expected")[0].partition(". You can")[0]
 
 
 def short(error: BaseException) -> str:
@@ -256,6 +327,10 @@ def main() -> None:
     if arguments.out:
         import transformers
 
+        done = {row["family"]: row for row in rows}
+        if arguments.families and arguments.out.exists():  # the rows of the others stay
+            kept = json.loads(arguments.out.read_text(encoding="utf-8"))["rows"]
+            rows = [done.get(row["family"], row) for row in kept]
         record = {"transformers": transformers.__version__, "rows": rows}
         arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 

@@ -135,8 +135,8 @@ def blocks(model: nn.Module, adapter: Adapter | Sequence[Adapter] | None = None)
     model : torch.nn.Module
     adapter : Adapter or sequence of Adapter, optional
         Where they are. By default they are found: modules whose own forward asks transformers' ``AttentionInterface``,
-        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Cross-attention is left
-        out.
+        `torch.nn.MultiheadAttention`, and modules that sum by themselves between projections. Cross-attention and
+        deformable attention are left out.
 
     Returns
     -------

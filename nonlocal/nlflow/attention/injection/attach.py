@@ -279,6 +279,8 @@ def _give_terms(
             enter = partial(_enter, stack, block.module)
             record.handles.append(block.layer.register_forward_pre_hook(enter, with_kwargs=True))
         if block.kind == INTERFACE:
+            if not alone:
+                record.handles.append(block.module.register_forward_pre_hook(stack.count, with_kwargs=True))
             block.module.__dict__[BLOCK] = block
             stack.configs[block.name] = block.module.config
             stack.names = frozenset(named(options.affinity, base) for base in BASES)
@@ -364,7 +366,8 @@ def _terms_of(model: nn.Module, found: list[Block], strengths: list[float], opti
 
 def _first_of(names: tuple[str, ...], *holders: Any) -> int:
     """Return the first of these numbers that a holder has, 0 where none has any."""
-    return next((int(getattr(holder, name)) for holder in holders for name in names if hasattr(holder, name)), 0)
+    found = (getattr(holder, name, None) for holder in holders for name in names)
+    return next((number for number in found if isinstance(number, int)), 0)  # some have one for each stage
 
 
 def _hands_on(model: nn.Module, block: Block) -> bool:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import CodeType
 from typing import Any
 
@@ -26,11 +27,13 @@ _OUTPUTS = (
     "to_out", "output_proj", "attention_out", "post_proj",
 )  # fmt: skip
 _OUTPUTS_BESIDE = ("../output.dense", "../output", "../attn_proj")
+_EAGER = "eager_attention_forward"
 _SUMMED = frozenset({"softmax", "scaled_dot_product_attention", "Softmax"})
 _OTHER_TOKENS = frozenset(
     {"key_value_states", "encoder_hidden_states", "encoder_outputs", "context", "memory", "kv_states", "latents",
-     "reference_points", "spatial_shapes", "kv", "cross_hidden_states", "cross_attention_states"}
+     "kv", "cross_hidden_states", "cross_attention_states"}
 )  # fmt: skip
+_SAMPLED = frozenset({"reference_points", "spatial_shapes"})  # of attention that looks at points of a map
 _CROSS = re.compile(r"cross|encoder_attn|encdec|enc_dec|encoder_decoder|multihead_attn$|pool", re.IGNORECASE)
 
 
@@ -77,6 +80,18 @@ def asks(module: nn.Module) -> bool:
     return any(any(kind.__name__ == "AttentionInterface" for kind in type(one).__mro__) for one in used)
 
 
+def own_eager(module: nn.Module) -> Callable[..., Any] | None:
+    """Return the function that a module calls where its configuration names ``eager``, None where there is none.
+
+    It is the one that the module's forward names, whatever it is called there, or else that of the file of its class.
+    """
+    forward = own_forward(module)
+    known = getattr(forward, "__globals__", {})
+    named = [known.get(name) for name in _names(forward.__code__) if name.endswith(_EAGER)]
+    files = [getattr(sys.modules.get(kind.__module__), _EAGER, None) for kind in type(module).__mro__]
+    return next((one for one in (*named, *files) if one is not None), None)
+
+
 def sums(module: nn.Module) -> bool:
     """Return whether a module computes averages of attention by itself, between two projections of its own."""
     direct = dict(module.named_children())
@@ -95,7 +110,10 @@ def kind_of(module: nn.Module) -> str | None:
 
 
 def crosses(name: str, module: nn.Module) -> bool:
-    """Return whether a module compares the queries of its tokens with keys of others, by what it says of itself."""
+    """Return whether a module averages over others than its own tokens, by what it says of itself.
+
+    They are those of another sequence, or points of a map between its pixels (deformable attention).
+    """
     *_, holder, own = ("", *name.split("."))  # BERT's kind has its sums one module below: crossattention.self
     if getattr(module, "is_cross_attention", False) or _CROSS.search(own) or "cross" in holder.lower():
         return True
@@ -104,6 +122,8 @@ def crosses(name: str, module: nn.Module) -> bool:
     if isinstance(module, nn.MultiheadAttention):
         return False
     for argument, about in inspect.signature(own_forward(module)).parameters.items():
+        if argument in _SAMPLED:
+            return True
         if argument in _OTHER_TOKENS and about.default is inspect.Parameter.empty:
             return True
     return False

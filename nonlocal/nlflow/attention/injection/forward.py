@@ -8,7 +8,6 @@ others in the dictionary of the call (`stacks`).
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import transformers_library
-from nlflow.attention.injection.places import rearranged, shown
+from nlflow.attention.injection.discovery import own_eager
+from nlflow.attention.injection.places import piece_of, rearranged, shown, turn, values_so_far
 from nlflow.attention.injection.stacks import CALL, Stack
 from nlflow.attention.terms.averages import FUSED, average, repeated, with_squares
 from nlflow.attention.terms.neutreno import removed_similarity
@@ -123,9 +123,8 @@ def stock_function(module: nn.Module, base: str) -> Callable[..., Any]:
     if base == "sdpa":
         function: Callable[..., Any] = transformers_library().AttentionInterface()["sdpa"]
         return function
-    for kind in type(module).__mro__:
-        if found := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
-            return found  # type: ignore[no-any-return]
+    if (found := own_eager(module)) is not None:
+        return found
     raise InputError(
         f"model: got {type(module).__name__}, whose file has no eager_attention_forward, expected one as in "
         "transformers 5; load the model with attn_implementation='sdpa'"
@@ -154,9 +153,9 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
     """
     name = terms.label or type(module).__name__
     owner = call.setdefault("owner", module)
-    if "first" not in call or (owner is module and not terms.repeated):
-        # setdefault: checkpointing comes here again, and the first v0 is the one that has the whole graph.
-        call.setdefault("first", new)
+    number = turn(call, module, new)
+    if "first" not in call or (owner is module and (not terms.repeated or number not in call["first"])):
+        values_so_far(call, module, new, number)
         call.setdefault("graph", torch.is_grad_enabled())
         if not (terms.first or terms.repeated or module.training):
             raise InputError(
@@ -171,11 +170,18 @@ def first_values(stack: Stack, call: dict[str, Any], module: nn.Module, terms: A
                 "would be v0; expected layers that run in the order in which the model lists them"
             )
         return None
-    first: Tensor = call["first"]
+    if number not in call["first"]:
+        raise InputError(
+            f"model: got {number + 1} averages in one call of {name}, more than in the first layer of its stack; "
+            "expected layers of the same kind; give these layers fidelity 0"
+        )
+    first: Tensor = call["first"][number]
     call["acted"].add(name)
     if first.device != new.device:  # layers on several devices
         first = first.to(new.device)
-    moved = rearranged(call, stack.layouts, module, first, new)
+    moved = piece_of(call, module, first, new)
+    if moved is None:
+        moved = rearranged(call, stack.layouts, module, first, new)
     if moved.shape != new.shape:
         raise InputError(
             f"model: got values of shape {tuple(new.shape)} in {name} and v0 of shape {tuple(first.shape)}; expected "

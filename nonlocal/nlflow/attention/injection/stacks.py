@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.places import note, tracing
+from nlflow.attention.injection.places import counting, note, tracing
 from nlflow.errors import InputError, NlflowWarning
 
 CALL = "neutreno_call"
@@ -119,7 +119,14 @@ class Stack:
         call = calls.pop()
         if not calls:
             self._open.pop(_thread(), None)
-        if output is None or self.seen or torch.compiler.is_compiling():
+        if output is None or torch.compiler.is_compiling():
+            return
+        if partly := [count for count in call.get("counts", {}).values() if 0 < count[0] < count[1]]:
+            raise InputError(
+                f"model: got a forward in which a layer averaged over {partly[0][0]} of its {partly[0][1]} tokens; "
+                "expected one value for each; leave this module out with adapter="
+            )
+        if self.seen:
             return
         self.acted |= call["acted"]
         self.calls += 1
@@ -152,9 +159,20 @@ class Stack:
         """Keep what a layer of the running call is called with: a hook before it."""
         if tracing():
             return
-        call = kwargs.get(CALL, {}).get(self.group) or next(iter(self._open.get(_thread(), ())[-1:]), None)
-        if call is not None:
+        if (call := self._running(kwargs)) is not None:
             note(call, module, layer, args, kwargs)
+
+    def count(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Begin a call of an attention module: a hook before it."""
+        if tracing():
+            return
+        if (call := self._running(kwargs)) is not None:
+            counting(call, module, args, kwargs)
+
+    def _running(self, kwargs: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the state of the running call: that among these keyword arguments, or the innermost one."""
+        found = kwargs.get(CALL, {}).get(self.group)
+        return found or next(iter(self._open.get(_thread(), ())[-1:]), None)
 
     def ran(self) -> None:
         """Note that a module of the running call was called, whether or not its term was."""

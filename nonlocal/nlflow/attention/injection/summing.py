@@ -8,7 +8,6 @@ In `torch.nn.MultiheadAttention` the term passes the output projection on its ow
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from nlflow.attention.injection.forward import first_values
-from nlflow.attention.injection.places import evaluating, shown, tracing
+from nlflow.attention.injection.places import evaluating, fresh, shown, tracing
 from nlflow.attention.injection.stacks import Stack
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
 from nlflow.errors import InputError
@@ -65,7 +64,7 @@ class Summed:
         self.taken = None
         self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
-            self.call = _fresh(args, kwargs)
+            self.call = fresh(args, kwargs)
 
     def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep the values: a hook after their projection."""
@@ -135,7 +134,7 @@ class Summed:
         """Return the averages of a run with a constant added to the values."""
         self.constant = constant
         try:
-            args, kwargs = _fresh(*self.call)
+            args, kwargs = fresh(*self.call)
             output = self.module.forward(*args, **kwargs)
         except _Came as came:
             return came.tokens
@@ -150,22 +149,6 @@ class Summed:
             "averages of one row for each token between the projections of values and output; leave it out with "
             "adapter=, or give it fidelity 0"
         )
-
-
-def _fresh(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return arguments with copies of caches, which a run of the module would write into."""
-    memo: dict[int, Any] = {}
-
-    def copied(one: Any) -> Any:
-        if not hasattr(one, "get_seq_length"):
-            return one
-        for layer in getattr(one, "layers", ()):
-            for kept in vars(layer).values():
-                if isinstance(kept, Tensor) and not kept.is_leaf:  # keys of a training, whose graph has no copy
-                    memo[id(kept)] = kept.detach().clone()
-        return copy.deepcopy(one, memo)
-
-    return tuple(copied(one) for one in args), {name: copied(one) for name, one in kwargs.items()}
 
 
 LAYOUTS = ("alone", "thirds", "heads", "one", "quarters")

@@ -21,27 +21,39 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     """Run a model once, without derivatives and dropout; let `InputError` pass.
 
     With `inputs`, what else fails passes too. Without, the model is run with what its configuration tells, and a
-    failure means that this was no input for it.
+    failure means that this was no input for it: the next is tried.
     """
-    given = simple_inputs(model) if inputs is None else inputs
-    if given is None:
-        return
+    tried = several(simple_inputs(model)) if inputs is None else [inputs]
     devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices), evaluating(model):
-            if isinstance(given, Mapping):
-                model(**given)
-            else:
-                model(given)
-    except InputError:
-        raise
-    except Exception:
-        if inputs is not None:
+    for given in tried:
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices), evaluating(model):
+                if isinstance(given, Mapping):
+                    model(**given)
+                else:
+                    model(given)
+        except InputError:
             raise
+        except Exception:
+            if inputs is not None:
+                raise
+        else:
+            return
+
+
+def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:
+    """Return inputs to be tried one after the other: these, two images, and a pair of images or a video."""
+    if not isinstance(given, dict):
+        return [] if given is None else [given]
+    found: list[Any] = [given]
+    for name, one in given.items():
+        if name.startswith("pixel_values") and one.ndim == 4:
+            found += [{**given, name: torch.cat([one, one])}, {**given, name: torch.stack([one, one], dim=1)}]
+    return found
 
 
 def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
-    """Return a few tokens, or an image without content; None for a model that does not say that it takes them.
+    """Return a few tokens, or an image or a video of noise; None for a model that does not say that it takes them.
 
     Models of transformers say it in their configuration, those of timm and of torchvision by the size of an image.
     """
@@ -67,8 +79,8 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
             given["decoder_input_ids"] = given[name]
         if "pixel_values" in arguments and side_by_side(model):
             picture = _image(model, _shape(getattr(config, "vision_config", config)), place)
-            given |= {} if picture is None else {"pixel_values": picture.expand(2, -1, -1, -1)}
-    elif name == "pixel_values" and name in arguments:
+            given |= {} if picture is None else {"pixel_values": picture.expand(2, *picture.shape[1:])}
+    elif name in ("pixel_values", "pixel_values_videos") and name in arguments:
         picture = _image(model, _shape(config), place)
         if picture is None:
             return None
@@ -86,16 +98,21 @@ def side_by_side(model: Any) -> bool:
 
 
 def _shape(config: Any) -> tuple[int, ...]:
-    """Return the channels, height and width of the images of a configuration; empty where it tells no such."""
-    size = getattr(config, "image_size", None) or _SIDE
+    """Return the channels, height and width of the images of a configuration, after the number of frames of a video.
+
+    Empty where it tells no such.
+    """
+    size = getattr(config, "image_size", None) or getattr(config, "crop_size", None) or _SIDE
     size = (size, size) if isinstance(size, int) else size
     if not isinstance(size, list | tuple) or len(size) != 2:
         return ()
-    return int(getattr(config, "num_channels", 3) or 3), int(size[0]), int(size[1])
+    frames = getattr(config, "num_frames", None) or getattr(config, "frames_per_clip", None)
+    channels = getattr(config, "num_channels", None) or getattr(config, "in_chans", None) or 3
+    return *((int(frames),) if isinstance(frames, int) else ()), int(channels), int(size[0]), int(size[1])
 
 
 def _image(model: nn.Module, shape: tuple[int, ...], place: torch.device) -> Tensor | None:
-    """Return an image of noise; None where the shape is none, or large."""
+    """Return an image or a video of noise; None where the shape is none, or large."""
     if not shape or torch.Size(shape).numel() > _LARGEST:
         return None
     kind = next(one.dtype for one in model.parameters() if one.is_floating_point())

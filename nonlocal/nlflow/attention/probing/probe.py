@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -23,7 +24,16 @@ from nlflow.attention.probing.metrics import (
     participation_rank,
     token_similarity,
 )
-from nlflow.attention.probing.recording import Seen, Take, capped, kept_by_tokens, recording, taking, watching_states
+from nlflow.attention.probing.recording import (
+    Seen,
+    Take,
+    capped,
+    kept_by_tokens,
+    recording,
+    rows_of_sink,
+    taking,
+    watching_states,
+)
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
 from nlflow.errors import InputError, NlflowWarning, check_memory
@@ -125,7 +135,9 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
             "or one tensor"
         )
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    if hasattr(getattr(model, "config", None), "use_cache"):
+    whole: Any = model
+    whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of PEFT's wrapper
+    if "use_cache" in inspect.signature(whole.forward).parameters:
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
 
@@ -190,9 +202,10 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else q
     name = block.name + (f" (call {one.number})" if one.number > 1 else "")
+    sink = None if taken.sink is None else rows_of_sink(taken.sink, (len(q), heads, q.shape[-2]))
     return Layer(
         name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(v, heads),
-        mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=taken.sink,
+        mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=sink,
     )  # fmt: skip
 
 
@@ -283,7 +296,7 @@ def _of_some(layer: Layer, place: tuple[slice, slice]) -> dict[str, Tensor]:
     degree = logarithms.amax(-1) - weights.amax(-1).log()
     if layer.kernel == "gaussian":
         degree = degree - layer.scaling / 2 * q.square().sum(-1)  # `log_affinity` leaves this out
-    kept = None if layer.sink is None else kept_by_tokens(logarithms, layer.sink[place[1]])
+    kept = None if layer.sink is None else kept_by_tokens(logarithms, layer.sink[place])
     if kept is not None:
         degree = degree - kept[..., 0].log()  # d with the sink is d / (the share that it leaves)
     if layer.matrices is not None:

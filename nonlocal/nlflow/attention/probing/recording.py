@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from nlflow.attention.injection.adapters import Block, transformers_library
-from nlflow.attention.injection.discovery import INTERFACE
+from nlflow.attention.injection.discovery import INTERFACE, own_eager
 from nlflow.attention.injection.naming import REGISTERED
-from nlflow.attention.terms.averages import causal_mask, repeated
+from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
 from nlflow.errors import InputError
 
 
@@ -39,8 +39,8 @@ class Taken:
         One of `nlflow.attention.terms.averages.AFFINITIES`.
     softcap : float, optional
         c of the logits c tanh(l / c), which takes the place of l before the mask is added.
-    sink : tensor of shape (H,), optional
-        A logit of each head that takes a share of each row without a value.
+    sink : tensor of shape (H,) or (B, H, N, 1), optional
+        A logit of each head, or of each row, that takes a share of the row without a value.
     """
 
     q: Tensor
@@ -69,6 +69,7 @@ class Seen:
     between: Tensor | None = None
     after: Tensor | None = None
     attended: bool = False
+    pieces: list[Taken] = field(default_factory=list)
     earlier: list[Seen] = field(default_factory=list)
     number: int = 1  # of the call
 
@@ -162,12 +163,66 @@ def recording(found: list[Seen]) -> Iterator[None]:
         for key, config in configs.items():
             if not str(before[key]).startswith(_PREFIX):
                 config._attn_implementation = _wrapped(before[key] or "eager")
-        with _watching_products([one for one in found if one.block.kind != INTERFACE]):
+        with ExitStack() as stack:
+            for one in found:
+                if one.block.kind == INTERFACE:
+                    stack.callback(one.block.module.register_forward_hook(partial(_gather, one)).remove)
+            stack.enter_context(_watching_products([one for one in found if one.block.kind != INTERFACE]))
             yield
     finally:
         _RECORDER.reset(token)
         for key, config in configs.items():
             config._attn_implementation = before[key]
+
+
+def _gather(one: Seen, *_: Any) -> None:
+    """Make one call of those that a module made of its function: a hook after it."""
+    if one.pieces:
+        one.taken = _joined(one.block, one.pieces)
+        one.pieces = []
+
+
+def _joined(block: Block, pieces: list[Taken]) -> Taken:
+    """Return several calls of a function as one: for parts of a sequence, or for several sets of values with one P.
+
+    No token sees those of another part. Vision towers of language models call their function once for each picture,
+    or for each window.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    one = pieces[0]
+    if all(each.q is one.q and each.k is one.k and _same_mask(each, one) for each in pieces):  # values in several sets
+        return replace(one, v=torch.cat([each.v for each in pieces], dim=-1))
+    alike = all(
+        each.q.shape[:2] == one.q.shape[:2] and len(each.q) == 1 and each.q.shape[-2] == each.k.shape[-2]
+        and (each.scaling, each.kernel, each.softcap) == (one.scaling, one.kernel, one.softcap)
+        and each.sink is one.sink and (each.mask is None or each.mask.dtype == torch.bool)
+        for each in pieces
+    )  # fmt: skip
+    if not alike:
+        raise InputError(
+            f"model: {block.name} ({type(block.module).__name__}) averages more than once in a call; expected one "
+            "average, or one for each part of a sequence; pass take=, a function that returns Taken(q, k, v) for it"
+        )
+    squares = [
+        torch.ones(1, 1, 1, 1, dtype=torch.bool, device=each.q.device).expand(1, 1, each.q.shape[-2], -1)
+        if each.mask is None else each.mask for each in pieces
+    ]  # fmt: skip
+    heads = max(square.shape[1] if square.ndim > 3 else 1 for square in squares)
+    count = sum(each.q.shape[-2] for each in pieces)
+    mask = torch.zeros(1, heads, count, count, dtype=torch.bool, device=one.q.device)
+    end = 0
+    for each, square in zip(pieces, squares, strict=True):
+        begin, end = end, end + each.q.shape[-2]
+        mask[..., begin:end, begin:end] = square
+    q, k, v = (torch.cat([getattr(each, name) for each in pieces], dim=-2) for name in "qkv")
+    return Taken(q, k, v, mask, one.scaling, one.kernel, one.softcap, one.sink)
+
+
+def _same_mask(one: Taken, other: Taken) -> bool:
+    if one.mask is None or other.mask is None:
+        return one.mask is other.mask
+    return one.mask.shape == other.mask.shape and torch.equal(one.mask, other.mask)
 
 
 @contextmanager
@@ -239,7 +294,8 @@ def _wrapped(name: str) -> str:
     wrapper = _PREFIX + name
     if wrapper in ALL_ATTENTION_FUNCTIONS:
         return wrapper
-    kernel = REGISTERED.get(name, ("softmax", name))[0]  # a name that attach() has set tells the kernel
+    kernel, base = REGISTERED.get(name, ("softmax", name))  # a name that attach() has set tells the kernel
+    orders = base != "eager" or kernel not in FUSED  # transformers' eager functions see what a mask says alone
 
     def attention(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
@@ -247,10 +303,11 @@ def _wrapped(name: str) -> str:
         mask = attention_mask
         one = (_RECORDER.get() or {}).get(id(module))
         if one is not None:
-            one.taken = taken = _as_given(module, kernel, query, key, value, mask, kwargs)
+            taken = _as_given(module, kernel, query, key, value, mask, kwargs, orders)
+            one.pieces.append(taken)
         home = vars(sys.modules[type(module).__module__])
         functions = home.get("ALL_ATTENTION_FUNCTIONS", ALL_ATTENTION_FUNCTIONS)
-        original = functions.get_interface(name, home.get("eager_attention_forward"))
+        original = functions.get_interface(name, own_eager(module))
         result = original(module, query, key, value, mask, **kwargs)
         if one is not None and name not in REGISTERED:
             _check_average(one.block.name, taken, result[0])
@@ -263,8 +320,10 @@ def _wrapped(name: str) -> str:
 
 
 def _as_given(
-    module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any]
-) -> Taken:
+    module: nn.Module, kernel: str, query: Tensor, key: Tensor, value: Tensor, mask: Any, kwargs: dict[str, Any],
+    orders: bool = True,
+) -> Taken:  # fmt: skip
+    """Return the arguments of a function; `orders`: it hides what comes later where the module is causal."""
     if mask is not None and not isinstance(mask, Tensor):
         raise InputError(
             f"model: got masks of type {type(mask).__name__}, expected tensors; use "
@@ -272,7 +331,7 @@ def _as_given(
         )
     ordered = kwargs.get("is_causal")
     ordered = getattr(module, "is_causal", False) if ordered is None else ordered
-    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered else None
+    causal = causal_mask(query.shape[-2], key.shape[-2], key.device) if ordered and orders else None
     if mask is not None and mask.ndim == 2:  # fused kernels take padding alone
         mask = mask[:, None, None, :].bool()
         mask = mask if causal is None else mask & causal
@@ -291,7 +350,7 @@ def _as_given(
     sink = getattr(module, "sinks", None) if sink is None else sink
     return Taken(
         query, key, value, mask, kwargs.get("scaling"), kernel, kwargs.get("softcap"),
-        sink.flatten() if isinstance(sink, Tensor) else None,
+        sink if isinstance(sink, Tensor) else None,
     )  # fmt: skip
 
 
@@ -312,10 +371,11 @@ def _check_average(name: str, taken: Taken, output: Tensor) -> None:
         if mask.dtype == torch.bool:
             logits = logits.masked_fill(~mask, torch.finfo(logits.dtype).min)
         else:
-            logits = logits + mask
+            logits = logits + mask.to(logits)
     weights = logits.softmax(-1)
     if taken.sink is not None:
-        weights = weights * kept_by_tokens(logits, taken.sink)
+        sink = rows_of_sink(taken.sink, (len(taken.q), heads, taken.q.shape[-2]))
+        weights = weights * kept_by_tokens(logits, sink[:, :, rows])
     blind = logits.amax(-1) <= torch.finfo(logits.dtype).min / 2  # rows of padding, whose averages mean nothing
     ours, theirs = (weights @ value.float()).transpose(1, 2), output[:, rows].float()
     off = float((ours - theirs).abs().amax(-1).masked_fill(blind.transpose(1, 2), 0).max()) / (
@@ -336,4 +396,10 @@ def capped(logits: Tensor, softcap: float | None) -> Tensor:
 
 def kept_by_tokens(logits: Tensor, sink: Tensor) -> Tensor:
     """Return the share of each row (B, H, M, 1) that a sink leaves to the tokens."""
-    return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits)[:, None, None])
+    return torch.sigmoid(logits.logsumexp(-1, keepdim=True) - sink.to(logits))
+
+
+def rows_of_sink(sink: Tensor, rows: tuple[int, int, int]) -> Tensor:
+    """Return the sink of each row, (B, H, N, 1); it is that of each head, or of each row already."""
+    sink = sink if sink.ndim == 4 and sink.numel() > rows[1] else sink.reshape(1, -1, 1, 1)
+    return sink.expand(*rows, 1)

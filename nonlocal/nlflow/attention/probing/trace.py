@@ -66,7 +66,7 @@ class Layer:
         Attention matrices, if the probe was asked to keep them.
     softcap : float, optional
         c of the logits c tanh(l / c).
-    sink : tensor of shape (H,), optional
+    sink : tensor of shape (B, H, N, 1), optional
         A logit of each head that takes a share of each row without a value. Heads are of the tokens alone.
     """
 
