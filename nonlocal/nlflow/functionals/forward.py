@@ -66,7 +66,9 @@ class EA(J):
             raise InputError(f"forward: got {type(forward).__name__}, expected a Forward, which tests the adjoint")
         nodes = self.affinity.domain.shape
         if forward.shape not in (nodes, (*nodes, forward.shape[-1])):
-            raise InputError(f"forward: got signals of shape {forward.shape}, expected {nodes} or {nodes} + (channels,)")
+            raise InputError(
+                f"forward: got signals of shape {forward.shape}, expected {nodes} or {nodes} + (channels,)"
+            )
         self.forward = forward
         self.data = forward.check_data(data).copy()
         self.sigma = check_number("sigma", sigma, minimum=0, strict=True)

@@ -21,8 +21,8 @@ Map = Callable[[Array], Any]
 
 _DRAWS = 3
 _POWER_STEPS = 30
-# Rounding errors of a sum of n terms are at most 6 sqrt(n) units of rounding but for a probability of 2 exp(-18) (Higham
-# and Mary 2019, doi 10.1137/18M1226312, theorem 3.1).
+# Rounding errors of a sum of n terms are at most 6 sqrt(n) units of rounding but for a probability of 2 exp(-18)
+# (Higham and Mary 2019, doi 10.1137/18M1226312, theorem 3.1).
 _LAMBDA = 6.0
 
 
@@ -46,14 +46,16 @@ class Forward:
     Raises
     ------
     InputError
-        For complex operators, sizes that do not fit, what is not finite, functions that are not linear, an operator
-        that maps everything to 0, and one whose adjoint is not its adjoint.
+        For complex operators, sizes that do not fit, an operator that maps everything to 0, and one whose adjoint is
+        none: a wrong transpose, or functions that are not linear.
+    NumericalError
+        For NaN and infinity from the operator.
 
     Notes
     -----
     The test draws u and w from a normal distribution, takes v = Au / rms(Au) + w, and compares <Au, v> with <u, A'v>,
-    relative to |Au| |v| + |u| |A'v|. A part of v lies along Au, so that a wrong factor shows in full. It costs three
-    applications of A and of A'; linearity takes one of each more.
+    relative to |Au| |v| + |u| |A'v|. A part of v lies along Au, so that a wrong factor shows in full. Only linear
+    functions pass for all u and v. It costs three applications of A and of A'.
 
     Examples
     --------
@@ -165,7 +167,7 @@ class Forward:
         return _checked(self._adjoint(v), self.shape, "A'v")
 
     def _test(self, rtol: float | None) -> None:
-        """Raise `InputError` unless A' is the adjoint of A and both are linear, as far as random signals tell."""
+        """Raise `InputError` unless A' is the adjoint of A, as far as random signals tell; then both are linear."""
         draws = [self._draw(np.random.default_rng(seed)) for seed in range(_DRAWS)]
         roughest = max(float(np.finfo(a.dtype).eps) for a in draws[0] if a.dtype.kind == "f")
         allowed = _LAMBDA * math.sqrt(self.size + self.data_size) * roughest / 2 if rtol is None else rtol
@@ -176,19 +178,7 @@ class Forward:
                 raise InputError(
                     f"operator: its adjoint is none: <Au, v> = {left:.6g} but <u, A'v> = {right:.6g} for random u and "
                     f"v, a mismatch of {abs(left - right) / scale:.2g}, expected at most {allowed:.2g}; give the "
-                    "transpose of A, or rtol= for an operator of lower precision"
-                )
-        (u, forth, v, back), (other, image, data, source) = draws[:2]
-        for name, map_, a, b, at_a, at_b in (
-            ("A", self._forth, u, other, forth, image), ("A'", self._back, v, data, back, source),
-        ):  # fmt: skip
-            off = float(np.linalg.norm(map_(a - 2 * b) - (at_a - 2.0 * at_b)))
-            size = float(np.linalg.norm(at_a) + 2 * np.linalg.norm(at_b))
-            # Entries may cancel, so that their errors are not small beside them but beside |A| |u|.
-            if not off <= allowed * math.sqrt(self.size + self.data_size) * size:
-                raise InputError(
-                    f"operator: {name} is not linear: {name}(a - 2 b) differs from {name} a - 2 {name} b by "
-                    f"{off / size:.2g} of its size for random a and b; take a constant offset out of the data"
+                    "transpose of a linear A (without an offset), or rtol= for an operator of lower precision"
                 )
 
     def _draw(self, rng: np.random.Generator) -> tuple[Array, Array, Array, Array]:

@@ -14,10 +14,10 @@ from nlflow.denoising.priors.packages import needed
 from nlflow.errors import InputError
 
 torch = needed("torch", "pip install 'nlflow[torch]'")
-models = needed("deepinv.models", "pip install deepinv")
+Base: Any = needed("deepinv.models", "pip install deepinv").Denoiser
 
 
-class Denoiser(models.Denoiser):
+class Denoiser(Base):
     """`nlflow.denoise` as a denoiser of deepinv, for its plug-and-play and RED loops.
 
     Parameters

@@ -1,9 +1,8 @@
-"""The methods of reconstruction: each a map of one state, whose fixed points are what it looks for."""
+"""The methods of reconstruction: each maps a state to the next one and its estimate."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -54,6 +53,10 @@ class Problem:
             )
         return np.asarray(found.u)
 
+    def limit(self) -> float:
+        """Return the strength that ``forward-backward`` must not reach: its step is s^2 / (mu sigma^2) < 2 / |A|^2."""
+        return self.sigma * math.sqrt(2 * self.weight / self.forward.squared_norm)
+
     def slope(self, u: Array) -> Array:
         """Return A'(A u - f)."""
         return self.forward.adjoint(self.forward.apply(u) - self.data)
@@ -76,74 +79,35 @@ class Problem:
         return float(np.std(rough.u))
 
 
-class Method(ABC):
-    """Contract of a method: a state, a step, and the estimate that belongs to a state."""
-
-    def __init__(self, problem: Problem) -> None:
-        self.problem = problem
-
-    @staticmethod
-    def limit(problem: Problem) -> float:
-        """Return the strength that must not be reached."""
-        del problem
-        return math.inf
-
-    def begin(self, u: Array, strength: float) -> Array:
-        """Return the first state."""
-        del strength
-        return u
-
-    @abstractmethod
-    def step(self, state: Array, strength: float) -> tuple[Array, Array]:
-        """Return the next state and its estimate."""
+def half_quadratic(problem: Problem, z: Array, strength: float) -> tuple[Array, Array]:
+    """Fit the data near z, then denoise; the state is z."""
+    z = problem.denoise(problem.near(z, strength), strength)
+    return z, z
 
 
-class HalfQuadratic(Method):
-    """The state is z."""
-
-    def step(self, state: Array, strength: float) -> tuple[Array, Array]:
-        z = self.problem.denoise(self.problem.near(state, strength), strength)
-        return z, z
+def douglas_rachford(problem: Problem, v: Array, strength: float) -> tuple[Array, Array]:
+    """Denoise, then fit the data near the reflection; the state is v = x + y, y the multiplier of ADMM."""
+    z = problem.denoise(v, strength)
+    return v + problem.near(2 * z - v, strength) - z, z
 
 
-class Red(Method):
-    """The state is x."""
-
-    def begin(self, u: Array, strength: float) -> Array:
-        return self.problem.near(u, strength)
-
-    def step(self, state: Array, strength: float) -> tuple[Array, Array]:
-        x = self.problem.near(self.problem.denoise(state, strength), strength)
-        return x, x
+def forward_backward(problem: Problem, u: Array, strength: float) -> tuple[Array, Array]:
+    """Take a gradient step of the misfit, then denoise; the state is u."""
+    length = strength**2 / (problem.weight * problem.sigma**2)
+    u = problem.denoise(u - length * problem.slope(u), strength)
+    return u, u
 
 
-class DouglasRachford(Method):
-    """The state is v = x + y, y being the multiplier of ADMM over its penalty."""
-
-    def begin(self, u: Array, strength: float) -> Array:
-        return self.problem.near(u, strength)
-
-    def step(self, state: Array, strength: float) -> tuple[Array, Array]:
-        z = self.problem.denoise(state, strength)
-        return state + self.problem.near(2 * z - state, strength) - z, z
+def red(problem: Problem, x: Array, strength: float) -> tuple[Array, Array]:
+    """Denoise, then fit the data near the result; the state is x."""
+    x = problem.near(problem.denoise(x, strength), strength)
+    return x, x
 
 
-class ForwardBackward(Method):
-    """The state is u."""
-
-    @staticmethod
-    def limit(problem: Problem) -> float:
-        return problem.sigma * math.sqrt(2 * problem.weight / problem.forward.squared_norm)
-
-    def step(self, state: Array, strength: float) -> tuple[Array, Array]:
-        length = strength**2 / (self.problem.weight * self.problem.sigma**2)
-        u = self.problem.denoise(state - length * self.problem.slope(state), strength)
-        return u, u
-
-
-METHODS: dict[str, type[Method]] = {
-    "hqs": HalfQuadratic,
-    "admm": DouglasRachford,
-    "forward-backward": ForwardBackward,
-    "red": Red,
+Method = Callable[[Problem, Array, float], tuple[Array, Array]]
+METHODS: dict[str, Method] = {
+    "hqs": half_quadratic,
+    "admm": douglas_rachford,
+    "forward-backward": forward_backward,
+    "red": red,
 }

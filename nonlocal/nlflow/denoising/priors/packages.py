@@ -14,4 +14,6 @@ def needed(module: str, install: str) -> Any:
         return importlib.import_module(module)
     except ImportError as error:
         name = module.partition(".")[0]
-        raise InputError(f"{name}: this adapter needs it, and it cannot be imported ({shortened(error)}); {install}") from error
+        raise InputError(
+            f"{name}: this adapter needs it, and it cannot be imported ({shortened(error)}); {install}"
+        ) from error

@@ -18,10 +18,10 @@ from nlflow.errors import InputError
 from nlflow.functionals.energies import J
 from nlflow.functionals.operators import Forward
 
-pylops = needed("pylops", "pip install 'nlflow[pylops]'")
+Base: Any = needed("pylops", "pip install 'nlflow[pylops]'").LinearOperator
 
 
-class _OnSignals(pylops.LinearOperator):
+class _OnSignals(Base):
     """An operator on signals of an affinity's domain, tested by `Forward` when it is made."""
 
     def __init__(self, affinity: Affinity) -> None:

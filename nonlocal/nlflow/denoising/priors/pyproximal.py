@@ -16,10 +16,10 @@ from nlflow.denoising.priors.packages import needed
 from nlflow.errors import InputError, check_number
 from nlflow.functionals.operators import checked_shape
 
-pyproximal = needed("pyproximal", "pip install 'nlflow[pyproximal]'")
+Base: Any = needed("pyproximal", "pip install 'nlflow[pyproximal]'").ProxOperator
 
 
-class Prior(pyproximal.ProxOperator):
+class Prior(Base):
     """The prior of `nlflow.denoise` as a proximal operator, for the solvers of PyProximal.
 
     prox of tau R is the denoiser of noise of variance ``weight tau``, as PyProximal's ``PlugAndPlay`` has it.

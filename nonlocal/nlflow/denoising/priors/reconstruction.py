@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from tqdm import tqdm
 from nlflow._array import underflowing
 from nlflow.denoising.priors.denoisers import Denoiser, check_denoised
 from nlflow.denoising.priors.methods import METHODS, Method, Problem
-from nlflow.errors import InputError, NumericalError, StabilityError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    StabilityError,
+    check_array,
+    check_choice,
+    check_integer,
+    check_number,
+)
 from nlflow.flows.result import Status
 from nlflow.functionals.operators import Forward
 
@@ -175,7 +183,7 @@ def reconstruct(
     weight = check_number("weight", weight, minimum=0, strict=True)
     maxiter = check_integer("maxiter", maxiter, minimum=1)
     rtol = check_number("rtol", rtol, minimum=0, strict=True)
-    kind = METHODS[check_choice("method", method, tuple(METHODS))]
+    step = METHODS[check_choice("method", method, tuple(METHODS))]
     if denoiser is None:
         denoiser = Denoiser()
     if not callable(denoiser):
@@ -183,8 +191,9 @@ def reconstruct(
     # In double precision, since linear systems are far from well conditioned.
     problem = Problem(data.astype(np.float64), forward, sigma, weight, _checked(denoiser), 0.1 * rtol)
     first = problem.constant() if start is None else _start(start, problem)
-    scheduled, strengths = _strengths(strength, problem, first, kind, maxiter)
-    return _Loop(problem, kind(problem), first, progress).run(strengths, scheduled, rtol, data.dtype)
+    limit = problem.limit() if method == "forward-backward" else math.inf
+    scheduled, strengths = _strengths(strength, problem, first, limit, maxiter)
+    return _Loop(problem, step, first, progress).run(strengths, scheduled, rtol, data.dtype)
 
 
 def _checked(denoiser: Callable[[Array, float], Any]) -> Callable[[Array, float], Array]:
@@ -201,10 +210,9 @@ def _start(start: Any, problem: Problem) -> Array:
 
 
 def _strengths(
-    given: Any, problem: Problem, first: Array, kind: type[Method], maxiter: int
+    given: Any, problem: Problem, first: Array, limit: float, maxiter: int
 ) -> tuple[bool, NDArray[np.float64]]:
     """Return whether there is a schedule, and the strength of each iteration."""
-    limit = kind.limit(problem)
     if given is None and math.isfinite(limit):
         given = limit / math.sqrt(2)
     elif given is None:
@@ -221,69 +229,53 @@ def _strengths(
     return (True, array) if array.ndim else (False, np.full(maxiter, float(array)))
 
 
-@dataclass
 class _Loop:
-    """One run: the state that a method iterates, its estimate, and what is told of each iteration."""
+    """One run of a method, and what is told of each iteration."""
 
-    problem: Problem
-    method: Method
-    first: Array
-    progress: bool
-    strength: list[float] = field(default_factory=list)
-    change: list[float] = field(default_factory=list)
-    misfit: list[float] = field(default_factory=list)
+    def __init__(self, problem: Problem, step: Method, first: Array, progress: bool) -> None:
+        self.problem, self.step, self.progress = problem, step, progress
+        self.state = self.estimate = first
+        self.strength: list[float] = []
+        self.change: list[float] = []
+        self.misfit: list[float] = []
 
     def run(self, strengths: NDArray[np.float64], scheduled: bool, rtol: float, dtype: Any) -> Reconstruction:
-        estimate, status, message = self.first, Status.NOT_CONVERGED, ""
         try:
-            for estimate in self._iterations(strengths):
-                if not scheduled and self.change[-1] <= rtol:
-                    status = Status.STOPPED
-                    break
-            if scheduled:
-                status = Status.FINISHED
+            status, message = self._iterate(strengths.tolist(), -1.0 if scheduled else rtol)
         except KeyboardInterrupt:
             status, message = Status.INTERRUPTED, "interrupted; what was reached is returned"
-        except _DivergedError as failure:
-            status, message = Status.DIVERGED, str(failure)
         except NumericalError as failure:
             status, message = Status.STEP_FAILED, str(failure)
-        success = status in (Status.FINISHED, Status.STOPPED)
+        if scheduled and status is Status.NOT_CONVERGED:
+            status, message = Status.FINISHED, f"the schedule of {len(self.change)} strengths was followed"
+        if self.misfit:
+            message += f"; the residual is {self.misfit[-1]:.3g} of what the noise leaves"
         return Reconstruction(
-            estimate.astype(dtype), success, status, message or self._told(status, rtol), len(self.change),
-            np.array(self.strength), np.array(self.change), np.array(self.misfit),
+            self.estimate.astype(dtype), status in (Status.FINISHED, Status.STOPPED), status, message,
+            len(self.change), np.array(self.strength), np.array(self.change), np.array(self.misfit),
         )  # fmt: skip
 
-    def _iterations(self, strengths: NDArray[np.float64]) -> Iterator[Array]:
-        """Take the iterations one by one, and yield the estimate of each."""
-        state = self.method.begin(self.first, float(strengths[0]))
-        largest = _LARGEST * max(float(np.linalg.norm(state)), float(np.finfo(state.dtype).tiny))
-        for strength in tqdm(strengths.tolist(), disable=not self.progress, unit="iteration", leave=False):
-            new, estimate = self.method.step(state, strength)
+    def _iterate(self, strengths: list[float], rtol: float) -> tuple[Status, str]:
+        """Take the iterations; return how they ended, and the message."""
+        largest = _LARGEST * float(np.linalg.norm(self.problem.near(self.state, strengths[0])))
+        for strength in tqdm(strengths, disable=not self.progress, unit="iteration", leave=False):
+            new, estimate = self.step(self.problem, self.state, strength)
             size = float(np.linalg.norm(new))
             if not size <= largest:
-                raise _DivergedError(
+                return Status.DIVERGED, (
                     f"the state grew beyond {_LARGEST:g} times its first size at strength {strength:g}: raise the "
                     "weight, or check sigma and the size of the operator"
                 )
             self.strength.append(strength)
-            self.change.append(float(np.linalg.norm(new - state)) / (size or 1.0))
+            self.change.append(float(np.linalg.norm(new - self.state)) / (size or 1.0))
             self.misfit.append(self.problem.misfit(estimate))
-            state = new
-            yield estimate
-
-    def _told(self, status: Status, rtol: float) -> str:
-        misfit = f"the residual is {self.misfit[-1]:.3g} of what the noise leaves"
-        if status is Status.FINISHED:
-            return f"the schedule of {len(self.change)} strengths was followed; {misfit}"
-        found = f"an iteration changes the state by {self.change[-1]:.3g} of its size after {len(self.change)}"
-        if status is Status.STOPPED:
-            return f"{found}, which is within rtol={rtol:g}; {misfit}"
-        return (
-            f"{found}, above rtol={rtol:g}; {misfit}. Raise maxiter or rtol. A denoiser that looks for its patches anew "
+            self.state, self.estimate = new, estimate
+            if self.change[-1] <= rtol:
+                return Status.STOPPED, f"{self._found()}, within rtol={rtol:g}"
+        return Status.NOT_CONVERGED, (
+            f"{self._found()}, above rtol={rtol:g}: raise maxiter or rtol. A denoiser that looks for its patches anew "
             "need not have a fixed point: give a schedule of strengths, or a frozen filter (Resolvent)"
         )
 
-
-class _DivergedError(NumericalError):
-    """The state of a loop grew without bound."""
+    def _found(self) -> str:
+        return f"iteration {len(self.change)} changes the state by {self.change[-1]:.3g} of its size"

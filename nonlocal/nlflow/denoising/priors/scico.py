@@ -14,10 +14,10 @@ from nlflow.denoising.priors.packages import needed
 from nlflow.errors import InputError
 
 jax = needed("jax", "pip install scico")
-functional = needed("scico.functional", "pip install scico")
+Base: Any = needed("scico.functional", "pip install scico").Functional
 
 
-class Prior(functional.Functional):
+class Prior(Base):
     """The prior of `nlflow.denoise` as a functional of SCICO, in place of its ``BM3D`` and ``DnCNN``.
 
     As with those, ``prox(v, lam)`` takes `lam` for the strength of the noise: in ADMM with penalty rho and the
@@ -42,7 +42,7 @@ class Prior(functional.Functional):
 
         Parameters
         ----------
-        v : array of JAX or NumPy
+        v : array of JAX or NumPy, float32 or float64
         lam : float
             Standard deviation of the noise.
         **kwargs
@@ -51,12 +51,13 @@ class Prior(functional.Functional):
         Raises
         ------
         InputError
-            Within ``jit`` and ``grad``, for arrays on another device than the CPU, and for other keywords.
+            For other types of numbers, and other keywords. JAX itself refuses derivatives.
         """
         if set(kwargs) - {"v0", "x0"}:
             raise InputError(f"{', '.join(kwargs)}: got unknown keywords, expected v0 alone")
-        if isinstance(v, jax.core.Tracer) or isinstance(lam, jax.core.Tracer):
-            raise InputError("v: it is being traced (jit or grad), which this denoiser cannot be; call it outside")
-        if isinstance(v, jax.Array) and any(device.platform != "cpu" for device in v.devices()):
-            raise InputError(f"v: it is on {v.devices()}, expected the CPU; move it with jax.device_put")
-        return jax.numpy.asarray(self.denoiser(np.asarray(v), float(lam)))
+        v = jax.numpy.asarray(v)
+        if v.dtype not in (np.float32, np.float64):
+            raise InputError(f"v: got dtype {v.dtype}, expected float32 or float64")
+        # SCICO compiles its loops, from which Python is called so.
+        like = jax.ShapeDtypeStruct(v.shape, v.dtype)
+        return jax.pure_callback(lambda v, lam: self.denoiser(np.asarray(v), float(lam)), like, v, lam)
