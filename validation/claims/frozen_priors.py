@@ -1,4 +1,4 @@
-"""Loops of reconstruction with a frozen symmetric filter in the place of the denoiser, and the energies they minimize."""
+"""Loops of reconstruction with a frozen symmetric filter in place of the denoiser, and the energies they minimize."""
 
 from __future__ import annotations
 
