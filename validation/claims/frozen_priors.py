@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.linalg import circulant
 
-from nlflow import Affinity, ExpDotProduct, Gaussian, Grid, Points, affinity, sinkhorn
+from nlflow import Affinity, Gaussian, Grid, Points, affinity, sinkhorn
 from nlflow.denoising.priors import EA, Forward, Reconstruction, Resolvent, reconstruct
 from nlflow.plotting import new_figure
 from validation.harness import Check, Claim, Context, Outcome, largest, smallest
@@ -62,10 +62,10 @@ def run(context: Context) -> Outcome:
     rng = np.random.default_rng(0)
     n = context.pick(48, 24)
     clean = np.cumsum(rng.standard_normal(n)) / 2
-    queries, keys = rng.standard_normal((2, n, 4)) / 2
+    nodes = Points(rng.standard_normal((n, 2)), weights=np.ones(n))
     kernels: dict[str, Affinity] = {
-        "Gaussian": affinity(Gaussian(1.5), Grid(n)),
-        "attention": affinity(ExpDotProduct(), Points(np.zeros(n)), keys, queries=queries),
+        "Gaussian, grid": affinity(Gaussian(1.5), Grid(n)),
+        "Gaussian, scattered nodes": affinity(Gaussian(0.8), nodes),
     }
     by_method = dict.fromkeys(METHODS, 0.0)
     direct, filters, courses = 0.0, 0.0, {}
@@ -88,7 +88,6 @@ def run(context: Context) -> Outcome:
                 courses[name, what, method] = found.change
 
     context.step("a filter that is no resolvent")
-    nodes = Points(rng.standard_normal((n, 2)))
     fair, skew = sinkhorn(Gaussian(0.8), nodes), affinity(Gaussian(0.8), nodes)
     lazy = (np.eye(n) + averaging(fair)) / 2  # eigenvalues in (1/2, 1]
     for a in operators(n, rng).values():
