@@ -27,7 +27,7 @@ from nlflow import (
 )
 from nlflow.affinities import Affinity
 from nlflow.denoising.priors import EA, Denoiser, Forward, Reconstruction, Resolvent, reconstruct
-from nlflow.denoising.priors.packages import needed
+from nlflow.denoising.priors.packages import base
 
 N, M, SIGMA = 30, 45, 0.5
 RNG = np.random.default_rng(0)
@@ -467,5 +467,10 @@ def test_progress_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_missing_package_is_refused_with_what_to_do() -> None:
-    with pytest.raises(InputError, match=r"nosuch: this adapter needs it, .* pip install nosuch"):
-        needed("nosuch.models", "pip install nosuch")
+    class Adapter(base("nosuch.models", "Model", "pip install nosuch")):  # type: ignore[misc]
+        pass
+
+    with pytest.raises(
+        InputError, match=r"nosuch: it cannot be imported \(No module .*, expected it; pip install nosuch"
+    ):
+        Adapter("fast", channel_axis=0)

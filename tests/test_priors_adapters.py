@@ -15,7 +15,8 @@ from tests.problems import torch_on_one_thread
 
 RNG = np.random.default_rng(0)
 NOISY = RNG.normal(100, 20, (24, 26))
-INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ("deepinv", "pylops", "pyproximal", "scico")}
+ADAPTERS = {"deepinv": "Denoiser", "pylops": "Average", "pyproximal": "Prior", "scico": "Prior"}
+INSTALLED = {name: importlib.util.find_spec(name) is not None for name in ADAPTERS}
 
 
 def adapter(name: str) -> Any:
@@ -29,8 +30,9 @@ def test_a_missing_package_is_refused_with_what_to_do(name: str) -> None:
     if INSTALLED[name]:
         pytest.skip(f"{name} is installed")
     install = f"'nlflow\\[{name}\\]'" if name.startswith("py") else name
-    with pytest.raises(InputError, match=rf"this adapter needs it, and it cannot be imported .*pip install {install}"):
-        importlib.import_module(f"nlflow.denoising.priors.{name}")
+    module = importlib.import_module(f"nlflow.denoising.priors.{name}")
+    with pytest.raises(InputError, match=rf"{name}: it cannot be imported .*, expected it; pip install {install}"):
+        getattr(module, ADAPTERS[name])(affinity(Gaussian(1.5), Grid(5)))
 
 
 # ---- deepinv

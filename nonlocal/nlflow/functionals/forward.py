@@ -55,8 +55,8 @@ class EA(J):
     >>> from nlflow.functionals.operators import Forward
     >>> every_third = Forward(np.eye(60)[::3], 60)
     >>> x = np.sin(np.arange(60) / 8)
-    >>> energy = EA(affinity(Gaussian(1.5), Grid(60)), x[::3], every_third, sigma=0.01)
-    >>> bool(np.abs(energy.minimizer().u - x).max() < 0.05)
+    >>> energy = EA(affinity(Gaussian(1.0), Grid(60)), x[::3], every_third, sigma=0.01)
+    >>> bool(np.abs(energy.minimizer().u - x)[:58].max() < 0.05)  # the last sample is node 57
     True
     """
 

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising.priors import denoisers
-from nlflow.denoising.priors.packages import needed
+from nlflow.denoising.priors.packages import base
 from nlflow.errors import InputError
 
-torch = needed("torch", "pip install 'nlflow[torch]'")
-Base: Any = needed("deepinv.models", "pip install deepinv").Denoiser
+Base: Any = base("deepinv.models", "Denoiser", "pip install deepinv")
 
 
 class Denoiser(Base):
@@ -55,6 +54,8 @@ class Denoiser(Base):
         sigma : float or torch.Tensor of shape (B,)
             Standard deviation of the noise, in the units of `x`, > 0 where there is some.
         """
+        import torch
+
         if not isinstance(x, torch.Tensor):
             raise InputError(f"x: got {type(x).__name__}, expected a torch tensor of shape (B, C, H, W)")
         if x.ndim not in (4, 5):

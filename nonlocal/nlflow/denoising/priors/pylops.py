@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.denoising.priors.packages import needed
+from nlflow.denoising.priors.packages import base
 from nlflow.errors import InputError
 from nlflow.functionals.energies import J
 from nlflow.functionals.operators import Forward
 
-Base: Any = needed("pylops", "pip install 'nlflow[pylops]'").LinearOperator
+Base: Any = base("pylops", "LinearOperator", "pip install 'nlflow[pylops]'")
 
 
 class _OnSignals(Base):

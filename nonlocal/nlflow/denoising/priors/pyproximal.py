@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.priors import denoisers
-from nlflow.denoising.priors.packages import needed
+from nlflow.denoising.priors.packages import base
 from nlflow.errors import InputError, check_number
 from nlflow.functionals.operators import checked_shape
 
-Base: Any = needed("pyproximal", "pip install 'nlflow[pyproximal]'").ProxOperator
+Base: Any = base("pyproximal", "ProxOperator", "pip install 'nlflow[pyproximal]'")
 
 
 class Prior(Base):

@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 
 from nlflow.denoising.priors import denoisers
-from nlflow.denoising.priors.packages import needed
+from nlflow.denoising.priors.packages import base
 from nlflow.errors import InputError
 
-jax = needed("jax", "pip install scico")
-Base: Any = needed("scico.functional", "pip install scico").Functional
+Base: Any = base("scico.functional", "Functional", "pip install scico")
 
 
 class Prior(Base):
@@ -53,6 +52,8 @@ class Prior(Base):
         InputError
             For other types of numbers, and other keywords. JAX itself refuses derivatives.
         """
+        import jax
+
         if set(kwargs) - {"v0", "x0"}:
             raise InputError(f"{', '.join(kwargs)}: got unknown keywords, expected v0 alone")
         v = jax.numpy.asarray(v)
