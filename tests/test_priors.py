@@ -152,6 +152,17 @@ def test_a_lower_precision_can_be_allowed() -> None:
     Forward(scaled(1 + 1e-6), N, rtol=1e-5)
 
 
+def test_a_wrong_factor_shows_in_single_precision_too() -> None:
+    """Of independent random u and v it would be a share of 1 / sqrt(N), below the rounding that is allowed."""
+
+    def single(factor: float) -> Callable[[Any], Any]:
+        return lambda u: (factor * u).astype(np.float32)
+
+    Forward((single(1.0), single(1.0)), (64, 64))
+    with pytest.raises(InputError, match=NOT_ADJOINT):
+        Forward((single(1.0), single(1.001)), (64, 64))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
