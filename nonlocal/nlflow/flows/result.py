@@ -24,6 +24,7 @@ class Status(StrEnum):
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
     STEP_FAILED = "step failed"
+    NOT_CONVERGED = "not converged"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,71 @@
+"""The denoiser for deepinv (https://deepinv.github.io): a ``deepinv.models.Denoiser`` without weights.
+
+``pip install deepinv`` installs it, with torch and torchvision.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from nlflow.denoising.priors import denoisers
+from nlflow.denoising.priors.packages import base
+from nlflow.errors import InputError
+
+Base: Any = base("deepinv.models", "Denoiser", "pip install deepinv")
+
+
+class Denoiser(Base):
+    """`nlflow.denoise` as a denoiser of deepinv, for its plug-and-play and RED loops.
+
+    Parameters
+    ----------
+    quality : {'fast', 'balanced', 'best'}
+    **options
+        As `nlflow.denoise` takes them, other than ``channel_axis``. With ``separate=True`` channels are denoised each
+        by itself.
+
+    Raises
+    ------
+    InputError
+        On call, for tensors on another device than the CPU, and for tensors that require a gradient: samples go through
+        NumPy, which records none.
+
+    Examples
+    --------
+    >>> from nlflow.denoising.priors.deepinv import Denoiser  # doctest: +SKIP
+    >>> prior = deepinv.optim.PnP(denoiser=Denoiser("balanced"))  # doctest: +SKIP
+    """
+
+    def __init__(self, quality: str = "balanced", **options: Any) -> None:
+        super().__init__(device="cpu")
+        if "channel_axis" in options:
+            raise InputError("channel_axis: deepinv's tensors are (B, C, H, W), leave it out; separate=True denoises "
+                             "channels each by itself")  # fmt: skip
+        self.denoiser = denoisers.Denoiser(quality, **options)
+
+    def forward(self, x: Any, sigma: Any) -> Any:
+        """Return the denoised batch, with the bits of ``denoise(item, sigma, channel_axis=0)`` for each item.
+
+        Parameters
+        ----------
+        x : torch.Tensor of shape (B, C, H, W), or (B, C, D, H, W) for volumes
+        sigma : float or torch.Tensor of shape (B,)
+            Standard deviation of the noise, in the units of `x`, > 0 where there is some.
+        """
+        import torch
+
+        if not isinstance(x, torch.Tensor):
+            raise InputError(f"x: got {type(x).__name__}, expected a torch tensor of shape (B, C, H, W)")
+        if x.ndim not in (4, 5):
+            raise InputError(f"x: got shape {tuple(x.shape)}, expected (B, C, H, W), or (B, C, D, H, W)")
+        if x.device.type != "cpu":
+            raise InputError(f"x: it is on {x.device}, expected the CPU; move it (.cpu()) and the result back")
+        if x.requires_grad and torch.is_grad_enabled():
+            raise InputError("x: got a tensor that requires a gradient, which this denoiser has not; detach it, or run "
+                             "under torch.no_grad()")  # fmt: skip
+        levels = self._handle_sigma(sigma, batch_size=len(x), dtype=torch.float64).tolist()
+        items = zip(x.detach().numpy(), levels, strict=True)
+        results = [self.denoiser(item, level, channel_axis=0) for item, level in items]
+        return torch.from_numpy(np.stack(results)).to(x.dtype)

@@ -1,0 +1,108 @@
+"""What stands for a prior: functions of a signal and of the noise that it is taken to hold."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
+from nlflow.denoising.api import denoise
+from nlflow.denoising.inputs import QUALITIES
+from nlflow.errors import InputError, NumericalError, check_choice, check_number
+from nlflow.functionals.energies import E
+
+Array = NDArray[Any]
+
+# Those that say what the noise is come with each call, and a result is an array.
+_OWN = ("image", "sigma", "noise", "quality", "return_info", "progress")
+_OPTIONS = tuple(name for name in inspect.signature(denoise).parameters if name not in _OWN)
+
+
+class Denoiser:
+    """`nlflow.denoise` with its options, as a function of a signal and of the strength of white noise in it.
+
+    Parameters
+    ----------
+    quality : {'fast', 'balanced', 'best'}
+    **options
+        As `denoise` takes them, such as ``channel_axis`` and ``axes``.
+
+    Raises
+    ------
+    InputError
+        For an option that `denoise` does not know.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import denoise
+    >>> from nlflow.denoising.priors import Denoiser
+    >>> noisy = np.random.default_rng(0).normal(0, 1, (32, 32))
+    >>> bool(np.array_equal(Denoiser("fast")(noisy, 1.0), denoise(noisy, 1.0, quality="fast")))
+    True
+    """
+
+    def __init__(self, quality: str = "balanced", **options: Any) -> None:
+        self.quality = check_choice("quality", quality, QUALITIES)
+        for name in options:
+            if name not in _OPTIONS:
+                raise InputError(f"{name}: got an unknown option, expected one of {', '.join(_OPTIONS)}")
+        self.options = options
+
+    def __call__(self, u: Any, strength: Any, **more: Any) -> Any:
+        """Return ``denoise(u, strength)``, the same bits; `more` are options for this call."""
+        return denoise(u, strength, quality=self.quality, **{**self.options, **more})
+
+    def __repr__(self) -> str:
+        return f"Denoiser({', '.join([repr(self.quality), *(f'{k}={v!r}' for k, v in self.options.items())])})"
+
+
+class Resolvent:
+    """The filter (I + s^2 L)^-1 of a frozen kernel: an implicit Euler step of the J-flow of length s^2.
+
+    It is the proximal map of s^2 J, linear and symmetric with eigenvalues in (0, 1]. So loops with this denoiser
+    minimize an energy that is known (`nlflow.denoising.priors.reconstruct`), and converge.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Of k; it is symmetrized to K = k + k^T. Such as ``affinity(Patch(...), grid, pilot)`` of a pilot estimate.
+    rtol : float, optional
+        Of the linear systems; 1e-10 in float64 and 1e-5 in float32 by default.
+
+    Raises
+    ------
+    NumericalError
+        When it is called, and a system is not solved to `rtol`.
+    """
+
+    def __init__(self, affinity: Affinity, *, rtol: float | None = None) -> None:
+        self.affinity = check_affinity(affinity)
+        self.rtol = rtol
+
+    def __call__(self, u: Array, strength: float) -> Array:
+        """Return (I + s^2 L)^-1 u, in the inner product without weights."""
+        strength = check_number("strength", strength, minimum=0, strict=True)
+        u = np.asarray(u).astype(self.affinity.dtype or np.float64)
+        weights = np.asarray(self.affinity.domain.weights)
+        fidelity = np.broadcast_to(1 / (strength**2 * weights), self.affinity.domain.shape).astype(u.dtype)
+        found = E(self.affinity, u, fidelity).minimizer(rtol=self.rtol, start=u)
+        if not found.success:
+            raise NumericalError(f"strength: {found.message}")
+        return np.asarray(found.u)
+
+
+def check_denoised(result: Any, like: Array) -> Array:
+    """Return what a denoiser gave, in the dtype of its input, if it is real, finite and of the right shape."""
+    array = np.asarray(result)
+    if array.dtype.kind not in "biuf":
+        raise InputError(f"denoiser: it returned dtype {array.dtype}, expected real numbers")
+    if array.shape != like.shape:
+        raise InputError(f"denoiser: it returned shape {array.shape}, expected {like.shape}, that of its input")
+    if not np.isfinite(array).all():
+        raise NumericalError("denoiser: it returned NaN or infinite values, expected finite ones")
+    return array.astype(like.dtype, copy=False)

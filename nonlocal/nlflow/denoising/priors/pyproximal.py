@@ -1,0 +1,64 @@
+"""The denoiser for PyProximal (https://pyproximal.readthedocs.io): the proximal operator of its prior.
+
+``pip install 'nlflow[pyproximal]'`` installs it, with PyLops.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow.denoising.priors import denoisers
+from nlflow.denoising.priors.packages import base
+from nlflow.errors import InputError, check_number
+from nlflow.functionals.operators import checked_shape
+
+Base: Any = base("pyproximal", "ProxOperator", "pip install 'nlflow[pyproximal]'")
+
+
+class Prior(Base):
+    """The prior of `nlflow.denoise` as a proximal operator, for the solvers of PyProximal.
+
+    prox of tau R is the denoiser of noise of variance ``weight tau``, as PyProximal's ``PlugAndPlay`` has it.
+
+    Parameters
+    ----------
+    dims : int or tuple of int
+        Shape of the signals, which PyProximal holds as vectors.
+    weight : float
+        Of R, > 0.
+    quality : {'fast', 'balanced', 'best'}
+    **options
+        As `nlflow.denoise` takes them.
+
+    Notes
+    -----
+    R itself is not known: its value, which PyProximal asks for when it prints, is given as 0, as ``PlugAndPlay`` gives
+    it. So no solver that searches a step by values can be used.
+
+    Examples
+    --------
+    >>> from nlflow.denoising.priors.pyproximal import Prior  # doctest: +SKIP
+    >>> x, z = pyproximal.optimization.primal.ADMM(misfit, Prior((64, 64)), x0=x0, tau=0.01, niter=20)  # doctest: +SKIP
+    """
+
+    def __init__(self, dims: Any, weight: float = 1.0, quality: str = "balanced", **options: Any) -> None:
+        super().__init__(None, False)
+        self.dims = checked_shape("dims", dims)
+        self.weight = check_number("weight", weight, minimum=0, strict=True)
+        self.denoiser = denoisers.Denoiser(quality, **options)
+
+    def __call__(self, x: Any) -> float:
+        """Return 0: the prior's value is not known."""
+        del x
+        return 0.0
+
+    def prox(self, x: Any, tau: Any) -> NDArray[Any]:
+        """Return ``denoise(x, sqrt(weight tau))`` as a vector, the same bits."""
+        tau = check_number("tau", tau, minimum=0, strict=True)
+        if np.size(x) != math.prod(self.dims):
+            raise InputError(f"x: got {np.size(x)} samples, expected {math.prod(self.dims)}, those of {self.dims}")
+        return np.ravel(self.denoiser(np.reshape(x, self.dims), math.sqrt(self.weight * tau)))

@@ -1,0 +1,281 @@
+"""Reconstruction of a signal from linear measurements, with a denoiser as the prior."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+from nlflow._array import underflowing
+from nlflow.denoising.priors.denoisers import Denoiser, check_denoised
+from nlflow.denoising.priors.methods import METHODS, Method, Problem
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    StabilityError,
+    check_array,
+    check_choice,
+    check_integer,
+    check_number,
+)
+from nlflow.flows.result import Status
+from nlflow.functionals.operators import Forward
+
+Array = NDArray[Any]
+
+WEIGHT = 0.23
+"""Of the prior, as Zhang et al. 2021 chose it for their denoiser and their schedule."""
+_STEPS = 8
+_LARGEST = 1e3  # times the size of the first estimate, beyond which a loop has diverged
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What a loop of reconstruction came to.
+
+    Attributes
+    ----------
+    u : array
+        The estimate, in the dtype of the data.
+    success : bool
+        Whether the loop ended as asked: with its schedule, or at a fixed point.
+    status : Status
+        ``finished`` (the schedule), ``stopped`` (a fixed point), ``not converged``, ``diverged``, ``step failed`` or
+        ``interrupted``.
+    message : str
+        What happened and, where it failed, what to change.
+    iterations : int
+    strength, change, misfit : array of shape (iterations,)
+        Of each iteration: the denoiser's strength; by how much the state of the loop changed, relative to its size;
+        and |A u - f| / (sigma sqrt(M)) of its estimate, 1 where the residual is as large as the noise.
+    """
+
+    u: Array
+    success: bool
+    status: Status
+    message: str
+    iterations: int
+    strength: NDArray[np.float64]
+    change: NDArray[np.float64]
+    misfit: NDArray[np.float64]
+
+    def __repr__(self) -> str:
+        return f"<Reconstruction {self.status.value} after {self.iterations} iterations: {self.message}>"
+
+
+@underflowing
+def reconstruct(
+    data: Any,
+    forward: Forward,
+    sigma: float,
+    *,
+    denoiser: Callable[[Array, float], Any] | None = None,
+    method: str = "hqs",
+    strength: Any = None,
+    weight: float = WEIGHT,
+    start: Any = None,
+    maxiter: int = 100,
+    rtol: float = 1e-3,
+    progress: bool = False,
+) -> Reconstruction:
+    r"""Reconstruct a signal u from f = A u + noise, with a denoiser as the prior (plug-and-play, or RED).
+
+    A denoiser D of strength s is taken for the proximal map of s^2 R, where R is the prior's energy. Each method is one
+    for |A u - f|^2 / (2 sigma^2) + mu R(u), mu being the `weight`, with this map in place of the one of R:
+
+    ``hqs``
+        Half-quadratic splitting. x = argmin |A x - f|^2 / (2 sigma^2) + mu |x - z|^2 / (2 s^2), then z = D(x); the
+        estimate is z. With a strength that falls it is plug-and-play as Zhang et al. 2021 have it. With one strength
+        fixed points belong to mu times the Moreau envelope of R in place of mu R.
+    ``admm``
+        z = D(v), x as above near 2 z - v, and v + x - z in place of v (Douglas-Rachford, which is ADMM in another
+        variable); the estimate is z. The change is |x - z|: how far the estimate that fits the data and the one that
+        fits the prior are apart.
+    ``forward-backward``
+        D(u - s^2 / (mu sigma^2) A'(A u - f)). No linear systems, but s^2 |A|^2 < 2 mu sigma^2 is needed, so that it
+        takes many small steps.
+    ``red``
+        Regularization by denoising: x as above near D(x), the estimate is x. Its fixed points solve
+        A'(A u - f) / sigma^2 + mu (u - D(u)) / s^2 = 0. The second term is the velocity of a flow: for D = P, that of
+        the J-flow in the degree metric.
+
+    Parameters
+    ----------
+    data : array of the data's shape
+        f, what was measured.
+    forward : Forward
+        A, with its adjoint.
+    sigma : float
+        Standard deviation of the noise in the data, in their units.
+    denoiser : callable, optional
+        ``denoiser(u, s)`` returns u without its white noise of strength s; ``Denoiser()`` by default. See also
+        `Resolvent`.
+    method : {'hqs', 'admm', 'forward-backward', 'red'}
+    strength : float or sequence of float, optional
+        Of the noise that the denoiser takes out, in the units of the signal. A number: iterate to a fixed point. A
+        sequence, such as ``numpy.geomspace(50, 2, 8)``: a schedule, one iteration each, and the loop ends with it. By
+        default a schedule of 8, from 0.8 of the signal's standard deviation, roughly estimated, to sigma / |A|; for
+        ``forward-backward`` the number sigma sqrt(mu) / |A|, half of what is allowed in s^2.
+    weight : float
+        mu > 0: larger for smoother results. For denoisers that know s the result depends on it little, except that too
+        small a weight lets noise through that s does not cover. 1 where the denoiser is a proximal map.
+    start : array, optional
+        First estimate; the constant that fits the data best by default.
+    maxiter : int
+        Iterations at most, with one strength.
+    rtol : float
+        With one strength the loop stops when an iteration changes its state by at most this share of its size. Linear
+        systems are solved to a tenth of it, relative to the change that they make.
+    progress : bool
+        Progress bar on stderr.
+
+    Returns
+    -------
+    Reconstruction
+        Ctrl-C ends the loop and returns what there is, with status ``interrupted``. A loop that does not reach a fixed
+        point says so: ``success`` is False.
+
+    Raises
+    ------
+    InputError
+        For data of another shape, NaN or infinity, sigma, strength or weight <= 0, and what a denoiser returns that is
+        no signal; `StabilityError` for a strength beyond the limit of ``forward-backward``, with the limit.
+
+    Notes
+    -----
+    Convergence with one strength is known for a D that is a proximal map of a convex function, such as a linear
+    symmetric filter with eigenvalues in (0, 1]: then D is firmly nonexpansive, the first three methods minimize the
+    energy above (``hqs`` and ``red`` that with the envelope, which for a linear D is <u, u - D u> / (2 s^2)), and
+    converge (Combettes and Wajs 2005, doi 10.1137/050626090; Lions and Mercier 1979, doi 10.1137/0716071). It is also
+    known for ``admm`` and ``forward-backward`` where D - I is a contraction and the misfit strongly convex (Ryu et al.
+    2019, arXiv 1905.05406), and for ``red`` where D is nonexpansive (Reehorst and Schniter 2019, arXiv 1806.02296, who
+    show as well that the field of RED is the gradient of an energy only if the Jacobian of D is symmetric). The flow
+    of `nlflow.denoise` looks for its groups anew in each call; nothing of this is known for it, so use a schedule.
+
+    An iteration costs one call of the denoiser and, except for ``forward-backward``, some ten to some hundred
+    applications of A and A': about |A| s / sigma / sqrt(mu) times half the logarithm of 2 / rtol.
+
+    References
+    ----------
+    Venkatakrishnan, Bouman and Wohlberg 2013 (doi 10.1109/GlobalSIP.2013.6737048); Romano, Elad and Milanfar 2017
+    (arXiv 1611.02862); Zhang, Li, Zuo, Zhang, Van Gool and Timofte 2021 (arXiv 2008.13751).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.denoising.priors import Denoiser, Forward, reconstruct
+    >>> clean = np.sign(np.sin(np.arange(400) / 20))
+    >>> blur = Forward((lambda u: (np.roll(u, 1) + u) / 2, lambda v: (np.roll(v, -1) + v) / 2), 400)
+    >>> data = blur.apply(clean) + np.random.default_rng(0).normal(0, 0.05, 400)
+    >>> found = reconstruct(data, blur, 0.05, denoiser=Denoiser("fast"))
+    >>> bool(found.success), bool(np.std(found.u - clean) < np.std(data - clean))
+    (True, True)
+    """
+    if not isinstance(forward, Forward):
+        raise InputError(f"forward: got {type(forward).__name__}, expected a Forward, which tests the adjoint")
+    data = forward.check_data(data)
+    sigma = check_number("sigma", sigma, minimum=0, strict=True)
+    weight = check_number("weight", weight, minimum=0, strict=True)
+    maxiter = check_integer("maxiter", maxiter, minimum=1)
+    rtol = check_number("rtol", rtol, minimum=0, strict=True)
+    step = METHODS[check_choice("method", method, tuple(METHODS))]
+    if denoiser is None:
+        denoiser = Denoiser()
+    if not callable(denoiser):
+        raise InputError(f"denoiser: got {type(denoiser).__name__}, expected a function of a signal and a strength")
+    # In double precision, since linear systems are far from well conditioned.
+    problem = Problem(data.astype(np.float64), forward, sigma, weight, _checked(denoiser), 0.1 * rtol)
+    first = problem.constant() if start is None else _start(start, problem)
+    limit = problem.limit() if method == "forward-backward" else math.inf
+    scheduled, strengths = _strengths(strength, problem, first, limit, maxiter)
+    return _Loop(problem, step, first, progress).run(strengths, scheduled, rtol, data.dtype)
+
+
+def _checked(denoiser: Callable[[Array, float], Any]) -> Callable[[Array, float], Array]:
+    return lambda u, strength: check_denoised(denoiser(u, strength), u)
+
+
+def _start(start: Any, problem: Problem) -> Array:
+    array = check_array("start", start)
+    if not isinstance(array, np.ndarray):
+        raise InputError(f"start: got {type(start).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
+    if array.shape != problem.forward.shape:
+        raise InputError(f"start: got shape {array.shape}, expected {problem.forward.shape}, that of the operator")
+    return array.astype(np.float64)
+
+
+def _strengths(
+    given: Any, problem: Problem, first: Array, limit: float, maxiter: int
+) -> tuple[bool, NDArray[np.float64]]:
+    """Return whether there is a schedule, and the strength of each iteration."""
+    if given is None and math.isfinite(limit):
+        given = limit / math.sqrt(2)
+    elif given is None:
+        end = problem.sigma / math.sqrt(problem.forward.squared_norm)
+        given = np.geomspace(max(0.8 * problem.spread(first), end), end, _STEPS)
+    array = np.asarray(check_array("strength", given, ndim=(0, 1)), np.float64)
+    if array.min() <= 0:
+        raise InputError(f"strength: got {array.min():g}, expected numbers > 0")
+    if array.max() >= limit:
+        raise StabilityError(
+            f"strength: got {array.max():g}, expected < {limit:g} = sigma sqrt(2 mu) / |A| for 'forward-backward'; "
+            "raise the weight, or use 'hqs' or 'admm', which have no such limit"
+        )
+    return (True, array) if array.ndim else (False, np.full(maxiter, float(array)))
+
+
+class _Loop:
+    """One run of a method, and what is told of each iteration."""
+
+    def __init__(self, problem: Problem, step: Method, first: Array, progress: bool) -> None:
+        self.problem, self.step, self.progress = problem, step, progress
+        self.state = self.estimate = first
+        self.strength: list[float] = []
+        self.change: list[float] = []
+        self.misfit: list[float] = []
+
+    def run(self, strengths: NDArray[np.float64], scheduled: bool, rtol: float, dtype: Any) -> Reconstruction:
+        try:
+            status, message = self._iterate(strengths.tolist(), -1.0 if scheduled else rtol)
+        except KeyboardInterrupt:
+            status, message = Status.INTERRUPTED, "interrupted; what was reached is returned"
+        except NumericalError as failure:
+            status, message = Status.STEP_FAILED, str(failure)
+        if scheduled and status is Status.NOT_CONVERGED:
+            status, message = Status.FINISHED, f"the schedule of {len(self.change)} strengths was followed"
+        if self.misfit:
+            message += f"; the residual is {self.misfit[-1]:.3g} of what the noise leaves"
+        return Reconstruction(
+            self.estimate.astype(dtype), status in (Status.FINISHED, Status.STOPPED), status, message,
+            len(self.change), np.array(self.strength), np.array(self.change), np.array(self.misfit),
+        )  # fmt: skip
+
+    def _iterate(self, strengths: list[float], rtol: float) -> tuple[Status, str]:
+        """Take the iterations; return how they ended, and the message."""
+        largest = _LARGEST * float(np.linalg.norm(self.problem.near(self.state, strengths[0])))
+        for strength in tqdm(strengths, disable=not self.progress, unit="iteration", leave=False):
+            new, estimate = self.step(self.problem, self.state, strength)
+            size = float(np.linalg.norm(new))
+            if not size <= largest:
+                return Status.DIVERGED, (
+                    f"the state grew beyond {_LARGEST:g} times its first size at strength {strength:g}: raise the "
+                    "weight, or check sigma and the size of the operator"
+                )
+            self.strength.append(strength)
+            self.change.append(float(np.linalg.norm(new - self.state)) / (size or 1.0))
+            self.misfit.append(self.problem.misfit(estimate))
+            self.state, self.estimate = new, estimate
+            if self.change[-1] <= rtol:
+                return Status.STOPPED, f"{self._found()}, within rtol={rtol:g}"
+        return Status.NOT_CONVERGED, (
+            f"{self._found()}, above rtol={rtol:g}: raise maxiter or rtol. A denoiser that looks for its patches anew "
+            "need not have a fixed point: give a schedule of strengths, or a frozen filter (Resolvent)"
+        )
+
+    def _found(self) -> str:
+        return f"iteration {len(self.change)} changes the state by {self.change[-1]:.3g} of its size"
