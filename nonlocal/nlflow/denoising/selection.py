@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 
 Array = NDArray[Any]
-STOPPING = ("discrepancy", "sure")
 _EPSILON = 0.1  # of the noise
 
 

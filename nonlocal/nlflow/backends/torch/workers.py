@@ -19,6 +19,11 @@ def chunk_for(device: torch.device) -> int:
     return CHUNK.get(device.type, _CHUNK)
 
 
+def bytes_of_chunks(device: torch.device) -> int:
+    """Return the bytes that workers take for each number of a chunk: float64 at most, twice in what is made of it."""
+    return 16 * (torch.get_num_threads() if device.type == "cpu" else 1)
+
+
 @contextmanager
 def workers_for(device: torch.device) -> Iterator[int]:
     """Give how many workers compute on a device.

@@ -15,6 +15,7 @@ from nlflow.denoising.patches.lattice import Lattice
 from nlflow.denoising.patches.search import nearest_offsets
 from nlflow.errors import InputError, NumericalError, check_integer
 
+_PART = 4  # of the memory goes to chunks, at most
 _ERROR = 0.1  # largest relative error of a weight that rounding may leave, as the compiled loops have it
 
 
@@ -39,6 +40,15 @@ class TensorFilter:
         from nlflow.backends.torch.workers import chunk_for
 
         return chunk_for(like.device) if self.numbers is None else self.numbers
+
+    @classmethod
+    def within(cls, like: Any, limit: float) -> tuple[TensorFilter, int]:
+        """Return a filter whose chunks take a part of some bytes where tensors like this lie, and what they take."""
+        from nlflow.backends.torch.workers import bytes_of_chunks, chunk_for
+
+        held = bytes_of_chunks(like.device)
+        numbers = max(1, min(chunk_for(like.device), int(min(limit, 2**62) / (_PART * held))))
+        return cls(numbers), held * numbers
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
         """Return the nearest patches of each reference, by the squared distance over all channels."""
@@ -93,3 +103,23 @@ class TensorFilter:
         estimate, following = step(*planes)
         return estimate.reshape(state.shape), following.reshape(state.shape)
 
+
+
+class FrozenFilter(TensorFilter):
+    """The groups that a first run finds, in the order in which it finds them, for all runs after it."""
+
+    def __init__(self, numbers: int | None = None) -> None:
+        super().__init__(numbers)
+        self._found: list[tuple[Array, Array]] = []
+        self._next = 0
+
+    def begin(self) -> None:
+        """Begin a run."""
+        self._next = 0
+
+    def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
+        """Return the groups that were found at this place of the first run."""
+        if self._next == len(self._found):
+            self._found.append(super().find(guide, lattice))
+        self._next += 1
+        return self._found[self._next - 1]
