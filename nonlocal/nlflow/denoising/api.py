@@ -10,7 +10,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, root_mean_square, underflowing
-from nlflow.backends.devices import choose_device
+from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
@@ -174,8 +174,8 @@ def denoise(
     A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
     an estimated noise are constants, and what a step does to the samples is differentiated (first derivatives;
     `nlflow.denoising.derivatives` has products with the Jacobian). It is refused where there are none: for an item that
-    is returned unchanged, for `mask`, `stopping` and models of noise. These, without a gradient, are met on the host, and
-    the flow alone runs on the device. Tensors agree with arrays to rounding. ``fast``, clips and `separate` are refused.
+    is returned unchanged, for `mask`, `stopping` and models of noise. Masks and models are met on the host, and the
+    flow alone runs on the device. Tensors agree with arrays to rounding. ``fast``, clips and `separate` are refused.
 
     References
     ----------
@@ -198,7 +198,7 @@ def denoise(
         from nlflow.denoising.tensors.call import denoised_tensor
 
         if device != "cpu":
-            raise InputError(f"device: got {device!r} for a tensor on {image.device}, where its flow runs; leave it out")
+            raise InputError(f"device: got {device!r} for a tensor, which stays on {image.device}; leave it out")
         return denoised_tensor(
             denoise, image, sigma, quality=quality, noise=noise, strength=strength, channel_axis=channel_axis,
             axes=axes, spacing=spacing, separate=separate, mask=mask, keep=keep, stopping=stopping,
@@ -207,7 +207,9 @@ def denoise(
         )  # fmt: skip
     for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
         if is_tensor(value):
-            raise InputError(f"{name}: got a tensor beside an image that is none, expected an array; use .cpu().numpy()")
+            raise InputError(
+                f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
+            )
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     if separate:
         result, info = each_by_itself(
@@ -235,6 +237,8 @@ def denoise(
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
     task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
+    if device == "auto" and (task.preset is None or task.preset.moving):
+        place = CPU
     if stopping is not None and task.seen.coloured is not None:
         raise InputError(
             f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"

@@ -50,9 +50,10 @@ class Linearization:
     def jvp(self, direction: Tensor) -> Tensor:
         """Return J v, the derivative of the estimate in a direction: one run of the flow, twice the work of one."""
         with torch.no_grad(), forward_ad.dual_level():
-            dual = forward_ad.make_dual(self.image, self._checked("direction", direction))
-            primal, tangent = forward_ad.unpack_dual(self._run(dual))
-        return torch.zeros_like(primal) if tangent is None else tangent
+            dual: Any = forward_ad.make_dual(self.image, self._checked("direction", direction))  # type: ignore[no-untyped-call]  # torch's
+            pair: Any = forward_ad.unpack_dual(self._run(dual))  # type: ignore[no-untyped-call]
+        tangent: Tensor = pair.tangent
+        return tangent
 
     def vjp(self, cotangent: Tensor) -> Tensor:
         """Return J^T w: one run of the flow and one backwards, which keeps a dozen images a step."""
@@ -62,10 +63,12 @@ class Linearization:
         return gradient
 
     def divergence(self, probes: int = 1, *, seed: int = 0) -> float:
-        """Return the trace of J, sum_i du_i / df_i, by random signs: an estimate without bias.
+        """Return the trace of J, sum_i du_i / df_i, by random signs: an estimate of it without bias.
 
         Each probe b costs one `jvp`, and gives b.Jb exactly; the variance comes of the entries of J off the diagonal
-        (Hutchinson 1990, doi 10.1080/03610919008812866). `nlflow.denoise(tensor, stopping="sure")` uses one.
+        (Hutchinson 1990, doi 10.1080/03610919008812866). It is the divergence of the map for groups held still. That of
+        the denoiser is larger, since noise decides which patches are alike: Stein's estimate needs the latter, and
+        `nlflow.denoise(tensor, stopping="sure")` takes a difference of two runs with groups of their own.
 
         Parameters
         ----------
@@ -84,7 +87,9 @@ class Linearization:
         like = self.image
         if not is_tensor(value) or (value.shape, value.dtype, value.device) != (like.shape, like.dtype, like.device):
             got = f"{tuple(value.shape)}, {value.dtype}, {value.device}" if is_tensor(value) else type(value).__name__
-            raise InputError(f"{name}: got {got}, expected a tensor of {tuple(like.shape)}, {like.dtype}, {like.device}")
+            raise InputError(
+                f"{name}: got {got}, expected a tensor of {tuple(like.shape)}, {like.dtype}, {like.device}"
+            )
         tensor: Tensor = value
         return tensor
 
@@ -128,7 +133,7 @@ def linearized(
 
     Examples
     --------
-    The degrees of freedom of an estimate, for Stein's estimate of its error:
+    How much an estimate follows its samples, for groups held still:
 
     >>> import torch
     >>> from nlflow.denoising.derivatives import linearized

@@ -60,7 +60,7 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
-def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
+def problem(f: Any, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
@@ -110,11 +110,11 @@ def _path(
     if preset.moving:
         raise InputError(f"device: got {watch.device.name!r} for a clip, whose search follows motion on the CPU alone, "
                          "expected 'cpu'; or name its first axis Z")  # fmt: skip
-    signal, *rest = (None if one is None else watch.device.place(one) for one in (f, variance, missing))
+    signal, varying, absent = (None if one is None else watch.device.place(one) for one in (f, variance, missing))
     limit = watch.device.free_bytes() if watch.limit is None else watch.limit
     chunked, working = TensorFilter.within(signal, limit)
     path, tiles, memory = in_tiles(
-        signal, preset, groupings, *rest, partial(make, filter=chunked), replace(watch, limit=limit), working
+        signal, preset, groupings, varying, absent, partial(make, filter=chunked), replace(watch, limit=limit), working
     )
     return [to_numpy(u) for u in path], tiles, memory
 
@@ -132,9 +132,10 @@ def denoised(f: Array, seen: Observation, preset: GroupPreset, watch: Watch) -> 
         last = level == levels[-1]
         tell = within(watch.tell, number / len(levels), (number + 1) / len(levels))
         groupings = preset.groupings(noisiness(f) * level, dimension)
+        every = (watch.every or trail is not None) and last
         path, tiles, memory = _path(
             signal / precision(level), preset if last else replace(preset, steps=FILLING_STEPS), groupings, variance,
-            seen.missing, problem, Watch((watch.every or trail is not None) and last, watch.limit, tell, None, watch.device),
+            seen.missing, problem, replace(watch, every=every, tell=tell, trail=None),
         )  # fmt: skip
         if not last and seen.missing is not None:
             signal = np.where(seen.missing[..., None], path[-1] * precision(level), signal)
@@ -167,7 +168,7 @@ def _coloured(f: Array, seen: Observation, noise: Coloured, preset: GroupPreset,
         path, tiles, memory = _path(
             signal.astype(precision), preset, groupings, (strength * powers).astype(precision),
             seen.missing if level == 0 else None, partial(problem, correlation=correlation(spectrum)),
-            Watch(False, watch.limit, within(watch.tell, shares[turned], shares[turned + 1]), None, watch.device),
+            replace(watch, every=False, tell=within(watch.tell, shares[turned], shares[turned + 1]), trail=None),
         )  # fmt: skip
         told.update(described(groupings))
         told["tiles"], told["memory_bytes"] = max(told["tiles"], tiles), max(told["memory_bytes"], memory)

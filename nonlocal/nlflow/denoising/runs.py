@@ -118,10 +118,12 @@ def unrolled(problem: Problem) -> list[Array]:
 
     What `run` does without the time loop: no rules, and no progress.
     """
-    flow, u, memory = problem.flow, problem.flow.observed, {}
+    flow: Flow = problem.flow
+    u: Any = flow.observed
+    memory: dict[str, Any] = {}
     path = []
     for step in range(round(problem.t)):
-        u, t = problem.integrator.advance(flow, u, float(step), step + 1.0, memory)
+        u, _ = problem.integrator.advance(flow, u, float(step), step + 1.0, memory)
         flow = flow.following(u, memory)
         path.append(u)
     return path

@@ -125,9 +125,9 @@ class Task:
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples in units of the noise."""
         if self.preset is None:
-            if watch.device.tensors and watch.device.name != "auto":
+            if watch.device.tensors:
                 raise InputError(
-                    f"device: got {watch.device.name!r} with quality='fast', whose flow of pixels runs on the CPU alone, "
+                    f"device: got {watch.device.name!r} with quality='fast', a flow of pixels on the CPU alone, "
                     "expected 'cpu'; or take 'balanced'"
                 )
             return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)

@@ -87,7 +87,7 @@ class Step:
             The running state z, the estimate from which covariances are taken, and the input.
         """
         images = [one.reshape(len(state), -1) for one in (state, pilot, observed)]
-        dual = any(forward_ad.unpack_dual(one).tangent is not None for one in images)
+        dual = any(unpacked(one)[1] is not None for one in images)
         with exact_products(state.device):
             if dual or not (torch.is_grad_enabled() and any(one.requires_grad for one in images)):
                 sums = _summed(self, images)[0]
@@ -98,6 +98,12 @@ class Step:
         mass = torch.where(bare, 1, mass)
         made = [torch.where(bare, images[0], one / mass).view(state.shape) for one in sums[:-1]]
         return made[0], made[-1]  # the same where no noise is left
+
+
+def unpacked(tensor: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Return a tensor and its derivative in forward mode, None where there is none."""
+    pair: Any = forward_ad.unpack_dual(tensor)  # type: ignore[no-untyped-call]  # torch's is untyped
+    return pair.primal, pair.tangent
 
 
 def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
@@ -136,7 +142,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.is_grad_enabled():
+        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
             raise InputError(
                 "create_graph: got True, expected False: the denoiser has first derivatives only; take differences of "
                 "gradients for second ones"
@@ -232,7 +238,7 @@ def _chunks(step: Step, lost: Tensor | None) -> Iterator[_Chunk]:
         if not step.full:
             has = (torch.arange(most, device=corners.device) < step.counts[part][:, None])[..., None]
         references = step.references[part]
-        ends = (np.minimum(references.max(axis=0) + step.radii + step.patch, step.shape) - 1)
+        ends = np.minimum(references.max(axis=0) + step.radii + step.patch, step.shape) - 1
         low, high = (
             int(np.ravel_multi_index(tuple(at), step.shape))
             for at in (np.maximum(references.min(axis=0) - step.radii, 0), ends)
@@ -272,8 +278,9 @@ def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[Tensor, 
     else:
         if z.dtype != torch.float64:
             extremes = step.extremes[:, None]
-            most, fewest = own.amax(-1, keepdim=True) * extremes[..., 1:], own.amin(-1, keepdim=True) * extremes[..., :1]
-            lost = ~(count * step.rounding[0] * (trace + most) < fewest) & ~idle
+            most, fewest = own.amax(-1, keepdim=True), own.amin(-1, keepdim=True)
+            bound = count * step.rounding[0] * (trace + most * extremes[..., 1:])
+            lost = ~(bound < fewest * extremes[..., :1]) & ~idle
         masked = idle | lost
     own = torch.where(masked, 1, own)  # an identity, whose factor exists
     covariance = torch.where(masked[..., None], 0, covariance)

@@ -78,7 +78,7 @@ def find_groups(
         return combined([one.numbers for one in parts], sides), corners.int(), alike.sum(-1, dtype=torch.int32)
 
     with workers_for(device) as workers:
-        for numbered, corners, count in in_order(search, tiles.split(together), workers):
+        for numbered, corners, count in in_order(search, torch.split(tiles, together), workers):
             found[numbered] = corners
             counts[numbered] = count
     return found, counts
@@ -158,9 +158,10 @@ def _nearest(
     distance[..., middle] = -1
     limit = distance.topk(members, largest=False, sorted=False).values.amax(-1, keepdim=True).clamp_(min=0)
     root = limit.sqrt()
-    slack = torch.finfo(dtype).eps * (
-        (samples + 3) * limit + 4 * (largest[..., None] + root) * math.sqrt(samples) * root
-    ) + torch.finfo(torch.float64).eps * (samples + 3) * (2 * norm[..., None] + root).square()
+    slack = (
+        torch.finfo(dtype).eps * ((samples + 3) * limit + 4 * (largest[..., None] + root) * math.sqrt(samples) * root)
+        + torch.finfo(torch.float64).eps * (samples + 3) * (2 * norm[..., None] + root).square()
+    )
     key = torch.where(distance <= limit + slack, rank, torch.inf).masked_fill_(distance < limit - slack, -1)
     key.masked_fill_(distance == torch.inf, torch.inf)[..., middle] = -2
     near, chosen = key.topk(members, largest=False, sorted=False)

@@ -66,9 +66,7 @@ def wiener(
     if shrink > 0:
         inverse = _clipped_inverse(covariance / scale, shrink, matrices) / scale
     else:
-        # Nobody asks the device whether a factor exists: groups without one are masked before.
-        total = covariance + (torch.diag_embed(noise) if full is None else full)
-        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(total).L)
+        inverse = _Inverse.apply(covariance + (torch.diag_embed(noise) if full is None else full))  # type: ignore[no-untyped-call]  # torch's
     share = 1 / count
     if full is None or correlation is None:
         filtered = inverse * noise[..., None, :]
@@ -94,6 +92,30 @@ def _clipped_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor
     return inverse if whitening is None else whitening @ inverse @ whitening  # type: ignore[no-any-return]
 
 
+class _Inverse(torch.autograd.Function):
+    """The inverse of symmetric positive definite matrices by Cholesky's factors, without asking whether these exist.
+
+    torch 2.13 has a wrong forward derivative of `torch.cholesky_inverse`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor) -> Tensor:
+        inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(matrix).L)
+        ctx.save_for_backward(inverse)
+        ctx.save_for_forward(inverse)
+        return inverse
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        inverse: Tensor = ctx.saved_tensors[0]
+        return -inverse @ ((gradient + gradient.mT) / 2) @ inverse
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        inverse: Tensor = ctx.saved_tensors[0]
+        return -inverse @ tangent @ inverse
+
+
 class _Clipped(torch.autograd.Function):
     """The function 1 / (max(x - shrink, 0) + 1) of symmetric matrices.
 
@@ -108,11 +130,12 @@ class _Clipped(torch.autograd.Function):
         gain = 1 / (above.clamp(min=0) + 1)
         ctx.save_for_backward(above, vectors, gain)
         ctx.save_for_forward(above, vectors, gain)
-        return (vectors * gain[..., None, :]) @ vectors.mT
+        inverse: Tensor = (vectors * gain[..., None, :]) @ vectors.mT
+        return inverse
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _daleckii_krein(gradient, *ctx.saved_tensors), None
+        return _daleckii_krein((gradient + gradient.mT) / 2, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, shrink: None) -> Tensor:
@@ -121,10 +144,10 @@ class _Clipped(torch.autograd.Function):
 
 
 def _daleckii_krein(direction: Tensor, above: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
-    """Return the derivative of 1 / (max(x, 0) + 1) in the direction of a matrix; it is its own transpose."""
+    """Return the derivative of 1 / (max(x, 0) + 1) in the direction of a symmetric matrix, a symmetric map."""
     high, low = (pick(above[..., :, None], above[..., None, :]) for pick in (torch.maximum, torch.minimum))
     # Slopes between two eigenvalues of max(x, 0): 1, 0, or what of the way between them lies above 0.
     mixed = high / torch.where(high > low, high - low, 1)
     slope = torch.where(low > 0, 1, torch.where(high > 0, mixed, 0))
-    inner = vectors.mT @ ((direction + direction.mT) / 2) @ vectors
+    inner: Tensor = vectors.mT @ direction @ vectors
     return -vectors @ (inner * slope * gain[..., :, None] * gain[..., None, :]) @ vectors.mT

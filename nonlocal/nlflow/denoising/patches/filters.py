@@ -94,8 +94,8 @@ class Images:
     @property
     def on_host(self) -> Images:
         """The images as arrays, where they are tensors."""
-        planes = (self.state, self.pilot, self.observed, self.variance)
-        return Images(*map(to_numpy, planes), self.correlation)
+        state, pilot, observed, variance = map(to_numpy, (self.state, self.pilot, self.observed, self.variance))
+        return Images(state, pilot, observed, variance, self.correlation)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,8 @@ def groups_of(filter: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
     if not str(getattr(filter.find, "__module__", "")).startswith("nlflow."):
         if not isinstance(found, tuple) or len(found) != 2:
             raise InputError(f"find: got {type(found).__name__}, expected a tuple of members and counts")
-        _check_members(*(to_numpy(one) if is_tensor(one) else one for one in found), lattice)
+        own: Any = [to_numpy(one) if is_tensor(one) else one for one in found]
+        _check_members(own[0], own[1], lattice)
     members, counts = found
     return Groups(lattice, members, counts)
 

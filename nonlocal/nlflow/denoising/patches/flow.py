@@ -94,6 +94,7 @@ class GroupFlow(Flow):
 
     advice = "integrate it with RelaxedSemiImplicit(steps)"
     needs_integrator = True
+    differentiated = "nlflow.denoise, or nlflow.denoising.derivatives"
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class GroupFlow(Flow):
         self.missing = None if missing is None else _booleans(missing, signal)
         if self.missing is not None and self.missing.shape != signal.shape[:-1]:
             raise InputError(
-                f"missing: got shape {tuple(self.missing.shape)}, expected {tuple(signal.shape[:-1])}, that of the nodes"
+                f"missing: got shape {tuple(self.missing.shape)}, expected {tuple(signal.shape[:-1])}, that of nodes"
             )
         if self.missing is not None and self.missing.all():
             raise InputError("missing: hides every sample; leave at least one")
@@ -302,9 +303,7 @@ def _variances(variance: Any, signal: Array) -> Array:
         return given
     full = given if given.shape == signal.shape else given[..., None]
     if full.shape[:-1] != signal.shape[:-1]:
-        raise InputError(
-            f"variance: got shape {tuple(given.shape)}, expected one number or {tuple(signal.shape[:-1])}"
-        )
+        raise InputError(f"variance: got shape {tuple(given.shape)}, expected one number or {tuple(signal.shape[:-1])}")
     return as_planes(xp.broadcast_to(full, signal.shape))
 
 

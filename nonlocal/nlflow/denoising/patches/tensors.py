@@ -16,7 +16,9 @@ from nlflow.denoising.patches.search import nearest_offsets
 from nlflow.errors import InputError, NumericalError, check_integer
 
 _PART = 4  # of the memory goes to chunks, at most
-_ERROR = 0.1  # largest relative error of a weight that rounding may leave, as the compiled loops have it
+# Largest relative error that rounding may leave in a weight, as `nlflow.backends.numba.groups` has it. A factor of
+# Cholesky's is backward stable, so that the error is eps kappa.
+_ERROR = 0.1
 
 
 class TensorFilter:
@@ -53,13 +55,13 @@ class TensorFilter:
     def find(self, guide: Array, lattice: Lattice) -> tuple[Array, Array]:
         """Return the nearest patches of each reference, by the squared distance over all channels."""
         import torch
-        from torch.autograd import forward_ad
 
+        from nlflow.backends.torch.groups import unpacked
         from nlflow.backends.torch.search import find_groups
 
         if len(lattice.motion) > 1:
             raise InputError("moving: got tensors, whose search follows no motion, expected False; give NumPy arrays")
-        guide = forward_ad.unpack_dual(guide).primal.detach()
+        guide = unpacked(guide)[0].detach()
         most = math.sqrt(torch.finfo(guide.dtype).max / (8 * len(guide) * math.prod(lattice.patch)))
         if not float(guide.abs().max()) < most:
             raise NumericalError(
@@ -82,7 +84,10 @@ class TensorFilter:
         from nlflow.backends.torch.groups import Step
         from nlflow.backends.torch.wiener import Matrices
 
-        lattice, state, members = groups.lattice, images.state, groups.members
+        lattice, members = groups.lattice, groups.members
+        state: Any = images.state
+        variance: Any = images.variance
+        rounding = tuple(torch.finfo(kind).eps / _ERROR for kind in (state.dtype, torch.float64))
 
         def placed(array: Any) -> Any:
             return torch.from_numpy(np.ascontiguousarray(array)).to(state.device, torch.float64)
@@ -95,14 +100,13 @@ class TensorFilter:
         )  # fmt: skip
         step = Step(
             members, groups.counts, bool((groups.counts == members.shape[1]).all()), lattice.references(),
-            lattice.shape, lattice.patch, lattice.radii, images.variance.reshape(len(state), -1),
+            lattice.shape, lattice.patch, lattice.radii, variance.reshape(len(state), -1),
             placed(found.extremes).to(state.dtype), matrices, stage.leave, stage.factor, stage.shrink, stage.running,
-            (torch.finfo(state.dtype).eps / _ERROR, torch.finfo(torch.float64).eps / _ERROR), self._chunk(state), during,
+            (rounding[0], rounding[1]), self._chunk(state), during,
         )  # fmt: skip
         planes: Any = [one.reshape(len(one), *lattice.shape) for one in (state, images.pilot, images.observed)]
         estimate, following = step(*planes)
         return estimate.reshape(state.shape), following.reshape(state.shape)
-
 
 
 class FrozenFilter(TensorFilter):

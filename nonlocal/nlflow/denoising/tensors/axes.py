@@ -35,12 +35,8 @@ def check_tensor(image: Tensor) -> Tensor:
     return checked
 
 
-def beside(name: str, value: Any, image: Any) -> None:
-    """Refuse an argument that does not lie where the image does."""
-    if not is_tensor(image):
-        if is_tensor(value):
-            raise InputError(f"{name}: got a tensor beside an image that is none, expected an array; use .cpu().numpy()")
-        return
+def beside(name: str, value: Any, image: Tensor) -> None:
+    """Refuse an argument that does not lie where the image does, or asks for a gradient."""
     if is_tensor(value) and value.device != image.device:
         raise InputError(f"{name}: it is on {value.device}, expected {image.device}, as the image; move one of them")
     if isinstance(value, np.ndarray) and value.ndim:

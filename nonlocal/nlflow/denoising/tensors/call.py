@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from nlflow._array import is_tensor, root_mean_square, to_numpy
 from nlflow.denoising.doubts import doubts
@@ -30,6 +29,7 @@ from nlflow.denoising.noise.verdict import examine
 from nlflow.denoising.patches import TensorFilter
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Watch
+from nlflow.denoising.selection import EPSILON
 from nlflow.denoising.tensors.axes import Axes, beside, check_tensor
 from nlflow.denoising.tensors.flows import Alike, TensorTask, free_bytes
 from nlflow.errors import InputError, MemoryLimitError, NlflowWarning, format_bytes
@@ -56,8 +56,7 @@ class Noisy:
 
     @classmethod
     def of(cls, items: Tensor, sigma: Any, model: Noise | str) -> Noisy | str:
-        """Return the noise of items (B, ..., C), or why it is met on the host. Estimates are made there, as constants.
-        """
+        """Return the noise of items (B, ..., C), or why it is met on the host; estimates are constants of the host."""
         if isinstance(model, GaussianNoise) and model.is_white and sigma is None:
             return cls(model.sigma)
         if isinstance(model, Noise):
@@ -103,7 +102,8 @@ def denoised_tensor(
                 "derivatives; detach it, or give sigma as the strength of white noise"
             )
         with telling(progress, quality) as tell:
-            return _on_host(denoise, image, placed, {"sigma": sigma, "mask": mask, "keep": keep}, words, tell, return_info)
+            given = {"sigma": sigma, "mask": mask, "keep": keep}
+            return _on_host(denoise, image, placed, given, words, tell, return_info)
     task = TensorTask.of(image, found.sigma, placed, quality, strength, keep)
     with telling(progress, quality) as tell:
         watch = Watch(limit=max_memory, tell=tell)
@@ -150,23 +150,17 @@ def _chosen(
         best = np.abs(residuals - 1).argmin(axis=0)
         said = f"discrepancy: rms residual of {residuals[best[0], 0]:.4g} sigma, the nearest to sigma"
     else:
+        path, told["tiles"], told["memory_bytes"] = one.paths(f, replace(every, tell=within(watch.tell, 0.0, 0.5)))
         signs = torch.from_numpy(perturbation(tuple(f.shape), rng=seed)).to(f)
-        with forward_ad.dual_level():
-            duals, told["tiles"], told["memory_bytes"] = one.paths(
-                forward_ad.make_dual(f, signs), every, TensorFilter()
-            )
-            pairs = [forward_ad.unpack_dual(u) for u in duals]
-        path = [pair.primal for pair in pairs]
-        # Stein's estimate, with the exact derivative in the direction of random signs for the divergence.
-        levels = task.units.level[one.which]
-        risks = np.stack([
-            np.mean(levels**2 * to_numpy((
-                (u - f).double().square() + relative**2 * (2 * (signs * tangent).double() - 1)
-            ).mean(dim=inner)), axis=1)
-            for u, tangent in pairs
-        ])  # fmt: skip
-        best = risks.argmin(axis=0)
-        told["risk"] = float(np.mean(risks.min(axis=0)))
+        # Groups of the moved samples are others, which a derivative for groups held still would not see.
+        moved, *_ = one.paths(f + EPSILON * signs, replace(every, tell=within(watch.tell, 0.5, 1.0)))
+        levels, risks = task.units.level[one.which], []
+        for u, v in zip(path, moved, strict=True):
+            divergence = signs * (v - u).double() / EPSILON
+            each = ((u - f).double().square() + relative**2 * (2 * divergence - 1)).mean(dim=inner)
+            risks.append(np.mean(levels**2 * to_numpy(each), axis=1))
+        best = np.argmin(risks, axis=0)
+        told["risk"] = float(np.mean(np.min(risks, axis=0)))
         said = f"SURE: least estimated risk, of {len(path)} estimates the number {best[0] + 1}"
     told |= {"steps": int(best.max()) + 1, "stopped_by": said}
     return torch.stack([path[index][row] for row, index in enumerate(best)]), told
@@ -235,9 +229,10 @@ def _info(
     said: dict[str, Any] = {"functional": "none", "stopped_by": f"returned unchanged: {idle}"}
     if told:
         risks = [one["risk"] for one in told if "risk" in one]
+        shared = all(one["parameters"] == told[0]["parameters"] for one in told)
         said = {
             **told[0],
-            "parameters": told[0]["parameters"] if all(one["parameters"] == told[0]["parameters"] for one in told) else {},
+            "parameters": told[0]["parameters"] if shared else {},
             "risk": float(np.mean(risks)) if risks else None,
             **{name: max(one[name] for one in told) for name in ("steps", "tiles", "memory_bytes")},
         }

@@ -79,9 +79,7 @@ class Alike:
     def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:
         return (f.flatten(1, -2) @ matrices.to(f.dtype)).view(f.shape)
 
-    def paths(
-        self, f: Tensor, watch: Watch, filter: TensorFilter | None = None
-    ) -> tuple[list[Tensor], int, int]:
+    def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
         """Return estimates in units of noise (the last alone, or all), the tiles of the flow, and the bytes of one.
 
         With a filter the steps are unrolled, so that they have derivatives in f.
@@ -98,10 +96,9 @@ class Alike:
         else:
             memory = _bytes(signal, groupings, self.preset.steps, working)
             memory += _TRACKED * self.preset.steps * signal.nbytes
-            check_memory("image: its flow with derivatives", memory, "denoise smaller parts, or detach the image", limit)
+            check_memory("image: its flow with derivatives", memory, "denoise smaller parts, or detach it", limit)
             path, tiles = unrolled(problem(signal, self.preset, groupings, filter=filter, **options)), 1
         return [self.back(u, f) for u in (path if watch.every else path[-1:])], tiles, memory
-
 
     def bytes_needed(self, f: Tensor, limit: float) -> tuple[int, float]:
         """Return the working memory of the flow of samples as a whole, and what it grows by with a sample."""
@@ -124,8 +121,9 @@ def free_bytes(like: Tensor) -> int:
 
 def _apart(grouping: Grouping, signals: bool) -> Grouping:
     """Return a grouping that has no extent along the axis of the items."""
+
     def along(name: str, least: int) -> tuple[int, int, int]:
-        a, b, c = grouping.along(name)
+        _, b, c = grouping.along(name)
         return (least, least, c) if signals else (least, b, c)
 
     return Grouping(along("patch", 1), grouping.neighbours, along("radius", 0), along("stride", 1))
@@ -136,8 +134,8 @@ def alike(items: Tensor, units: Units, quality: str, layout: Layout) -> list[Ali
     preset = preset_for(quality, layout)
     if preset is None:
         raise InputError(
-            f"quality: got {quality!r} for a tensor, whose flow of pixels runs on the CPU alone, expected 'balanced' or "
-            "'best'; or denoise the NumPy array (.cpu().numpy())"
+            f"quality: got {quality!r} for a tensor, a flow of pixels on the CPU alone, expected 'balanced' or 'best'; "
+            "or denoise the NumPy array (.cpu().numpy())"
         )
     if preset.moving:
         raise InputError("axes: got a clip for a tensor, whose search follows no motion, expected images or volumes; "
@@ -164,7 +162,8 @@ def alike(items: Tensor, units: Units, quality: str, layout: Layout) -> list[Ali
 
     def colours(number: int) -> Tensor:
         flat = f[number].flatten(0, -2)
-        return constant_like(channels_for(items.shape[-1], lambda: to_numpy(flat.T @ flat)).copy(), flat)
+        rows: Tensor = constant_like(channels_for(items.shape[-1], lambda: to_numpy(flat.T @ flat)).copy(), flat)
+        return rows
 
     return [
         Alike(
@@ -215,8 +214,8 @@ class TensorTask:
             if reason:
                 item = f", item {number}" if self.axes.batch is not None else ""
                 raise InputError(
-                    f"image: {reason}{item}, so that it is returned unchanged and has no derivative; detach it, or leave "
-                    "it out"
+                    f"image: {reason}{item}, so that it is returned unchanged and has no derivative; detach it, or "
+                    "leave it out"
                 )
 
     def parts(self, image: Tensor) -> list[tuple[Alike, Tensor]]:

@@ -81,7 +81,7 @@ def _numbers(sigma: Any, batch: int, channels: int, axes: Axes) -> Levels | None
     shape = tuple(sigma.shape) if is_tensor(sigma) else np.shape(sigma)
     if shape == ():
         return np.full((batch, channels), check_number("sigma", sigma, minimum=0))
-    if shape not in ((channels,), (batch, channels)) or axes.channel is None and shape != (batch, channels):
+    if shape not in ((channels,), (batch, channels)) or (axes.channel is None and shape != (batch, channels)):
         if is_tensor(sigma):
             return None
         raise InputError(f"sigma: got numbers of shape {shape}, expected one, or ({channels},) for one a channel")
