@@ -142,7 +142,7 @@ class _Summed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.needs_input_grad[0] and torch.is_grad_enabled():
+        if torch.is_grad_enabled():
             raise InputError(
                 "create_graph: got True, expected False: the denoiser has first derivatives only; take differences of "
                 "gradients for second ones"
@@ -156,7 +156,7 @@ class _Summed(torch.autograd.Function):
                 tokens = [chunk.lift(one.detach()).requires_grad_() for one in images]
                 values, _ = _weighted(step, chunk, tokens)
             wanted = torch.stack([chunk.lift(one) for one in gradient])
-            found = torch.autograd.grad(values, tokens, wanted.to(values.dtype), allow_unused=True)
+            found: Any = torch.autograd.grad(values, tokens, wanted.to(values.dtype), allow_unused=True)
             parts = [torch.zeros_like(t) if g is None else g for g, t in zip(found, tokens, strict=True)]
             return chunk, chunk.windows(torch.stack(parts).to(results.dtype))
 
