@@ -11,7 +11,7 @@ import pytest
 
 import nlflow as nl
 from nlflow import denoise
-from nlflow.denoising import Trail, problem
+from nlflow.denoising import Trail, groupwise, problem
 from nlflow.denoising.patches import (
     CompiledFilter,
     GroupFlow,
@@ -25,14 +25,16 @@ from nlflow.denoising.patches import (
     TensorFilter,
 )
 from nlflow.denoising.patches.filters import groups_of
-from tests.pictures import SMALL_IMAGE, Floats, noisy, steps_and_waves, waves
+from nlflow.denoising.runs import Watch
+from nlflow.denoising.tiles import in_tiles
+from tests.pictures import SMALL, SMALL_IMAGE, Floats, noisy, steps_and_waves, waves
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 pytestmark = pytest.mark.numerical
 
 RNG = np.random.default_rng(0)
-CLEAN = 120 + 30 * waves(40, 44)
+CLEAN = 120 + 30 * waves(32, 36)
 IMAGE = noisy(CLEAN, 8.0)
 SHAPES = {"image": (1, 1, 21, 26), "colour": (3, 1, 18, 20), "signal": (1, 1, 1, 70), "volume": (1, 7, 9, 11),
           "few": (1, 1, 5, 6)}  # fmt: skip
@@ -117,16 +119,12 @@ def test_groups_far_from_well_conditioned_keep_their_digits(height: float) -> No
     # Edges much higher than the noise: float32 alone would lose it in the covariances.
     f = (planes("image") + height * (np.arange(26) > 12)).astype(np.float32)
     lattice = Lattice.of(space(f.shape), Grouping(4, 20, 6, 3))
-    groups = Groups(lattice, *CompiledFilter().find(f, lattice))
     images, stage = Images(f, f, f, np.ones((1, 1, 1, 1), np.float32)), Stage(shrink=1.4, running=False)
-    expected = PlainFilter().step(groups, images, stage)[0]
-    on_device = Groups(lattice, torch.from_numpy(groups.members), torch.from_numpy(groups.counts))
+    on_device = Groups(lattice, *TensorFilter().find(torch.from_numpy(f), lattice))
+    expected = PlainFilter().step(on_device.on_host, images, stage)[0]
     made = TensorFilter().step(on_device, tensors(images), stage)[0].numpy()
-    compiled = CompiledFilter().step(groups, images, stage)[0]
-    # Sums of samples of this height are rounded; nothing else is lost, and no more than compiled loops lose.
-    allowed = SINGLE + 8 * np.finfo(np.float32).eps * height
-    assert np.abs(made - expected).max() <= allowed
-    assert np.abs(made - compiled).max() <= allowed
+    # Sums of samples of this height are rounded; nothing else is lost.
+    assert np.abs(made - expected).max() <= SINGLE + 8 * np.finfo(np.float32).eps * height
 
 
 def test_groups_whose_noise_drowns_in_rounding_are_left_as_they_are() -> None:
@@ -186,7 +184,7 @@ def test_the_device_is_asked_as_often_however_many_chunks_there_are(monkeypatch:
         now.step(flow.observed)
         counts.append(sorted(asked))
     assert counts[0] == counts[1]
-    assert len(counts[0]) <= 10
+    assert len(counts[0]) <= 12  # which groups there are, which lose digits, whether all is finite
 
 
 # ---- the flow
@@ -243,7 +241,7 @@ def test_averages_and_missing_samples_of_a_flow_of_tensors() -> None:
         {"sigma": None, "noise": "white"},
         {"sigma": None, "noise": nl.GaussianNoise(8.0)},
         {"strength": 1.3, "keep": CLEAN > 130},
-        {"sigma": np.linspace(0, 16, 44) + 0 * CLEAN},
+        {"sigma": np.linspace(0, 16, 36) + 0 * CLEAN},
         {"stopping": "discrepancy"},
         {"stopping": "sure", "seed": 3},
         {"mask": np.random.default_rng(1).random(CLEAN.shape) < 0.1},
@@ -338,12 +336,21 @@ def test_arrays_on_another_device() -> None:
 
 
 def test_parts_of_an_image_agree_with_the_whole() -> None:
-    image = torch.from_numpy(noisy(120 + 30 * waves(700, 40), 8.0)).float()
-    whole, one = denoise(image, 8.0, return_info=True)
-    parts, several = denoise(image, 8.0, max_memory=one.memory_bytes * 0.85, return_info=True)
-    assert (one.tiles, several.tiles > 1) == (1, True)
-    assert several.memory_bytes <= one.memory_bytes * 0.85
-    assert float((whole - parts).abs().max()) < 0.02
+    signal = torch.from_numpy(noisy(4 * waves(400, 24), 1.0))[..., None].float()
+    groupings, run = SMALL.groupings(0.3, 2), []
+    for limit in (1e9, 2.5e5):
+        path, tiles, memory = in_tiles(
+            signal, SMALL, groupings, torch.ones_like(signal), None, groupwise.problem, Watch(limit=limit), 1000
+        )
+        run.append((path[-1], tiles))
+        assert memory <= limit
+    assert run[0][1] == 1 < run[1][1]
+    # The order of sums is another one where the first chunk begins elsewhere.
+    torch.testing.assert_close(run[0][0], run[1][0], rtol=0, atol=SINGLE)
+    image = torch.from_numpy(IMAGE)
+    result, info = denoise(image, 8.0, max_memory=4e6, return_info=True)  # smaller chunks
+    assert info.memory_bytes <= 4e6
+    assert float((result - denoise(image, 8.0)).abs().max()) < 0.02
     with pytest.raises(nl.MemoryLimitError, match="max_memory: a strip of 64 samples"):
         denoise(image, 8.0, max_memory=10_000)
 
@@ -353,8 +360,8 @@ def test_a_device_out_of_memory_says_what_fits(monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(TensorFilter, "step", full)
-    with pytest.raises(nl.MemoryLimitError, match=r"image: 1760 samples in torch.float32 need about .* on cpu, where .* "
-                                                  r"are free; about 880 samples fit at most: give max_memory"):  # fmt: skip
+    with pytest.raises(nl.MemoryLimitError, match=r"image: 1152 samples in torch.float32 need about .* on cpu, where .* "
+                                                  r"are free; about 576 samples fit at most: give max_memory"):  # fmt: skip
         denoise(torch.from_numpy(IMAGE), 8.0)
 
     def another(*_: Any, **__: Any) -> Any:

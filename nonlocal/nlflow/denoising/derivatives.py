@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -49,8 +50,11 @@ class Linearization:
 
     def jvp(self, direction: Tensor) -> Tensor:
         """Return J v, the derivative of the estimate in a direction: one run of the flow, twice the work of one."""
+        direction = self._checked("direction", direction)
         with torch.no_grad(), forward_ad.dual_level():
-            dual: Any = forward_ad.make_dual(self.image, self._checked("direction", direction))  # type: ignore[no-untyped-call]  # torch's
+            with warnings.catch_warnings():  # torch compiles rules of its own in a way that it calls deprecated
+                warnings.simplefilter("ignore", DeprecationWarning)
+                dual: Any = forward_ad.make_dual(self.image, direction)  # type: ignore[no-untyped-call]  # torch's
             pair: Any = forward_ad.unpack_dual(self._run(dual))  # type: ignore[no-untyped-call]
         tangent: Tensor = pair.tangent
         return tangent

@@ -8,6 +8,7 @@ derivatives go chunk by chunk as well, in the memory of one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -118,7 +119,7 @@ def _summed(step: Step, images: list[Tensor]) -> tuple[Tensor, Tensor]:
     def work(chunk: _Chunk) -> tuple[_Chunk, Tensor, Tensor]:
         with torch.no_grad():
             values, lost = _weighted(step, chunk, [chunk.lift(one) for one in images])
-            return chunk, chunk.windows(values.to(rounded)), lost
+            return chunk, chunk.windows(values, rounded), lost
 
     with workers_for(sums.device) as workers:
         for chunk, windows, lost in in_order(work, _chunks(step, None), workers):
@@ -155,10 +156,10 @@ class _Summed(torch.autograd.Function):
             with torch.enable_grad():
                 tokens = [chunk.lift(one.detach()).requires_grad_() for one in images]
                 values, _ = _weighted(step, chunk, tokens)
-            wanted = torch.stack([chunk.lift(one) for one in gradient])
-            found: Any = torch.autograd.grad(values, tokens, wanted.to(values.dtype), allow_unused=True)
+            wanted = [chunk.lift(one) for one in gradient]
+            found: Any = torch.autograd.grad(values, tokens, wanted, allow_unused=True)
             parts = [torch.zeros_like(t) if g is None else g for g, t in zip(found, tokens, strict=True)]
-            return chunk, chunk.windows(torch.stack(parts).to(results.dtype))
+            return chunk, chunk.windows(parts, results.dtype)
 
         chunks = [*_chunks(step, None), *_chunks(step, lost)]
         with exact_products(results.device), workers_for(results.device) as workers:
@@ -195,13 +196,13 @@ class _Chunk:
         tokens = planes.index_select(1, self.places).view(len(planes), *self.shape)
         return tokens if self.poor is None else tokens.double()
 
-    def windows(self, values: Tensor) -> Tensor:
-        """Return sums over tokens (K, C, g, n, D) at each sample from `low` to `high`, (K, C, samples)."""
-        flat, at = values.flatten(2), (self.places - self.low).long()
-        made = torch.zeros(*flat.shape[:2], self.high - self.low, dtype=values.dtype, device=values.device)
+    def windows(self, values: list[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return sums over K tokens (C, g, n, D) at each sample from `low` to `high`, (K, C, samples)."""
+        at = (self.places - self.low).long()
+        made = torch.zeros(len(values), len(values[0]), self.high - self.low, dtype=dtype, device=at.device)
         # One line at a time: then torch has an order of its own for sums on a GPU, where that is asked for.
-        for target, source in zip(made.flatten(0, 1), flat.flatten(0, 1), strict=True):
-            target.scatter_add_(0, at, source)
+        for target, source in zip(made.flatten(0, 1), itertools.chain(*values), strict=True):
+            target.scatter_add_(0, at, source.flatten().to(dtype))
         return made
 
     def count(self, like: Tensor) -> Tensor:
@@ -248,7 +249,7 @@ def _chunks(step: Step, lost: Tensor | None) -> Iterator[_Chunk]:
         yield _Chunk(low, high + 1, places, (*corners.shape, len(within)), has, poor)
 
 
-def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[list[Tensor], Tensor]:
     """Return tokens of weight x estimate, weight x next state and weight; and which groups lose too many digits.
 
     Those have weight 0 here, where they are not filtered in float64.
@@ -293,7 +294,7 @@ def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[Tensor, 
     values = [shares * (z - change)]
     if step.leave > 0:
         values.append(shares * (z - (1 - step.leave / left)[..., None] * change))
-    return torch.stack([*values, shares]), lost[..., 0]
+    return [*values, shares], lost[..., 0]
 
 
 def _spread(chunk: _Chunk, removed: Tensor, count: Tensor) -> Tensor:

@@ -77,7 +77,10 @@ class Alike:
         return self._mixed(u.reshape(like.shape), self.colours).to(like.dtype)
 
     def _mixed(self, f: Tensor, matrices: Tensor) -> Tensor:
-        return (f.flatten(1, -2) @ matrices.to(f.dtype)).view(f.shape)
+        # One channel after the other: a caller may have allowed products of matrices to lose digits.
+        flat, columns = f.flatten(1, -2), matrices.to(f.dtype)
+        parts = [flat[..., c : c + 1] * columns[:, c : c + 1] for c in range(f.shape[-1])]
+        return torch.stack(parts).sum(dim=0).view(f.shape) if len(parts) > 1 else parts[0].view(f.shape)
 
     def paths(self, f: Tensor, watch: Watch, filter: TensorFilter | None = None) -> tuple[list[Tensor], int, int]:
         """Return estimates in units of noise (the last alone, or all), the tiles of the flow, and the bytes of one.
