@@ -1,9 +1,10 @@
 """Flows on tensors, on a GPU or on the CPU: ``python -m benchmarks.gpu --out DIR [--device cpu] [--quick]``.
 
-Steps of the J-flow of attention beside fused attention alone, attention by a matrix, and KeOps where it is installed;
-peak memory; the J-flow and the equilibrium of E of up to 2^20 nodes; rounding of float32; the loops of the CPU on
-two of its threads; and the denoiser on tensors (`benchmarks.tensors`). ``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured.
-No row is begun that would not end in time, as far as rows before it tell.
+Steps of the J-flow of attention beside fused attention alone (with FlashAttention-3 and -4 where torch can take them),
+attention by a matrix, and KeOps where it is installed; peak memory; the J-flow and the equilibrium of E of up to 2^20
+nodes; rounding of float32; the loops of the CPU on two of its threads; and the denoiser (`benchmarks.tensors`).
+``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured. No row is begun that
+would not end in time, as far as rows before it tell.
 """
 
 from __future__ import annotations

@@ -79,7 +79,9 @@ def _row(log: Any, device: str, measure: Any, kind: str, shape: tuple[int, ...],
             found = measure(lambda: denoise(image, SIGMA, **words), device)
         return {**found, "megasamples_a_second": noisy.size / 1e6 / found["seconds"]}
 
-    log.run("denoise", round(float(np.prod(shape)) ** 0.5), work, 0.3, kind=kind, shape="x".join(map(str, shape)), **words)
+    log.run(
+        "denoise", round(float(np.prod(shape)) ** 0.5), work, 0.3, kind=kind, shape="x".join(map(str, shape)), **words
+    )
 
 
 # ---- agreement
@@ -104,9 +106,9 @@ def cases(data: Path, few: bool) -> Iterator[tuple[str, Any, float, dict[str, An
         yield f"volume of {side}^3", 255 * brain(data, side).astype(np.float32), 25.0, {"axes": "ZYX"}
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float, float]:
+def timed(image: Any, sigma: float, words: dict[str, Any]) -> tuple[Any, float, float]:
     begun, cpu = time.perf_counter(), time.process_time()
-    result = work()
+    result = denoise(image, sigma, **words)
     return result, time.perf_counter() - begun, time.process_time() - cpu
 
 
@@ -119,15 +121,17 @@ def agreement(data: Path, few: bool, threads: int) -> list[dict[str, Any]]:
         noisy = (clean + np.random.default_rng(0).normal(0, sigma, clean.shape)).astype(np.float32)
         if not rows:
             denoise(noisy[:48, :48], sigma, **words)  # compiles
-        compiled, *seconds = timed(lambda: denoise(noisy, sigma, **words))
-        tensors, *longer = timed(lambda: denoise(torch.from_numpy(noisy), sigma, **words).numpy())
+        compiled, *seconds = timed(noisy, sigma, words)
+        tensor, *longer = timed(torch.from_numpy(noisy), sigma, words)
+        tensors = tensor.numpy()
         differences = np.abs(compiled - tensors)
         row = {
             "case": name, "sigma": sigma, "psnr": psnr(clean, compiled),
             "psnr_apart": abs(psnr(clean, compiled) - psnr(clean, tensors)),
             "samples_apart": float(np.quantile(differences, SHARE)), "most_apart": float(differences.max()),
             "samples": differences.size, "beyond": int((differences > SAMPLES).sum()),
-            "seconds": longer[0], "times_compiled": longer[0] / seconds[0], "cpu_times_compiled": longer[1] / seconds[1],
+            "seconds": longer[0], "times_compiled": longer[0] / seconds[0],
+            "cpu_times_compiled": longer[1] / seconds[1],
         }  # fmt: skip
         rows.append(row)
         print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
@@ -147,7 +151,15 @@ def main() -> None:
     ratio = sum(row["seconds"] for row in rows) / sum(row["seconds"] / row["times_compiled"] for row in rows)
     near = worst["psnr_apart"] <= APART and beyond <= 1 - SHARE
     alone = sum(row["samples_apart"] > SAMPLES for row in rows)
-    summary = {**worst, "cases": len(rows), "cases_beyond": alone, "samples_beyond": beyond, "times_compiled": ratio, "near": near, "fast_enough": ratio <= SLOWER}
+    summary = {
+        **worst,
+        "cases": len(rows),
+        "cases_beyond": alone,
+        "samples_beyond": beyond,
+        "times_compiled": ratio,
+        "near": near,
+        "fast_enough": ratio <= SLOWER,
+    }
     print(summary)
     if chosen.out is not None:
         keep(chosen.out, "tensors", {"about": machine(), "summary": summary, "rows": rows})

@@ -360,8 +360,8 @@ def test_a_device_out_of_memory_says_what_fits(monkeypatch: pytest.MonkeyPatch) 
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
 
     monkeypatch.setattr(TensorFilter, "step", full)
-    with pytest.raises(nl.MemoryLimitError, match=r"image: 1152 samples in torch.float32 need about .* on cpu, where .* "
-                                                  r"are free; about 576 samples fit at most: give max_memory"):  # fmt: skip
+    message = r"image: 1152 samples in torch.float32 need .* on cpu, where .* are free; about 576 samples fit at most"
+    with pytest.raises(nl.MemoryLimitError, match=message):
         denoise(torch.from_numpy(IMAGE), 8.0)
 
     def another(*_: Any, **__: Any) -> Any:
@@ -483,3 +483,70 @@ def test_flows_and_filters_of_other_kinds_are_refused() -> None:
     plain = PlainFilter().step(flow.groups.on_host, flow._images(g).on_host, flow._stage())[0]
     np.testing.assert_allclose(flow.step(g)[0].numpy(), plain.reshape(IMAGE.shape), atol=1e-8)
     assert groups_of(flow.filter, torch.from_numpy(IMAGE)[None, None], flow._lattices[0]).counts.max() == 4
+
+
+# ---- the command, and the workers
+
+
+def test_the_command_takes_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from typer.testing import CliRunner
+
+    from nlflow.commands.main import app
+
+    monkeypatch.chdir(tmp_path)
+    np.save("in.npy", IMAGE)
+    runner = CliRunner()
+    made = runner.invoke(
+        app, ["denoise", "in.npy", "out.npy", "--sigma", "8", "--kind", "image", "--device", "cpu-tensors"]
+    )
+    assert made.exit_code == 0, made.output
+    np.testing.assert_array_equal(np.load("out.npy", allow_pickle=False), denoise(IMAGE, 8.0, device="cpu-tensors"))
+    if not torch.cuda.is_available():
+        refused = runner.invoke(app, ["denoise", "in.npy", "other.npy", "--device", "cuda"])
+        assert refused.exit_code == 2
+        assert "--device" in refused.output
+    words = ["--quality", "fast", "--device", "cpu-tensors", "--kind", "image"]
+    fast = runner.invoke(app, ["denoise", "in.npy", "other.npy", *words])
+    assert fast.exit_code == 1
+    assert "device: got 'cpu-tensors' with quality='fast'" in fast.output
+    store = runner.invoke(app, ["denoise", "in.npy", "out.zarr", "--device", "cpu-tensors"])
+    assert store.exit_code != 0
+    assert "--device" in store.output
+
+
+def test_work_in_order_by_several_workers() -> None:
+    from nlflow.backends.threads import in_order
+
+    for workers in (1, 2, 5):
+        begun: list[int] = []
+
+        def square(k: int, begun: list[int] = begun) -> int:
+            begun.append(k)
+            return k * k
+
+        assert list(in_order(square, range(30), workers)) == [k * k for k in range(30)]
+        begun.clear()
+        some = in_order(square, range(1000), workers)
+        assert next(some) == 0
+        some.close()
+        assert len(begun) < 50  # what nobody waits for is not begun
+
+    def fails(k: int) -> int:
+        return 1 // (3 - k)
+
+    with pytest.raises(ZeroDivisionError):
+        list(in_order(fails, range(9), 2))
+
+
+def test_holders_of_one_thread_may_overlap() -> None:
+    from nlflow.backends.threads import one_torch_thread
+
+    torch.set_num_threads(2)
+    first, second = one_torch_thread(), one_torch_thread()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert torch.get_num_threads() == 1
+    second.__exit__(None, None, None)
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(1)
