@@ -9,14 +9,13 @@ import torch
 
 from nlflow.backends.threads import one_torch_thread
 
-CHUNK = {"cpu": 2**20}
-"""Numbers that a worker holds at a time, about: what caches hold on the CPU; on a GPU enough to keep it busy."""
-_CHUNK = 2**27
+# Numbers that a worker holds at a time, about: what caches hold on the CPU, and what keeps a GPU busy.
+_CPU, _GPU = 2**20, 2**27
 
 
 def chunk_for(device: torch.device) -> int:
     """Return how many numbers a worker holds at a time, about."""
-    return CHUNK.get(device.type, _CHUNK)
+    return _CPU if device.type == "cpu" else _GPU
 
 
 def bytes_of_chunks(device: torch.device) -> int:
