@@ -1,9 +1,10 @@
 """Flows on tensors, on a GPU or on the CPU: ``python -m benchmarks.gpu --out DIR [--device cpu] [--quick]``.
 
-Steps of the J-flow of attention beside fused attention alone, attention by a matrix, and KeOps where it is installed;
-peak memory; the J-flow and the equilibrium of E of up to 2^20 nodes; rounding of float32; and the loops of the CPU on
-two of its threads. ``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured.
-No row is begun that would not end in time, as far as rows before it tell.
+Steps of the J-flow of attention beside fused attention alone (with FlashAttention-3 and -4 where torch can take them),
+attention by a matrix, and KeOps where it is installed; peak memory; the J-flow and the equilibrium of E of up to 2^20
+nodes; rounding of float32; the loops of the CPU on two of its threads; and the denoiser (`benchmarks.tensors`).
+``gpu.json`` is written after each row, so that a run that is cut short keeps what it has measured. No row is begun that
+would not end in time, as far as rows before it tell.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numba
 import numpy as np
 import torch
 
+from benchmarks import tensors
 from benchmarks.harness import keep, machine
 from nlflow import E, ExpDotProduct, Exponential, Gaussian, GradientFlow, J, Laplace, Points, affinity, solve
 
@@ -140,6 +142,8 @@ def error_of(average: Any, keys: Any, values: Any) -> float:
 def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
     """Return what computes softmax(k k^T / sqrt(d)) v, or why it cannot be done."""
     n, d = keys.shape
+    if why := activate(peer.removeprefix("sdpa-").upper() if "-" in peer else "", keys):
+        return why
     if peer == "nlflow":
         if keys.dtype == torch.float32:
             p = affinity(ExpDotProduct(), domain(n), keys, method="tiled")
@@ -148,7 +152,7 @@ def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
         half, signal = str(keys.dtype).removeprefix("torch."), values.float()
         rounding = affinity(ExpDotProduct(), domain(n), keys.float(), method="tiled", precision=half)
         return lambda: rounding.average(signal)
-    if peer == "sdpa":
+    if peer.startswith("sdpa"):
         q, v = keys[None, None], values[None, None]
 
         def fused() -> Any:
@@ -174,6 +178,27 @@ def average_by(peer: str, keys: Any, values: Any) -> Callable[[], Any] | str:
 
     lazily(keys[:16], values[:16])  # compiles
     return lambda: lazily(keys, values)
+
+
+def activate(name: str, like: Any) -> str:
+    """Let torch take an implementation of FlashAttention (FA3, FA4) from here on, or return why it cannot."""
+    attention = torch.nn.attention
+    if getattr(attention, "current_flash_attention_impl", lambda: None)() is not None:
+        attention.restore_flash_attention_impl()
+    if not name:
+        return ""
+    if like.device.type != "cuda" or like.dtype == torch.float32:
+        return "not measured: it is for bfloat16 on a GPU"
+    if not hasattr(attention, "activate_flash_attention_impl"):
+        return f"not supported: torch {torch.__version__} has no activate_flash_attention_impl"
+    try:
+        attention.activate_flash_attention_impl(name)
+        few = like[None, None, :128]
+        with only_fused():
+            torch.nn.functional.scaled_dot_product_attention(few, few, few)
+    except (ImportError, RuntimeError, ValueError) as error:
+        return f"not to be had: {' '.join(str(error).split())[:200]}"
+    return ""
 
 
 @contextmanager
@@ -344,11 +369,12 @@ def main() -> None:
     log, device = Log(chosen.out, chosen.device, 60 * chosen.minutes), chosen.device
     powers = (10, 12) if chosen.quick else (10, 12, 14, 16, 18)
     small = [2**power for power in powers]
-    peers = ("nlflow", "sdpa", "matrix", "keops")
+    peers = ("nlflow", "sdpa", "sdpa-fa3", "sdpa-fa4", "matrix", "keops")
     steps(log, device, small, WIDTHS[:1] if chosen.quick else WIDTHS, peers)
     rounding(log, device, 2**11 if chosen.quick else 2**14)
     radial_steps(log, device, 2**12 if chosen.quick else 2**16)
     loops(log, [n for n in small if n <= 2**16])
+    tensors.throughput(log, device, chosen.quick, measure)
     flows(log, device, 2**10 if chosen.quick else 2**17)
     # The largest last, and of them first what no other row stands for.
     flows(log, device, 2**12 if chosen.quick else 2**20)

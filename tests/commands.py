@@ -82,6 +82,7 @@ OPTIONS = {
     "keep": None,
     "stopping": None,
     "max_memory": None,
+    "device": "cpu",
     "preserve_range": True,
     "return_info": True,
     "progress": False,

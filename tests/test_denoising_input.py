@@ -64,13 +64,6 @@ def test_unusable_input_is_refused(value: Any, message: str):
         estimate_sigma(value)
 
 
-def test_a_torch_tensor_is_refused():
-    torch = pytest.importorskip("torch")
-    for options in ({}, {"mask": np.zeros((8, 8), bool)}, {"mask": "nan"}):
-        with pytest.raises(InputError, match=r"got Tensor, expected a NumPy array; convert it"):
-            denoise(torch.zeros(8, 8), SIGMA, **options)
-
-
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [

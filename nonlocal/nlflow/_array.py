@@ -90,6 +90,16 @@ def is_numpy(array: Array) -> bool:
     return isinstance(array, np.ndarray)
 
 
+def is_tensor(value: Any) -> bool:
+    """Tell whether a value is a torch tensor, or one of its kinds; torch is not loaded for that."""
+    return any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)
+
+
+def contiguous(array: Array) -> Array:
+    """Return an array in C order, itself where it is already."""
+    return np.ascontiguousarray(array) if is_numpy(array) else array.contiguous()
+
+
 def scalar(array: Array) -> float:
     """Return an array of one number as a float; derivatives stay behind."""
     return float(array) if is_numpy(array) or not hasattr(array, "detach") else float(array.detach())

@@ -9,15 +9,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cache
 from importlib import import_module
 from threading import Lock, RLock
-from typing import Any
+from typing import Any, TypeVar
 
+Item = TypeVar("Item")
+Made = TypeVar("Made")
 _LOOPS = RLock()
 _BLAS = Lock()
+_TORCH = Lock()
+_holders: list[int] = []  # the threads of torch that each caller of `one_torch_thread` has found
 _POOLS = {"tbb": "tbbpool", "omp": "omppool", "workqueue": "workqueue"}
 
 
@@ -115,11 +121,38 @@ def blas_limited() -> AbstractContextManager[Any]:
 
 @contextmanager
 def one_torch_thread() -> Iterator[None]:
-    """Let torch compute on one thread of the CPU."""
+    """Let torch compute on one thread of the CPU. Callers may overlap: the last one gives the threads back."""
     torch = import_module("torch")
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    with _TORCH:
+        _holders.append(torch.get_num_threads())
+        torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        with _TORCH:
+            # What the first of them has found is left to the last; the others have found one thread.
+            found = _holders.pop()
+            if _holders:
+                _holders[0] = max(_holders[0], found)
+            else:
+                torch.set_num_threads(found)
+
+
+def in_order(work: Callable[[Item], Made], items: Iterable[Item], workers: int) -> Iterator[Made]:
+    """Give what `work` makes of items, in their order, with several items at a time in threads of their own.
+
+    At most two items a worker are computed ahead of what is taken.
+    """
+    if workers < 2:
+        yield from map(work, items)
+        return
+    pool, waiting = ThreadPoolExecutor(workers), deque[Future[Made]]()
+    try:
+        for item in items:
+            waiting.append(pool.submit(work, item))
+            if len(waiting) > 2 * workers:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)

@@ -70,6 +70,10 @@ NIfTI (extra volumes), NPY, video (extra video), and with --axes a folder of fra
 With times and slices, each time is denoised on its own. Axes, distances and metadata are kept.
 
 \b
+--device cuda runs the flows of balanced and best on a GPU (extra torch), auto where there is one, cpu-tensors on
+tensors of the CPU, to compare with. The noise is found out, and fast and clips are denoised, on the CPU.
+
+\b
 Larger than memory: if OUT ends in .zarr and IN is a zarr array (of a stack with --axes) or a TIFF file of one picture
 (of pages with --axes and --block), noise is taken to be white (or of counts), and OUT is written block by block by
 processes of this machine, or by workers of --scheduler. Until it is complete it is called OUT.partial; with --existing
@@ -103,6 +107,7 @@ Examples:
 
 Quality = Literal["fast", "balanced", "best"]
 Existing = Literal["refuse", "overwrite", "skip", "resume"]
+DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 
 
 def _parse_bytes(text: str) -> int:
@@ -313,6 +318,7 @@ def denoise(
         Literal["keep", "denoise"] | None,
         typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
     ] = None,
+    device: Annotated[DeviceName, typer.Option(help="Where balanced and best run; all else runs on the CPU.")] = "cpu",
     existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = "refuse",
     scheduler: Annotated[
         str | None,
@@ -345,6 +351,7 @@ def denoise(
         "strength": 1.0 if strength is None else strength,
         "stopping": stopping,
         "max_memory": max_memory,
+        "device": device,
         **_of_fast(
             quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
             steps=steps,
@@ -356,8 +363,9 @@ def denoise(
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
-                   "--video-quality": video_quality}  # fmt: skip
-        del words["stopping"]
+                   "--video-quality": video_quality,
+                   "--device": None if device in ("auto", "cpu") else device}  # fmt: skip
+        del words["stopping"], words["device"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
                   "spacing": _split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
         denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
@@ -366,9 +374,10 @@ def denoise(
         if value is not None:
             raise typer.BadParameter("is for an OUT that ends in .zarr; name one, or leave it out", param_hint=option)
     from nlflow.commands.denoise_folder import denoise_folder
-    from nlflow.commands.inputs import Options
+    from nlflow.commands.inputs import Options, check_device
     from nlflow.commands.jobs import plan
 
+    check_device(device)
     fill_nan = mask == "nan"
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)

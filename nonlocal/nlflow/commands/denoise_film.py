@@ -75,6 +75,9 @@ def denoise_film(
     from nlflow.io.formats.video import clip
 
     start, info, words = time.perf_counter(), reader.info, options.words
+    if words["device"] not in ("auto", "cpu"):
+        raise InputError(f"device: got {words['device']!r} for a film, whose search follows motion on the CPU alone, "
+                         "expected 'cpu'")  # fmt: skip
     for name in ("width", "patch_size", "search_radius", "fidelity", "steps"):
         if words[name] is not None:
             raise InputError(f"{name}: got {words[name]} for a volume or a clip, whose qualities are all flows of "

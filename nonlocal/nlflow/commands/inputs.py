@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import typer
+
+from nlflow.backends.devices import choose_device
+from nlflow.errors import InputError
 from nlflow.io.files import Array, FirstColumn, Kind, Media
+
+
+def check_device(device: str) -> None:
+    """Raise what gives exit code 2, as every option of which there is no such value, where a device is missing."""
+    try:
+        choose_device(device)
+    except InputError as error:
+        raise typer.BadParameter(str(error).removeprefix("device: "), param_hint="--device") from None
 
 
 @dataclass

@@ -37,7 +37,7 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
 
 Images are PNG, JPEG, TIFF or NPY files, signals WAV, CSV or NPY. Outputs appear complete or not at all, and replace
 others only if asked. Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 error, 2 wrong usage,
-130 interrupted. Denoising, demonstration and validation run on the CPU; studies of tokens take --device.
+130 interrupted. Demonstration and validation run on the CPU; denoise and studies of tokens take --device.
 """
 
 app = typer.Typer(

@@ -62,17 +62,6 @@ DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 Dtype = Literal["float64", "float32"]
 
 
-def _check_device(device: str) -> None:
-    """Raise what gives exit code 2, as every option of which there is no such value, where a device is missing."""
-    from nlflow.backends.devices import choose_device
-    from nlflow.errors import InputError
-
-    try:
-        choose_device(device)
-    except InputError as error:
-        raise typer.BadParameter(str(error).removeprefix("device: "), param_hint="--device") from None
-
-
 def _listed(option: str, text: str | None, kind: Callable[[str], T]) -> list[T] | None:
     """Return the values that commas separate, or None where the option was not given."""
     if text is None:
@@ -144,7 +133,9 @@ def study(
     }
     given = {name: value for name, value in options.items() if value is not None}
     if device is not None:
-        _check_device(device)
+        from nlflow.commands.inputs import check_device
+
+        check_device(device)
     from nlflow.studies import run_study
 
     with warnings_kept() as warned:

@@ -9,22 +9,19 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from nlflow._array import root_mean_square, underflowing
+from nlflow._array import is_tensor, root_mean_square, underflowing
+from nlflow.backends.devices import CPU, choose_device
 from nlflow.backends.numba import loading
 from nlflow.denoising import groupwise, pixelwise
 from nlflow.denoising.columns import each_by_itself
 from nlflow.denoising.info import DenoiseInfo
-from nlflow.denoising.inputs import (
-    check_options,
-    shape_of,
-)
+from nlflow.denoising.inputs import check_options, check_rules, shape_of
 from nlflow.denoising.layout import layout_of
 from nlflow.denoising.progress import Trail, telling
 from nlflow.denoising.runs import Problem, Watch
-from nlflow.denoising.selection import STOPPING
 from nlflow.denoising.task import Task
 from nlflow.domains.samples import finish
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.errors import InputError
 
 Array = NDArray[Any]
 
@@ -54,6 +51,7 @@ def denoise(
     return_info: bool = False,
     progress: bool | Callable[[float], Any] = False,
     seed: int = 0,
+    device: str = "cpu",
 ) -> Any:
     r"""Denoise an image, a volume, a clip or a signal, with channels or without, with a nonlocal flow of its patches.
 
@@ -66,9 +64,10 @@ def denoise(
 
     Parameters
     ----------
-    image : array_like
+    image : array_like or tensor
         (N,) signal, (H, W) image or (Z, H, W) volume; with channels (N, C), (H, W, C) or (Z, H, W, C). Integers,
-        booleans and floats; NaN and infinity are refused unless `mask` says that they are missing.
+        booleans and floats; NaN and infinity are refused unless `mask` says that they are missing. A torch tensor (of
+        floats) gives a tensor on its device, with derivatives if it asks for a gradient; see the notes.
     sigma : float or array_like, optional
         Standard deviation of the noise **in the units of the input** (grey levels 0...255 for uint8): a number, one
         number a channel, or a map of the spatial shape (or of the image's). Samples with a 0 in an array are free of
@@ -94,6 +93,7 @@ def denoise(
         What each axis is, one letter each: T (time), Z, Y, X and C (channels), such as 'ZYX', 'TYXC' or 'CZYX'. At most
         three of T, Z, Y and X, T first among them. With T before two others the image is a clip: the search follows
         motion from frame to frame. Without `axes` an array of three axes is a volume if each has at least 8 samples.
+        Of a tensor one more axis may be B, a batch whose items are denoised side by side, each as if it were alone.
     spacing : array_like, optional
         Distance of samples along each axis but that of the channels, in any unit: patches and windows of a volume are
         thinner along axes whose samples lie farther apart. Equal by default.
@@ -140,10 +140,13 @@ def denoise(
         it is; there is no half result. A `nlflow.denoising.Trail` is such a callable, and keeps the course of the flow.
     seed : int
         Of the random signs for ``stopping='sure'``; nothing else is random.
+    device : {'cpu', 'auto', 'cuda', 'cpu-tensors'}
+        Where the flow of groups of an array runs: compiled loops, or tensors (extra ``torch``), of which 'auto' takes a
+        GPU where there is one. All else, ``fast`` and clips run on the CPU. Not for tensors, which stay where they are.
 
     Returns
     -------
-    array
+    array or tensor
         Shape of the input; float32 for float32 and float16, otherwise float64.
 
     Raises
@@ -169,6 +172,12 @@ def denoise(
     and has the same bits for any number of threads. On another processor it is the same to a bound
     (docs/processors.md).
 
+    A tensor that requires a gradient is denoised with derivatives for groups held still: groups, principal channels and
+    an estimated noise are constants, and what a step does to the samples is differentiated (first derivatives;
+    `nlflow.denoising.derivatives` has products with the Jacobian). It is refused where there are none: for an item that
+    is returned unchanged, for `mask`, `stopping` and models of noise. Masks and models are met on the host, and the
+    flow alone runs on the device. Tensors agree with arrays to rounding. ``fast``, clips and `separate` are refused.
+
     References
     ----------
     Nguyen et al., NeurIPS 2023 (arXiv 2312.00751) for the step; Gilboa and Osher 2008 (doi 10.1137/070698592) for the
@@ -186,6 +195,22 @@ def denoise(
     >>> bool(np.std(result - clean) < 0.5 * np.std(noisy - clean))
     True
     """
+    if is_tensor(image):
+        from nlflow.denoising.tensors.call import denoised_tensor
+
+        if device != "cpu":
+            raise InputError(f"device: got {device!r} for a tensor, which stays on {image.device}; leave it out")
+        return denoised_tensor(
+            denoise, image, sigma, quality=quality, noise=noise, strength=strength, channel_axis=channel_axis,
+            axes=axes, spacing=spacing, separate=separate, mask=mask, keep=keep, stopping=stopping,
+            max_memory=max_memory, return_info=return_info, progress=progress, seed=seed, width=width,
+            patch_size=patch_size, search_radius=search_radius, fidelity=fidelity, steps=steps,
+        )  # fmt: skip
+    for name, value in (("sigma", sigma), ("mask", mask), ("keep", keep)):
+        if is_tensor(value):
+            raise InputError(
+                f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
+            )
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
     if separate:
         result, info = each_by_itself(
@@ -193,18 +218,15 @@ def denoise(
             mask=mask, keep=keep, progress=progress, axes=layout.letters, spacing=layout.spacing, quality=quality,
             noise=noise, strength=strength, stopping=stopping, max_memory=max_memory, width=width,
             patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
-            steps=steps, preserve_range=preserve_range, seed=seed,
+            steps=steps, preserve_range=preserve_range, seed=seed, device=device,
         )  # fmt: skip
         return (result, info) if return_info else result
     begun, compiled = time.perf_counter(), loading.seconds
     trail = progress if isinstance(progress, Trail) else None
     if trail is not None:
         trail.course = {}
-    if stopping is not None:
-        check_choice("stopping", stopping, STOPPING)
-    if max_memory is not None:
-        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
-    seed = check_integer("seed", seed, minimum=0)
+    strength, max_memory, seed = check_rules(stopping, strength, max_memory, seed)
+    place = choose_device(device)
     fast = {
         "width": width,
         "patch_size": patch_size,
@@ -213,10 +235,11 @@ def denoise(
         "steps": steps,
     }
     options = check_options(quality, fast, stopping, len(layout.letters))
-    strength = check_number("strength", strength, minimum=0)
     if stopping is not None and isinstance(noise, str) and noise == "auto":
         noise = "white"  # the rules know no other
     task = Task.of(image, sigma, quality, noise, layout, channel_axis, mask, keep, options, trail, strength)
+    if device == "auto" and (task.preset is None or task.preset.moving):
+        place = CPU
     if stopping is not None and task.seen.coloured is not None:
         raise InputError(
             f"stopping: got {stopping!r} with noise that is not white; leave it out, or give noise='white'"
@@ -226,7 +249,7 @@ def denoise(
             u, risk = task.unchanged(), None
             told: dict[str, Any] = {"functional": "none", "stopped_by": f"returned unchanged: {task.seen.idle}"}
         else:
-            estimate, risk, told = task.chosen(stopping, seed, Watch(False, max_memory, tell, trail))
+            estimate, risk, told = task.chosen(stopping, seed, Watch(False, max_memory, tell, trail, place))
             u = task.back(estimate)
         u = task.with_known(u)
         seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -10,18 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import to_numpy
 from nlflow.denoising.inpainting import FILLING_STEPS, filling_levels
 from nlflow.denoising.inputs import Coloured, Observation, decorrelated
 from nlflow.denoising.noise.pyramid import coarse_to_fine, levels_within
 from nlflow.denoising.noise.spectra import correlation
-from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit
+from nlflow.denoising.patches import GroupAffinity, GroupFlow, Grouping, RelaxedSemiImplicit, TensorFilter
 from nlflow.denoising.patches.affinity import as_planes
 from nlflow.denoising.patches.lattice import three
 from nlflow.denoising.presets import GroupPreset, noisiness
 from nlflow.denoising.progress import within
 from nlflow.denoising.runs import Problem, Run, Watch
 from nlflow.denoising.tiles import bytes_needed, in_tiles
-from nlflow.errors import check_memory
+from nlflow.errors import InputError, check_memory
 
 Array = NDArray[Any]
 #: Groups are filtered in single precision where the range is below so many times the noise; covariances hold squares.
@@ -58,7 +60,7 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
-def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
+def problem(f: Any, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
@@ -98,6 +100,25 @@ def whole_problem(f: Array, variance: Array | None, preset: GroupPreset) -> Prob
     return replace(made, back=lambda u: back_from(u, colours, f), told=told)
 
 
+def _path(
+    f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], variance: Array | None, missing: Array | None,
+    make: Callable[..., Problem], watch: Watch,
+) -> tuple[list[Array], int, int]:  # fmt: skip
+    """Return what `in_tiles` does for arrays; their flow may run on another device, which gives arrays back."""
+    if not watch.device.tensors:
+        return in_tiles(f, preset, groupings, variance, missing, make, watch)
+    if preset.moving:
+        raise InputError(f"device: got {watch.device.name!r} for a clip, whose search follows motion on the CPU alone, "
+                         "expected 'cpu'; or name its first axis Z")  # fmt: skip
+    signal, varying, absent = (None if one is None else watch.device.place(one) for one in (f, variance, missing))
+    limit = watch.device.free_bytes() if watch.limit is None else watch.limit
+    chunked, working = TensorFilter.within(signal, limit)
+    path, tiles, memory = in_tiles(
+        signal, preset, groupings, varying, absent, partial(make, filter=chunked), replace(watch, limit=limit), working
+    )
+    return [to_numpy(u) for u in path], tiles, memory
+
+
 def denoised(f: Array, seen: Observation, preset: GroupPreset, watch: Watch) -> Run:
     """Run the flow of groups on samples (..., C) in units of their noise, in parts where it must be."""
     if seen.coloured is not None:
@@ -111,9 +132,10 @@ def denoised(f: Array, seen: Observation, preset: GroupPreset, watch: Watch) -> 
         last = level == levels[-1]
         tell = within(watch.tell, number / len(levels), (number + 1) / len(levels))
         groupings = preset.groupings(noisiness(f) * level, dimension)
-        path, tiles, memory = in_tiles(
+        every = (watch.every or trail is not None) and last
+        path, tiles, memory = _path(
             signal / precision(level), preset if last else replace(preset, steps=FILLING_STEPS), groupings, variance,
-            seen.missing, problem, Watch((watch.every or trail is not None) and last, watch.limit, tell),
+            seen.missing, problem, replace(watch, every=every, tell=tell, trail=None),
         )  # fmt: skip
         if not last and seen.missing is not None:
             signal = np.where(seen.missing[..., None], path[-1] * precision(level), signal)
@@ -143,10 +165,10 @@ def _coloured(f: Array, seen: Observation, noise: Coloured, preset: GroupPreset,
         precision = np.float32 if float(np.ptp(signal)) < SINGLE * math.sqrt(float(powers.mean())) else np.float64
         groupings = preset.groupings(noisiness(signal / math.sqrt(float(powers.mean()))), dimension)
         turned = count - 1 - level
-        path, tiles, memory = in_tiles(
+        path, tiles, memory = _path(
             signal.astype(precision), preset, groupings, (strength * powers).astype(precision),
             seen.missing if level == 0 else None, partial(problem, correlation=correlation(spectrum)),
-            Watch(False, watch.limit, within(watch.tell, shares[turned], shares[turned + 1])),
+            replace(watch, every=False, tell=within(watch.tell, shares[turned], shares[turned + 1]), trail=None),
         )  # fmt: skip
         told.update(described(groupings))
         told["tiles"], told["memory_bytes"] = max(told["tiles"], tiles), max(told["memory_bytes"], memory)

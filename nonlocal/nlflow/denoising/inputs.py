@@ -21,10 +21,11 @@ from nlflow.errors import InputError, check_array, check_choice, check_integer, 
 Array = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
+STOPPING = ("discrepancy", "sure")
 LEVELS = 2  # coarser images, at most
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
-# A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
-_LEAST_VARIANCE = 1e-4
+#: A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
+LEAST_VARIANCE = 1e-4
 # Beyond this ratio of range to noise no two patches are ever alike, and squares would leave the range of float32.
 _NOISELESS = 1e12
 # Noise assumed for filling in where there is none, of the standard deviation of the samples.
@@ -155,6 +156,18 @@ def check_options(
     return {name: None if value is None else OF_FAST[name](name, value) for name, value in options.items()}
 
 
+def check_rules(
+    stopping: str | None, strength: float, max_memory: float | None, seed: int
+) -> tuple[float, float | None, int]:
+    """Check the rule that chooses an estimate; return the strength, the memory and the seed."""
+    if stopping is not None:
+        check_choice("stopping", stopping, STOPPING)
+    if max_memory is not None:
+        max_memory = check_number("max_memory", max_memory, minimum=1, finite=False)
+    seed = check_integer("seed", seed, minimum=0)
+    return check_number("strength", strength, minimum=0), max_memory, seed
+
+
 def check_patch(patch_size: int | None, spatial: tuple[int, ...]) -> None:
     """Refuse patches that hold no more of an image than smaller ones, before their margins are made."""
     most = 2 * max(spatial, default=1) - 1
@@ -274,7 +287,7 @@ def _coloured(
     spectrum = (counted if noise.opponent else np.tensordot(axes**2, counted, axes=1)) / unit**2
     strength = np.square(noise.relative(smoothed(signal)))[..., None]
     levels_wanted = LEVELS if noise.compressed else spectra.levels_for(spectrum, LEVELS)
-    found = Coloured(axes, spectrum, np.maximum(strength, _LEAST_VARIANCE), levels_wanted)
+    found = Coloured(axes, spectrum, np.maximum(strength, LEAST_VARIANCE), levels_wanted)
     return Observation(f, None, missing, offset, levels, False, "", None, found, reduction=back)
 
 
@@ -304,7 +317,7 @@ def idle_for(span: float, strongest: float) -> str:
 def scale_for(levels: Array) -> Array:
     """Return what channels of this noise are divided by; those without noise count as ones with little."""
     strongest = float(levels.max())
-    return np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * math.sqrt(_LEAST_VARIANCE))
+    return np.where(levels > 0, levels, 1.0 if strongest == 0 else strongest * math.sqrt(LEAST_VARIANCE))
 
 
 def in_units(signal: Array, offset: Array, scale: Array) -> Array:
@@ -362,7 +375,7 @@ def _levels(
     relative = np.mean(levels**2 / np.where(squares > 0, squares, 1), axis=-1)
     if missing is not None:
         relative = np.where(missing, 1.0, relative)
-    return np.sqrt(squares), np.maximum(relative, _LEAST_VARIANCE), levels == 0
+    return np.sqrt(squares), np.maximum(relative, LEAST_VARIANCE), levels == 0
 
 
 def decorrelated(f: Array) -> Array:

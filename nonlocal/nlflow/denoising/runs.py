@@ -8,6 +8,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
+from nlflow.backends.devices import CPU, Device
 from nlflow.denoising.progress import Follower, Tell, Trail
 from nlflow.errors import NumericalError
 from nlflow.flows.flow import Flow
@@ -60,12 +61,15 @@ class Watch:
         Gets the share that is done.
     trail : Trail, optional
         Keeps the course of the flow.
+    device : Device
+        Where flows of groups of arrays run.
     """
 
     every: bool = False
     limit: float | None = None
     tell: Tell | None = None
     trail: Trail | None = None
+    device: Device = CPU
 
 
 ALONE = Watch()
@@ -107,3 +111,19 @@ def run(problem: Problem, watch: Watch) -> tuple[list[Array], Solution]:
     if not solution.success:
         raise NumericalError(f"image: {solution.message}")
     return path or [solution.final], solution
+
+
+def unrolled(problem: Problem) -> list[Array]:
+    """Return the signals after each step of a flow of tensors, with their derivatives; groups are constants.
+
+    What `run` does without the time loop: no rules, and no progress.
+    """
+    flow: Flow = problem.flow
+    u: Any = flow.observed
+    memory: dict[str, Any] = {}
+    path = []
+    for step in range(round(problem.t)):
+        u, _ = problem.integrator.advance(flow, u, float(step), step + 1.0, memory)
+        flow = flow.following(u, memory)
+        path.append(u)
+    return path

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from nlflow.denoising.noise.risk import discrepancy, perturbation, sure
 
 Array = NDArray[Any]
-STOPPING = ("discrepancy", "sure")
-_EPSILON = 0.1  # of the noise
+EPSILON = 0.1
+"""By how much of the noise samples are moved for a divergence."""
 
 
 def select(
@@ -51,7 +51,7 @@ def select(
         best = int(np.argmin(np.abs(np.array(residuals) - 1)))
         return best, None, f"discrepancy: rms residual of {residuals[best]:.4g} sigma, the nearest to sigma"
     signs = perturbation(f.shape, rng=seed, dtype=f.dtype)
-    moved = rerun(f + f.dtype.type(_EPSILON) * signs)
+    moved = rerun(f + f.dtype.type(EPSILON) * signs)
 
     def risk(u: Array, v: Array) -> float:
         """Return the mean over the channels, each in its own units of noise."""
@@ -59,7 +59,7 @@ def select(
         each = []
         for c in range(len(units)):
             y, estimate, perturbed, b = (x[..., c] for x in arrays)
-            each.append(sure(y, estimate, perturbed, b, _EPSILON, relative[..., c]))
+            each.append(sure(y, estimate, perturbed, b, EPSILON, relative[..., c]))
         return float(np.mean(units**2 * each))
 
     risks = [risk(u, v) for u, v in zip(path, moved, strict=True)]

@@ -34,7 +34,7 @@ from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
 from nlflow.denoising.selection import select
-from nlflow.errors import NlflowWarning
+from nlflow.errors import InputError, NlflowWarning
 
 Array = NDArray[Any]
 
@@ -125,6 +125,11 @@ class Task:
     def run(self, f: Array, watch: Watch) -> Run:
         """Run the flow on samples in units of the noise."""
         if self.preset is None:
+            if watch.device.tensors:
+                raise InputError(
+                    f"device: got {watch.device.name!r} with quality='fast', a flow of pixels on the CPU alone, "
+                    "expected 'cpu'; or take 'balanced'"
+                )
             return pixelwise.denoised(f, self.seen, self.options, self.unit, watch)
         return groupwise.denoised(f, self.seen, self.preset, watch)
 

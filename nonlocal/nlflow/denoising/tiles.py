@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from nlflow._array import Array, namespace
 from nlflow.backends.numba import RUN
 from nlflow.denoising.patches import Grouping
 from nlflow.denoising.patches.lattice import Three, three
@@ -19,7 +17,6 @@ from nlflow.denoising.progress import within
 from nlflow.denoising.runs import Problem, Watch, run
 from nlflow.errors import MemoryLimitError, format_bytes, memory_limit
 
-Array = NDArray[Any]
 _LEAST = 64  # samples of a strip without what it overlaps
 _LEAST_BLOCK = 16  # of a block of a volume, along each axis
 
@@ -30,8 +27,17 @@ def margins(groupings: tuple[Grouping, Grouping], steps: int) -> Three:
     return a, b, c
 
 
-def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, Grouping], steps: int, itemsize: int) -> int:
-    """Return the working memory of a flow of groups on planes (C, H, W) or (C, Z, H, W)."""
+def bytes_needed(
+    shape: tuple[int, ...],
+    groupings: tuple[Grouping, Grouping],
+    steps: int,
+    itemsize: int,
+    working: int | None = None,
+) -> int:
+    """Return the working memory of a flow of groups on planes (C, H, W) or (C, Z, H, W).
+
+    `working` are the bytes of chunks of tensors, which take the place of the windows of compiled loops.
+    """
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize
@@ -42,7 +48,7 @@ def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, Grouping], s
         sides = [min(2 * r + p, n) for n, r, p in along]
         sides[2] = min(RUN * g.along("stride")[2] + sides[2], space[2])
         jobs = min(64, counts[0] * counts[1] * -(-counts[2] // RUN))
-        windows = 3 * jobs * channels * math.prod(sides) * itemsize
+        windows = 3 * jobs * channels * math.prod(sides) * itemsize if working is None else working
         most = max(most, 4 * (g.neighbours + 1) * math.prod(counts) + windows)
     return planes + most
 
@@ -55,6 +61,7 @@ def in_tiles(
     missing: Array | None,
     problem: Callable[..., Problem],
     watch: Watch,
+    working: int | None = None,
 ) -> tuple[list[Array], int, int]:
     """Return the estimates of a flow of groups (the last alone, or all), the number of tiles and the bytes for one.
 
@@ -64,13 +71,15 @@ def in_tiles(
 
     Parameters
     ----------
-    f : array of shape (N, C), (H, W, C) or (Z, H, W, C)
+    f : array or tensor of shape (N, C), (H, W, C) or (Z, H, W, C)
     preset, groupings
     variance : array of the shape of `f`, optional
     missing : bool array of the shape of the nodes, optional
     problem : callable
         Makes a problem from samples, preset, groupings, and the keywords of `GroupFlow`.
     watch : Watch
+    working : int, optional
+        Of `bytes_needed`. Parts of tensors agree with the whole to rounding.
 
     Raises
     ------
@@ -78,11 +87,12 @@ def in_tiles(
         When the smallest tile does not fit the limit either.
     """
     allowed = memory_limit() if watch.limit is None else watch.limit
-    space, whole, around = f.shape[:-1], three(f.shape[:-1]), margins(groupings, preset.steps)
+    space = tuple(f.shape[:-1])
+    whole, around = three(space), margins(groupings, preset.steps)
 
     def needed(core: Three) -> int:
         a, b, c = (min(n + 2 * m, length) for n, m, length in zip(core, around, whole, strict=True))
-        return bytes_needed((f.shape[-1], a, b, c), groupings, preset.steps, f.itemsize)
+        return bytes_needed((f.shape[-1], a, b, c), groupings, preset.steps, f.itemsize, working)
 
     def path_of(part: tuple[slice, ...], part_watch: Watch) -> list[Array]:
         options: dict[str, Any] = {"origin": tuple(s.start for s in part), "whole": space}
@@ -95,7 +105,7 @@ def in_tiles(
     core = _core(whole, preset.moving, needed, allowed)
     if core == whole:
         return path_of(tuple(slice(0, n) for n in space), watch), 1, needed(whole)
-    path = [np.empty_like(f) for _ in range(preset.steps + 1 if watch.every else 1)]
+    path = [namespace(f).empty_like(f) for _ in range(preset.steps + 1 if watch.every else 1)]
     lines = [range(0, n, c) for n, c in zip(whole, core, strict=True)]
     count = math.prod(map(len, lines))
     for number, corner in enumerate(itertools.product(*lines)):

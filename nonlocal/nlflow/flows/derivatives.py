@@ -102,6 +102,10 @@ def run(flow: LinearFlow, u: Tensor, integrator: Integrator, steps: int) -> Tens
     """
     u = flow.held(_tensor("u", flow.affinity.check_signal("u", u)))
     steps = check_integer("steps", steps, minimum=0)
+    if flow.needs_integrator:
+        raise InputError(
+            f"flow: got a {type(flow).__name__}, whose steps remember more than a signal; use {flow.differentiated}"
+        )
     if not (isinstance(integrator, FixedStep) or getattr(integrator, "unit_steps", False)):
         raise InputError(
             f"integrator: got {integrator!r}, expected one whose steps have a length of their own, such as "

@@ -37,6 +37,8 @@ class Flow:
         What integrates a flow that is not linear.
     needs_integrator : bool
         Whether `nlflow.solve` has no integrator for it by default.
+    differentiated : str
+        What follows derivatives through its steps.
     evolving : bool
         Whether the kernel is that of u(t).
     every : int
@@ -56,6 +58,7 @@ class Flow:
     symmetric: bool = False
     advice: str = "integrate it with RungeKutta()"
     needs_integrator: bool = False
+    differentiated: str = "nlflow.flows.derivatives.run"
     time: float = 0.0
     during: Callable[[float], Any] = staticmethod(lambda share: None)
 

@@ -102,7 +102,7 @@ def solve(
         start = flow.observed
     u = flow.check_signal("start", start)
     tracked = flow.affinity.tracked or getattr(u, "requires_grad", False)
-    check_untracked("start or features", tracked, "nlflow.flows.derivatives.run")
+    check_untracked("start or features", tracked, flow.differentiated)
     times = _output_times(t, t_eval)
     if integrator is None and flow.needs_integrator:
         raise InputError(f"integrator: got none, expected one for a {type(flow).__name__}; {flow.advice}")

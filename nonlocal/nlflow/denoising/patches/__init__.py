@@ -6,6 +6,7 @@ from nlflow.denoising.patches.flow import GroupFlow, RelaxedSemiImplicit
 from nlflow.denoising.patches.groups import PatchGroups
 from nlflow.denoising.patches.lattice import Grouping, Lattice
 from nlflow.denoising.patches.plain import PlainFilter
+from nlflow.denoising.patches.tensors import TensorFilter
 
 __all__ = [
     "CompiledFilter",
@@ -20,4 +21,5 @@ __all__ = [
     "PlainFilter",
     "RelaxedSemiImplicit",
     "Stage",
+    "TensorFilter",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, underflowing
+from nlflow._array import Array, constant_like, contiguous, is_numpy, namespace, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.denoising.patches.filters import (
     GroupFilter,
@@ -23,14 +23,14 @@ from nlflow.domains import Grid
 _BLOCK = 2**21  # samples of tokens at a time
 
 
-def as_planes(u: NDArray[Any]) -> NDArray[Any]:
+def as_planes(u: Array) -> Array:
     """Return a signal (..., C) as planes (C, Z, H, W); an image is a volume of one slice, a signal one row of it."""
-    return np.ascontiguousarray(np.moveaxis(u.reshape(*three(u.shape[:-1]), u.shape[-1]), -1, 0))
+    return contiguous(namespace(u).moveaxis(u.reshape(*three(tuple(u.shape[:-1])), u.shape[-1]), -1, 0))
 
 
-def as_signal(planes: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
+def as_signal(planes: Array, shape: tuple[int, ...]) -> Array:
     """Return planes (C, Z, H, W) as a signal of a shape."""
-    return np.moveaxis(planes, 0, -1).reshape(shape)
+    return namespace(planes).moveaxis(planes, 0, -1).reshape(shape)
 
 
 @underflowing
@@ -44,7 +44,7 @@ class GroupAffinity(Affinity):
 
     Parameters
     ----------
-    guide : array of shape (N, C), (H, W, C) or (Z, H, W, C)
+    guide : array or tensor of shape (N, C), (H, W, C) or (Z, H, W, C)
         What patches are compared on.
     lattice : Lattice
     filter : GroupFilter
@@ -56,8 +56,9 @@ class GroupAffinity(Affinity):
     method = "groups"
     reason = "nearest patches in a window, one Wiener filter for each group"
 
-    def __init__(self, guide: NDArray[Any], lattice: Lattice, filter: GroupFilter, moving: bool = False) -> None:
-        super().__init__(Grid(guide.shape[:-1]), None, symmetric=True, positive_semidefinite=True, dtype=guide.dtype)
+    def __init__(self, guide: Array, lattice: Lattice, filter: GroupFilter, moving: bool = False) -> None:
+        shape = tuple(guide.shape[:-1])
+        super().__init__(Grid(shape), None, symmetric=True, positive_semidefinite=True, dtype=guide.dtype)
         self.guide, self.lattice, self._filter, self._moving = guide, lattice, filter, moving
 
     @cached_property
@@ -84,7 +85,7 @@ class GroupAffinity(Affinity):
 
     def _put_back(self, values: NDArray[Any] | None) -> NDArray[np.float64]:
         """Return sums over the patches that cover a sample: of 1, or of the means of their groups of some samples."""
-        groups, lattice = self.groups, self.groups.lattice
+        groups, lattice = self.groups.on_host, self.groups.lattice
         total = np.zeros(math.prod(lattice.shape))
         for count in np.unique(groups.counts):
             alike = np.flatnonzero(groups.counts == count)
@@ -102,9 +103,14 @@ class GroupAffinity(Affinity):
         return self._put_back(None)
 
     def _average(self, u: Array) -> Array:
-        flat = np.asarray(self.flatten(u), np.float64)
+        flat = np.asarray(to_numpy(self.flatten(u)), np.float64)
         columns = [self._put_back(flat[:, c]) / self._covering for c in range(flat.shape[1])]
-        return np.stack(columns, axis=-1).reshape(u.shape).astype(u.dtype)
+        return _like(np.stack(columns, axis=-1).reshape(u.shape), u)
 
     def _log_degree(self) -> Array:
-        return np.log(self._covering).reshape(self.domain.shape).astype(self.guide.dtype)
+        return _like(np.log(self._covering).reshape(self.domain.shape), self.guide)
+
+
+def _like(values: NDArray[np.float64], like: Array) -> Array:
+    """Return sums of the host in the precision of an array, and where that is."""
+    return values.astype(like.dtype) if is_numpy(like) else constant_like(values, like)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import is_tensor, to_numpy
 from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.correlation import Correlation, cosines
 from nlflow.denoising.patches.lattice import Lattice
@@ -30,15 +31,20 @@ class Groups:
     Attributes
     ----------
     lattice : Lattice
-    members : int32 array of shape (G, n)
+    members : int32 array or tensor of shape (G, n)
         First sample of each patch, numbered in C order; the patch of reference first.
-    counts : int32 array of shape (G,)
-        How many of the members there are; the others hold 0.
+    counts : int32 array or tensor of shape (G,)
+        How many of the members there are; the others hold 0, in tensors the reference.
     """
 
     lattice: Lattice
-    members: NDArray[np.int32]
-    counts: NDArray[np.int32]
+    members: Any
+    counts: Any
+
+    @property
+    def on_host(self) -> Groups:
+        """The groups as arrays, where they are tensors."""
+        return Groups(self.lattice, to_numpy(self.members), to_numpy(self.counts))
 
     def places(self, which: Any, members: int) -> NDArray[np.int64]:
         """Return where the samples of patches lie, numbered in C order, shape (g, members, D).
@@ -66,6 +72,8 @@ class Groups:
 class Images:
     """What a step looks at, as planes (C, Z, H, W) of one floating-point type; an image may be (C, H, W).
 
+    The first four are arrays, or tensors of one device.
+
     Attributes
     ----------
     state, pilot, observed : array of shape (C, Z, H, W)
@@ -82,6 +90,12 @@ class Images:
     observed: Array
     variance: Array
     correlation: Array | None = None
+
+    @property
+    def on_host(self) -> Images:
+        """The images as arrays, where they are tensors."""
+        state, pilot, observed, variance = map(to_numpy, (self.state, self.pilot, self.observed, self.variance))
+        return Images(state, pilot, observed, variance, self.correlation)
 
 
 @dataclass(frozen=True)
@@ -122,12 +136,12 @@ class GroupFilter(Protocol):
     formed in the order of the references, so that the bits do not depend on threads and cuts.
     """
 
-    def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    def find(self, guide: Any, lattice: Lattice) -> tuple[Any, Any]:
         """Return `Groups.members` and `Groups.counts`, found on a guide (C, Z, H, W)."""
 
     def step(
         self, groups: Groups, images: Images, stage: Stage, during: Callable[[float], Any] = _nobody
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Any, Any]:
         """Return the estimate and the next state, (C, Z, H, W) each; `during` gets the share that is done."""
 
 
@@ -140,10 +154,11 @@ def groups_of(filter: GroupFilter, guide: Array, lattice: Lattice) -> Groups:
         For members that are not those of the lattice's references and windows.
     """
     found: Any = filter.find(guide, lattice)
-    if getattr(filter.find, "__func__", None) is not CompiledFilter.find:
+    if not str(getattr(filter.find, "__module__", "")).startswith("nlflow."):
         if not isinstance(found, tuple) or len(found) != 2:
             raise InputError(f"find: got {type(found).__name__}, expected a tuple of members and counts")
-        _check_members(*found, lattice)
+        own: Any = [to_numpy(one) if is_tensor(one) else one for one in found]
+        _check_members(own[0], own[1], lattice)
     members, counts = found
     return Groups(lattice, members, counts)
 

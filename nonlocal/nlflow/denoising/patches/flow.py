@@ -6,9 +6,10 @@ import math
 from typing import Any, Self, cast
 
 import numpy as np
+from array_api_compat import device
 from numpy.typing import NDArray
 
-from nlflow._array import Array, underflowing
+from nlflow._array import Array, is_tensor, namespace, same_kind, to_numpy, underflowing
 from nlflow.backends.numba import RUN
 from nlflow.denoising.patches.affinity import GroupAffinity, as_planes, as_signal
 from nlflow.denoising.patches.filters import (
@@ -20,6 +21,7 @@ from nlflow.denoising.patches.filters import (
 )
 from nlflow.denoising.patches.lattice import Grouping, Lattice
 from nlflow.denoising.patches.plain import PlainFilter
+from nlflow.denoising.patches.tensors import TensorFilter
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
@@ -40,16 +42,17 @@ class GroupFlow(Flow):
 
     Parameters
     ----------
-    observed : array_like of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
-        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one.
+    observed : array_like or tensor of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
+        The noisy signal f. With `channels`, C planes that are compared together and filtered one by one. What tensors
+        are made of stays on their device; energies, averages and checkpoints are formed on the host.
     grouping : Grouping or pair of Grouping
         Of all steps, or of the first estimate and of the later steps.
-    variance : float or array
-        Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes.
+    variance : float, array or tensor
+        Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes, where f is.
     correlation : array of shape (C, 2a+1, 2b+1) or (2a+1, 2b+1), optional
         Correlation of the noise of two samples by their offset along rows and columns, 0 in the middle, where it is 1;
         a signal has a = 0. Slices of a volume have noise of their own. White noise by default.
-    missing : bool array of the shape of the nodes, optional
+    missing : bool array or tensor of the shape of the nodes, optional
         Samples without data: there the fidelity is 0, so that they follow the estimate. f holds a first guess there.
     channels : bool
         Whether the last axis of `observed` is one of channels.
@@ -66,8 +69,8 @@ class GroupFlow(Flow):
     search_every : int
         Groups are found anew after so many steps.
     filter : GroupFilter, optional
-        It finds the groups and computes the step: `CompiledFilter` by default, `PlainFilter` for a fidelity of your
-        own, or a class of your own.
+        It finds the groups and computes the step: `CompiledFilter` by default, `TensorFilter` for tensors,
+        `PlainFilter` for a fidelity of your own, or a class of your own.
     origin, whole : tuple of int, optional
         Where the samples lie in a larger image, and its shape; see `Lattice.of`.
 
@@ -91,6 +94,7 @@ class GroupFlow(Flow):
 
     advice = "integrate it with RelaxedSemiImplicit(steps)"
     needs_integrator = True
+    differentiated = "nlflow.denoise, or nlflow.denoising.derivatives"
 
     def __init__(
         self,
@@ -99,7 +103,7 @@ class GroupFlow(Flow):
         *,
         variance: Any = 1.0,
         correlation: Any = None,
-        missing: NDArray[np.bool_] | None = None,
+        missing: Any = None,
         channels: bool = False,
         moving: bool = False,
         shrink: float = 1.4,
@@ -110,9 +114,7 @@ class GroupFlow(Flow):
         origin: tuple[int, ...] = (0, 0),
         whole: tuple[int, ...] | None = None,
     ) -> None:
-        if hasattr(observed, "requires_grad"):
-            raise InputError("observed: got a tensor, expected a NumPy array; convert it with .detach().cpu().numpy()")
-        f = np.asarray(check_array("observed", observed, ndim=(2, 3, 4) if channels else (1, 2, 3)))
+        f = check_array("observed", observed, ndim=(2, 3, 4) if channels else (1, 2, 3))
         self._flat = not channels
         self.shrink = check_number("shrink", shrink, minimum=0)
         self.cosine = bool(cosine)
@@ -122,28 +124,37 @@ class GroupFlow(Flow):
         self.groupings: tuple[Grouping, Grouping] = pair
         if len(pair) != 2 or not all(isinstance(one, Grouping) for one in pair):
             raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a pair (first, later)")
-        self.filter: Any = CompiledFilter() if filter is None else filter
+        tensors = is_tensor(f)
+        self.filter: Any = filter if filter is not None else TensorFilter() if tensors else CompiledFilter()
         if isinstance(self.filter, type) or not all(
             callable(getattr(self.filter, name, None)) for name in ("find", "step")
         ):
             raise InputError(
                 f"filter: got {filter!r}, expected an object with find and step, such as PlainFilter(); see GroupFilter"
             )
+        if isinstance(self.filter, CompiledFilter if tensors else TensorFilter):
+            raise InputError(
+                f"filter: got {type(self.filter).__name__} for {'a tensor' if tensors else 'an array'}, expected "
+                f"{'TensorFilter' if tensors else 'CompiledFilter or PlainFilter'}; leave it out, or convert the signal"
+            )
         signal = f if channels else f[..., None]
         self._planes = as_planes(signal)
         self.moving = bool(moving)
+        if self.moving and tensors:
+            raise InputError("moving: got True for a tensor, whose search follows no motion, expected False; denoise "
+                             "clips as NumPy arrays (.cpu().numpy())")  # fmt: skip
         run = _MOVING_RUN if self.moving else RUN
         if self.moving and any(one.along("stride")[0] > 1 for one in pair):
             raise InputError("grouping: got a stride of more than 1 along frames that move, expected 1, so that each "
                              "pixel belongs to a patch")  # fmt: skip
-        lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole, run) for one in self.groupings]
+        lattices = [Lattice.of(tuple(self._planes.shape[1:]), one, origin, whole, run) for one in self.groupings]
         self._lattices = lattices[0], lattices[1]
         self._variance = _variances(variance, signal)
         self._correlation = _correlations(correlation, self._planes)
-        self.missing = None if missing is None else np.asarray(missing, bool)
+        self.missing = None if missing is None else _booleans(missing, signal)
         if self.missing is not None and self.missing.shape != signal.shape[:-1]:
             raise InputError(
-                f"missing: got shape {self.missing.shape}, expected {signal.shape[:-1]}, that of the nodes"
+                f"missing: got shape {tuple(self.missing.shape)}, expected {tuple(signal.shape[:-1])}, that of nodes"
             )
         if self.missing is not None and self.missing.all():
             raise InputError("missing: hides every sample; leave at least one")
@@ -211,15 +222,15 @@ class GroupFlow(Flow):
         if not self._begun:
             next_state = self._seen_planes(planes)
         elif self.missing is not None:
-            next_state = np.where(self.missing.reshape(planes.shape[1:]), planes, next_state)
+            next_state = namespace(planes).where(self.missing.reshape(planes.shape[1:]), planes, next_state)
         self.applications += 1
         return as_signal(planes, u.shape), as_signal(next_state, u.shape)
 
-    def _seen_planes(self, estimate: NDArray[Any]) -> NDArray[Any]:
+    def _seen_planes(self, estimate: Array) -> Array:
         """Return the observed planes, which follow the estimate where samples are missing."""
         if self.missing is None:
             return self._planes
-        return np.where(self.missing.reshape(estimate.shape[1:]), estimate, self._planes)
+        return namespace(estimate).where(self.missing.reshape(estimate.shape[1:]), estimate, self._planes)
 
     def velocity(self, u: Array) -> Array:
         """Return du/dt = Phi(u) - u, where Phi is the step of length 1 from u with the groups of u."""
@@ -236,7 +247,7 @@ class GroupFlow(Flow):
         O(G (n D^2 + D^3)) for G groups of n patches of D samples, in float64: more than a compiled step takes.
         """
         plain = self.filter if isinstance(self.filter, PlainFilter) else PlainFilter()
-        return plain.energy(self.groups, self._images(u), self._stage())
+        return plain.energy(self.groups.on_host, self._images(u).on_host, self._stage())
 
     def given(self) -> list[Any]:
         """Return what the flow was given: the filter with its attributes, the signal, its noise, what is missing."""
@@ -251,33 +262,52 @@ class GroupFlow(Flow):
         )
 
 
-def _check_step(made: Any, like: NDArray[Any]) -> None:
+def _check_step(made: Any, like: Array) -> None:
     """Refuse what a filter of one's own returns, where it is no estimate and state."""
     if not isinstance(made, tuple) or len(made) != 2:
         raise InputError(f"filter: its step returned {type(made).__name__}, expected an estimate and a state")
     for name, planes in zip(("an estimate", "a state"), made, strict=True):
-        if np.shape(planes) != like.shape or planes.dtype != like.dtype:
+        if type(planes) is not type(like) or planes.shape != like.shape or planes.dtype != like.dtype:
             raise InputError(
-                f"filter: its step returned {name} of shape {np.shape(planes)}, expected {like.shape}, {like.dtype}"
+                f"filter: its step returned {name} of shape {np.shape(planes)}, expected {tuple(like.shape)}, "
+                f"{like.dtype}"
             )
-        if not np.isfinite(planes).all():
+        xp = namespace(planes)
+        if not bool(xp.all(xp.isfinite(planes))):
             raise NumericalError(f"filter: its step returned {name} that is not finite; scale the signal down")
 
 
-def _variances(variance: Any, signal: NDArray[Any]) -> NDArray[Any]:
+def _booleans(missing: Any, like: Array) -> Array:
+    """Return where samples are missing, on the device of the signal."""
+    if not is_tensor(like):
+        return np.asarray(to_numpy(missing) if is_tensor(missing) else missing, bool)
+    if not is_tensor(missing) or missing.device != like.device:
+        where = missing.device if is_tensor(missing) else "the host"
+        raise InputError(f"missing: it is on {where}, expected {like.device}, as observed; move one of them")
+    return missing.bool()
+
+
+def _variances(variance: Any, signal: Array) -> Array:
     """Return the variance of the noise as planes (C, Z, H, W), or (C, 1, 1, 1) where it is one number."""
-    given = np.asarray(check_array("variance", variance, ndim=tuple(range(signal.ndim + 1))), signal.dtype)
-    if not given.min() > 0:
-        raise InputError(f"variance: got {given.min():g}, expected numbers > 0")
+    xp, given = namespace(signal), check_array("variance", variance, ndim=tuple(range(signal.ndim + 1)))
     if given.ndim == 0:
-        return np.full((signal.shape[-1], 1, 1, 1), given)
+        given = xp.full((signal.shape[-1], 1, 1, 1), float(given), dtype=signal.dtype, device=device(signal))
+    elif not is_tensor(signal):
+        given = np.asarray(given, signal.dtype)
+    else:
+        same_kind("variance", given, signal)
+    least = float(given.min())
+    if not least > 0:
+        raise InputError(f"variance: got {least:g}, expected numbers > 0")
+    if np.ndim(variance) == 0:
+        return given
     full = given if given.shape == signal.shape else given[..., None]
     if full.shape[:-1] != signal.shape[:-1]:
-        raise InputError(f"variance: got shape {given.shape}, expected one number or {signal.shape[:-1]}")
-    return as_planes(np.broadcast_to(full, signal.shape))
+        raise InputError(f"variance: got shape {tuple(given.shape)}, expected one number or {tuple(signal.shape[:-1])}")
+    return as_planes(xp.broadcast_to(full, signal.shape))
 
 
-def _correlations(correlation: Any, planes: NDArray[Any]) -> NDArray[Any] | None:
+def _correlations(correlation: Any, planes: Array) -> NDArray[Any] | None:
     """Return the correlation of the noise for each plane, or None for white noise."""
     if correlation is None:
         return None

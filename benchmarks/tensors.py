@@ -1,0 +1,174 @@
+"""The denoiser on tensors: agreement with the compiled loops, and time, ``python -m benchmarks.tensors --data DIR``.
+
+`benchmarks.gpu` has its rows of throughput, made by `throughput` here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import torch
+
+from benchmarks.harness import keep, machine
+from benchmarks.volumes import brain
+from nlflow import denoise
+from nlflow.denoising.quality import psnr
+
+APART, SAMPLES, SHARE = 0.005, 0.02, 0.999
+"""Most decibels, and grey levels at a share of the samples, that tensors may be apart from compiled loops."""
+
+SLOWER = 3.0
+"""Most times the compiled loops that tensors may take on the same cores."""
+
+PUBLISHED = (
+    (
+        "bm3d-cupy, RTX 6000 Ada",
+        "an image of its users, which is not told",
+        {"seconds": 0.188, "seconds of bm3d beside it": 3.02},
+    ),
+    ("BM3DCUDA, GTX 1080", "basic step, three planes of 1080p", {"frames_a_second": 90}),
+)
+"""Of other denoisers on other machines, as their authors or users have told them; nothing here measures them."""
+
+SIGMA = 25.0
+
+
+def drawn(shape: tuple[int, ...]) -> Any:
+    """Return a picture of edges and waves with noise, grey levels in float32."""
+    y, x = np.mgrid[: shape[-2], : shape[-1]].astype(np.float32)
+    clean = 120 + 50 * np.sin(x / 17) * np.cos(y / 23) + 40 * ((x // 64 + y // 48) % 2)
+    noise = np.random.default_rng(0).normal(0, SIGMA, shape)
+    return (np.broadcast_to(clean, shape) + noise).astype(np.float32)
+
+
+# ---- throughput, for benchmarks.gpu
+
+
+def throughput(log: Any, device: str, quick: bool, measure: Callable[..., dict[str, Any]]) -> None:
+    """Images, batches and volumes on a device; bm3d on the CPU where it is installed; figures that were published."""
+    megapixels = (0.04, 0.25) if quick else (0.25, 1, 4, 25, 100)
+    for size in megapixels:
+        side = round(1000 * size**0.5)
+        for quality in ("balanced",) if quick else ("balanced", "best"):
+            _row(log, device, measure, "image", (side, side), {"quality": quality})
+    for count, side in ((4, 64),) if quick else ((64, 128), (256, 64), (16, 512)):
+        _row(log, device, measure, "batch", (count, side, side), {"axes": "BYX", "quality": "balanced"})
+    for side in (24,) if quick else (64, 160):
+        _row(log, device, measure, "volume", (side,) * 3, {"axes": "ZYX", "quality": "balanced"})
+    for side in (200,) if quick else (512, 1024):
+        _row(log, "cpu", measure, "bm3d on the CPU", (side, side), {})
+    for peer, work, figures in PUBLISHED:
+        log.add(what="denoise", peer=peer, work=work, status="published, not measured here", **figures)
+    if device != "cuda":
+        log.add(what="denoise", peer="nlflow on a GPU", status="not measured")
+
+
+def _row(log: Any, device: str, measure: Any, kind: str, shape: tuple[int, ...], words: dict[str, Any]) -> None:
+    def work() -> dict[str, Any]:
+        noisy = drawn(shape)
+        if kind.startswith("bm3d"):
+            try:
+                import bm3d
+            except ImportError as error:
+                return {"status": f"not installed: {error}"}
+            found = measure(lambda: bm3d.bm3d(noisy, SIGMA), device)
+        else:
+            image = torch.from_numpy(noisy).to(device)
+            found = measure(lambda: denoise(image, SIGMA, **words), device)
+        return {**found, "megasamples_a_second": noisy.size / 1e6 / found["seconds"]}
+
+    log.run(
+        "denoise", round(float(np.prod(shape)) ** 0.5), work, 0.3, kind=kind, shape="x".join(map(str, shape)), **words
+    )
+
+
+# ---- agreement
+
+
+def cases(data: Path, few: bool) -> Iterator[tuple[str, Any, float, dict[str, Any]]]:
+    """Give names, clean samples 0...255, noise and words for `denoise`."""
+    from skimage.io import imread
+
+    levels = (25.0,) if few else (15.0, 25.0, 50.0)
+    for path in sorted((data / "Set12").glob("*.png"))[: 2 if few else None]:
+        for sigma in levels:
+            yield f"Set12/{path.name}", imread(path).astype(np.float32), sigma, {}
+    for path in sorted((data / "Kodak24").glob("*.png"))[: 1 if few else None]:
+        clean = imread(path).astype(np.float32)[128:320, 128:320]
+        yield f"Kodak24/{path.name} [128:320, 128:320]", clean, 25.0, {"channel_axis": -1}
+    t = np.arange(4000) / 4000
+    signals = {"steps": 100 * (np.floor(9 * t) % 2) + 60, "chirp": 128 + 90 * np.sin(300 * t**2)}
+    for name, clean in signals.items():
+        yield f"signal of {name}", clean.astype(np.float32), 20.0, {}
+    for side in (32,) if few else (32, 48):
+        yield f"volume of {side}^3", 255 * brain(data, side).astype(np.float32), 25.0, {"axes": "ZYX"}
+
+
+def timed(image: Any, sigma: float, words: dict[str, Any]) -> tuple[Any, float, float]:
+    begun, cpu = time.perf_counter(), time.process_time()
+    result = denoise(image, sigma, **words)
+    return result, time.perf_counter() - begun, time.process_time() - cpu
+
+
+def agreement(data: Path, few: bool, threads: int) -> list[dict[str, Any]]:
+    """Return a row for each case: how far tensors are from the compiled loops, and how long both take."""
+    numba.set_num_threads(threads)
+    torch.set_num_threads(threads)
+    rows = []
+    for name, clean, sigma, words in cases(data, few):
+        noisy = (clean + np.random.default_rng(0).normal(0, sigma, clean.shape)).astype(np.float32)
+        if not rows:
+            denoise(noisy[:48, :48], sigma, **words)  # compiles
+        compiled, *seconds = timed(noisy, sigma, words)
+        tensor, *longer = timed(torch.from_numpy(noisy), sigma, words)
+        tensors = tensor.numpy()
+        differences = np.abs(compiled - tensors)
+        row = {
+            "case": name, "sigma": sigma, "psnr": psnr(clean, compiled),
+            "psnr_apart": abs(psnr(clean, compiled) - psnr(clean, tensors)),
+            "samples_apart": float(np.quantile(differences, SHARE)), "most_apart": float(differences.max()),
+            "samples": differences.size, "beyond": int((differences > SAMPLES).sum()),
+            "seconds": longer[0], "times_compiled": longer[0] / seconds[0],
+            "cpu_times_compiled": longer[1] / seconds[1],
+        }  # fmt: skip
+        rows.append(row)
+        print("  ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in row.items()), flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tensors", description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder with Set12, Kodak24, volumes")
+    parser.add_argument("--out", type=Path, help="folder for tensors.json")
+    parser.add_argument("--few", action="store_true", help="two images, one crop, signals, one volume")
+    parser.add_argument("--threads", type=int, default=2)
+    chosen = parser.parse_args()
+    rows = agreement(chosen.data, chosen.few, chosen.threads)
+    worst = {name: max(row[name] for row in rows) for name in ("psnr_apart", "samples_apart", "most_apart")}
+    beyond = sum(row["beyond"] for row in rows) / sum(row["samples"] for row in rows)
+    ratio = sum(row["seconds"] for row in rows) / sum(row["seconds"] / row["times_compiled"] for row in rows)
+    near = worst["psnr_apart"] <= APART and beyond <= 1 - SHARE
+    alone = sum(row["samples_apart"] > SAMPLES for row in rows)
+    summary = {
+        **worst,
+        "cases": len(rows),
+        "cases_beyond": alone,
+        "samples_beyond": beyond,
+        "times_compiled": ratio,
+        "near": near,
+        "fast_enough": ratio <= SLOWER,
+    }
+    print(summary)
+    if chosen.out is not None:
+        keep(chosen.out, "tensors", {"about": machine(), "summary": summary, "rows": rows})
+    raise SystemExit(0 if near else 1)
+
+
+if __name__ == "__main__":
+    main()

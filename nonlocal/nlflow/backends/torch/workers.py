@@ -1,0 +1,53 @@
+"""Who computes the chunks of a batch on tensors: one stream of a GPU, or several threads of the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from nlflow.backends.threads import one_torch_thread
+
+# Numbers that a worker holds at a time, about: what caches hold on the CPU, and what keeps a GPU busy.
+_CPU, _GPU = 2**20, 2**27
+
+
+def chunk_for(device: torch.device) -> int:
+    """Return how many numbers a worker holds at a time, about."""
+    return _CPU if device.type == "cpu" else _GPU
+
+
+def bytes_of_chunks(device: torch.device) -> int:
+    """Return the bytes that workers take for each number of a chunk: float64 at most, twice in what is made of it."""
+    return 16 * (torch.get_num_threads() if device.type == "cpu" else 1)
+
+
+@contextmanager
+def workers_for(device: torch.device) -> Iterator[int]:
+    """Give how many workers compute on a device.
+
+    On the CPU there are as many as torch has threads, each with one: factors of small matrices take up to 25 times as
+    long where several threads share them.
+    """
+    if device.type != "cpu":
+        yield 1
+        return
+    count = torch.get_num_threads()
+    with one_torch_thread():
+        yield count
+
+
+@contextmanager
+def exact_products(device: torch.device) -> Iterator[None]:
+    """Let products of matrices keep all digits of their dtype, whatever the caller has allowed elsewhere."""
+    before = torch.get_float32_matmul_precision()
+    with torch.autocast(device.type, enabled=False):
+        if before == "highest":
+            yield
+            return
+        torch.set_float32_matmul_precision("highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)

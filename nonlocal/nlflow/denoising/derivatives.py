@@ -1,0 +1,161 @@
+"""Derivatives of the denoiser: the linear map by which an estimate answers to small changes of a tensor."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from nlflow._array import is_tensor
+from nlflow.denoising.inputs import check_rules
+from nlflow.denoising.noise.risk import perturbation
+from nlflow.denoising.patches.tensors import FrozenFilter
+from nlflow.denoising.tensors.axes import Axes, beside, check_tensor
+from nlflow.denoising.tensors.flows import TensorTask
+from nlflow.errors import InputError, check_integer
+
+__all__ = ["Linearization", "linearized"]
+
+
+class Linearization:
+    """The Jacobian J of a denoiser at a tensor, without a matrix; `linearized` makes it.
+
+    Groups, channels, and what sigma is are those at this tensor, as constants. Covariances, weights, and how much noise
+    is left follow the tensor. So J is not symmetric; `vjp` is the transpose of `jvp` to rounding. A step whose
+    covariances are held still, with one sample a patch, is symmetric in the measure of its weights.
+
+    Attributes
+    ----------
+    image, estimate : tensor
+        The tensor, and what `nlflow.denoise` makes of it.
+    """
+
+    def __init__(self, image: Tensor, task: TensorTask, max_memory: float | None = None) -> None:
+        self.image, self._task, self._limit = image, task, max_memory
+        self._filters = [FrozenFilter() for _ in task.flows]
+        with torch.no_grad():
+            self.estimate = self._run(image)
+
+    def _run(self, image: Tensor) -> Tensor:
+        for one in self._filters:
+            one.begin()
+        return self._task.differentiable(image, self._filters, self._limit)
+
+    def __call__(self, image: Tensor) -> Tensor:
+        """Return the estimate for another tensor, with the groups and channels of this one; it has derivatives."""
+        return self._run(self._checked("image", image))
+
+    def jvp(self, direction: Tensor) -> Tensor:
+        """Return J v, the derivative of the estimate in a direction: one run of the flow, twice the work of one."""
+        direction = self._checked("direction", direction)
+        with torch.no_grad(), forward_ad.dual_level():
+            with warnings.catch_warnings():  # torch compiles rules of its own in a way that it calls deprecated
+                warnings.simplefilter("ignore", DeprecationWarning)
+                dual: Any = forward_ad.make_dual(self.image, direction)  # type: ignore[no-untyped-call]  # torch's
+            pair: Any = forward_ad.unpack_dual(self._run(dual))  # type: ignore[no-untyped-call]
+        tangent: Tensor = pair.tangent
+        return tangent
+
+    def vjp(self, cotangent: Tensor) -> Tensor:
+        """Return J^T w: one run of the flow and one backwards, which keeps a dozen images a step."""
+        with torch.enable_grad():
+            image = self.image.detach().requires_grad_()
+            (gradient,) = torch.autograd.grad(self._run(image), image, self._checked("cotangent", cotangent))
+        return gradient
+
+    def divergence(self, probes: int = 1, *, seed: int = 0) -> float:
+        """Return the trace of J, sum_i du_i / df_i, by random signs: an estimate of it without bias.
+
+        Each probe b costs one `jvp`, and gives b.Jb exactly; the variance comes of the entries of J off the diagonal
+        (Hutchinson 1990, doi 10.1080/03610919008812866). It is the divergence of the map for groups held still. That of
+        the denoiser is larger, since noise decides which patches are alike: Stein's estimate needs the latter, and
+        `nlflow.denoise(tensor, stopping="sure")` takes a difference of two runs with groups of their own.
+
+        Parameters
+        ----------
+        probes : int
+        seed : int
+            Of the signs.
+        """
+        probes, total = check_integer("probes", probes, minimum=1), 0.0
+        signs = perturbation((probes, *self.image.shape), rng=check_integer("seed", seed, minimum=0))
+        for one in torch.from_numpy(signs).to(self.image):
+            total += float((one * self.jvp(one)).sum(dtype=torch.float64))
+        return total / probes
+
+    def _checked(self, name: str, value: Any) -> Tensor:
+        """Return a tensor that is like the image."""
+        like = self.image
+        if not is_tensor(value) or (value.shape, value.dtype, value.device) != (like.shape, like.dtype, like.device):
+            got = f"{tuple(value.shape)}, {value.dtype}, {value.device}" if is_tensor(value) else type(value).__name__
+            raise InputError(
+                f"{name}: got {got}, expected a tensor of {tuple(like.shape)}, {like.dtype}, {like.device}"
+            )
+        tensor: Tensor = value
+        return tensor
+
+    def __repr__(self) -> str:
+        return f"<Linearization of the denoiser at a tensor of shape {tuple(self.image.shape)}>"
+
+
+def linearized(
+    image: Any,
+    sigma: Any,
+    *,
+    quality: str = "balanced",
+    strength: float = 1.0,
+    channel_axis: int | None = None,
+    axes: str | None = None,
+    spacing: Any = None,
+    keep: Any = None,
+    max_memory: float | None = None,
+) -> Linearization:
+    """Return the linear map by which the estimate of `nlflow.denoise` answers to small changes of a tensor.
+
+    Parameters
+    ----------
+    image : tensor
+        float32 or float64.
+    sigma : float, sequence or tensor
+        Standard deviation of white noise, a constant, as `nlflow.denoise` takes it.
+    quality, strength, channel_axis, axes, spacing, keep, max_memory
+        As `nlflow.denoise` takes them.
+
+    Returns
+    -------
+    Linearization
+
+    Raises
+    ------
+    InputError
+        As `nlflow.denoise` for tensors; for an item that is returned unchanged, since it is constant or free of noise.
+    MemoryLimitError
+        When a run does not fit the memory as a whole.
+
+    Examples
+    --------
+    How much an estimate follows its samples, for groups held still:
+
+    >>> import torch
+    >>> from nlflow.denoising.derivatives import linearized
+    >>> generator = torch.Generator().manual_seed(0)
+    >>> noisy = torch.linspace(0, 30, 24).expand(24, 24) + torch.randn(24, 24, generator=generator)
+    >>> map = linearized(noisy, 1.0)
+    >>> bool(0 < map.divergence() < noisy.numel() / 2)
+    True
+    """
+    if not is_tensor(image):
+        raise InputError(f"image: got {type(image).__name__}, expected a torch tensor; use torch.as_tensor")
+    image = check_tensor(image).detach()
+    for name, value in (("sigma", sigma), ("keep", keep)):
+        beside(name, value, image)
+    if sigma is None:
+        raise InputError("sigma: got None, expected the strength of white noise, a constant; see estimate_sigma")
+    strength, max_memory, _ = check_rules(None, strength, max_memory, 0)
+    placed = Axes.of(tuple(image.shape), channel_axis, axes, spacing)
+    task = TensorTask.of(image, sigma, placed, quality, strength, keep)
+    task.check_moves()
+    return Linearization(image, task, max_memory)

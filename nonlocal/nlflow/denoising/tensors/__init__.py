@@ -1,0 +1,1 @@
+"""`nlflow.denoise` on torch tensors, with derivatives."""
