@@ -39,8 +39,8 @@ _SPATIAL = 0.6  # of the search radius: near patches are likelier alike
 SINGLE = 1e4
 FUNCTIONAL = "E of patch tokens under the patch kernel, one fidelity a pixel; semi-implicit steps of 1"
 _WEIGHTS_SHARE = 0.5  # of the work, told when the weights are there
-#: Bytes of weights that are stored. More are computed anew at each average, of which there are three for most images: from
-#: a megapixel on that takes no longer than to write and read them.
+#: Bytes of weights that are stored. More are computed anew at each average, of which there are three for most images:
+#: from a megapixel on that takes no longer than to write and read them.
 STORED = 2.5e8
 _MORE_PIXELS = (0.32, 0.65)  # noise over signal, a channel: from here on patches of 5 and of 7 pixels instead of 3
 
