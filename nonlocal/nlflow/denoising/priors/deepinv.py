@@ -26,11 +26,11 @@ class Denoiser(Base):
         As `nlflow.denoise` takes them, other than ``channel_axis``. With ``separate=True`` channels are denoised each
         by itself.
 
-    Raises
-    ------
-    InputError
-        On call, for tensors on another device than the CPU, and for tensors that require a gradient: samples go through
-        NumPy, which records none.
+    Notes
+    -----
+    On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
+    for groups held still; see `nlflow.denoise` for what is refused then, such as ``fast``. On the CPU the compiled loops
+    are faster.
 
     Examples
     --------
@@ -48,6 +48,8 @@ class Denoiser(Base):
     def forward(self, x: Any, sigma: Any) -> Any:
         """Return the denoised batch, with the bits of ``denoise(item, sigma, channel_axis=0)`` for each item.
 
+        Items are tensors where they are on a device or require a gradient, and arrays elsewhere.
+
         Parameters
         ----------
         x : torch.Tensor of shape (B, C, H, W), or (B, C, D, H, W) for volumes
@@ -60,12 +62,9 @@ class Denoiser(Base):
             raise InputError(f"x: got {type(x).__name__}, expected a torch tensor of shape (B, C, H, W)")
         if x.ndim not in (4, 5):
             raise InputError(f"x: got shape {tuple(x.shape)}, expected (B, C, H, W), or (B, C, D, H, W)")
-        if x.device.type != "cpu":
-            raise InputError(f"x: it is on {x.device}, expected the CPU; move it (.cpu()) and the result back")
-        if x.requires_grad and torch.is_grad_enabled():
-            raise InputError("x: got a tensor that requires a gradient, which this denoiser has not; detach it, or run "
-                             "under torch.no_grad()")  # fmt: skip
         levels = self._handle_sigma(sigma, batch_size=len(x), dtype=torch.float64).tolist()
+        if x.device.type != "cpu" or (x.requires_grad and torch.is_grad_enabled()):
+            return torch.stack([self.denoiser(*item, channel_axis=0) for item in zip(x, levels, strict=True)])
         items = zip(x.detach().numpy(), levels, strict=True)
         results = [self.denoiser(item, level, channel_axis=0) for item, level in items]
         return torch.from_numpy(np.stack(results)).to(x.dtype)
