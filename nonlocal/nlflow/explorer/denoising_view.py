@@ -249,7 +249,9 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         "nonlocal",
         "denoise",
         source.name,
-        str(path.with_name(f"{path.name.removesuffix(suffix)}-denoised{written_extension(path) or suffix}")),
+        str(
+            path.with_name(f"{path.name.removesuffix(suffix)}-denoised{written_extension(Path(source.name)) or suffix}")
+        ),
     ]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]

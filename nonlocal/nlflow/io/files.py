@@ -86,8 +86,8 @@ def read(
     kind : {"image", "signal"}, optional
         Needed for a two-dimensional array that is a signal (N, C); otherwise the file decides.
     channel_axis : int, optional
-        Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is three-dimensional with 2 to 4
-        entries there, and none otherwise.
+        Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is
+        three-dimensional with 2 to 4 entries there, and none otherwise.
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
         or if it is strictly monotone.

@@ -47,7 +47,8 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
         one = load(path)
         if one.format not in _KINDS or one.kind != "image":
             got = "a stack" if one.stacked else f"a {one.format.upper()} file"
-            raise FileFormatError(f"{path}: got {got}, expected a picture that can be written as well (PNG, JPEG, TIFF, BMP, WebP); take it out of {folder}")
+            expected = "a picture that is written as well, PNG, JPEG, TIFF, BMP or WebP"
+            raise FileFormatError(f"{path}: got {got}, expected {expected}; take it out of {folder}")
         if data is None:
             needed = 2 * len(paths) * one.data.nbytes
             check_memory(f"{folder}: {len(paths)} frames", needed, "denoise it in parts")

@@ -60,10 +60,18 @@ FORMATS = {
     "jpeg": Format(pictures.decode, pictures.encode_jpeg, "image", "u1", "exif icc_profile xmp dpi comment"),
     "tiff": Format(tiff.decode, tiff.encode, _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
     "bmp": Format(pictures.decode, pictures.encode_bmp, "image", "u1", "dpi"),
-    "webp": Format(pictures.decode, pictures.encode_webp, "image", "u1", "exif icc_profile xmp",
-                   check=pictures.check_webp, notes=pictures.notes_webp),
-    "gif": Format(pictures.decode, None, "image", instead=("a GIF file holds 256 colours, fewer than a result has",
-                                                           ".png")),
+    "webp": Format(
+        pictures.decode,
+        pictures.encode_webp,
+        "image",
+        "u1",
+        "exif icc_profile xmp",
+        check=pictures.check_webp,
+        notes=pictures.notes_webp,
+    ),
+    "gif": Format(
+        pictures.decode, None, "image", instead=("a GIF file holds 256 colours, fewer than a result has", ".png")
+    ),
     "avif": Format(pictures.decode, None, "image", instead=("AVIF would lose of the result, and is read only", ".png")),
     "raw": Format(raw.decode, None, "image", instead=("camera raws are read only", ".tif")),
     "npy": Format(tables.decode_npy, tables.encode_npy),

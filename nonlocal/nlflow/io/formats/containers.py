@@ -78,16 +78,16 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
         raise file_error(path, f"no array of numbers ({listed or 'it is empty'})", "at least one", remedy)
     if len(signals) > 1:
         got = f"{len(signals)} arrays: {listed}"
-        raise file_error(path, got, "the name of one", f"give it, for example --array {signals[0]}")
+        raise file_error(path, got, "the name of one", f"say: nonlocal denoise {path} OUT --array {signals[0]}")
     return signals[0]
 
 
-def media_of(path: Path, form: str, name: str, data: Array, shape: tuple[int, ...], found: Mapping[str, Entry]) -> Media:
+def media_of(
+    path: Path, form: str, name: str, data: Array, shape: tuple[int, ...], found: Mapping[str, Entry]
+) -> Media:
     """Return an array as what a file holds; a note says its name where there are others."""
-    others = len(found) - 1
-    kept = "it is kept" if others == 1 else "they are kept"
-    note = f"{path}: the array {name} is read; of others there are {others}: {kept} in an output of this format"
-    notes = (note,) if others else ()
+    note = f"{path}: the array {name} is read, one of {len(found)}; an output of this format keeps the others"
+    notes = (note,) if len(found) > 1 else ()
     return Media(path, form, "image", data, extras={"array": {"name": name, "shape": shape}}, notes=notes)
 
 

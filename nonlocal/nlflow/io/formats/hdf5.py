@@ -69,7 +69,9 @@ def values_of(path: Path, dataset: Any) -> Array:
     """Return the values of a dataset whose storage was looked at before."""
     name, count = dataset.name, math.prod(dataset.shape)
     if dataset.is_virtual or dataset.external:
-        raise file_error(path, f"{name}, whose values are in other files", "values in this file", "copy it with h5repack")
+        raise file_error(
+            path, f"{name}, whose values are in other files", "values in this file", "copy it with h5repack"
+        )
     settings = dataset.id.get_create_plist()
     filters = {settings.get_filter(number)[0] for number in range(settings.get_nfilters())}
     if not filters <= set(_FILTERS):

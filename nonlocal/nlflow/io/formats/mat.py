@@ -84,7 +84,9 @@ def _scan(path: Path) -> tuple[str, dict[str, _Variable]]:
         mark = head[126:128]
         if mark not in (b"IM", b"MI"):
             got = "content that is no MAT file of level 5 or 7.3"
-            raise file_error(path, got, "one", "save it with scipy.io.savemat, or in MATLAB with save('x.mat', 'x', '-v7')")
+            raise file_error(
+                path, got, "one", "save it with scipy.io.savemat, or in MATLAB with save('x.mat', 'x', '-v7')"
+            )
         order = "<" if mark == b"IM" else ">"
         place = _HEADER
         while len(tag := stream.read(8)) == 8:
@@ -149,8 +151,8 @@ def _values(path: Path, variable: _Variable, order: str) -> Array:
     shape, stored = variable.entry.shape, np.dtype(variable.stored)
     count = math.prod(shape)
     needed = 8 + variable.values + count * stored.itemsize
-    check_declared(path, count * max(stored.itemsize, np.dtype(variable.dtype).itemsize), variable.stop - variable.start,
-                   copies=3)  # fmt: skip
+    most = count * max(stored.itemsize, np.dtype(variable.dtype).itemsize)
+    check_declared(path, most, variable.stop - variable.start, copies=3)
     with path.open("rb") as stream:
         stream.seek(variable.start)
         content = stream.read(variable.stop - variable.start)
@@ -192,7 +194,7 @@ def encode(stream: BinaryIO, values: Array, media: Media) -> None:
         variables, packed = {}, False
         name = re.sub(r"\W", "_", name.rpartition("/")[2], flags=re.ASCII)
         name = name if name[:1].isalpha() else f"x{name}"  # as MATLAB wants names of variables
-    savemat(buffer, {name: values}, do_compression=packed, oned_as="row")
+    savemat(buffer, {name: values}, do_compression=packed, oned_as="row")  # type: ignore[arg-type]  # a file too
     fresh = buffer.getvalue()
     if not variables:
         stream.write(fresh)

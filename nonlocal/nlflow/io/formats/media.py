@@ -20,9 +20,7 @@ EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
 EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
 EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
-EXTENSIONS |= dict.fromkeys(
-    (".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"), "raw"
-)
+EXTENSIONS |= dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"), "raw")
 #: Those of files that hold nothing but stacks.
 STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
 STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")

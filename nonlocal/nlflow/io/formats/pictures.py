@@ -1,4 +1,4 @@
-"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow; GIF and AVIF are not written, since they would lose."""
+"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow. GIF and AVIF are not written: they would lose."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def decode(path: Path) -> Media:
 
 
 def _check_head(path: Path, form: str, head: bytes) -> None:
-    """Refuse what Pillow would read with fewer bits than there are, or takes memory for before anybody sees its size."""
+    """Refuse what Pillow would read with fewer bits than there are, or take memory for at once."""
     if form == "png" and len(head) > 25 and head[24] == 16 and head[25] != 0:
         got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
         raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")

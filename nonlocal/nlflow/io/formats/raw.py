@@ -18,7 +18,7 @@ def need_rawpy(path: Path) -> Any:
         import rawpy
     except ImportError as error:
         got = "a camera raw, which needs rawpy, which is not installed"
-        remedy = f"pip install 'nlflow[raw]', or develop it to a 16-bit TIFF first: darktable-cli {path} {path.stem}.tif"
+        remedy = f"pip install 'nlflow[raw]', or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
         raise file_error(path, got, "what is installed", remedy) from error
     return rawpy
 
