@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.files import EXTENSIONS, STACKS, check_distinct, pictures_in, read_kind
+from nlflow.io.files import check_distinct, pictures_in, read_kind
 from nlflow.io.files import format_of as known
 from nlflow.io.formats import FORMATS, written_extension
+from nlflow.io.formats.media import READABLE
 
 _SHOWN = 3  # names in a message
 
@@ -205,7 +206,7 @@ def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, 
         fitting = [path for path in files if known(path)]
         if not fitting:
             got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
-            expected = f"one that ends in {', '.join(EXTENSIONS | STACKS)}"
+            expected = f"one that ends in {READABLE}"
             deeper = target is None and any(path.is_dir() for path in entries)
             remedy = "give --recursive for folders inside folders" if deeper else "check the name"
             raise FileFormatError(f"IN: got {got}, expected at least {expected}; {remedy}")

@@ -20,7 +20,7 @@ from nlflow.errors import FileFormatError, InputError, MemoryLimitError, NlflowE
 from nlflow.io.files import EXTENSIONS, STACKS
 from nlflow.io.formats import FORMATS, written_extension
 from nlflow.io.formats.content import HEAD, by_content, foreign
-from nlflow.io.formats.media import extension
+from nlflow.io.formats.media import READABLE, extension
 
 _BLOCK = 2**20
 _KNOWN = EXTENSIONS | STACKS

@@ -11,10 +11,10 @@ from pathlib import Path
 from nlflow.errors import InputError, NlflowError
 from nlflow.io.formats import FORMATS
 from nlflow.io.formats.content import HEAD, by_content, foreign
-from nlflow.io.formats.media import CONTAINERS, EXTENSIONS, STACKS, FirstColumn, Media, file_error, format_of
+from nlflow.io.formats.media import CONTAINERS, READABLE, FirstColumn, Media, file_error, format_of
 
-# Content that the name of another format may have: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
-_ALIKE = ({"tiff", "raw"}, {"hdf5", "mat"})
+# Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
+_ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
 
 
 def known_format(path: Path) -> str:
@@ -23,7 +23,7 @@ def known_format(path: Path) -> str:
     if not form:
         got, way = foreign(path, path.suffix.lower())
         got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
-        raise file_error(path, got, f"one of {', '.join(EXTENSIONS | STACKS)}", way or "convert the file or rename it")
+        raise file_error(path, got, f"one of {READABLE}", way or "convert the file or rename it")
     return form
 
 
@@ -40,13 +40,13 @@ def found_format(path: Path) -> tuple[str, list[str]]:
         with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
             extension = by_content(stream.read(HEAD))
     form, named = format_of(Path(f"x{extension}")), format_of(path)
-    if {form, named} in _ALIKE or named == form:
+    if (form, named) in _ALIKE or named == form:
         return named, []
     if form:
         return form, [f"{path}: the content is {form.upper()}, whatever its name says"]
     got, way = foreign(path, extension)
     if got:
-        raise file_error(path, got, f"one of {', '.join(EXTENSIONS | STACKS)}", way)
+        raise file_error(path, got, f"one of {READABLE}", way)
     return known_format(path), []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from pathlib import Path
+from typing import Literal
 
 #: How many bytes from the start of a file tell what it is.
 HEAD = 4096
@@ -20,6 +21,7 @@ _MAGIC = (
 _RIFF = {b"WAVE": ".wav", b"WEBP": ".webp", b"AVI ": ".avi"}
 _HEIF = (b"heic", b"heix", b"hevc", b"heim", b"heis", b"mif1", b"msf1")
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
+_REDUCED, _MAKER, _INNER, _DNG_VERSION = 254, 271, 330, 50706  # numbers of tags
 _NUMBERS = set(b"0123456789+-.,;eE \t\r\n")
 
 _CONVERT = "convert it first, with ImageMagick: magick {name} {stem}.png"
@@ -66,7 +68,7 @@ def by_content(head: bytes) -> str:
     """
     for magic, extension in _MAGIC:
         if head.startswith(magic):
-            return extension
+            return _by_tags(head) if extension == ".tif" else extension
     if head[:4] in (b"RIFF", b"RIFX", b"RF64"):
         return _RIFF.get(head[8:12], "")
     if head[4:8] == b"ftyp":
@@ -84,6 +86,23 @@ def by_content(head: bytes) -> str:
     if re.match(rb"P[1-6]\s+[0-9#]", head):
         return ".ppm"
     return _by_text(head)
+
+
+def _by_tags(head: bytes) -> str:
+    """Return what a TIFF file is by the tags of its first page: a camera raw, or a picture.
+
+    The first page of a camera raw is a small picture of the maker's, with the mosaic in another place.
+    """
+    order: Literal["little", "big"] = "little" if head[:1] == b"I" else "big"
+    if head[8:10] == b"CR":
+        return ".cr2"
+    place = int.from_bytes(head[4:8], order)
+    entries = head[place + 2 : place + 2 + 12 * int.from_bytes(head[place : place + 2], order)]
+    tags = {int.from_bytes(entries[at : at + 2], order): int.from_bytes(entries[at + 8 : at + 12], order)
+            for at in range(0, len(entries) - 11, 12)}  # fmt: skip
+    if _DNG_VERSION in tags:
+        return ".dng"
+    return ".nef" if tags.get(_REDUCED) == 1 and {_MAKER, _INNER} <= set(tags) else ".tif"
 
 
 def _by_brand(brands: bytes) -> str:

@@ -25,6 +25,8 @@ EXTENSIONS |= dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".o
 STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
 STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")
 
+#: One extension of each format, for messages.
+READABLE = ", ".join({form: name for name, form in reversed([*EXTENSIONS.items(), *STACKS.items()])}.values())
 #: Formats of files that hold several arrays, each with a name.
 CONTAINERS = ("npz", "mat", "hdf5")
 #: Formats of arrays, which do not say what their axes are.
