@@ -144,7 +144,7 @@ def _newcomers() -> dict[str, dict[str, bytes]]:
     lossless += b"\x2f" + struct.pack("<I", 16382 | 16382 << 14) + bytes(13)
     return {
         "bmp": {"of 60000 x 60000": bmp + bytes(6), "of runs": runs + struct.pack("<I", 1) + bmp[34:] + bytes(1100)},
-        "gif": {"of 65535 x 65535": b"GIF89a" + b"\xff" * 4 + b"\x80\0\0" + bytes(6) + b"," + bytes(4) + b"\xff" * 4 + b"\0\x08"},
+        "gif": {"of 65535 x 65535": b"GIF89a\xff\xff\xff\xff\x80" + bytes(8) + b",\0\0\0\0\xff\xff\xff\xff\0\x08"},
         "webp": {"of 16777216 x 16777216": wide, "of 16383 x 16383": lossless},
         "npz": {
             "of 10^12 numbers": zipped({"a.npy": npy("'<f8'", "(1000000000000,)", bytes(80))}),
@@ -155,7 +155,7 @@ def _newcomers() -> dict[str, dict[str, bytes]]:
             "of 10^12 numbers": mat((10**6, 10**6), 80, bytes(80)),
             "of 2^31 x 2^31": mat((2**31 - 1, 2**31 - 1), 80, bytes(80)),
             "of zeros, packed": mat((MANY // 8000, 1000), MANY, bytes(MANY), packed=True),
-            "of a long element": mat((4, 4), 128, bytes(128)).replace(struct.pack("<2I", 14, 176), struct.pack("<2I", 14, 2**31)),
+            "of a long element": mat((4, 4), 128, bytes(128)).replace(b"\x0e\0\0\0\xb0\0\0\0", b"\x0e\0\0\0\0\0\0\x80"),
         },
         "h5": {"of 10^12 numbers": hdf5(shape=(10**12,), chunks=(1000,)),
                "of a chunk of 3 GiB": hdf5(shape=(10, 10), chunks=(20000, 20000), maxshape=(None, None)),

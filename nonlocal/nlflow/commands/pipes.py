@@ -144,9 +144,8 @@ def _received(folder: Path) -> Path:
     if found not in _KNOWN:
         got, way = foreign(Path("FILE"), found)
         got = got or "content of an unknown format"
-        expected = f"one of {', '.join(name for name in _KNOWN if not FORMATS[_KNOWN[name]].folder)}"
         raise FileFormatError(
-            f"stdin: got {got}, expected {expected}; {way or 'convert it first, or name a file as IN'}"
+            f"stdin: got {got}, expected one of {READABLE}; {way or 'convert it first, or name a file as IN'}"
         )
     path, limit, count = folder / f"stdin{found}", memory_limit(), len(head)
     with path.open("wb") as file:

@@ -18,12 +18,11 @@ _ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
 
 
 def known_format(path: Path) -> str:
-    """Return the format that a name tells, or raise `FileFormatError`."""
+    """Return the format that the name of an output tells, or raise `FileFormatError`."""
     form = format_of(path)
     if not form:
-        got, way = foreign(path, path.suffix.lower())
-        got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
-        raise file_error(path, got, f"one of {READABLE}", way or "convert the file or rename it")
+        got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
+        raise file_error(path, got, f"one of {READABLE}", "choose one of them")
     return form
 
 
@@ -33,21 +32,22 @@ def found_format(path: Path) -> tuple[str, list[str]]:
     Raises
     ------
     FileFormatError
-        If it is missing or of a format that is not read; the message names a way.
+        If it is of a format that is not read; the message names a way.
     """
     extension = ""
     if path.is_file():
         with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
             extension = by_content(stream.read(HEAD))
     form, named = format_of(Path(f"x{extension}")), format_of(path)
-    if (form, named) in _ALIKE or named == form:
-        return named, []
-    if form:
+    if form and form != named and (form, named) not in _ALIKE:
         return form, [f"{path}: the content is {form.upper()}, whatever its name says"]
     got, way = foreign(path, extension)
-    if got:
-        raise file_error(path, got, f"one of {READABLE}", way)
-    return known_format(path), []
+    if named and not got:
+        return named, []
+    if not got:
+        got, way = foreign(path, path.suffix.lower())
+    got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
+    raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
 
 
 def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:

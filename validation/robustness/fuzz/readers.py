@@ -18,8 +18,24 @@ from validation.robustness.fuzz.watch import Reader, quiet, require
 
 __all__ = ["archive", "companion", "layers", "media", "npy", "pictures", "state"]
 
-_KINDS = {"png": "u", "jpeg": "u", "tiff": "iuf", "npy": "biuf", "wav": "iuf", "csv": "f", "nifti": "iuf", "video": "u",
-          "bmp": "u", "webp": "u", "gif": "u", "avif": "u", "npz": "biuf", "mat": "biuf", "hdf5": "biuf", "raw": "u"}
+_KINDS = {
+    "png": "u",
+    "jpeg": "u",
+    "tiff": "iuf",
+    "npy": "biuf",
+    "wav": "iuf",
+    "csv": "f",
+    "nifti": "iuf",
+    "video": "u",
+    "bmp": "u",
+    "webp": "u",
+    "gif": "u",
+    "avif": "u",
+    "npz": "biuf",
+    "mat": "biuf",
+    "hdf5": "biuf",
+    "raw": "u",
+}
 _LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti", "bmp", "webp", "npz", "mat", "hdf5")
 _ARRAYS = ("npy", "npz", "mat", "hdf5")
 _ENDINGS = {"nifti": "nii", "hdf5": "h5"}

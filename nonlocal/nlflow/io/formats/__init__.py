@@ -129,6 +129,9 @@ def left_out(form: str, media: Media) -> list[str]:
         room = FORMATS[form].extras.split() if key != "tiff" or not tiff.becomes_ome(media) else ()
         if key in media.extras and key not in room and not (usual or bare):
             names.append(name)
+    about = media.extras.get("array", {"others": False, "lost": False})
+    if about["others"] and (form != media.format or about["lost"]):
+        names.append("the other arrays")
     if form == "jpeg" and len(media.extras.get("exif", b"")) > pictures.JPEG_EXIF_LIMIT:
         names.append("the EXIF block, which is too long for JPEG,")
     return names

@@ -82,13 +82,20 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
     return signals[0]
 
 
-def media_of(
-    path: Path, form: str, name: str, data: Array, shape: tuple[int, ...], found: Mapping[str, Entry]
-) -> Media:
-    """Return an array as what a file holds; a note says its name where there are others."""
-    note = f"{path}: the array {name} is read, one of {len(found)}; an output of this format keeps the others"
-    notes = (note,) if len(found) > 1 else ()
-    return Media(path, form, "image", data, extras={"array": {"name": name, "shape": shape}}, notes=notes)
+def media_of(path: Path, form: str, name: str, data: Array, found: Mapping[str, Entry], *, keeps: bool = True) -> Media:
+    """Return an array as what a file holds; a note says its name where there are others.
+
+    Parameters
+    ----------
+    path, form, name, data, found
+        The file and its format, the array in it, and all of them.
+    keeps : bool
+        Whether an output of this format has the other arrays as well.
+    """
+    note = f"{path}: the array {name} is read, one of {len(found)}"
+    lost = len(found) > 1 and not keeps
+    about = {"name": name, "shape": found[name].shape, "others": len(found) > 1, "lost": lost}
+    return Media(path, form, "image", data, extras={"array": about}, notes=(note,) if len(found) > 1 else ())
 
 
 def name_of(media: Media) -> str:

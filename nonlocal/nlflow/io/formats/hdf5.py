@@ -1,7 +1,8 @@
-"""HDF5 files: one dataset is read by its path, all else is written back as it is.
+"""HDF5 files: one dataset is read by its path, and written to a new file with its path and attributes.
 
-A dataset is found by walking along hard links alone: soft and external ones, virtual datasets and values in other
-files, which could name any file of this machine, are not followed.
+The file of the input is not copied and changed: HDF5 crashes where such a copy is damaged. A dataset is found by walking
+along hard links alone: soft and external ones, virtual datasets and values in other files, which could name any file of
+this machine, are not followed.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nlflow.errors import check_memory
 from nlflow.io.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 
@@ -44,7 +44,10 @@ def decode(path: Path, array: str | None = None) -> Media:
         wanted = None if array is None else f"/{array.strip('/')}"
         name = choose(path, wanted, found, _REMEDY)
         data = values_of(path, file[name])
-    return media_of(path, "hdf5", name, data, data.shape, found)
+        attributes = _attributes(file[name])
+    media = media_of(path, "hdf5", name, data, found, keeps=False)
+    media.extras["array"]["attributes"] = attributes
+    return media
 
 
 def datasets(path: Path, file: Any) -> dict[str, Entry]:
@@ -53,15 +56,21 @@ def datasets(path: Path, file: Any) -> dict[str, Entry]:
     found: dict[str, Entry] = {}
     seen = 0
 
-    def look(name: str, thing: Any) -> bool | None:
+    def walk(group: Any, name: str, above: frozenset[int]) -> None:
         nonlocal seen
-        seen += 1
-        if isinstance(thing, h5py.Dataset) and thing.shape is not None:
-            found[f"/{name}"] = entry_of(thing.shape, thing.dtype)
-        return True if seen > MOST else None
+        for key in group:
+            if (seen := seen + 1) > MOST:
+                raise file_error(path, f"more than {MOST} objects", "fewer", "copy the dataset into a file of its own")
+            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
+                continue
+            thing = group[key]
+            place = h5py.h5o.get_info(thing.id).addr
+            if isinstance(thing, h5py.Group) and place not in above:  # else it holds itself
+                walk(thing, f"{name}/{key}", above | {place})
+            elif isinstance(thing, h5py.Dataset) and thing.shape is not None:
+                found[f"{name}/{key}"] = entry_of(thing.shape, thing.dtype)
 
-    if file.visititems(look):
-        raise file_error(path, f"more than {MOST} objects", "fewer", "copy the dataset into a file of its own")
+    walk(file, "", frozenset([h5py.h5o.get_info(file.id).addr]))
     return found
 
 
@@ -89,22 +98,21 @@ def check(path: Path, media: Media) -> str:
     return ""
 
 
+def _attributes(dataset: Any) -> dict[str, Any]:
+    """Return the attributes of a dataset that are numbers and texts; others refer to places in the file."""
+    found = {}
+    for key in dataset.attrs:
+        kind = dataset.attrs.get_id(key).dtype
+        if kind.kind in "biufSU" or (kind.kind == "O" and need_h5py(Path()).check_string_dtype(kind) is not None):
+            found[key] = dataset.attrs[key]
+    return found
+
+
 def encode(stream: BinaryIO, values: Array, media: Media) -> None:
-    """Write a file: that of the input with this dataset in the place of the old one, or a new one."""
+    """Write a file of one dataset."""
     buffer = io.BytesIO()
-    name = name_of(media)
-    if media.format != "hdf5":
-        with need_h5py(media.path).File(buffer, "w") as file:
-            file.create_dataset(name, data=values)
-    else:
-        replaced(buffer, values, media, name)
+    with need_h5py(media.path).File(buffer, "w") as file:
+        dataset = file.create_dataset(name_of(media), data=values)
+        for key, value in media.extras.get("array", {}).get("attributes", {}).items():
+            dataset.attrs[key] = value
     stream.write(buffer.getbuffer())
-
-
-def replaced(buffer: io.BytesIO, values: Array, media: Media, name: str) -> None:
-    """Fill a buffer with the file of an input in which a dataset has other values; its type and attributes stay."""
-    size = media.path.stat().st_size + 2 * values.nbytes
-    check_memory(f"{media.path}: a copy of it", size, "name the output .npy")
-    buffer.write(media.path.read_bytes())
-    with need_h5py(media.path).File(buffer, "r+") as file:
-        file[name][...] = values

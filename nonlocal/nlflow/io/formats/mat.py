@@ -1,8 +1,8 @@
-"""MAT files of MATLAB: one variable is read, the others are written back as they are.
+"""MAT files of MATLAB: one variable is read; in a file of level 5 the others are written back as they are.
 
 Those of level 5 are a header of 128 bytes and one element a variable; elements are read here, and written by
-`scipy.io`. Those of version 7.3 are HDF5 files whose arrays have their axes in the reverse order. The format is that of
-MathWorks, "MAT-File Format", chapter 1.
+`scipy.io`. Those of version 7.3 are HDF5 files whose arrays have their axes in the reverse order; they are read, and
+written at level 5. The format is that of MathWorks, "MAT-File Format", chapter 1.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def decode(path: Path, array: str | None = None) -> Media:
     found = {name: variable.entry for name, variable in variables.items()}
     name = choose(path, array, found, _REMEDY)
     data = _values(path, variables[name], order)
-    return media_of(path, "mat", name, _flat(data), data.shape, found)
+    return media_of(path, "mat", name, _flat(data), found)
 
 
 def _is_hdf5(path: Path) -> bool:
@@ -166,10 +166,8 @@ def _values(path: Path, variable: _Variable, order: str) -> Array:
 
 def check(path: Path, media: Media) -> str:
     """Return what keeps a result from being written; empty if all is well."""
-    if media.format != "mat":
+    if media.format != "mat" or _is_hdf5(media.path):
         return ""
-    if _is_hdf5(media.path):
-        return hdf5.check(path, media)
     with media.path.open("rb") as stream:
         head = stream.read(_HEADER)
     if head[126:128] != b"IM":
@@ -184,16 +182,13 @@ def encode(stream: BinaryIO, values: Array, media: Media) -> None:
     name, buffer = name_of(media), io.BytesIO()
     if media.format == "mat":
         values = values.reshape(media.extras["array"]["shape"])
-        if _is_hdf5(media.path):
-            hdf5.replaced(buffer, np.ascontiguousarray(values.T), media, name)
-            stream.write(buffer.getbuffer())
-            return
+    variables: dict[str, _Variable] = {}
+    if media.format == "mat" and not _is_hdf5(media.path):
         _, variables = _scan(media.path)
-        packed = variables[name].packed
     else:
-        variables, packed = {}, False
         name = re.sub(r"\W", "_", name.rpartition("/")[2], flags=re.ASCII)
         name = name if name[:1].isalpha() else f"x{name}"  # as MATLAB wants names of variables
+    packed = name in variables and variables[name].packed
     savemat(buffer, {name: values}, do_compression=packed, oned_as="row")  # type: ignore[arg-type]  # a file too
     fresh = buffer.getvalue()
     if not variables:
@@ -214,7 +209,7 @@ def _decode_hdf5(path: Path, array: str | None) -> Media:
         name = choose(path, array, found, _REMEDY)
         data = np.ascontiguousarray(hdf5.values_of(path, file[name]).T)
         data = data.astype(np.bool_) if file[name].attrs.get("MATLAB_class") == b"logical" else data
-    return media_of(path, "mat", name, _flat(data), data.shape, found)
+    return media_of(path, "mat", name, _flat(data), found, keeps=False)
 
 
 def _of_matlab(dataset: Any, entry: Entry) -> Entry:

@@ -26,7 +26,7 @@ STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
 STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")
 
 #: One extension of each format, for messages.
-READABLE = ", ".join({form: name for name, form in reversed([*EXTENSIONS.items(), *STACKS.items()])}.values())
+READABLE = ", ".join(reversed({form: name for name, form in reversed([*EXTENSIONS.items(), *STACKS.items()])}.values()))
 #: Formats of files that hold several arrays, each with a name.
 CONTAINERS = ("npz", "mat", "hdf5")
 #: Formats of arrays, which do not say what their axes are.

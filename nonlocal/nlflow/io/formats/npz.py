@@ -35,7 +35,7 @@ def decode(path: Path, array: str | None = None) -> Media:
             data = read_array(stream, member.file_size, what=f"{path}: {name}")  # type: ignore[arg-type]  # a file
             if stream.read(1):
                 raise ValueError("more values than its header tells of")
-    return media_of(path, "npz", name, data, data.shape, found)
+    return media_of(path, "npz", name, data, found)
 
 
 def _members(path: Path, archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
