@@ -76,7 +76,10 @@ def test_grey_as_webp(tmp_path: Path, opaque: bool) -> None:
     assert files.check_output(out, media) == (f"{out}: grey levels are written as RGB, since WebP has no grey",)
     files.write(out, GREY, media)
     again = files.read(out)
-    np.testing.assert_array_equal(again.data, np.dstack([GREY] * 3))
+    np.testing.assert_array_equal(again.data, GREY)
+    assert again.notes == (f"{out}: its three channels are equal, and are read as grey",)
+    with Image.open(out) as image:
+        np.testing.assert_array_equal(np.asarray(image.convert("RGB")), np.dstack([GREY] * 3))
     assert opaque or np.array_equal(again.alpha, ALPHA)
 
 

@@ -324,6 +324,7 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
             echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
 
     report = pipes.told(denoise_file(job, options, progress=shows_progress(quiet), tell=tell))
+    pipes.deliver()
     if as_json:
         print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:

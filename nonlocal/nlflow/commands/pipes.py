@@ -6,7 +6,6 @@ when it is complete. Messages say stdin and stdout.
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -57,10 +56,21 @@ class Ends:
             value = value.replace(name, word)
         return value
 
+    def deliver(self) -> None:
+        """Write the output, which is complete, to stdout if that is meant; `BrokenPipeError` if nobody reads it."""
+        if not self.piped:
+            return
+        stream = sys.stdout.buffer
+        with Path(self.target).open("rb") as file:
+            while block := memoryview(file.read(_BLOCK)):
+                while block:  # a stdout without buffer (PYTHONUNBUFFERED) may take less than it is given
+                    block = block[stream.write(block) or 0 :]
+        stream.flush()
+
 
 @contextmanager
 def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iterator[Ends]:
-    """Put files in the place of stdin and stdout, as long as the context lasts; its end writes to stdout.
+    """Put files in the place of stdin and stdout, as long as the context lasts; see `Ends.deliver`.
 
     Parameters
     ----------
@@ -102,8 +112,6 @@ def ends(sources: list[Path], target: str = "", form: str | None = None) -> Iter
             yield found
         except NlflowError as error:
             raise type(error)(found.told(str(error))) from error
-        if piped:
-            _send(out)
 
 
 def _extension(source: Path, names: dict[str, str], form: str | None) -> str:
@@ -158,11 +166,3 @@ def _received(folder: Path) -> Path:
                 )
             file.write(block)
     return path
-
-
-def _send(path: Path) -> None:
-    """Write a file to stdout; raises `BrokenPipeError` where nobody reads it."""
-    stream = sys.stdout.buffer
-    with path.open("rb") as file:
-        shutil.copyfileobj(file, stream, _BLOCK)
-    stream.flush()

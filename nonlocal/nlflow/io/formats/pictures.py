@@ -15,6 +15,7 @@ from nlflow.io.formats.media import EXTENSIONS, Array, Media, check_declared, fi
 #: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
 JPEG_EXIF_LIMIT = 65533
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
+_WITHOUT_GREY = ("gif", "webp", "avif")  # formats that write grey levels as colours
 _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
 
 
@@ -81,6 +82,9 @@ def decode(path: Path) -> Media:
             more.append(f"{path}: the colour profile, which is one of CMYK colours, is left out")
         if opened.info.get("photoshop"):
             more.append(f"{path}: the IPTC block is left out")
+    if form in _WITHOUT_GREY and data.ndim == 3 and bool((data == data[..., :1]).all()):
+        data = data[..., 0].copy()
+        more.append(f"{path}: its three channels are equal, and are read as grey")
     if data.dtype == np.int32:  # older versions of Pillow hold 16-bit grey in 32 bits
         data = data.astype(np.uint16)
     notes += more
