@@ -24,14 +24,14 @@ _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
 _REDUCED, _MAKER, _INNER, _DNG_VERSION = 254, 271, 330, 50706  # numbers of tags
 _NUMBERS = set(b"0123456789+-.,;eE \t\r\n")
 
-_CONVERT = "convert it first, with ImageMagick: magick {name} {stem}.png"
+_CONVERT = "convert it first, with ImageMagick (before version 7 its command is convert): magick {name} {stem}.png"
 _EXPORT = "export it as .png or .tif from the program that made it"
 #: Formats that are not read: from an extension to what a file is and what to do with it.
 FOREIGN = {
-    ".heic": ("a HEIC picture", "convert it first: heif-convert {name} {stem}.png, or magick {name} {stem}.png"),
+    ".heic": ("a HEIC picture", "convert it first: heif-convert {name} {stem}.png"),
     ".jxl": ("a JPEG XL picture", "convert it first: djxl {name} {stem}.png"),
     ".jp2": ("a JPEG 2000 picture", "convert it first: opj_decompress -i {name} -o {stem}.tif"),
-    ".psd": ("a Photoshop document", f"{_EXPORT}, or: magick '{{name}}[0]' {{stem}}.png"),
+    ".psd": ("a Photoshop document", _EXPORT),
     ".xcf": ("a GIMP document", _EXPORT),
     ".pdf": ("a PDF document", "draw its pages as pictures first: pdftoppm -r 300 -png {name} {stem}"),
     ".svg": ("an SVG drawing", "draw it as a picture first: rsvg-convert -o {stem}.png {name}"),
