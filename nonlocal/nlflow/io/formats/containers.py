@@ -78,7 +78,8 @@ def choose(path: Path, array: str | None, found: Mapping[str, Entry], remedy: st
         raise file_error(path, f"no array of numbers ({listed or 'it is empty'})", "at least one", remedy)
     if len(signals) > 1:
         got = f"{len(signals)} arrays: {listed}"
-        raise file_error(path, got, "the name of one", f"say: nonlocal denoise {path} OUT --array {signals[0]}")
+        way = f"say: nonlocal denoise {path} OUT --array {signals[0]}, or save one alone as .npy"
+        raise file_error(path, got, "the name of one", way)
     return signals[0]
 
 

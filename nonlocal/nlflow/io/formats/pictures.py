@@ -105,7 +105,7 @@ def _check_head(path: Path, form: str, head: bytes) -> None:
         place = head.find(b"av1C")
         if place >= 0 and head[place + 6 : place + 7] and head[place + 6] & 0x40:
             got = "an AVIF picture of more than 8 bits, of which 8 would be read"
-            raise file_error(path, got, "8 bits", f"convert it first: avifdec -d 16 {path} {path.stem}.png, and that to TIFF")
+            raise file_error(path, got, "8 bits", f"convert it first: avifdec -d 8 {path} {path.stem}.png")
     if form == "webp" and head[12:16] == b"VP8X":
         width, height = (1 + int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
         check_declared(path, 4 * width * height, path.stat().st_size, copies=4)
