@@ -112,6 +112,57 @@ def within(limit: int, read: Callable[[], object]) -> Callable[[], object]:
     return limited
 
 
+def mat(shape: tuple[int, int], stored: int, content: bytes, *, packed: bool = False) -> bytes:
+    """Return a MAT file of level 5 with one array of doubles, whose values take `stored` bytes by its header."""
+    body = struct.pack("<4I", 6, 8, 6, 0) + struct.pack("<2I2i", 5, 8, *shape) + struct.pack("<HH4s", 1, 1, b"a\0\0\0")
+    body += struct.pack("<2I", 9, stored) + content
+    element = struct.pack("<2I", 14, len(body)) + body
+    if packed:
+        element = zlib.compress(element, 1)
+        element = struct.pack("<2I", 15, len(element)) + element
+    return b"MATLAB 5.0 MAT-file".ljust(124) + struct.pack("<H2s", 0x0100, b"IM") + element
+
+
+def hdf5(**options: Any) -> bytes:
+    """Return an HDF5 file with one dataset of these options, of which no value is written."""
+    import h5py
+
+    with h5py.File("made", "w", driver="core", backing_store=False) as file:
+        file.create_dataset("a", dtype="f8", **options)
+        file.flush()
+        content: bytes = file.id.get_file_image()
+    return content
+
+
+def _newcomers() -> dict[str, dict[str, bytes]]:
+    """Return what is wrong with BMP, GIF, WebP, NPZ, MAT and HDF5 files, by their endings."""
+    bmp = struct.pack("<2sIHHI", b"BM", 60, 0, 0, 54)
+    bmp += struct.pack("<IiiHHIIiiII", 40, 60000, 60000, 1, 24, 0, 0, 0, 0, 0, 0)
+    runs = bmp[:30].replace(struct.pack("<ii", 60000, 60000), struct.pack("<ii", 13000, 13000))
+    wide = b"RIFF" + struct.pack("<I", 30) + b"WEBPVP8X" + struct.pack("<I4x", 10) + b"\xff\xff\xff" * 2
+    lossless = b"RIFF" + struct.pack("<I", 30) + b"WEBPVP8L" + struct.pack("<I", 18)
+    lossless += b"\x2f" + struct.pack("<I", 16382 | 16382 << 14) + bytes(13)
+    return {
+        "bmp": {"of 60000 x 60000": bmp + bytes(6), "of runs": runs + struct.pack("<I", 1) + bmp[34:] + bytes(1100)},
+        "gif": {"of 65535 x 65535": b"GIF89a\xff\xff\xff\xff\x80" + bytes(8) + b",\0\0\0\0\xff\xff\xff\xff\0\x08"},
+        "webp": {"of 16777216 x 16777216": wide, "of 16383 x 16383": lossless},
+        "npz": {
+            "of 10^12 numbers": zipped({"a.npy": npy("'<f8'", "(1000000000000,)", bytes(80))}),
+            "of zeros, deflated": zipped({"a.npy": npy("'|u1'", f"({MANY},)", bytes(MANY))}, deflate=True),
+            "of objects": zipped({"a.npy": npy("'|O'", "(3,)", bytes(80))}),
+        },
+        "mat": {
+            "of 10^12 numbers": mat((10**6, 10**6), 80, bytes(80)),
+            "of 2^31 x 2^31": mat((2**31 - 1, 2**31 - 1), 80, bytes(80)),
+            "of zeros, packed": mat((MANY // 8000, 1000), MANY, bytes(MANY), packed=True),
+            "of a long element": mat((4, 4), 128, bytes(128)).replace(b"\x0e\0\0\0\xb0\0\0\0", b"\x0e\0\0\0\0\0\0\x80"),
+        },
+        "h5": {"of 10^12 numbers": hdf5(shape=(10**12,), chunks=(1000,)),
+               "of a chunk of 3 GiB": hdf5(shape=(10, 10), chunks=(20000, 20000), maxshape=(None, None)),
+               "of 200 MB of nothing": hdf5(shape=(MANY // 8,), chunks=(1000,))},
+    }  # fmt: skip
+
+
 def cases(folder: Path) -> dict[str, Callable[[], object]]:
     """Return what is read in each case; the files are written first."""
     from nlflow.attention import load_model
@@ -152,6 +203,8 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
         "wav of 2^62 bytes": ("wav", wav(b"RF64", 2**32 - 1, 2**62)),
         "wav whose first chunk is cut": ("wav", bytes.fromhex("524636000000000100000045666d7420010000000000 00da3f12")),
     }
+    images |= {name: one for suffix, group in _newcomers().items() for name, one in
+               {f"{suffix} {what}": (suffix, content) for what, content in group.items()}.items()}  # fmt: skip
     found: dict[str, Callable[[], object]] = {}
     for number, (name, (suffix, content)) in enumerate(images.items()):
         path = folder / f"{number}.{suffix}"
@@ -162,7 +215,9 @@ def cases(folder: Path) -> dict[str, Callable[[], object]]:
     image = folder / "image.npy"
     np.save(image, np.zeros((4, 4)))
     found["mask of 13000 x 13000"] = lambda: read_mask("--mask", folder / "1.png", files.read(image))
-    for name in ("png of 13000 x 13000 zeros", "tiff of zeros, deflated", "mask of 13000 x 13000"):
+    bombs = ("webp of 16383 x 16383", "mat of zeros, packed", "h5 of 200 MB of nothing")
+    found["npz of zeros, deflated"] = within(2**27, found["npz of zeros, deflated"])
+    for name in ("png of 13000 x 13000 zeros", "tiff of zeros, deflated", "mask of 13000 x 13000", *bombs):
         found[name] = within(2**28, found[name])
 
     sparse = folder / "sparse.csv"  # a long text that takes no place on the disk

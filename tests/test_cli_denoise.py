@@ -287,7 +287,10 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
     ("arguments", "message"),
     [
         (["missing.png", "out.png"], "missing.png: got no such file"),
-        (["in.png", "out.gif"], "out.gif: got the extension '.gif'"),
+        (
+            ["in.png", "out.gif"],
+            "out.gif: got the name of a GIF file; a GIF file holds 256 colours",
+        ),
         (["in.png", "out.wav"], "out.wav: got an image to write"),
         (["in.png", "nowhere/out.png"], "does not exist"),
         (["in.png", "in.png"], "OUT: got in.png, the same file as IN"),

@@ -114,7 +114,7 @@ def test_a_broken_file_does_not_keep_others_from_being_done(folder: Path, denois
     assert listing(Path("out")) == ["a.tif", "c.PNG"]
     errors = [line for line in result.stderr.splitlines() if "error" in line]
     assert len(errors) == 4
-    assert errors[0].startswith("nonlocal: error: in/aa.png: got content that is no PNG or JPEG image")
+    assert errors[0].startswith("nonlocal: error: in/aa.png: got content that is no PNG image")
     assert errors[1] == "nonlocal: error: in/b.png: image: got nothing"
     assert errors[2].startswith("nonlocal: error: in/b2.png: got an empty file")
     assert errors[3] == "nonlocal: error: 3 of 5 file(s) failed; they are named above"
@@ -233,3 +233,87 @@ def test_a_bar_over_the_files(folder: Path, denoiser: Denoiser, monkeypatch: pyt
     assert isinstance(options, dict)
     assert (options["total"], options["unit"], options["disable"]) == (3, "file", True)
     assert given[1:] == ["a.tif", "+", "b.png", "+", "c.PNG", "+", "closed"]
+
+
+# --- folders inside folders ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(folder: Path) -> Path:
+    """Return a folder with folders inside, links to them and back, and what is to be left out."""
+    Path("in/deeper/last").mkdir()
+    Image.fromarray(IMAGE).save("in/deeper/last/b.png")
+    Image.fromarray(IMAGE).save("in/deeper/x.gif")
+    Path("in/.git").mkdir()
+    Image.fromarray(IMAGE).save("in/.git/e.png")
+    Path("in/empty").mkdir()
+    try:
+        Path("in/deeper/round").symlink_to(Path("..").resolve(), target_is_directory=True)
+        Path("in/deeper/link.png").symlink_to(Path("in/b.png").resolve())
+    except OSError:
+        pytest.skip("this system makes no links")
+    return folder
+
+
+def tree_of(folder: str) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*")
+                  if path.is_file() and ".nlflow" not in path.parts)  # fmt: skip
+
+
+TREE = ["a.tif", "b.png", "c.PNG", "deeper/d.png", "deeper/last/b.png", "deeper/link.png", "deeper/x.png"]
+
+
+def test_a_tree(tree: Path, denoiser: Denoiser) -> None:
+    result = run("denoise", "in", "out", "--recursive", "--compare", "figures")
+    assert tree_of("out") == TREE
+    assert tree_of("figures") == [f"{name}.png" for name in [*TREE[:-1], "deeper/x.gif"]]
+    assert result.stderr.splitlines() == [
+        "nonlocal: note: in/deeper/round: is a link to a folder, and is left out",
+        "nonlocal: note: in: 1 file(s) of other formats are left out",
+        "nonlocal: note: a GIF file holds 256 colours, fewer than a result has: outputs of such inputs are called "
+        "x.png and so on",
+        "nonlocal: note: in/deeper/x.gif: palette colours converted to RGB",
+    ]
+    assert len(denoiser.calls) == len(TREE)
+    assert result.stdout.splitlines()[-1].startswith("7 of 7 file(s) written to out in ")
+    kept = run("denoise", "in", "out", "--recursive", "--compare", "figures", "--existing", "resume")
+    assert len(denoiser.calls) == len(TREE)
+    assert "7 of 7 file(s) were done before" in kept.stdout
+
+
+def test_an_output_folder_inside_the_input(tree: Path, denoiser: Denoiser) -> None:
+    for _ in range(2):  # the outputs of the first run are no inputs of the second
+        run("denoise", "in", "in/deeper/out", "-r", "-q", "--existing", "overwrite")
+        assert tree_of("in/deeper/out") == TREE
+    Path("linked").symlink_to(Path("in/deeper/out").resolve(), target_is_directory=True)
+    run("denoise", "in", "linked", "-r", "-q", "--existing", "overwrite")
+    assert tree_of("in/deeper/out") == TREE
+    assert len(denoiser.calls) == 3 * len(TREE)
+    assert "the same file as the input in/a.tif" in fails("denoise", "in", "in", "-r")
+
+
+def test_files_that_belong_to_a_tree(tree: Path, denoiser: Denoiser) -> None:
+    for name in TREE:
+        mask = Path("masks") / name
+        mask.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(np.full_like(IMAGE, 255 * (name == "deeper/last/b.png"))).save(mask.with_suffix(".png"))
+    run("denoise", "in", "out", "-r", "-q", "--mask", "masks", "--quality", "fast")
+    masks = [bool(options["mask"].any()) for _, _, options in denoiser.calls]
+    assert masks == [name == "deeper/last/b.png" for name in TREE]
+
+
+def test_what_recursive_is_not_for(tree: Path, denoiser: Denoiser) -> None:
+    assert "--recursive: got in/b.png, expected a folder" in fails("denoise", "in/b.png", "out", "--recursive")
+    Path("only/inside").mkdir(parents=True)
+    Image.fromarray(IMAGE).save("only/inside/a.png")
+    assert fails("denoise", "only", "out").endswith("give --recursive for folders inside folders")
+    run("denoise", "only", "out", "-r")
+    assert tree_of("out") == ["inside/a.png"]
+
+
+def test_formats_that_are_not_written(folder: Path, denoiser: Denoiser) -> None:
+    Image.fromarray(IMAGE).save("in/b.gif")
+    assert "OUT for in/b.png: got out/b.png, the same file as OUT for in/b.gif" in fails("denoise", "in", "out")
+    Path("in/b.png").unlink()
+    run("denoise", "in", "out")
+    assert listing(Path("out")) == ["a.tif", "b.png", "c.PNG"]

@@ -143,9 +143,9 @@ def test_empty_missing_and_folder(tmp_path: Path, extension: str) -> None:
         files.read(path)
 
 
-@pytest.mark.parametrize("name", ["a.gif", "a", "a.PSD", ".png"])
+@pytest.mark.parametrize("name", ["a.xyz", "a", "a.PSD", ".png"])
 def test_unknown_extension(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"GIF89a")
+    (tmp_path / name).write_bytes(b"words")
     with pytest.raises(FileFormatError, match=r"one of \.png, .*\.csv"):
         files.read(tmp_path / name)
 
@@ -188,8 +188,7 @@ def test_npy_that_is_not_numbers(tmp_path: Path) -> None:
         np.save(path, np.zeros(shape))
         with pytest.raises(FileFormatError, match="one to three dimensions"):
             files.read(path)
-    np.savez(tmp_path / "a.npz", a=1)
-    (tmp_path / "a.npz").replace(path)
+    path.write_bytes(b"no array")
     with pytest.raises(FileFormatError, match="no NPY array"):
         files.read(path)
 

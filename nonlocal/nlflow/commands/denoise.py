@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import math
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nlflow.commands.wording import (
+    Quality,
+    check_pipes,
+    is_whole,
+    noise_of,
+    of_fast,
+    parse_bytes,
+    split_sigma,
+    split_spacing,
+    video_coding,
+)
 from nlflow.io.terminal import echo, print_json, print_table, shows_progress
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import Job
+    from nlflow.commands.pipes import Ends
 
 HELP = """Remove noise from images, signals, volumes and video.
 
 The result has the size, the type and the units of the input: grey levels 0..255 for an 8-bit image, raw samples
 for a WAV file. What comes with the samples is kept: alpha channel, orientation, EXIF, colour profile, resolution,
 TIFF description, sample rate and format, column names. A note names what OUT cannot hold. OUT may have another
-format than IN if it can hold the data; NPY and CSV keep all digits.
+format than IN if it can hold the data; NPY, NPZ and CSV keep all digits.
+
+Formats: PNG, JPEG, TIFF, BMP, WebP; NPY, NPZ, MAT (5 and 7.3), HDF5 (extra hdf5); WAV, CSV; stacks and video (below).
+Read only, with OUT in another format: GIF (its first frame), AVIF, camera raws (DNG, NEF, CR2, ARW, ...; extra raw).
+The content of a file decides what it is, and not its name. Of several arrays in a file, --array names one; OUT of the
+same format keeps the others. IN or OUT may be - for stdin or stdout, which gets the format of IN or of --format.
 
 \b
 The kind of noise and its strength are found out from the file, unless told otherwise:
@@ -55,9 +71,10 @@ Files that belong to IN, of its size (pictures as they are seen, arrays as they 
   --keep FILE       where it is not 0, the input is left as it is
   --reference FILE  the same without noise: reports PSNR, and SSIM (images) or SNR (signals)
 
-Several inputs, a folder (its files, not those in folders inside) or a quoted pattern such as '*.png' need a folder as
-OUT: it is made, and outputs have the names of the inputs. --mask, --keep, --sigma and --reference are then one file
-for all, or a folder with files of the same names; --compare is a folder for figures. If a file fails, it is named, the
+Several inputs, a folder (its files; with --recursive those in folders inside too, and OUT gets the same tree) or a
+quoted pattern such as '*.png' need a folder as OUT: it is made, and outputs have the names of the inputs. --mask,
+--keep, --sigma and --reference are then one file for all, or a folder with files of the same names; --compare is a
+folder for figures. If a file fails, it is named, the
 others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
 command with --existing resume: outputs of the same inputs and options stay, the others are made.
 
@@ -85,6 +102,11 @@ Examples:
   nonlocal denoise scan.tif out.tif --sigma 350 --compare before-after.png
   nonlocal denoise noisy.png out.png --reference original.png --json > report.json
   nonlocal denoise photos denoised --quality best
+  nonlocal denoise photos denoised --recursive
+  cat noisy.png | nonlocal denoise - - > clean.png
+  nonlocal denoise photo.nef clean.tif
+  nonlocal denoise data.npz out.npz --array noisy
+  nonlocal denoise volume.h5 out.h5 --array /scan/raw --axes ZYX
   nonlocal denoise 'frames/*.tif' denoised --mask frames/dead-pixels.png --existing skip
   nonlocal denoise night.jpg out.png --strength 1.3
   nonlocal denoise photos denoised --noise camera.json
@@ -105,120 +127,8 @@ Examples:
 """
 
 
-Quality = Literal["fast", "balanced", "best"]
 Existing = Literal["refuse", "overwrite", "skip", "resume"]
 DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
-
-
-def _parse_bytes(text: str) -> int:
-    """Return a size such as ``2GiB``, ``500 MB`` or ``1e9`` in bytes."""
-    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(?:([kmgt])(i?b)?|b)?\s*", str(text), re.IGNORECASE)
-    try:
-        number = float(found[1]) if found else math.nan
-    except ValueError:
-        number = math.nan
-    base = 1000 if found and (found[3] or "").lower() == "b" else 1024
-    unit = (found[2] or "").lower() if found else ""
-    size = number * base ** ("kmgt".index(unit) + 1 if unit else 0)
-    if not 1 <= size < 2**63:
-        raise typer.BadParameter(f"got {text!r}, expected a number of bytes such as 2000000000, 2GiB or 500MB")
-    return int(size)
-
-
-def _split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | None]:
-    """Return what ``--sigma`` says: numbers, or the file or folder that holds them; nothing where it is estimated."""
-    if text is None or text == "auto":
-        return None, None
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        path = Path(text)
-        if not text or not (path.suffix or path.exists()):
-            raise typer.BadParameter(
-                f"got {text!r}, expected a number, numbers with commas between them, a file, or auto",
-                param_hint="--sigma",
-            ) from None
-        return None, path
-    return (numbers[0] if len(numbers) == 1 else numbers), None
-
-
-def _split_spacing(text: str | None) -> list[float] | None:
-    """Return the numbers of ``--spacing``."""
-    try:
-        numbers = None if text is None else [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = [math.nan]
-    if numbers is not None and not all(0 < number < math.inf for number in numbers):
-        raise typer.BadParameter(
-            f"got {text!r}, expected positive numbers with commas between them, such as 0.5,0.2,0.2",
-            param_hint="--spacing",
-        )
-    return numbers
-
-
-def _video_quality(text: str | None) -> int | str | None:
-    """Return what ``--video-quality`` says."""
-    if text is None or text == "lossless":
-        return text
-    if not (text.isascii() and text.isdecimal() and int(text) <= 51):
-        raise typer.BadParameter(f"got {text!r}, expected lossless, or a whole number from 0 to 51",
-                                 param_hint="--video-quality")  # fmt: skip
-    return int(text)
-
-
-def _whole(sources: list[Path], target: str, axes: str | None) -> bool:
-    """Return whether an OUT of zarr is that of a stack, which is denoised as a whole and not block by block."""
-    from nlflow.io.files import is_stack
-
-    if target.lower().endswith(".ome.zarr") or any(map(is_stack, sources)):
-        return True
-    return axes is not None and not all((s / "zarr.json").is_file() or (s / ".zarray").is_file() for s in sources)
-
-
-def _noise(
-    word: str, level: Any, strength: float | None, *, gain: float | None, read_noise: float | None, offset: float | None
-) -> Any:
-    """Return the noise as `nlflow.denoise` wants it: a word, or a model."""
-    given = {"gain": gain, "sigma": read_noise, "offset": offset}
-    words = {name: value for name, value in given.items() if value is not None}
-    if words and word != "poisson":
-        option = "--read-noise" if "sigma" in words else f"--{next(iter(words))}"
-        raise typer.BadParameter("is a property of counts; give --noise poisson too", param_hint=option)
-    if word == "gaussian":
-        raise typer.BadParameter("got gaussian, which is now called white; say --noise white", param_hint="--noise")
-    if strength is not None and word == "poisson":
-        raise typer.BadParameter("is not for counts, whose noise follows from them; leave it out",
-                                 param_hint="--strength")  # fmt: skip
-    if word in ("auto", "white", "rician"):
-        return word
-    from nlflow.denoising.noise import Poisson, load_noise
-
-    if word == "poisson":
-        return Poisson(**words) if words else word
-    if not (word.lower().endswith(".json") or Path(word).exists()):
-        raise typer.BadParameter(
-            f"got {word!r}, expected auto, white, rician, poisson or a file that nonlocal noise --save has written",
-            param_hint="--noise",
-        )
-    if level is not None:
-        raise typer.BadParameter(f"is said by the model in {word} already; leave one of them out", param_hint="--sigma")
-    model = load_noise(word)
-    if strength is not None and isinstance(model, Poisson):
-        raise typer.BadParameter(f"is not for counts, of which {word} holds a model; leave it out",
-                                 param_hint="--strength")  # fmt: skip
-    return model
-
-
-def _of_fast(quality: Quality, stopping: str | None, **options: float | None) -> dict[str, Any]:
-    """Return the settings of the flow of pixels, which other qualities do not have."""
-    for name, value in options.items():
-        if value is not None and quality != "fast":
-            raise typer.BadParameter(
-                "is for --quality fast; add that, or leave it out", param_hint=f"--{name.replace('_', '-')}"
-            )
-    if options["steps"] is not None and stopping is not None:
-        raise typer.BadParameter("is a stopping rule by itself; leave --stopping out", param_hint="--steps")
-    return options
 
 
 def denoise(
@@ -288,7 +198,7 @@ def denoise(
     ] = None,
     max_memory: Annotated[
         int | None,
-        typer.Option(metavar="SIZE", parser=_parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
+        typer.Option(metavar="SIZE", parser=parse_bytes, help="Work in tiles below this size, e.g. 2GiB."),
     ] = None,
     kind: Annotated[
         Literal["image", "signal"] | None, typer.Option(help="What a two-dimensional .npy array is.")
@@ -319,6 +229,17 @@ def denoise(
         typer.Option(help="What becomes of the first CSV column [default: kept if it is times or monotone]."),
     ] = None,
     device: Annotated[DeviceName, typer.Option(help="Where balanced and best run; all else runs on the CPU.")] = "cpu",
+    array: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which array of an NPZ, MAT or HDF5 file, where there are several."),
+    ] = None,
+    recursive: Annotated[
+        bool, typer.Option("--recursive", "-r", help="Folders inside folders too; OUT gets the same tree.")
+    ] = False,
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="EXTENSION", help="Of - as OUT: png, tif, npy, ... [default: that of IN]."),
+    ] = None,
     existing: Annotated[Existing, typer.Option(help="What to do about outputs that exist.")] = "refuse",
     scheduler: Annotated[
         str | None,
@@ -340,34 +261,36 @@ def denoise(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
     """Remove noise from images, signals, volumes and video."""
-    level, sigma_map = _split_sigma(sigma)
+    level, sigma_map = split_sigma(sigma)
     if strength is not None and not 0 <= strength < math.inf:
         raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
     words: dict[str, Any] = {
         "quality": quality,
-        "noise": _noise(
+        "noise": noise_of(
             noise, level if sigma_map is None else sigma_map, strength, gain=gain, read_noise=read_noise, offset=offset
         ),
         "strength": 1.0 if strength is None else strength,
         "stopping": stopping,
         "max_memory": max_memory,
         "device": device,
-        **_of_fast(
+        **of_fast(
             quality, stopping, width=width, patch_size=patch_size, search_radius=search_radius, fidelity=fidelity,
             steps=steps,
         ),
     }  # fmt: skip
+    check_pipes(sources, target, form, as_json=as_json, recursive=recursive)
     large = scheduler is not None or jobs is not None or block is not None
-    if target.endswith(".zarr") and (large or not _whole(sources, target, axes)):
+    if target.endswith(".zarr") and (large or not is_whole(sources, target, axes)):
         from nlflow.commands.denoise_large import denoise_large
 
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
-                   "--video-quality": video_quality,
+                   "--video-quality": video_quality, "--array": array, "--format": form,
+                   "--recursive": recursive or None,
                    "--device": None if device in ("auto", "cpu") else device}  # fmt: skip
         del words["stopping"], words["device"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
-                  "spacing": _split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
+                  "spacing": split_spacing(spacing), "scheduler": scheduler or "local"}  # fmt: skip
         denoise_large(sources, target, level, words, refused, as_json=as_json, quiet=quiet)
         return
     for option, value in {"--scheduler": scheduler, "--jobs": jobs, "--block": block}.items():
@@ -376,38 +299,42 @@ def denoise(
     from nlflow.commands.denoise_folder import denoise_folder
     from nlflow.commands.inputs import Options, check_device
     from nlflow.commands.jobs import plan
+    from nlflow.commands.pipes import ends
 
     check_device(device)
     fill_nan = mask == "nan"
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)
-    todo = plan(
-        sources, target, figure=compare, beside=beside, existing=existing, frames=axes is not None
-    )  # fmt: skip
-    for note in () if quiet else todo.notes:
-        echo(f"nonlocal: note: {note}", err=True)
-    distances, coding = _split_spacing(spacing), _video_quality(video_quality)
-    options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, distances, coding)
-    if todo.folder is not None:
-        denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
-    elif todo.jobs:
-        _denoise_one(todo.jobs[0], options, as_json=as_json, quiet=quiet)
-    elif as_json:
-        print_json({"input": str(sources[0]), "output": target, "skipped": True})
+    options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, split_spacing(spacing),
+                      video_coding(video_quality), array)  # fmt: skip
+    with ends(sources, target, form) as pipes:
+        todo = plan(
+            pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames=axes is not None,
+            recursive=recursive,
+        )  # fmt: skip
+        for note in () if quiet else todo.notes:
+            echo(f"nonlocal: note: {note}", err=True)
+        if todo.folder is not None:
+            denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
+        elif todo.jobs:
+            _denoise_one(todo.jobs[0], options, pipes, as_json=as_json, quiet=quiet)
+        elif as_json:
+            print_json({"input": str(sources[0]), "output": target, "skipped": True})
 
 
-def _denoise_one(job: Job, options: Options, *, as_json: bool, quiet: bool) -> None:
-    """Denoise a file, and print what was done."""
+def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quiet: bool) -> None:
+    """Denoise a file, and print what was done: to stderr where the file goes to stdout."""
     from nlflow.backends.machine import provenance, version
     from nlflow.commands.denoise_file import denoise_file
     from nlflow.commands.reports import summary
 
     def tell(level: str, text: str) -> None:
         if not quiet:
-            echo(f"nonlocal: {level}: {text}", err=True)
+            echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
 
-    report = denoise_file(job, options, progress=shows_progress(quiet), tell=tell)
+    report = pipes.told(denoise_file(job, options, progress=shows_progress(quiet), tell=tell))
+    pipes.deliver()
     if as_json:
         print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:
-        print_table(summary(report))
+        print_table(summary(report), err=pipes.piped)

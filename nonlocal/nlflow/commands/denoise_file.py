@@ -111,7 +111,7 @@ def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> I
     """Read an input and what belongs to it, and check that all of it fits together."""
     media = files.read(
         source, kind=options.kind, channel_axis=options.channel_axis, first_column=options.first_column,
-        axes=options.axes, spacing=options.spacing,
+        axes=options.axes, spacing=options.spacing, array=options.array,
     )  # fmt: skip
     if options.video_quality is not None:
         media = replace(media, extras={**media.extras, "video_quality": options.video_quality})

@@ -46,8 +46,9 @@ def _denoise_all(
     reports: list[dict[str, Any]] = []
     failed, kept, interrupted = 0, 0, False
     ledger = Ledger(folder, asdict(options))
-    for figures in {job.figure.parent for job in jobs if job.figure is not None}:
-        make_folder(figures)
+    outputs = [path for job in jobs for path in (job.target, job.figure) if path is not None]
+    for place in sorted({path.parent for path in outputs}):
+        make_folder(place)
     width = max((len(str(job.source)) for job in jobs), default=0)
     with progress_bar(quiet, total=count, desc="denoise", unit="file") as bar:
 
@@ -156,9 +157,10 @@ class Ledger:
         return len(there) == len(outputs) and found == {**self._made_of(job), "outputs": outputs}
 
     def _path(self, job: Job) -> Path:
-        name = job.target.name
-        # The longest names leave no room for an ending.
-        return self.folder / (f"{name}.json" if len(name.encode()) < 200 else f"{digest(name)}.json")
+        name = job.target.relative_to(self.folder.parent).as_posix()
+        # The longest names leave no room for an ending, and those of folders inside are no names.
+        plain_name = "/" not in name and len(name.encode()) < 200
+        return self.folder / (f"{name}.json" if plain_name else f"{digest(name)}.json")
 
     def _read(self, job: Job) -> dict[str, Any] | None:
         try:

@@ -43,7 +43,7 @@ class Options:
         Given noise; a map of it is a file beside the input.
     fill_nan : bool
         Whether samples that are no numbers are missing ones.
-    kind, channel_axis, first_column, axes, spacing
+    kind, channel_axis, first_column, axes, spacing, array
         See `nlflow.io.files.read`.
     video_quality : int or "lossless", optional
         Of a film that is written.
@@ -60,3 +60,4 @@ class Options:
     axes: str | None = None
     spacing: list[float] | None = None
     video_quality: int | str | None = None
+    array: str | None = None

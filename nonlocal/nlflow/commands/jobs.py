@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nlflow.errors import FileFormatError, InputError
-from nlflow.io.files import EXTENSIONS, STACKS, check_distinct, pictures_in, read_kind
+from nlflow.io.files import check_distinct, pictures_in, read_kind
 from nlflow.io.files import format_of as known
+from nlflow.io.formats import FORMATS, written_extension
+from nlflow.io.formats.media import READABLE
 
 _SHOWN = 3  # names in a message
 
@@ -69,14 +71,15 @@ def plan(
     beside: Mapping[str, Path | None],
     existing: str = "refuse",
     frames: bool = False,
+    recursive: bool = False,
 ) -> Plan:
     """Pair inputs with outputs.
 
     Parameters
     ----------
     sources : sequence of Path
-        Files, folders (their files of known formats, sorted, without those in folders inside) and patterns such as
-        ``*.png``.
+        Files, folders (their files of known formats, sorted; without those in folders inside unless `recursive`) and
+        patterns such as ``*.png``.
     target : str
         A file for one input. For several inputs, and if it is a folder or ends like one: the folder for outputs of the
         same names.
@@ -88,6 +91,8 @@ def plan(
         What to do about outputs that exist; with "resume" the records of the folder decide.
     frames : bool
         Whether a single folder of pictures is one input, whose parts are frames or slices.
+    recursive : bool
+        Whether folders inside folders are gone through as well, and outputs get their places in the same tree.
 
     Raises
     ------
@@ -99,9 +104,12 @@ def plan(
     for option, path in beside.items():
         if path is not None and not path.exists():
             raise FileFormatError(f"{option}: got {path}, no such file or folder, expected one; check the name")
-    if frames and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):
+    if recursive and not any(source.is_dir() and known(source) != "zarr" for source in sources):
+        raise InputError(f"--recursive: got {', '.join(map(str, sources))}, expected a folder; leave it out")
+    if frames and not recursive and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):
         return _plan_frames(sources[0], Path(target), figure, beside, existing)
-    found, several, notes = _expanded(sources)
+    places, several, notes = _expanded(sources, Path(target) if recursive else None)
+    found = list(places)
     if frames and several and read_kind(found[0]) == "image":
         raise InputError(
             f"IN: got {len(found)} pictures with --axes, expected the folder of the frames alone, or stacks; name the "
@@ -121,9 +129,10 @@ def plan(
         if figure is not None:
             _check_folder("--compare", figure, len(found))
         jobs = [
-            _job(source, folder / source.name, None if figure is None else figure / f"{source.name}.png", beside)
-            for source in found
+            _job(source, folder / _written(place), None if figure is None else figure / f"{place}.png", beside, place)
+            for source, place in places.items()
         ]
+        notes += _renamed(jobs)
     _check_names(jobs, single=folder is None)
     jobs, more = _without_existing(jobs, existing)
     return Plan(tuple(jobs), folder, (*notes, *more))
@@ -155,28 +164,73 @@ def _plan_frames(
     return Plan((job,), None, ())
 
 
-def _expanded(sources: Sequence[Path]) -> tuple[list[Path], bool, list[str]]:
-    """Return the files meant, whether there may be several, and notes."""
-    found, notes, several = [], [], len(sources) > 1
+def _written(place: Path) -> Path:
+    """Return where the output of an input goes in the folder of outputs: to its place, in a format that is written."""
+    return place.with_suffix(written_extension(place)) if _read_only(place) else place
+
+
+def _read_only(path: Path) -> bool:
+    return known(path) != "" and FORMATS[known(path)].encode is None
+
+
+def _renamed(jobs: Sequence[Job]) -> list[str]:
+    """Return a note for each format of inputs that is not written."""
+    seen: dict[str, Job] = {}
+    for job in jobs:
+        if _read_only(job.source):
+            seen.setdefault(known(job.source), job)
+    return [f"{FORMATS[form].instead[0]}: outputs of such inputs are called {job.target.name} and so on"
+            for form, job in seen.items()]  # fmt: skip
+
+
+def _expanded(sources: Sequence[Path], target: Path | None) -> tuple[dict[Path, Path], bool, list[str]]:
+    """Return the files meant and the place of each among the outputs, whether there may be several, and notes.
+
+    With a target, which is the folder of outputs, folders inside folders are gone through.
+    """
+    found: dict[Path, Path] = {}
+    notes: list[str] = []
+    several = len(sources) > 1
     for source in sources:
         pattern = not os.path.lexists(source) and glob.has_magic(str(source))
         if not (pattern or source.is_dir()) or known(source) == "zarr":
-            found.append(source)
+            found.setdefault(source, Path(source.name))
             continue
         several = True
         # Path.glob takes no absolute patterns.
-        entries = map(Path, glob.glob(str(source))) if pattern else source.iterdir()  # noqa: PTH207
+        entries = list(map(Path, glob.glob(str(source)))) if pattern else list(source.iterdir())  # noqa: PTH207
+        if target is not None:
+            entries = [path for entry in entries for path in _inside(entry, target, notes)]
         files = sorted(path for path in entries
                        if (path.is_file() or known(path) == "zarr") and not path.name.startswith("."))  # fmt: skip
         fitting = [path for path in files if known(path)]
         if not fitting:
             got = f"{source}, {'which matches' if pattern else 'a folder with'} {len(files) or 'no'} file(s)"
-            expected = f"one that ends in {', '.join(EXTENSIONS | STACKS)}"
-            raise FileFormatError(f"IN: got {got}, expected at least {expected}; check the name")
+            expected = f"one that ends in {READABLE}"
+            deeper = target is None and any(path.is_dir() for path in entries)
+            remedy = "give --recursive for folders inside folders" if deeper else "check the name"
+            raise FileFormatError(f"IN: got {got}, expected at least {expected}; {remedy}")
         if len(fitting) < len(files):
             notes.append(f"{source}: {len(files) - len(fitting)} file(s) of other formats are left out")
-        found += fitting
-    return list(dict.fromkeys(found)), several, notes
+        for path in fitting:
+            found.setdefault(path, Path(path.name) if pattern else path.relative_to(source))
+    return found, several, notes
+
+
+def _inside(entry: Path, target: Path, notes: list[str]) -> list[Path]:
+    """Return the files of an entry of a folder, those of folders inside as well.
+
+    Links to folders are not followed, so there is no end to none; nor is the folder of outputs gone through, so what an
+    earlier run wrote is no input.
+    """
+    if not entry.is_dir() or known(entry) == "zarr":
+        return [entry]
+    if entry.name.startswith(".") or os.path.realpath(entry) == os.path.realpath(target):
+        return []
+    if entry.is_symlink():
+        notes.append(f"{entry}: is a link to a folder, and is left out")
+        return []
+    return [path for inner in sorted(entry.iterdir()) for path in _inside(inner, target, notes)]
 
 
 def _check_folder(option: str, folder: Path, count: int) -> None:
@@ -188,20 +242,22 @@ def _check_folder(option: str, folder: Path, count: int) -> None:
         raise FileFormatError(f"{option}: got {folder}, {got}, expected a folder for {count} input(s); name a folder")
 
 
-def _job(source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None]) -> Job:
-    """Return the job of an input with the files that belong to it."""
+def _job(
+    source: Path, target: Path, figure: Path | None, beside: Mapping[str, Path | None], place: Path | None = None
+) -> Job:
+    """Return the job of an input, which has a place in its folder, with the files that belong to it."""
     paths, missing = {}, ""
     for option, path in beside.items():
         try:
             if path is not None:
-                paths[option] = find_companion(option, path, source)
+                paths[option] = find_companion(option, path, source, place)
         except FileFormatError as error:  # raised when this job is done: the other inputs do not suffer from it
             missing = missing or str(error)
     return Job(source, target, figure, paths, missing)
 
 
-def find_companion(option: str, path: Path, source: Path) -> Path:
-    """Return the file that belongs to `source`: `path` itself, or the file of the same name in the folder `path`.
+def find_companion(option: str, path: Path, source: Path, place: Path | None = None) -> Path:
+    """Return the file that belongs to `source`: `path` itself, or the file of the same place in the folder `path`.
 
     In a folder, the same name with another extension counts if there is only one such file.
 
@@ -212,13 +268,15 @@ def find_companion(option: str, path: Path, source: Path) -> Path:
     """
     if not path.is_dir() or known(path) == "zarr":
         return path
-    if (path / source.name).is_file():
-        return path / source.name
-    alike = sorted(file for file in path.iterdir() if file.stem == source.stem and known(file))
+    same = path / (place or source.name)
+    if same.is_file():
+        return same
+    alike = sorted(file for file in same.parent.glob("*") if file.stem == source.stem and known(file))
     if len(alike) == 1:
         return alike[0]
     got = f"{len(alike)} files called {source.stem}" if alike else f"no file called {source.name} or {source.stem}"
-    raise FileFormatError(f"{option}: got the folder {path} with {got}, expected one for {source}; add or rename it")
+    where = f"the folder {same.parent} with {got}"
+    raise FileFormatError(f"{option}: got {where}, expected one for {source}; add or rename it")
 
 
 def _check_names(jobs: list[Job], *, single: bool) -> None:

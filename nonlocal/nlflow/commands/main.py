@@ -14,7 +14,7 @@ import typer
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.io.terminal import echo, mendable
+from nlflow.io.terminal import close_stdout, echo, mendable
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -35,9 +35,10 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal validate --quick                       the theory, claim by claim
   nonlocal info                                   versions, threads, devices
 
-Images are PNG, JPEG, TIFF or NPY files, signals WAV, CSV or NPY. Outputs appear complete or not at all, and replace
-others only if asked. Results go to stdout, progress and notes to stderr. Exit codes: 0 done, 1 error, 2 wrong usage,
-130 interrupted. Demonstration and validation run on the CPU; denoise and studies of tokens take --device.
+Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help` names others.
+Outputs appear complete or not at all, and replace others only if asked. Results go to stdout, progress and notes to
+stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout. Demonstration and
+validation run on the CPU; denoise and studies of tokens take --device.
 """
 
 app = typer.Typer(
@@ -66,7 +67,8 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                     raise typer.Exit(143) from None
                 raise
             except BrokenPipeError:  # the reader of stdout has had enough
-                raise
+                close_stdout()
+                raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
             except Exception as error:
                 message = mendable(error)
                 if message is None:

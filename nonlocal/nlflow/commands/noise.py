@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,6 +36,8 @@ Examples:
   nonlocal noise ecg.csv --figure ecg.pdf
   nonlocal noise holes.npy --mask nan --json
   nonlocal noise eeg.npy --kind signal
+  nonlocal noise volume.h5 --array /scan/raw --axes ZYX
+  cat photo.jpg | nonlocal noise -
 """
 
 
@@ -59,6 +62,10 @@ def noise(
         Literal["keep", "denoise"] | None,
         typer.Option(help="Whether the first CSV column is data [default: not if it is times or monotone]."),
     ] = None,
+    array: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which array of an NPZ, MAT or HDF5 file, where there are several."),
+    ] = None,
     existing: Annotated[
         Literal["refuse", "overwrite"], typer.Option(help="What to do about outputs that exist.")
     ] = "refuse",
@@ -68,6 +75,7 @@ def noise(
     """Find out which noise an image, a signal or a stack has."""
     from nlflow.commands.denoise_file import check_figure, read_inputs
     from nlflow.commands.inputs import Options
+    from nlflow.commands.pipes import ends
     from nlflow.io.atomic import write_content
 
     if save is not None and save.suffix.lower() != ".json":
@@ -75,8 +83,13 @@ def noise(
     beside = {} if mask in (None, "nan") else {"--mask": Path(str(mask))}
     _check_names(source, beside, {"--figure": figure, "--save": save}, existing)
     form = "" if figure is None else check_figure("--figure", figure)
-    given = read_inputs(source, beside, Options(None, mask == "nan", kind, channel_axis, {}, first_column, axes))
-    for note in () if quiet else (*given.media.notes, *given.notes):
+    options = Options(None, mask == "nan", kind, channel_axis, {}, first_column, axes, array=array)
+    with ends([source]) as pipes:
+        given = read_inputs(pipes.sources[0], beside, options)
+        given.notes = pipes.told([*given.media.notes, *given.notes])
+        given.media = replace(given.media, notes=())
+        source = Path(pipes.told(str(pipes.sources[0])))
+    for note in () if quiet else given.notes:
         echo(f"nonlocal: note: {note}", err=True)
     found = _found(given)
     if save is not None and len(found) > 1:
@@ -207,6 +220,6 @@ def _print_report(given: Inputs, source: Path, found: dict[str, NoiseEstimate], 
     print_json({
         "input": str(source), "kind": media.kind, "shape": media.data.shape, "channel_axis": media.channel_axis,
         "dtype": str(media.data.dtype), "missing": 0 if given.missing is None else int(given.missing.sum()),
-        **({"columns": each} if media.separate else each[0]), "notes": [*media.notes, *given.notes], "written": written,
+        **({"columns": each} if media.separate else each[0]), "notes": given.notes, "written": written,
         "version": version(), "provenance": provenance(),
     })  # fmt: skip

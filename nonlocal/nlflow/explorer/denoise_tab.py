@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, picture, residual_scale
 from nlflow.explorer.sources import Source, preview, saved
 from nlflow.explorer.texts import decibels, digits, note, table
-from nlflow.explorer.uploads import received_reference, received_source
+from nlflow.explorer.uploads import SUFFIXES, received_reference, received_source
 from nlflow.explorer.widgets import (
     Download,
     Knob,
@@ -32,7 +33,7 @@ from nlflow.explorer.widgets import (
     markup,
     offer,
 )
-from nlflow.io.formats.media import EXTENSIONS
+from nlflow.io.formats import written_extension
 
 _QUALITIES = {
     "fast": "fast: pixels, answers at once",
@@ -88,8 +89,8 @@ class DenoiseTab(Tab):
         self.powers = Lines("noise by frequency", "cycles a sample", "power", {"power": {}}, log="y")
         self.full_button = button("Compute in full", partial(self.start, full=True), primary=True)
         self.download = Download(lambda _: self._download(), label="")
-        suffixes = tuple(EXTENSIONS)
-        kinds = "PNG, JPEG, TIFF or NPY image; WAV, CSV or NPY signal; TIFF volume or clip"
+        suffixes = SUFFIXES
+        kinds = "PNG, JPEG, TIFF, WebP, BMP or NPY image; WAV, CSV or NPY signal; TIFF volume or clip"
         self.upload = self.open_button(
             "noisy", "Open a noisy file", f"or drop it here: {kinds}", suffixes, received_source, self._open
         )
@@ -213,7 +214,7 @@ class DenoiseTab(Tab):
             self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None
         self.pictures.visible, self.lines.visible, self.rest.visible = image, not image, not image
-        suffix = "npy" if media.stacked else self._source.name.rpartition(".")[2]
+        suffix = "npy" if media.stacked else written_extension(Path(self._source.name)).lstrip(".")
         self.download.show(label=f"Download result ({suffix.upper()})")
 
     def _show(self, shown: _Shown) -> str:

@@ -20,7 +20,8 @@ from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.explorer import stacks
 from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
 from nlflow.explorer.texts import call, shell
-from nlflow.io.formats.media import Array, Media, extension
+from nlflow.io.formats import written_extension
+from nlflow.io.formats.media import ARRAYS, Array, Media, extension
 from nlflow.plotting.noise import NoiseCurves, model_curves
 
 _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
@@ -193,7 +194,7 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     if source.built_in:
         lines = [EXAMPLE, ""]
     else:
-        layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format == "npy" else {}
+        layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS else {}
         given = {name: value for name, value in layout.items() if value is not None}
         lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
         if compared:
@@ -240,7 +241,7 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     path, media = PurePath(source.name), source.media
     options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
     suffix = path.name[len(path.name) - len(extension(Path(source.name))) :]  # .nii.gz is one
-    if media.format == "npy":
+    if media.format in ARRAYS:
         options |= {"kind": media.kind, "channel_axis": media.channel_axis}
     if source.clean is not None:
         options["reference"] = source.clean_name
@@ -248,7 +249,9 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         "nonlocal",
         "denoise",
         source.name,
-        str(path.with_name(f"{path.name.removesuffix(suffix)}-denoised{suffix}")),
+        str(
+            path.with_name(f"{path.name.removesuffix(suffix)}-denoised{written_extension(Path(source.name)) or suffix}")
+        ),
     ]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]

@@ -14,6 +14,7 @@ import numpy as np
 from nlflow.explorer import stacks
 from nlflow.io import files
 from nlflow.io.companions import read_reference
+from nlflow.io.formats import written_extension
 from nlflow.io.formats.media import Array, Media
 
 Crop = tuple[tuple[int, int], ...]
@@ -163,7 +164,8 @@ def saved(source: Source, crop: Crop | None, result: Array) -> tuple[str, bytes]
             time=None if media.time is None else media.time[part[0]],
         )
     name = PurePath(source.name)
+    suffix = written_extension(Path(source.name)) or name.suffix.lower()
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
-        path = Path(folder) / f"result{name.suffix.lower()}"
+        path = Path(folder) / f"result{suffix}"
         files.write(path, result, media)
-        return f"{name.stem}-denoised{name.suffix.lower()}", path.read_bytes()
+        return f"{name.stem}-denoised{suffix}", path.read_bytes()

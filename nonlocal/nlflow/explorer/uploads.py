@@ -16,10 +16,16 @@ from nlflow.errors import InputError, NlflowError, format_bytes
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import EXTENSIONS
+from nlflow.io.loading import found_format
 
 T = TypeVar("T")
 
 _NAME = 80  # characters of a name that are shown
+_PILLOW = ("png", "jpeg", "bmp", "webp", "gif", "avif")
+_FORMATS = (*_PILLOW, "tiff", "npy", "wav", "csv")
+
+#: What an upload may end in: camera raws and files of several arrays are opened by name on the command line.
+SUFFIXES = tuple(suffix for suffix, form in EXTENSIONS.items() if form in _FORMATS)
 
 
 @dataclass(frozen=True)
@@ -89,14 +95,14 @@ def received_source(name: str, content: bytes, limits: Limits) -> Source:
     FileFormatError
         As `nlflow.io.files.read`, about the sender's name.
     """
-    source = _read(name, content, limits, tuple(EXTENSIONS), open_source)
+    source = _read(name, content, limits, SUFFIXES, open_source)
     _check_samples(shown_name(name), source.media.data.size, limits)
     return source
 
 
 def received_reference(name: str, content: bytes, limits: Limits, source: Source) -> Source:
     """Return a source with the reference that was sent for it; see `received_source`."""
-    return _read(name, content, limits, tuple(EXTENSIONS), source.with_clean)
+    return _read(name, content, limits, SUFFIXES, source.with_clean)
 
 
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
@@ -115,8 +121,10 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
         path = Path(folder) / f"upload{suffix}"
         path.write_bytes(content)
-        _check_samples(name, _declared(path), limits)
         try:
+            if suffixes == SUFFIXES and found_format(path)[0] not in _FORMATS:
+                raise InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}")
+            _check_samples(name, _declared(path), limits)
             return reader(path, name)
         except NlflowError as error:
             # The message names the upload, not the temporary file.
@@ -125,15 +133,15 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
 
 def _declared(path: Path) -> int:
     """Return how many samples the header of a picture declares; 0 for other formats and for headers that are wrong."""
-    form = EXTENSIONS.get(path.suffix)
     try:
+        form, _ = found_format(path)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about large pictures, which are refused here, and odd tags
-            if form in ("png", "jpeg"):
+            if form in _PILLOW:
                 from PIL import Image
 
                 try:
-                    with Image.open(path, formats=("PNG", "JPEG")) as image:
+                    with Image.open(path, formats=(form.upper(),)) as image:
                         return image.width * image.height * len(image.getbands())
                 except Image.DecompressionBombError:
                     return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1

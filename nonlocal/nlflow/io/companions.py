@@ -15,11 +15,12 @@ import numpy as np
 
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io.files import Array, Media, as_stored, load, upright
+from nlflow.io.formats.media import ARRAYS, PICTURES
 
 
 def _matched(media: Media, found: Media, data: Array) -> Array:
     """Return the samples of a picture that belongs to `media`, turned as that one is stored."""
-    if found.kind != "image" or found.format == "npy" or media.format == "npy":
+    if found.kind != "image" or found.format in ARRAYS or media.format in ARRAYS:
         return data
     return as_stored(upright(data, found.orientation), media.orientation)
 
@@ -58,7 +59,7 @@ def read_mask(option: str, path: Path, media: Media) -> tuple[Array, list[str]]:
     if data.dtype != np.bool_ and len(levels := np.unique(data)) > 2:
         notes.append(f"{path}: {len(levels)} different values; all but 0 count as marked")
     marked = _matched(media, found, data != 0)
-    if found.format in ("png", "jpeg", "tiff") and not found.axes and marked.ndim == 3:
+    if found.format in PICTURES and not found.axes and marked.ndim == 3:
         marked = np.asarray(marked.any(axis=-1))
     if found.alpha is not None:
         marked = marked & _matched(media, found, found.alpha != 0)

@@ -22,6 +22,7 @@ from nlflow.io.atomic import write_atomic, write_folder
 from nlflow.io.formats import FORMATS, left_out, ngff, tiff
 from nlflow.io.formats.axes import check_axes, settle
 from nlflow.io.formats.media import (
+    ARRAYS,
     EXTENSIONS,
     STACKS,
     Array,
@@ -60,6 +61,7 @@ __all__ = [
     "write_atomic",
 ]
 
+_PILLOW = ("png", "jpeg", "bmp", "webp")
 _ARTICLES = {"image": "an image", "signal": "a signal", "volume": "a volume", "clip": "a clip"}
 
 
@@ -71,19 +73,21 @@ def read(
     first_column: FirstColumn | None = None,
     axes: str | None = None,
     spacing: Sequence[float] | None = None,
+    array: str | None = None,
 ) -> Media:
     """Read an image, a signal or a stack.
 
     Parameters
     ----------
     path : str or PathLike
-        A PNG, JPEG, TIFF, NPY, WAV, CSV, NIfTI, OME-Zarr or video file; the extension decides. With `axes`, a folder
-        of pictures that are the frames of one clip, or the slices of one volume, in the order of their names.
+        A file of one of `EXTENSIONS` or `STACKS`; its content decides, and where that does not tell, its extension.
+        With `axes`, a folder of pictures that are the frames of one clip, or the slices of one volume, in the order of
+        their names.
     kind : {"image", "signal"}, optional
-        Needed for a two-dimensional .npy array that is a signal (N, C); otherwise the file decides.
+        Needed for a two-dimensional array that is a signal (N, C); otherwise the file decides.
     channel_axis : int, optional
-        Axis of the channels in an .npy array. By default the last one if the array is three-dimensional with 2 to 4
-        entries there, and none otherwise.
+        Axis of the channels in an array (NPY, NPZ, MAT, HDF5). By default the last one if the array is
+        three-dimensional with 2 to 4 entries there, and none otherwise.
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns in a CSV file. By default it is kept if its name is one of times,
         or if it is strictly monotone.
@@ -91,6 +95,8 @@ def read(
         Which axis of a stack is which, where the file does not say it: one letter for each (T, Z, C, Y, X).
     spacing : sequence of float, optional
         How far apart the samples of a stack are, in the place of what the file says: one number for each axis but C.
+    array : str, optional
+        Which array of an NPZ, MAT or HDF5 file (its path in that) is meant, where there are several.
 
     Returns
     -------
@@ -103,7 +109,7 @@ def read(
     FileFormatError
         If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
     InputError
-        If `kind`, `channel_axis`, `axes` or `spacing` do not fit the file, or if nobody says what an axis is.
+        If `kind`, `channel_axis`, `axes`, `spacing` or `array` do not fit the file, or if nobody says what an axis is.
     """
     if kind is not None:
         check_choice("kind", kind, ("image", "signal"))
@@ -113,10 +119,10 @@ def read(
     if axes is not None and path.is_dir() and not format_of(path):
         media = load_frames(path, pictures_in(path))
     else:
-        media = load(path, first_column=first_column)
+        media = load(path, first_column=first_column, array=array)
     if first_column is not None and media.format != "csv":
         raise InputError(f"first_column: got {first_column!r} for {path}, expected a CSV table; leave it out")
-    if media.format == "npy" and axes is not None:
+    if media.format in ARRAYS and axes is not None:
         if channel_axis is not None or kind is not None:
             word = "kind" if channel_axis is None else "channel_axis"
             raise InputError(f"{word}: got one beside axes={axes!r}, which say it; leave {word} out")
@@ -176,7 +182,7 @@ def _with_layout(media: Media, kind: Kind | None, channel_axis: int | None) -> M
     if axis is not None and axis >= ndim:
         raise InputError(f"channel_axis: got {axis}, expected {-ndim} to {ndim - 1} for {what}")
     axis = axis + ndim if axis is not None and axis < 0 else axis
-    if media.format != "npy":
+    if media.format not in ARRAYS:
         own = ndim - 1 if ndim == (3 if media.kind == "image" else 2) else None
         if kind not in (None, media.kind):
             raise InputError(f"kind: got {kind!r}, expected {media.kind!r} for {what}; leave kind out")
@@ -284,6 +290,10 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
         check_frames(path, media)
         return ()
     form = known_format(path)
+    why, other = FORMATS[form].instead
+    if other:
+        raise file_error(path, f"the name of a {form.upper()} file; {why}", f"a name such as {path.stem}{other}",
+                         "choose that")  # fmt: skip
     media = replace(media, extras={**media.extras, "target": path.name})
     if not FORMATS[form].folder or not path.is_dir():
         check_target(path)
@@ -300,12 +310,12 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
                    "volume": ".tif, .nii, .ome.zarr or .npy"}[media.kind]  # fmt: skip
     elif dtypes and dtype.str[1:] not in dtypes.split():
         got = f"{dtype} samples"
-        instead = ".npy or .csv" if kinds == "signal" else ".npy" if form == "tiff" else instead
-    elif form in ("png", "jpeg") and count not in (1, 3):
+        instead = ".npy or .csv" if kinds == "signal" else ".npy" if form in ("tiff", *ARRAYS) else instead
+    elif form in _PILLOW and count not in (1, 3):
         got = f"{count} channels"
     elif form == "png" and dtype == np.uint16 and (count == 3 or media.alpha is not None):
         got = "16-bit colour or alpha"
-    elif form == "jpeg" and media.alpha is not None:
+    elif form in ("jpeg", "bmp") and media.alpha is not None:
         got, instead = "an alpha channel", ".png or .tif"
     elif form == "wav" and media.sample_rate is None:
         got, instead = f"a signal without sample rate (from {media.format.upper()})", ".npy or .csv"
@@ -327,7 +337,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
 
 def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Array:
     """Return `data` in the dtype of the output: rounded and clipped, never wrapped, where that is an integer."""
-    if form in ("npy", "csv"):
+    if form in ("npy", "npz", "csv"):
         return data.astype(np.float32 if dtype in (np.float16, np.float32) else np.float64)
     if dtype.kind not in "iu":
         return data.astype(dtype)
@@ -339,7 +349,7 @@ def stored(data: Array, dtype: np.dtype[Any], form: str, bits: int | None) -> Ar
 def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     """Write a result in the way its input is stored.
 
-    Integers are rounded and clipped to the range of the input's dtype. NPY and CSV files keep the precision of the
+    Integers are rounded and clipped to the range of the input's dtype. NPY, NPZ and CSV files keep the precision of the
     result: float32 for an input of half or single precision, float64 otherwise. What came with the samples (opacity,
     orientation, EXIF block, colour profile, resolution, sample rate, column names, a first column) is written back. The
     file appears complete or not at all; see `write_atomic`.
@@ -371,14 +381,16 @@ def write(path: str | os.PathLike[str], data: Array, media: Media) -> None:
     form = known_format(path)
     values = stored(data, media.data.dtype, form, media.bits)
     media = replace(media, extras={**media.extras, "target": path.name})
-    if media.axes and form not in ("png", "jpeg"):
-        if form == media.format == "npy":
+    if media.axes and form not in _PILLOW:
+        if form in ARRAYS and media.format in ARRAYS:
             values = values.reshape(media.stored_shape)
-    elif media.channel_axis is not None and form != "npy":
+    elif media.channel_axis is not None and form not in ARRAYS:
         values = np.ascontiguousarray(np.moveaxis(values, media.channel_axis, -1))
     write_whole = write_folder if FORMATS[form].folder else write_atomic
+    encode = FORMATS[form].encode
+    assert encode is not None  # `check_output` has refused a format that is not written
     try:
-        write_whole(path, lambda place: FORMATS[form].encode(place, values, media))
+        write_whole(path, lambda place: encode(place, values, media))
     except NlflowError:
         raise
     except Exception as error:  # encoders refuse odd metadata in many ways

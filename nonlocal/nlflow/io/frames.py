@@ -15,7 +15,7 @@ from nlflow.io.formats import FORMATS
 from nlflow.io.formats.media import Array, Media, format_of
 from nlflow.io.loading import load
 
-_KINDS = ("png", "jpeg", "tiff")
+_KINDS = ("png", "jpeg", "tiff", "bmp", "webp")
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -47,7 +47,8 @@ def load_frames(folder: Path, paths: Sequence[Path]) -> Media:
         one = load(path)
         if one.format not in _KINDS or one.kind != "image":
             got = "a stack" if one.stacked else f"a {one.format.upper()} file"
-            raise FileFormatError(f"{path}: got {got}, expected a picture, PNG, JPEG or TIFF; take it out of {folder}")
+            expected = "a picture that is written as well, PNG, JPEG, TIFF, BMP or WebP"
+            raise FileFormatError(f"{path}: got {got}, expected {expected}; take it out of {folder}")
         if data is None:
             needed = 2 * len(paths) * one.data.nbytes
             check_memory(f"{folder}: {len(paths)} frames", needed, "denoise it in parts")
@@ -88,4 +89,5 @@ def write_frames(folder: Path, values: Array, media: Media) -> None:
     make_folder(folder)
     for frame, one in zip(values.reshape(len(frames), *frames[0].data.shape), frames, strict=True):
         encode = FORMATS[one.format].encode
+        assert encode is not None  # as of all `_KINDS`
         write_atomic(folder / one.path.name, lambda stream, f=frame, m=one, e=encode: e(stream, f, m))  # type: ignore[misc]

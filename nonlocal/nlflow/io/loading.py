@@ -4,26 +4,54 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from nlflow.errors import NlflowError
+from nlflow.errors import InputError, NlflowError
 from nlflow.io.formats import FORMATS
-from nlflow.io.formats.media import EXTENSIONS, STACKS, FirstColumn, Media, file_error, format_of
-from nlflow.io.formats.tables import decode_csv
+from nlflow.io.formats.content import HEAD, by_content, foreign
+from nlflow.io.formats.media import CONTAINERS, READABLE, FirstColumn, Media, file_error, format_of
+
+# Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
+_ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
 
 
 def known_format(path: Path) -> str:
-    """Return the format that a name tells, or raise `FileFormatError`."""
+    """Return the format that the name of an output tells, or raise `FileFormatError`."""
     form = format_of(path)
     if not form:
         got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
-        raise file_error(path, got, f"one of {', '.join(EXTENSIONS | STACKS)}", "convert the file or rename it")
+        raise file_error(path, got, f"one of {READABLE}", "choose one of them")
     return form
 
 
-def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None) -> Media:
-    """Read a file without settling what the axes of an .npy array or of a stack are; see `nlflow.io.files.read`.
+def found_format(path: Path) -> tuple[str, list[str]]:
+    """Return the format of a file, which its content decides before its name, and notes.
+
+    Raises
+    ------
+    FileFormatError
+        If it is of a format that is not read; the message names a way.
+    """
+    extension = ""
+    if path.is_file():
+        with suppress(OSError), path.open("rb") as stream:  # what is wrong with it is said when it is read
+            extension = by_content(stream.read(HEAD))
+    form, named = format_of(Path(f"x{extension}")), format_of(path)
+    if form and form != named and (form, named) not in _ALIKE:
+        return form, [f"{path}: the content is {form.upper()}, whatever its name says"]
+    got, way = foreign(path, extension)
+    if named and not got:
+        return named, []
+    if not got:
+        got, way = foreign(path, path.suffix.lower())
+    got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
+    raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
+
+
+def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = None, array: str | None = None) -> Media:
+    """Read a file without settling what the axes of an array or of a stack are; see `nlflow.io.files.read`.
 
     Raises
     ------
@@ -31,8 +59,13 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
         If the file is missing, empty, damaged, of an unknown format, or holds what cannot be read without loss.
     """
     path = Path(path)
-    form = known_format(path)
+    form, notes = found_format(path)
     expected = f"a readable {form.upper()} file"
+    words: dict[str, str | None] = {"first_column": first_column} if form == "csv" else {}
+    if form in CONTAINERS:
+        words = {"array": array}
+    elif array is not None:
+        raise InputError(f"array: got {array!r} for {path}, expected a file of several arrays; leave it out")
     if not path.exists():
         raise file_error(path, "no such file", expected, "check the name and the folder")
     if FORMATS[form].folder:
@@ -50,7 +83,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     try:
         with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
             warnings.simplefilter("ignore")
-            media = FORMATS[form].decode(path) if form != "csv" else decode_csv(path, first_column)
+            media = FORMATS[form].decode(path, **words)
     except NlflowError:
         raise
     except MemoryError as error:
@@ -65,4 +98,4 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
         raise file_error(path, f"an empty array of shape {data.shape}", "at least one sample", "export it again")
     if not data.dtype.isnative:
         media = replace(media, data=data.astype(data.dtype.newbyteorder("=")))
-    return media
+    return replace(media, notes=(*notes, *media.notes)) if notes else media

@@ -50,15 +50,7 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
         For an array beyond the memory limit, before it is allocated.
     """
     start = stream.tell()
-    try:
-        with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it
-            warnings.simplefilter("ignore")
-            version = npy.read_magic(stream)
-            if version not in _HEADERS:
-                raise ValueError(f"version {version[0]}.{version[1]} of the format")
-            shape, by_columns, dtype = _HEADERS[version](stream)
-    except Exception as error:  # a header is a text of Python, which fails to parse in many ways
-        raise ValueError(shortened(error)) from error
+    shape, by_columns, dtype = read_header(stream)
     if dtype.itemsize == 0:
         raise ValueError(f"values of {dtype}, which have no size")
     if dtype.hasobject:
@@ -79,3 +71,23 @@ def read_array(stream: BinaryIO, length: int, *, what: str = "the array") -> NDA
         if stream.readinto(into) != into.size:  # type: ignore[attr-defined]  # BinaryIO lacks it, files have it
             raise ValueError("fewer values than its header tells of")
     return array.reshape(shape, order="F" if by_columns else "C")
+
+
+def read_header(stream: BinaryIO) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, order (by columns or not) and dtype of the .npy array at the place of an open file.
+
+    Raises
+    ------
+    ValueError
+        For another format and for a damaged header.
+    """
+    try:
+        with warnings.catch_warnings():  # an odd header is read or refused; nobody can mend it
+            warnings.simplefilter("ignore")
+            version = npy.read_magic(stream)
+            if version not in _HEADERS:
+                raise ValueError(f"version {version[0]}.{version[1]} of the format")
+            shape, by_columns, dtype = _HEADERS[version](stream)
+    except Exception as error:  # a header is a text of Python, which fails to parse in many ways
+        raise ValueError(shortened(error)) from error
+    return shape, by_columns, dtype

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,15 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
 
+def close_stdout() -> None:
+    """Send what is still to come on stdout nowhere, since nobody reads it; Python would say so at its end."""
+    try:
+        number = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # it is no file
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
 def mendable(error: Exception) -> str | None:
     """Return the message, in one line, of an error that a user can mend, and None of any other."""
     from nlflow.errors import NlflowError
@@ -30,11 +40,11 @@ def mendable(error: Exception) -> str | None:
     return " ".join(str(error).splitlines()) or "out of memory; crop the input or close other programs"
 
 
-def print_table(rows: list[tuple[str, str]]) -> None:
+def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
     """Print names and values in two columns."""
     width = max(len(name) for name, _ in rows)
     for name, value in rows:
-        echo(f"{name:<{width}}  {value}")
+        echo(f"{name:<{width}}  {value}", err=err)
 
 
 def print_json(report: Mapping[str, Any]) -> None:

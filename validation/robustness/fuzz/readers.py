@@ -18,9 +18,27 @@ from validation.robustness.fuzz.watch import Reader, quiet, require
 
 __all__ = ["archive", "companion", "layers", "media", "npy", "pictures", "state"]
 
-_KINDS = {"png": "u", "jpeg": "u", "tiff": "iuf", "npy": "biuf", "wav": "iuf", "csv": "f", "nifti": "iuf", "video": "u"}
-_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti")
-_ENDINGS = {"nifti": "nii"}
+_KINDS = {
+    "png": "u",
+    "jpeg": "u",
+    "tiff": "iuf",
+    "npy": "biuf",
+    "wav": "iuf",
+    "csv": "f",
+    "nifti": "iuf",
+    "video": "u",
+    "bmp": "u",
+    "webp": "u",
+    "gif": "u",
+    "avif": "u",
+    "npz": "biuf",
+    "mat": "biuf",
+    "hdf5": "biuf",
+    "raw": "u",
+}
+_LOSSLESS = ("png", "tiff", "npy", "wav", "csv", "nifti", "bmp", "webp", "npz", "mat", "hdf5")
+_ARRAYS = ("npy", "npz", "mat", "hdf5")
+_ENDINGS = {"nifti": "nii", "hdf5": "h5"}
 _MOST = 2000  # bytes of samples that one byte of a file may stand for, beside the first 16 MiB
 
 
@@ -36,7 +54,7 @@ def _check_samples(found: Any, size: int) -> None:
     require(data.nbytes <= _MOST * size + 2**24, f"{data.nbytes} bytes of samples from {size} bytes")
     if found.axes:
         require(len(found.axes) == data.ndim and set(found.axes) <= set("TZCYX"), f"axes {found.axes}")
-    elif found.kind == "image" and found.format != "npy":
+    elif found.kind == "image" and found.format not in _ARRAYS:
         require(data.ndim == 2 or (data.ndim == 3 and data.shape[2] >= 2), f"an image of shape {data.shape}")
         require(found.alpha is None or found.alpha.shape == data.shape[:2], "opacity of another shape")
     require(found.orientation in range(1, 9), f"orientation {found.orientation!r}")
@@ -69,15 +87,16 @@ def media(suffix: str) -> Callable[[Path], Reader]:
                 return  # what the format has no place for is told before any work begins
             with quiet(), np.errstate(all="ignore"):
                 words = {} if found.axes else {"kind": found.kind, "channel_axis": found.channel_axis}
+                words |= {"array": found.extras["array"]["name"]} if "array" in found.extras else {}
                 again = files.read(target, **words)
             kept = found.data
-            if found.format == "npy":  # whose results have single or double precision
+            if found.format in ("npy", "npz"):  # whose results have single or double precision
                 kept = kept.astype(np.float32 if kept.dtype in (np.float16, np.float32) else np.float64)
             if found.format == "nifti" and found.data.dtype.kind == "f":
                 return  # a scale may be too coarse for its own values
             same = np.array_equal(again.data, kept, equal_nan=kept.dtype.kind == "f")
             require(same, "what was written is not what is read again")
-            if found.alpha is not None and found.format != "npy":
+            if found.alpha is not None and found.format not in _ARRAYS:
                 require(np.array_equal(again.alpha, found.alpha), "opacity changed on its way")
 
         return read

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from validation.robustness.fuzz import folders, readers, records, seeds, words
+from validation.robustness.fuzz import files, folders, readers, records, seeds, words
 
 __all__ = ["TARGETS", "Target"]
 
@@ -83,6 +83,19 @@ TARGETS: dict[str, Target] = {
                     (*_FILES, "nlflow.io.formats.film", "nlflow.io.formats.video")),
     "npy": Target("NPY arrays and tokens", readers.npy, seeds.npy, "npy",
                   (*_FILES, *_NUMPY, "nlflow.io.formats.tables", "nlflow.io.terminal")),
+    **{
+        name: Target(f"{name.upper()} pictures", readers.media(f".{name}"), getattr(files, name), "bytes",
+                     (*_FILES, *_PILLOW, f"PIL.{plugin}"))
+        for name, plugin in (("bmp", "BmpImagePlugin"), ("gif", "GifImagePlugin"), ("webp", "WebPImagePlugin"),
+                             ("avif", "AvifImagePlugin"))
+    },
+    "npz": Target("NPZ archives", readers.media(".npz"), files.npz, "npz",
+                  (*_FILES, *_NUMPY, "nlflow.io.formats.npz", "nlflow.io.formats.containers", "zipfile")),
+    "mat": Target("MAT files", readers.media(".mat"), files.mat, "bytes",
+                  (*_FILES, "nlflow.io.formats.mat", "nlflow.io.formats.containers")),
+    "hdf5": Target("HDF5 files", readers.media(".h5"), files.hdf5, "bytes",
+                   (*_FILES, "nlflow.io.formats.hdf5", "nlflow.io.formats.containers")),
+    "raw": Target("camera raws", readers.media(".dng"), files.raw, "bytes", (*_FILES, "nlflow.io.formats.raw")),
     "wav": Target("WAV signals", readers.media(".wav"), seeds.wav, "bytes",
                   (*_FILES, "nlflow.io.formats.sound", "scipy.io.wavfile")),
     "csv": Target("CSV tables", readers.media(".csv"), seeds.csv_tables, "bytes",

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from nlflow.io.formats import ngff, nifti, pictures, sound, tables, tiff, video
-from nlflow.io.formats.media import Media
+from nlflow.io.formats import hdf5, mat, ngff, nifti, npz, pictures, raw, sound, tables, tiff, video
+from nlflow.io.formats.media import ARRAYS, Media, extension, format_of
 
-__all__ = ["FORMATS", "Format", "left_out"]
+__all__ = ["FORMATS", "Format", "left_out", "written_extension"]
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Format:
     ----------
     decode : callable
         Reads a file.
-    encode : callable
-        Writes samples to an open file, or into a new folder.
+    encode : callable or None
+        Writes samples to an open file, or into a new folder; None for a format that is not written.
     kinds : str
         What a file holds: kinds of `Media`.
     dtypes : str
@@ -38,16 +38,19 @@ class Format:
         Returns what else of a stack a file cannot hold; empty if all is well.
     notes : callable
         Returns what else there is to say of a file that will be written.
+    instead : tuple of str
+        Of a format that is not written: why, and the extension of another that is.
     """
 
-    decode: Callable[[Path], Media]
-    encode: Callable[..., None]
+    decode: Callable[..., Media]
+    encode: Callable[..., None] | None
     kinds: str = "image signal volume clip"
     dtypes: str = ""
     extras: str = ""
     folder: bool = False
     check: Callable[[Path, Media], str] = lambda path, media: ""
     notes: Callable[[Path, Media], list[str]] = lambda path, media: []
+    instead: tuple[str, str] = ("", "")
 
 
 _INTEGERS = "u1 u2 u4 u8 i1 i2 i4 i8"
@@ -56,7 +59,25 @@ FORMATS = {
     "png": Format(pictures.decode, pictures.encode_png, "image", "u1 u2", "exif icc_profile xmp dpi gamma text"),
     "jpeg": Format(pictures.decode, pictures.encode_jpeg, "image", "u1", "exif icc_profile xmp dpi comment"),
     "tiff": Format(tiff.decode, tiff.encode, _STACKED, f"{_INTEGERS} f2 f4 f8", "icc_profile xmp dpi tags tiff"),
+    "bmp": Format(pictures.decode, pictures.encode_bmp, "image", "u1", "dpi"),
+    "webp": Format(
+        pictures.decode,
+        pictures.encode_webp,
+        "image",
+        "u1",
+        "exif icc_profile xmp",
+        check=pictures.check_webp,
+        notes=pictures.notes_webp,
+    ),
+    "gif": Format(
+        pictures.decode, None, "image", instead=("a GIF file holds 256 colours, fewer than a result has", ".png")
+    ),
+    "avif": Format(pictures.decode, None, "image", instead=("AVIF would lose of the result, and is read only", ".png")),
+    "raw": Format(raw.decode, None, "image", instead=("camera raws are read only", ".tif")),
     "npy": Format(tables.decode_npy, tables.encode_npy),
+    "npz": Format(npz.decode, npz.encode),
+    "mat": Format(mat.decode, mat.encode, dtypes=f"{_INTEGERS} f4 f8", check=mat.check),
+    "hdf5": Format(hdf5.decode, hdf5.encode, dtypes=f"{_INTEGERS} f2 f4 f8", check=hdf5.check),
     "wav": Format(sound.decode, sound.encode, "signal", "u1 i2 i4 i8 f4 f8"),
     "csv": Format(tables.decode_csv, tables.encode_csv, "signal"),
     "nifti": Format(nifti.decode, nifti.encode, _STACKED, f"{_INTEGERS} f4 f8", "nifti", check=nifti.check),
@@ -79,20 +100,27 @@ _NAMES = {
 }
 
 
+def written_extension(path: Path) -> str:
+    """Return the extension of an output for this input: its own, or another where its format is not written."""
+    form = format_of(path)
+    return (FORMATS[form].instead[1] if form else "") or extension(path)
+
+
 def left_out(form: str, media: Media) -> list[str]:
     """Return the names of what comes with the samples and has no place in a file of this format."""
     names = []
-    if media.alpha is not None and (form == "npy" or (media.axes and (form != "tiff" or tiff.becomes_ome(media)))):
+    arrays = form in ARRAYS
+    if media.alpha is not None and (arrays or (media.axes and (form != "tiff" or tiff.becomes_ome(media)))):
         names.append("the alpha channel")
-    if form == "npy" and media.axes and media.format != "npy":
+    if arrays and media.axes and media.format not in ARRAYS:
         names.append(f"that its axes are {media.axes}{' and how far apart samples are' if media.scale else ''}")
     elif form == "video" and media.format != "video" and set(media.scale) - {"T"}:
         names.append("how far apart pixels are")
-    if form == "npy" and media.orientation != 1:
+    if arrays and media.orientation != 1:
         names.append(f"the orientation (EXIF {media.orientation})")
-    if form in ("npy", "csv") and media.sample_rate is not None:
+    if (arrays or form == "csv") and media.sample_rate is not None:
         names.append(f"the sample rate of {media.sample_rate} Hz")
-    if form in ("npy", "wav"):
+    if arrays or form == "wav":
         names += ["column names"] if media.header is not None else []
         names += ["the first column"] if media.time is not None else []
     for key, name in _NAMES.items():
@@ -101,6 +129,9 @@ def left_out(form: str, media: Media) -> list[str]:
         room = FORMATS[form].extras.split() if key != "tiff" or not tiff.becomes_ome(media) else ()
         if key in media.extras and key not in room and not (usual or bare):
             names.append(name)
+    about = media.extras.get("array", {"others": False, "lost": False})
+    if about["others"] and (form != media.format or about["lost"]):
+        names.append("the other arrays")
     if form == "jpeg" and len(media.extras.get("exif", b"")) > pictures.JPEG_EXIF_LIMIT:
         names.append("the EXIF block, which is too long for JPEG,")
     return names

@@ -18,9 +18,21 @@ FirstColumn: TypeAlias = Literal["keep", "denoise"]
 #: The known file name extensions and their formats.
 EXTENSIONS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg", ".tif": "tiff", ".tiff": "tiff"}
 EXTENSIONS |= {".npy": "npy", ".wav": "wav", ".csv": "csv"}
+EXTENSIONS |= {".bmp": "bmp", ".webp": "webp", ".gif": "gif", ".avif": "avif"}
+EXTENSIONS |= {".npz": "npz", ".mat": "mat", ".h5": "hdf5", ".hdf5": "hdf5"}
+EXTENSIONS |= dict.fromkeys((".dng", ".nef", ".cr2", ".cr3", ".arw", ".raf", ".orf", ".rw2", ".pef", ".srw"), "raw")
 #: Those of files that hold nothing but stacks.
 STACKS = {".nii": "nifti", ".nii.gz": "nifti", ".zarr": "zarr"}
 STACKS |= dict.fromkeys((".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi"), "video")
+
+#: One extension of each format, for messages.
+READABLE = ", ".join(reversed({form: name for name, form in reversed([*EXTENSIONS.items(), *STACKS.items()])}.values()))
+#: Formats of files that hold several arrays, each with a name.
+CONTAINERS = ("npz", "mat", "hdf5")
+#: Formats of arrays, which do not say what their axes are.
+ARRAYS = ("npy", *CONTAINERS)
+#: Formats of single pictures.
+PICTURES = ("png", "jpeg", "tiff", "bmp", "webp", "gif", "avif", "raw")
 
 # Deflate makes at most 1032 bytes of one, for instance in a mask that is almost empty. A header that asks for far more
 # only wants to fill memory. Below the floor it may ask.
@@ -62,7 +74,7 @@ class Media:
         What else comes with the samples, written back unchanged where the output's format has a place for it:
         ``exif``, ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and
         ``text`` (of a PNG file, by keys) of images; ``resolution`` and ``tags`` of a TIFF file; ``bits`` (of a sample)
-        of a WAV file.
+        of a WAV file; ``array`` (its name and its shape in the file) of one of several arrays.
     notes : tuple of str
         The conversions made while reading, for the user.
     axes : str

@@ -1,4 +1,4 @@
-"""PNG and JPEG files, read and written by Pillow."""
+"""PNG, JPEG, BMP, WebP, GIF and AVIF files, read by Pillow. GIF and AVIF are not written: they would lose."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from nlflow.io.formats.content import HEAD, by_content
 from nlflow.io.formats.media import EXTENSIONS, Array, Media, check_declared, file_error
 
 #: Size in bytes beyond which a JPEG file cannot hold an EXIF block.
 JPEG_EXIF_LIMIT = 65533
 _ORIENTATION = 0x0112  # the number of this tag in EXIF and TIFF
+_WITHOUT_GREY = ("gif", "webp", "avif")  # formats that write grey levels as colours
 _XMP = "XML:com.adobe.xmp"  # the key of PNG texts under which an XMP block stands
 
 
@@ -50,30 +52,29 @@ def _pixel_bytes(mode: str) -> int:
 
 
 def decode(path: Path) -> Media:
-    """Read a PNG or JPEG file, whichever its content is."""
+    """Read a picture that Pillow knows; of several frames the first, but of PNG files."""
     from PIL import Image, UnidentifiedImageError
 
     with path.open("rb") as stream:
-        head = stream.read(26)
-    is_png = head.startswith(b"\x89PNG\r\n\x1a\n")
-    if is_png and len(head) == 26 and head[24] == 16 and head[25] != 0:  # Pillow would keep 8 of the 16 bits
-        got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
-        raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")
+        head = stream.read(HEAD)
+    form = EXTENSIONS.get(by_content(head)) or EXTENSIONS[path.suffix.lower()]
+    _check_head(path, form, head)
+    kind = form.upper()
     try:
-        opened = Image.open(path, formats=("PNG", "JPEG"))
+        opened = Image.open(path, formats=(kind,))
     except UnidentifiedImageError as error:
-        raise file_error(path, "content that is no PNG or JPEG image", "an image", "export it again") from error
+        raise file_error(path, f"content that is no {kind} image", "an image", "export it again") from error
     except Image.DecompressionBombError as error:
         got = f"an image of more than {2 * (Image.MAX_IMAGE_PIXELS or 0)} pixels"
         raise file_error(path, got, "a smaller one", "crop it, or convert it to TIFF or NPY") from error
     with opened:
-        frames, notes = getattr(opened, "n_frames", 1), []
-        if opened.format == "MPO":  # a photograph with previews or a depth map behind it
-            notes.append(f"{path}: the first of {frames} pictures is read")
-        elif frames > 1:
-            raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
         # Colours are held in four bytes by Pillow, and copied twice on their way into an array.
         check_declared(path, math.prod(opened.size) * _pixel_bytes(opened.mode), path.stat().st_size, copies=4)
+        frames, notes = getattr(opened, "n_frames", 1), []
+        if form == "png" and frames > 1:
+            raise file_error(path, f"{frames} frames", "one image", "save the frames one by one and give each")
+        if frames > 1:  # of a JPEG file a photograph with previews or a depth map behind it
+            notes.append(f"{path}: the first of {frames} {'pictures' if form == 'jpeg' else 'frames'} is read")
         opened.load()
         data, alpha, more = from_pillow(opened, path)
         extras, orientation = _extras(opened)
@@ -81,13 +82,33 @@ def decode(path: Path) -> Media:
             more.append(f"{path}: the colour profile, which is one of CMYK colours, is left out")
         if opened.info.get("photoshop"):
             more.append(f"{path}: the IPTC block is left out")
+    if form in _WITHOUT_GREY and data.ndim == 3 and bool((data == data[..., :1]).all()):
+        data = data[..., 0].copy()
+        more.append(f"{path}: its three channels are equal, and are read as grey")
     if data.dtype == np.int32:  # older versions of Pillow hold 16-bit grey in 32 bits
         data = data.astype(np.uint16)
-    form = "png" if is_png else "jpeg"
-    if form != EXTENSIONS[path.suffix.lower()]:
-        notes.append(f"{path}: the content is {form.upper()}, whatever its name says")
     notes += more
     return Media(path, form, "image", data, alpha=alpha, orientation=orientation, extras=extras, notes=tuple(notes))
+
+
+def _check_head(path: Path, form: str, head: bytes) -> None:
+    """Refuse what Pillow would read with fewer bits than there are, or take memory for at once."""
+    if form == "png" and len(head) > 25 and head[24] == 16 and head[25] != 0:
+        got = "a 16-bit PNG with colour or alpha, of which 8 bits would be read"
+        raise file_error(path, got, "16-bit grey or 8 bits", "convert it to 16-bit TIFF")
+    if form == "avif":
+        from PIL import features
+
+        if not features.check("avif"):
+            got = "an AVIF picture, which needs Pillow 11.3 or newer"
+            raise file_error(path, got, "what is installed", "pip install --upgrade pillow")
+        place = head.find(b"av1C")
+        if place >= 0 and head[place + 6 : place + 7] and head[place + 6] & 0x40:
+            got = "an AVIF picture of more than 8 bits, of which 8 would be read"
+            raise file_error(path, got, "8 bits", f"convert it first: avifdec -d 8 {path} {path.stem}.png")
+    if form == "webp" and head[12:16] == b"VP8X":
+        width, height = (1 + int.from_bytes(head[at : at + 3], "little") for at in (24, 27))
+        check_declared(path, 4 * width * height, path.stat().st_size, copies=4)
 
 
 def _extras(image: Any) -> tuple[dict[str, Any], int]:
@@ -149,3 +170,34 @@ def encode_jpeg(stream: BinaryIO, values: Array, media: Media) -> None:
     # High quality at full colour resolution: compression must not put new noise in the place of the old.
     image = Image.fromarray(with_alpha(values, media))
     image.save(stream, format="JPEG", quality=95, subsampling=0, **_options(media, *names))
+
+
+def encode_bmp(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a BMP file."""
+    from PIL import Image
+
+    Image.fromarray(with_alpha(values, media)).save(stream, format="BMP", **_options(media, "dpi"))
+
+
+def encode_webp(stream: BinaryIO, values: Array, media: Media) -> None:
+    """Write samples that fit a WebP file, without loss, also where they are transparent."""
+    from PIL import Image
+
+    values = with_alpha(values, media)
+    if values.ndim == 2 or values.shape[-1] == 2:  # the format has no grey
+        values = np.dstack([values[..., 0] if values.ndim == 3 else values] * 3 + [values[..., 1:]] * (values.ndim - 2))
+    options = _options(media, "exif", "icc_profile", "xmp")
+    Image.fromarray(values).save(stream, format="WEBP", lossless=True, exact=True, **options)
+
+
+_WEBP_MOST = 16383  # pixels of a side
+
+
+def check_webp(path: Path, media: Media) -> str:
+    """Return what of a picture no WebP file can hold; empty if all is well."""
+    return f"a side of {max(media.data.shape[:2])} pixels" if max(media.data.shape[:2]) > _WEBP_MOST else ""
+
+
+def notes_webp(path: Path, media: Media) -> list[str]:
+    """Return what becomes of grey levels, which WebP has no place for."""
+    return [] if media.data.ndim == 3 else [f"{path}: grey levels are written as RGB, since WebP has no grey"]

@@ -1,0 +1,139 @@
+"""Small valid files of what newcomers have: other pictures, files of several arrays, a camera raw."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from validation.robustness.fuzz.seeds import GREY, RGB
+
+__all__ = ["avif", "bmp", "dng", "gif", "hdf5", "mat", "npz", "raw", "webp"]
+
+REAL = (GREY / 7).astype(np.float32)
+
+
+def _saved(data: Any, form: str, mode: str | None = None, **options: Any) -> bytes:
+    from PIL import Image
+
+    image, buffer = Image.fromarray(data), io.BytesIO()
+    (image if mode is None else image.convert(mode)).save(buffer, format=form, **options)
+    return buffer.getvalue()
+
+
+def bmp() -> list[bytes]:
+    """Return BMP files: grey, colours, a palette, one bit, run lengths."""
+    packed = bytearray(_saved(GREY, "BMP"))
+    packed[30] = 1  # the same bytes as runs of 8 bits
+    return [_saved(GREY, "BMP"), _saved(RGB, "BMP"), _saved(RGB, "BMP", "P"), _saved(GREY, "BMP", "1"), bytes(packed)]
+
+
+def gif() -> list[bytes]:
+    """Return GIF files: one frame, transparency, several frames with a comment."""
+    from PIL import Image
+
+    more = [Image.fromarray(255 - GREY)]
+    return [_saved(GREY, "GIF"), _saved(RGB, "GIF", "P", transparency=3),
+            _saved(GREY, "GIF", save_all=True, append_images=more, comment=b"words", interlace=1)]  # fmt: skip
+
+
+def webp() -> list[bytes]:
+    """Return WebP files: with loss and without, opacity, EXIF and a profile, several frames."""
+    from PIL import Image
+
+    both = {"exif": b"Exif\0\0II*\0\x08\0\0\0\0\0", "icc_profile": b"profile", "xmp": b"<x:xmpmeta/>"}
+    return [_saved(RGB, "WEBP", quality=50), _saved(np.dstack([RGB, GREY]), "WEBP", lossless=True, exact=True, **both),
+            _saved(RGB, "WEBP", save_all=True, append_images=[Image.fromarray(255 - RGB)], lossless=True)]  # fmt: skip
+
+
+def avif() -> list[bytes]:
+    """Return AVIF files of small pictures."""
+    return [_saved(RGB, "AVIF"), _saved(np.dstack([RGB, GREY]), "AVIF", quality=90)]
+
+
+def npz() -> list[bytes]:
+    """Return archives of one and of several arrays, packed and not."""
+    found = []
+    for write, arrays in ((np.savez, {"a": REAL}), (np.savez_compressed, {"a": REAL, "sigma": np.float64(3)}),
+                          (np.savez, {"a": RGB, "b": REAL})):  # fmt: skip
+        buffer = io.BytesIO()
+        write(buffer, **arrays)  # type: ignore[operator]
+        found.append(buffer.getvalue())
+    return found
+
+
+def mat() -> list[bytes]:
+    """Return MAT files of level 5, packed and not, with a text, a struct and complex numbers, and one of level 4."""
+    from scipy.io import savemat
+
+    found = []
+    others: dict[str, Any] = {"text": "words", "struct": {"b": 1.0}, "complex": np.ones((2, 2)) * 1j}
+    for options, variables in (
+        ({}, {"a": REAL}), ({"do_compression": True}, {"a": REAL, **others}), ({}, {"a": GREY.astype(float), "b": RGB}),
+        ({"format": "4"}, {"a": REAL}),
+    ):  # fmt: skip
+        buffer = io.BytesIO()
+        savemat(buffer, variables, **options)  # type: ignore[arg-type, call-overload]
+        found.append(buffer.getvalue())
+    return found
+
+
+def hdf5() -> list[bytes]:
+    """Return HDF5 files: one dataset, several in groups, chunks that are packed, links out of the file."""
+    import h5py
+
+    def made(fill: Any) -> bytes:
+        with h5py.File("seed", "w", driver="core", backing_store=False) as file:
+            fill(file)
+            file.flush()
+            content: bytes = file.id.get_file_image()
+        return content
+
+    def packed(file: Any) -> None:
+        file.create_dataset("group/a", data=REAL, chunks=(4, 4), compression="gzip", shuffle=True)
+        file["link"] = h5py.SoftLink("/group/a")
+        file["elsewhere"] = h5py.ExternalLink("other.h5", "/a")
+
+    def several(file: Any) -> None:
+        file["a"], file["b/c"], file["text"] = GREY, REAL, "words"
+
+    return [made(lambda file: file.create_dataset("a", data=REAL)), made(packed), made(several)]
+
+
+def dng(mosaic: Any, *, orientation: int = 1, balance: tuple[float, ...] = (1.0, 1.0, 1.0)) -> bytes:
+    """Return a camera raw with this mosaic (red and green in its first row), whose colours are those of sRGB.
+
+    Parameters
+    ----------
+    mosaic : array of 16-bit integers, shape (H, W)
+    orientation : int
+        As EXIF counts.
+    balance : tuple of float
+        What white is in the camera's colours.
+    """
+    import tifffile
+
+    # From XYZ to sRGB, IEC 61966-2-1, in ten thousandths.
+    matrix = (32405, -15371, -4985, -9693, 18760, 416, 556, -2040, 10572)
+    fractions = [part for value in matrix for part in (value, 10000)]
+    white = [part for value in balance for part in (round(10000 * value), 10000)]
+    tags = [
+        (274, "H", 1, orientation, True), (271, "s", 0, "Maker", True), (272, "s", 0, "Model", True),
+        (50706, "B", 4, (1, 4, 0, 0), True), (50708, "s", 0, "Model", True),
+        (33421, "H", 2, (2, 2), True), (33422, "B", 4, (0, 1, 1, 2), True),
+        (50714, "H", 1, 0, True), (50717, "H", 1, 65535, True),
+        (50721, "2i", 9, fractions, True), (50728, "2I", 3, white, True), (50778, "H", 1, 21, True),
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "raw.dng"
+        tifffile.imwrite(path, mosaic, photometric="cfa", extratags=tags, metadata=None)
+        return path.read_bytes()
+
+
+def raw() -> list[bytes]:
+    """Return camera raws of small pictures; LibRaw wants some pixels of them."""
+    mosaic = np.random.default_rng(6).integers(0, 65536, (32, 40), dtype=np.uint16)
+    return [dng(mosaic), dng(mosaic, orientation=6)]
