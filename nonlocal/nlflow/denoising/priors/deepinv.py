@@ -29,8 +29,8 @@ class Denoiser(Base):
     Notes
     -----
     On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
-    for groups held still; see `nlflow.denoise` for what is refused then, such as ``fast``. On the CPU the compiled loops
-    are faster.
+    for groups held still; see `nlflow.denoise` for what is refused then, such as ``fast``. On the CPU compiled loops are
+    faster.
 
     Examples
     --------
