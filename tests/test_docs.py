@@ -59,7 +59,7 @@ def test_every_equation_is_shown_once() -> None:
     "module",
     [
         *("nlflow", "nlflow.attention", "nlflow.flows.derivatives", "nlflow.flows.integrators"),
-        *("nlflow.denoising", "nlflow.denoising.patches", "nlflow.denoising.large"),
+        *("nlflow.denoising", "nlflow.denoising.patches", "nlflow.denoising.large", "nlflow.learning"),
     ],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:
