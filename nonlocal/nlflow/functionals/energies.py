@@ -177,6 +177,7 @@ class J:
         self,
         source: Array,
         *,
+        constraint: Constraint | Held | None = None,
         rtol: float | None = None,
         maxiter: int = 10_000,
         start: Array | None = None,
@@ -184,27 +185,34 @@ class J:
     ) -> Minimizer:
         """Return the potential u of a source s, Lu = s (Poisson's equation).
 
-        The minimizer of J(u) - sum_i w_i s_i . u_i with mean 0 in the degree measure. The limit of the minimizers of E with f = s / lambda as lambda falls to 0. L
-        is that of the affinity's part of the functional: a fidelity has no part in it. On a graph of several connected
-        components source and potential have mean 0 on each.
+        The minimizer of J(u) - sum_i w_i s_i . u_i: without a constraint the one with mean 0 in the degree measure, the
+        limit of the minimizers of E with f = s / lambda as lambda falls to 0. A fidelity has no part in it. On a graph
+        of several connected components source and potential have mean 0 on each.
 
         Parameters
         ----------
         source : array of shape ``domain.shape`` or ``domain.shape + (D,)``
-            s, with sum_i w_i s_i = 0 on each component.
+            s, with sum_i w_i s_i = 0 on each component, if there is no constraint.
+        constraint : Constraint, optional
+            Values that u has at some nodes, exactly; there s has no part.
         rtol, maxiter, start, preconditioner
             See `E.minimizer`; there is no transform.
 
         Raises
         ------
         InputError
-            For a source that does not sum to 0, a wrong shape, NaN or infinity.
+            For a source that does not sum to 0, a wrong shape, NaN or infinity, and where a part of the domain sees no
+            node of a constraint.
         """
         s = self.affinity.check_signal("source", source)
         check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
         options = self._options(s, rtol, maxiter, start, preconditioner)
         _no_direct(options["name"])
-        return minimize_source(self.affinity, s, **options)
+        held = as_constraint(self.affinity, constraint)
+        if held is None:
+            return minimize_source(self.affinity, s, **options)
+        rate = NodeFidelity(1.0).over_degree(self.affinity.log_degree, s).times(s)
+        return minimize_held(self.affinity, NodeFidelity(0.0), 0 * s, held, source=rate, **options)
 
     def _options(
         self, like: Array, rtol: float | None, maxiter: int, start: Array | None, preconditioner: str

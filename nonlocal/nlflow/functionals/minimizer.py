@@ -125,13 +125,13 @@ _STIFF = 1e4
 
 def minimize_held(
     affinity: Affinity, fidelity: Fidelity, f: Array, held: Held, start: Array | None, *, rtol: float, maxiter: int,
-    name: str,
+    name: str, source: Array | None = None,
 ) -> Minimizer:  # fmt: skip
     """Return the minimizer u of E among the signals with the values of a constraint.
 
     With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g, less a
     constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. Arguments are
-    those of `minimize`, with a fidelity that may be 0 everywhere.
+    those of `minimize`, with a fidelity that may be 0 everywhere; a source s / d is added to the right-hand side.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
@@ -145,6 +145,7 @@ def minimize_held(
     values = held.at(0.0, f)
     shift = xp.astype(xp.sum(values / len(held), axis=axes, keepdims=True, dtype=xp.float64), f.dtype)
     inside, drawn = values - held.values_of(shift + 0 * f), fidelity.times(f - shift)
+    drawn = drawn if source is None else drawn + source
     size = power_of_two(max(float(xp.max(xp.abs(inside))), float(xp.max(xp.abs(drawn)))))
 
     def operator(v: Array) -> Array:
