@@ -15,26 +15,32 @@ from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.graphs import PointGraph, Recipe
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError("nlflow.learning needs scikit-learn: pip install 'nlflow[learning]'") from error
+
+__all__ = [
+    "GraphClassifier",
+    "GraphEstimator",
+    "GraphRegressor",
+    "PointEstimator",
+    "ProbabilisticClassifier",
+    "TransformerMixin",
+    "check_is_fitted",
+]
 
 UNLABELLED = -1
 _SHOWN = 5
 _ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
 
 
-class GraphEstimator(BaseEstimator):
-    """A signal on the graph of the training points, and its averages at other points."""
+class PointEstimator(BaseEstimator):
+    """What is learnt of points, with averages over them at other points."""
 
-    # The parameters, of which each subclass has those in its own __init__.
-    affinity: Any
-    gamma: float
-    n_neighbors: int
-    accuracy: float | None
-    memory_limit: float | None
+    affinity: Any  # parameters, which each subclass has in its own __init__
+    graph_: PointGraph
 
     @property
     def _weakest(self) -> float:
@@ -80,6 +86,23 @@ class GraphEstimator(BaseEstimator):
             raise InputError(f"X: got {X.shape[1]} features, expected {self.n_features_in_}")
         return X.detach()
 
+    def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return averages over the known training points at others, and which of these see any."""
+        return self.graph_.average_at(self._points(X, reset=False), values, known)
+
+
+class GraphEstimator(PointEstimator):
+    """A signal on the graph of the training points, and its averages at other points."""
+
+    gamma: float
+    n_neighbors: int
+    accuracy: float | None
+    memory_limit: float | None
+    _values: Array
+    _start: Array | None = None  # what iterations begin with
+    minimizer_: Array
+    reached_: NDArray[np.bool_]
+
     def _build(self, X: Any) -> PointGraph:
         recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit)
         self.graph_ = PointGraph(recipe, X)
@@ -91,6 +114,7 @@ class GraphEstimator(BaseEstimator):
         self.n_iter_, self.residual_, self.message_ = max(found.iterations, 1), found.residual, found.message
         if not found.success:
             warnings.warn(f"{type(self).__name__}: {found.message}", _convergence_warning(), stacklevel=4)
+        self.minimizer_ = found.u
         return found.u
 
     def _reached(self, labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -112,11 +136,6 @@ class GraphEstimator(BaseEstimator):
                 stacklevel=4,
             )
         return reached
-
-    def _at(self, X: Any) -> tuple[Array, NDArray[np.bool_]]:
-        """Return the averages of the values at points, and which of these see any that is known."""
-        check_is_fitted(self)
-        return self.graph_.average_at(self._points(X, reset=False), self._values, self.reached_)
 
 
 def _convergence_warning() -> type[Warning]:
@@ -264,7 +283,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     def _scores(self, X: Any) -> NDArray[Any]:
         """Return what `predict` decides by, (M, C)."""
-        averages, known = self._at(X)
+        check_is_fitted(self)
+        averages, known = self._at(X, self._values, self.reached_)
         return self._finish(self._weighed(averages), known)
 
     def _weighed(self, values: Array) -> NDArray[Any]:
@@ -331,7 +351,8 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return values at points, by one average over the training points; NaN where none with a value is seen."""
-        averages, known = self._at(X)
+        check_is_fitted(self)
+        averages, known = self._at(X, self._values, self.reached_)
         return self._shaped(to_numpy(averages), known)
 
 

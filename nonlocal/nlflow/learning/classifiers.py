@@ -133,7 +133,7 @@ class LabelSpreading(ProbabilisticClassifier):
         energy, p = self.functional_, self.graph_.affinity
         if p.method == "dense" and is_numpy(energy.observed) and alpha > _SLOW:
             return energy.minimizer(preconditioner="direct")
-        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter)
+        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start)
         if p.error_estimate > 0:  # the sums have no digits below it
             return found
         rtol = default_rtol(found.u) if self.tol is None else self.tol
@@ -180,7 +180,7 @@ class _Held(GraphEstimator):
         # Without the loops: lambda~ d, d being the sum of the edges to others.
         phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
         self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
-        return self._took(self.functional_.minimizer(rtol=self.tol, maxiter=self.max_iter))
+        return self._took(self.functional_.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start))
 
 
 class HarmonicClassifier(_Held, ProbabilisticClassifier):

@@ -34,24 +34,34 @@ class Recipe:
     Attributes
     ----------
     affinity : 'rbf', 'knn', 'precomputed', RadialKernel or Affinity
-    gamma : float
-        Of exp(-gamma |x - y|^2).
+    gamma : float or None
+        Of exp(-gamma |x - y|^2); None takes the median of sampled squared distances for 1 / gamma between all pairs.
     n_neighbors : int
     accuracy : float or None
         How far averages over all pairs may be off; None for exact sums.
     memory_limit : float or None
+    loops : bool
+        Whether nodes see themselves.
     """
 
     affinity: Any = "rbf"
-    gamma: float = 20.0
+    gamma: float | None = 20.0
     n_neighbors: int = 10
     accuracy: float | None = 1e-6
     memory_limit: float | None = None
+    loops: bool = False
 
 
 @underflowing
 class PointGraph:
     """The affinity of N points, with what learning asks of it.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    points : array or tensor (N, d), or weights (N, N)
+    weights : array of shape (N,), optional
+        Quadrature weights; 1 by default.
 
     Attributes
     ----------
@@ -60,8 +70,11 @@ class PointGraph:
         Share of each node's degree that is its own loop.
     """
 
-    def __init__(self, recipe: Recipe, points: Any) -> None:
+    def __init__(self, recipe: Recipe, points: Any, weights: Floats | None = None) -> None:
         self._recipe, self._points = recipe, points
+        count = points.shape[0]
+        self.weights = np.ones(count) if weights is None else weights
+        self._domain = Points(np.arange(float(count)), self.weights)
         self._kernel: RadialKernel | None = None
         given = recipe.affinity
         if isinstance(given, Affinity):
@@ -69,13 +82,14 @@ class PointGraph:
         elif isinstance(given, RadialKernel):
             self.affinity = self._all_pairs(given)
         elif given == "rbf":
-            if not recipe.gamma > 0:
+            gamma = _median_rate(points) if recipe.gamma is None else recipe.gamma
+            if not gamma > 0:
                 raise InputError(f"gamma: got {recipe.gamma!r}, expected a number > 0")
-            self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * recipe.gamma)))
+            self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
         elif given == "knn":
             self.affinity = self._nearest()
         elif isinstance(given, str) and given == "precomputed":
-            self.affinity = affinity_from_graph(points, memory_limit=recipe.memory_limit)
+            self.affinity = affinity_from_graph(points, self._domain, memory_limit=recipe.memory_limit)
             if not self.affinity.symmetric:
                 raise InputError(
                     "X: got weights that are not symmetric with affinity='precomputed', expected W_ij = W_ji; take the "
@@ -101,18 +115,19 @@ class PointGraph:
 
     def _all_pairs(self, kernel: RadialKernel) -> Affinity:
         points, recipe = self._points, self._recipe
-        self._kernel, count = kernel, len(points)
-        domain = Points(np.arange(float(count)), np.ones(count))
+        self._kernel, count, domain = kernel, len(points), self._domain
         if count == 1:
             raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
         if count <= DENSE_NODES:
-            dense = DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=False)
+            dense = DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
             dense.reason = f"no more than {DENSE_NODES} points: all pairs as a matrix"
             return dense
         accuracy = recipe.accuracy if is_numpy(points) else None
         return affinity(kernel, domain, points, rtol=accuracy, memory_limit=recipe.memory_limit)
 
     def _nearest(self) -> Affinity:
+        from scipy.sparse import eye_array
+
         points, count = self._points, self._recipe.n_neighbors
         if not is_numpy(points):
             raise InputError("affinity: got 'knn' with torch tensors, expected NumPy points, or affinity='rbf'")
@@ -120,7 +135,9 @@ class PointGraph:
         graph = neighbour_graph(
             points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
         )
-        return affinity_from_graph(graph)
+        if self._recipe.loops:
+            graph = graph + eye_array(len(points), format="csr")
+        return affinity_from_graph(graph, self._domain)
 
     # ---- what nodes see
 
@@ -164,7 +181,7 @@ class PointGraph:
 
         One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points.
         """
-        xp, there = namespace(values), constant_like(known.astype(np.float64), values)[:, None]
+        xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
         sums = self._sums_at(points, xp.concat([values * there, there], axis=1))
         total = sums[:, -1:]
         some = total > 0
@@ -206,3 +223,13 @@ class PointGraph:
             dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
             return np.asarray(values, dtype or np.float64)
         return constant_like(values, self._points)
+
+
+def _median_rate(points: Any, samples: int = 200) -> float:
+    """Return 1 over the median of the squared distances between sampled points."""
+    from scipy.spatial.distance import pdist
+
+    few = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
+    squared = pdist(np.asarray(to_numpy(points[few]), np.float64), "sqeuclidean")
+    middle = float(np.median(squared)) if len(squared) else 0.0
+    return 1 / middle if middle > 0 else 1.0
