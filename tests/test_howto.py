@@ -13,7 +13,7 @@ from tests.problems import torch_on_one_thread
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "howto").glob("own_*.md"))
 GUIDES = [
     Path(__file__).parents[1] / "docs" / "howto" / f"{name}.md"
-    for name in ("fractional", "noise_of_stacks", "cure_a_model")
+    for name in ("fractional", "noise_of_stacks", "cure_a_model", "learn_on_graphs")
 ]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines
 

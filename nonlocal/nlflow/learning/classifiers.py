@@ -25,6 +25,7 @@ from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor
 
 _STEPS = 200  # of the flow after conjugate gradients
 _SMALL = -30.0  # logarithm of a degree
+_QUICK = 0.3  # alpha up to which steps alone are taken between all pairs
 _SLOW = 0.8  # alpha from which on the direct method is faster than these
 
 
@@ -133,7 +134,13 @@ class LabelSpreading(ProbabilisticClassifier):
         energy, p = self.functional_, self.graph_.affinity
         if p.method == "dense" and is_numpy(energy.observed) and alpha > _SLOW:
             return energy.minimizer(preconditioner="direct")
-        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start)
+        if p.method == "dense" and alpha <= _QUICK:  # steps alone converge as fast
+            f = energy.observed
+            return _settled(
+                energy, Minimizer(f, math.inf, 0, True, ""), default_rtol(f) if self.tol is None else self.tol
+            )
+        name = self._preconditioner if alpha > _SLOW else "auto"
+        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=name)
         if p.error_estimate > 0:  # the sums have no digits below it
             return found
         rtol = default_rtol(found.u) if self.tol is None else self.tol
@@ -173,14 +180,21 @@ class _Held(GraphEstimator):
             if fixed.all():
                 return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
             found = self.functional_.minimizer(
-                constraint=Constraint(fixed, to_numpy(values)[fixed]), rtol=self.tol, maxiter=self.max_iter
+                constraint=Constraint(fixed, to_numpy(values)[fixed]),
+                rtol=self.tol,
+                maxiter=self.max_iter,
+                preconditioner=self._preconditioner,
             )
             return self._took(found)
         strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
         # Without the loops: lambda~ d, d being the sum of the edges to others.
         phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
         self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
-        return self._took(self.functional_.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start))
+        return self._took(
+            self.functional_.minimizer(
+                rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=self._preconditioner
+            )
+        )
 
 
 class HarmonicClassifier(_Held, ProbabilisticClassifier):
@@ -329,7 +343,11 @@ class PoissonClassifier(GraphClassifier):
         self.functional_, self.source_ = J(graph.affinity.scaled(unit / 2)), graph.as_signal(source / weights)
         if not source.any():  # one class in each component
             return self._took(Minimizer(one_hot, 0.0, 0, True, "one class in each component"))
-        u = self._took(self.functional_.potential(self.source_, rtol=self.tol, maxiter=self.max_iter))
+        u = self._took(
+            self.functional_.potential(
+                self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner=self._preconditioner
+            )
+        )
         # With mean 0 in the degrees without loops, on each component: the classes are compared with each other.
         mass = to_numpy(graph.affinity.measure("degree", u)).ravel() * (1 - graph.own)
         inside = (parts == np.arange(int(parts.max()) + 1)[:, None]) * mass

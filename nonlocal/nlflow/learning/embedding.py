@@ -104,7 +104,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         logs = np.asarray(to_numpy(plain.affinity._log_degree_wide()), np.float64).ravel()
         self.density_ = np.exp(logs - logs.max())
         self.density_ /= self.density_.mean()
-        self.graph_ = plain if alpha == 0 else PointGraph(recipe, X, self.density_**-alpha)
+        self.graph_ = plain if alpha == 0 else plain.weighted(self.density_**-alpha)
         p = self.graph_.affinity
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         chain = MarkovChain(p, memory_limit=self.memory_limit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -75,6 +76,7 @@ class PointGraph:
         count = points.shape[0]
         self.weights = np.ones(count) if weights is None else weights
         self._domain = Points(np.arange(float(count)), self.weights)
+        self._edges: Any = None
         self._kernel: RadialKernel | None = None
         given = recipe.affinity
         if isinstance(given, Affinity):
@@ -89,6 +91,7 @@ class PointGraph:
         elif given == "knn":
             self.affinity = self._nearest()
         elif isinstance(given, str) and given == "precomputed":
+            self._edges = points
             self.affinity = affinity_from_graph(points, self._domain, memory_limit=recipe.memory_limit)
             if not self.affinity.symmetric:
                 raise InputError(
@@ -100,6 +103,16 @@ class PointGraph:
                 f"affinity: got {given!r}, expected one of {', '.join(map(repr, KINDS))}, a radial kernel such as "
                 "Laplace(width=1.0), or an Affinity"
             )
+
+    def weighted(self, weights: Floats) -> PointGraph:
+        """Return the graph of the same points with other quadrature weights; edges between neighbours are kept."""
+        if self._edges is None:
+            return PointGraph(self._recipe, self._points, weights)
+        result = copy.copy(self)
+        result.__dict__.pop("own", None)
+        result.weights, result._domain = weights, Points(np.arange(float(self.size)), weights)
+        result.affinity = affinity_from_graph(self._edges, result._domain, memory_limit=self._recipe.memory_limit)
+        return result
 
     @property
     def size(self) -> int:
@@ -137,6 +150,7 @@ class PointGraph:
         )
         if self._recipe.loops:
             graph = graph + eye_array(len(points), format="csr")
+        self._edges = graph
         return affinity_from_graph(graph, self._domain)
 
     # ---- what nodes see

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -10,12 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy, underflowing
-from nlflow.errors import InputError, NumericalError, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_integer, check_number, memory_limit
+from nlflow.functionals.preconditioners import Multigrid
 from nlflow.markov.passages import Passages
 from nlflow.markov.spectral import DENSE_STATES
 from nlflow.markov.stationary import RESTARTS, communicating_classes
 
-_ROUNDS = 20  # restarts of the simplex search
+_GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
+_ROUNDS = 5  # restarts of the simplex search
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,8 @@ class Metastable(Passages):
         """Return the leading eigenpairs of a reversible chain.
 
         The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
-        its largest eigenvalues, one average a step. Each connected component has the eigenvalue 1 once.
+        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
+        component has the eigenvalue 1 once.
 
         Parameters
         ----------
@@ -143,6 +147,9 @@ class Metastable(Passages):
         if graph is not None:
             scaled = graph.copy()
             scaled.data *= np.repeat(root, np.diff(graph.indptr)) / root[graph.indices]
+            found = self._multigrid(scaled, root, known, rest, rtol)
+            if found is not None:
+                return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
 
         def product(v: Floats) -> Floats:
             v = np.ravel(v)
@@ -162,6 +169,39 @@ class Metastable(Passages):
             ) from error
         order = np.argsort(-values)
         return np.concatenate([np.ones(size), values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
+
+    def _multigrid(
+        self, scaled: Any, root: Floats, known: Floats, count: int, rtol: float
+    ) -> tuple[Floats, Floats] | None:
+        """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
+
+        (Knyazev 2001, doi 10.1137/S1064827500366124.) None where the residual is not reached, or no multigrid is.
+        """
+        from scipy.sparse.linalg import LinearOperator, lobpcg
+
+        p, n = self.affinity, self.states
+        if not (p.symmetric and Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self._limit or memory_limit())):
+            return None
+        measure = p.measure("degree", np.empty(0)).ravel()
+        cycle = Multigrid(p, lambda v: v - p._average(v), measure, np.zeros(n))
+
+        def precondition(v: Floats) -> Floats:
+            columns = v.reshape(n, -1)
+            return np.asarray(root[:, None] * cycle(columns / root[:, None])).reshape(v.shape)
+
+        options: dict[str, Any] = {"shape": (n, n), "dtype": np.float64}
+        rest = LinearOperator(matvec=lambda v: v - scaled @ v, matmat=lambda v: v - scaled @ v, **options)
+        inverse = LinearOperator(matvec=precondition, matmat=precondition, **options)
+        start = np.random.default_rng(0).standard_normal((n, count + _GUARD))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of columns that converge later, which are looked at below
+            values, vectors = lobpcg(rest, start, M=inverse, Y=known, largest=False, tol=0.3 * rtol, maxiter=_STEPS)[:2]
+        order = np.argsort(values)[:count]
+        values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order]
+        left = np.linalg.norm(rest @ vectors - vectors * values, axis=0)
+        if not left.max() <= rtol:
+            return None
+        return np.asarray(self._lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
 
     def _parts(self) -> NDArray[np.intp]:
         """Return the number of the connected component of each state; of matrix-free chains there is one."""
@@ -237,7 +277,7 @@ def _crispest(x: Floats, law: Floats) -> Floats:
     best, search = blurred(inner), cast(Any, minimize)
     # For two sets all A give the same memberships.
     for _ in range(_ROUNDS if m > 2 else 0):
-        options = {"xatol": 1e-12 * max(float(np.abs(inner).max()), 1.0), "fatol": 1e-15, "maxfev": 4000 * len(inner)}
+        options = {"xatol": 1e-12 * max(float(np.abs(inner).max()), 1.0), "fatol": 1e-15, "maxfev": 1000 * len(inner)}
         found = search(blurred, inner, method="Nelder-Mead", options=options)
         gained, inner = best - found.fun, found.x if found.fun < best else inner
         best = min(best, float(found.fun))
