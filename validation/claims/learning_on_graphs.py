@@ -115,8 +115,8 @@ CLAIM = Claim(
     title="Learning on graphs is minimization of J, E and Jₚ",
     statement=(
         "Label spreading is D^(1/2) times the minimizer of E with the fidelity (1 − α)/α in the degree measure and f = "
-        "D^(−1/2) Y. Harmonic functions minimize J with the labels held; they are committors of the walk, and the limit "
-        "of minimizers of E as the fidelity of the labels grows (the distance goes like its inverse). Poisson learning "
+        "D^(−1/2) Y. Harmonic functions minimize J with the labels held; they are committors, and the limit of "
+        "minimizers of E as the fidelity of the labels grows (the distance goes like its inverse). Poisson learning "
         "solves Lu = s and is the limit of minimizers of E with f = s/λ as λ falls. p-Laplace learning minimizes Jₚ. "
         "Diffusion maps are eigenvectors of P. Each is held against dense linear algebra."
     ),
