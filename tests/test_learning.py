@@ -197,6 +197,12 @@ def test_self_tuning_weights():
     # The scales are 1, 1, and the least of these for both at 3, whose neighbour is at their place.
     assert graph[0, 1] == pytest.approx(np.exp(-1))
     assert graph[2, 3] == 1
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    distances = cdist(points, points)
+    scales = np.sort(distances, axis=1)[:, 4]
+    graph = neighbour_graph(points, 4, graphs.SELF_TUNING, local=True).toarray()
+    expected = np.exp(-(distances**2) / np.outer(scales, scales))
+    assert np.abs(graph - expected)[graph > 0].max() < 1e-14
     with pytest.raises(InputError, match="local: got True without a kernel"):
         neighbour_graph(x, 1, local=True)
 

@@ -74,6 +74,8 @@ def test_diffusion_map_of_neighbours(roll):
         DiffusionMap(2, "knn", n_neighbors=5).fit(np.concatenate([roll[:200], roll[:100] + 1e4]))
     with pytest.raises(InputError, match="alpha"):
         DiffusionMap(alpha=2.0).fit(roll)
+    with pytest.raises(InputError, match="got an Affinity"):
+        DiffusionMap(affinity=found.affinity_).fit(roll)
 
 
 def test_clusters_are_those_of_scikit_learn():

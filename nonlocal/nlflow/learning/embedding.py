@@ -29,7 +29,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     ----------
     n_components : int
     affinity : {'rbf', 'knn', 'precomputed'} or RadialKernel
-        As for `LabelSpreading`, with k(x, x) = 1 among the weights.
+        As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones are taken as they are).
     gamma : float, optional
         Of 'rbf'; by default 1 over the median squared distance.
     n_neighbors : int

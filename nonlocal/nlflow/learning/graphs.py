@@ -80,6 +80,10 @@ class PointGraph:
         self._kernel: RadialKernel | None = None
         given = recipe.affinity
         if isinstance(given, Affinity):
+            if recipe.loops:
+                raise InputError(
+                    "affinity: got an Affinity, expected 'rbf', 'knn', 'precomputed' or a radial kernel here"
+                )
             self.affinity = self._checked(given)
         elif isinstance(given, RadialKernel):
             self.affinity = self._all_pairs(given)
