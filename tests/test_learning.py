@@ -273,7 +273,7 @@ def test_a_regression_has_no_value_there():
 
 def test_poisson_learning_of_two_components():
     X, _ = islands()
-    y = np.array([0, -1, 1, 1, -1, 0])
+    y = np.array([0, -1, 1, 1, 1, 0])  # means of 1/2 and 2/3
     model = PoissonClassifier("knn", n_neighbors=2).fit(X, y)
     assert model.transduction_[[0, 2, 3, 5]].tolist() == [0, 1, 1, 0]
 
