@@ -15,7 +15,7 @@ from nlflow.studies.cases import Case, run_cases
 
 NAMES = (
     "pairwise", "scattered", "flows", "equilibrium", "stencil", "exponential", "convolution", "walks", "startup",
-    "camera", "fractional",
+    "camera", "fractional", "learning",
 )  # fmt: skip
 
 

@@ -60,6 +60,7 @@ def test_every_equation_is_shown_once() -> None:
     [
         *("nlflow", "nlflow.attention", "nlflow.flows.derivatives", "nlflow.flows.integrators"),
         *("nlflow.denoising", "nlflow.denoising.patches", "nlflow.denoising.large", "nlflow.denoising.priors"),
+        "nlflow.learning",
     ],
 )
 def test_the_reference_has_every_public_name(module: str) -> None:

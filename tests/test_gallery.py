@@ -22,7 +22,7 @@ GALLERY = Path(__file__).parents[1] / "docs" / "examples"
 EXAMPLES = sorted(GALLERY.glob("*/plot_*.py"))
 CHEAP = "plot_orders"  # the only one that is not a slow test
 SECTIONS = sorted(folder for folder in GALLERY.iterdir() if folder.is_dir() and not folder.name.startswith("_"))
-OPTIONAL = ("dask", "finufft", "networkx", "torch", "transformers", "zarr")
+OPTIONAL = ("dask", "finufft", "networkx", "sklearn", "torch", "transformers", "zarr")
 PATIENCE = 60.0  # seconds of processor time; on two cores no example takes more than a quarter of it
 WIDEST = 8.0  # inches, of which 7 are shown at their own size
 UNIFORM = {"viridis", "cividis", "magma", "inferno", "plasma", "gray"}
@@ -57,7 +57,14 @@ def text_of(example: Path) -> str:
 
 
 def test_sections_have_headers() -> None:
-    assert [folder.name[2:] for folder in SECTIONS] == ["flows", "theory", "denoising", "transformers", "large"]
+    assert [folder.name[2:] for folder in SECTIONS] == [
+        "flows",
+        "theory",
+        "denoising",
+        "transformers",
+        "large",
+        "learning",
+    ]
     for folder in (GALLERY, *SECTIONS):
         title, line, blank, *_ = (folder / "GALLERY_HEADER.rst").read_text(encoding="utf-8").splitlines()
         assert title

@@ -11,7 +11,10 @@ import pytest
 from tests.problems import torch_on_one_thread
 
 PAGES = sorted((Path(__file__).parents[1] / "docs" / "howto").glob("own_*.md"))
-NAMES = ("fractional", "noise_of_stacks", "cure_a_model", "look_into_a_model", "priors", "denoise_tensors")
+NAMES = (
+    *("fractional", "noise_of_stacks", "cure_a_model", "look_into_a_model", "priors", "denoise_tensors"),
+    "learn_on_graphs",
+)
 GUIDES = [Path(__file__).parents[1] / "docs" / "howto" / f"{name}.md" for name in NAMES]
 LONGEST = 60  # lines of code on a page, with its check, without blank lines
 

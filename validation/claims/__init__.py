@@ -14,6 +14,7 @@ MODULES = (
     "continuum_limit",
     "convergence_to_constants",
     "law_of_the_walk",
+    "learning_on_graphs",
     "stationary_law",
     "limit_of_averages",
     "proposition_1",

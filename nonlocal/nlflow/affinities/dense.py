@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -92,14 +93,20 @@ class DenseAffinity(Affinity):
         keys: Array,
         memory_limit: float | None = None,
         mask: Mask | None = None,
+        *,
+        loops: bool = True,
     ) -> DenseAffinity:
-        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array, and the mask is."""
+        """Compare queries (N, d) with keys (N, d); symmetric when they are the same array, and the mask is.
+
+        Without `loops` no node sees itself, k_ii = 0, which keeps the digits of nodes that hardly see others.
+        """
         same = queries is keys
         xp = namespace(keys)
         _check_dense(domain.size, int(keys.dtype.itemsize), 0, memory_limit)  # before a rule is asked of all pairs
         sight = None if mask is None else Sight(mask, (), domain.size, keys)
         tags = properties(kernel, queries, keys, mask)
         tags["symmetric"] = tags["symmetric"] and (sight is None or sight.symmetric)
+        tags["positive_semidefinite"] = tags["positive_semidefinite"] and loops
         # Copies, since K = k + k^T may be asked for after the features have changed. Logits in float64 whatever the
         # features are: a block of rows is small, and rounding in a logit is multiplied by its size.
         k = xp.astype(keys, xp.float64, copy=True)
@@ -112,7 +119,11 @@ class DenseAffinity(Affinity):
 
         def block(start: int, stop: int) -> Array:
             with np.errstate(over="ignore", under="ignore"):
-                return masked(kernel.log_matrix(q[start:stop, :], k), start, stop)
+                logits = masked(kernel.log_matrix(q[start:stop, :], k), start, stop)
+            if not loops:
+                own = xp.arange(start, stop) - start
+                logits[own, own + start] = -math.inf
+            return logits
 
         def transposed(start: int, stop: int) -> Array:
             logits = xp.matrix_transpose(kernel.log_matrix(q, k[start:stop, :]))

@@ -28,6 +28,7 @@ def neighbour_graph(
     *,
     keep: str = "either",
     search: str = "tree",
+    local: bool = False,
     memory_limit: float | None = None,
 ) -> Sparse:
     """Return the graph of the nearest neighbours of points, for `affinity_from_graph`.
@@ -48,6 +49,10 @@ def neighbour_graph(
         dozens. ``descent``: most of the nearest, by nearest-neighbour descent (Dong, Moses and Li 2011, doi
         10.1145/1963405.1963487; ``pip install 'nlflow[neighbours]'``), for many dimensions or millions of points; the
         same points give the same graph.
+    local : bool
+        Compare |x_i - x_j| / sqrt(s_i s_j) by the kernel, s_i being the distance of point i to the farthest of its
+        neighbours: widths that follow the density. With ``Gaussian(width=0.5**0.5)`` the weights are
+        exp(-|x_i - x_j|^2 / (s_i s_j)) (Zelnik-Manor and Perona 2004, self-tuning spectral clustering).
     memory_limit : float, optional
         Bytes; half of the physical memory by default. 80 bytes an edge are needed.
 
@@ -59,8 +64,8 @@ def neighbour_graph(
     Raises
     ------
     InputError
-        For a number of neighbours that there are not, another kernel than a radial one, and where pynndescent is asked
-        for and not installed.
+        For a number of neighbours that there are not, another kernel than a radial one, local widths without a kernel,
+        and where pynndescent is asked for and not installed.
     MemoryLimitError
         Before the neighbours are looked for.
 
@@ -86,13 +91,59 @@ def neighbour_graph(
     check_choice("search", search, SEARCHES)
     if kernel is not None and not isinstance(kernel, RadialKernel):
         raise InputError(f"kernel: got {type(kernel).__name__}, expected a radial one, such as Gaussian(width=1.0)")
+    if local and kernel is None:
+        raise InputError("local: got True without a kernel, expected one, such as Gaussian(width=0.5**0.5)")
     check_memory(
         f"the {count} nearest of each of {len(x)} points", _PAIR_BYTES * count * len(x),
         "use fewer neighbours or points, or raise memory_limit", memory_limit,
     )  # fmt: skip
     x = x - x.min(axis=0) / 2 - x.max(axis=0) / 2  # their sum could overflow
     unit = power_of_two(float(np.abs(x).max()))  # squares of distances could, too, and be 0
-    return _graph(x / unit, unit, _nearest(x / unit, count, search), kernel, keep)
+    x = x / unit
+    ends = _nearest(x, count, search)
+    return _graph(x, unit, ends, kernel, keep, _scales(x, ends) if local else None)
+
+
+def neighbour_rows(
+    points: Floats, queries: Floats, neighbours: int, kernel: RadialKernel | None = None, *, local: bool = False
+) -> Sparse:
+    """Return the weights of the edges from other points to their nearest among the points of a graph, (M, N).
+
+    As `neighbour_graph` has them between the points, where a point is none of its own neighbours; its arguments.
+    O(M log N) time for few dimensions.
+    """
+    from scipy.sparse import csr_array
+    from scipy.spatial import cKDTree
+
+    tree = cKDTree(points)
+    distances, ends = tree.query(queries, neighbours, workers=cores())
+    distances, ends = (np.asarray(a).reshape(len(queries), neighbours) for a in (distances, ends))
+    weights = np.ones(distances.shape)
+    if kernel is not None:
+        squared = distances**2
+        if local:
+            own = _positive(distances[:, -1])
+            theirs = _positive(np.asarray(tree.query(points, [neighbours + 1], workers=cores())[0]).ravel())
+            squared /= own[:, None] * theirs[ends]
+        logs = kernel.log_profile(squared)
+        # Rows are divided by their sum: what is far from all points still has nearest ones.
+        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+    starts = np.arange(0, ends.size + 1, neighbours)
+    return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=(len(queries), len(points)))
+
+
+def _scales(x: Floats, ends: NDArray[Any]) -> Floats:
+    """Return the distance of each point to the farthest of its neighbours."""
+    squared = np.zeros(len(x))
+    for column in ends.T:
+        np.maximum(squared, ((x - x[column]) ** 2).sum(axis=1), out=squared)
+    return _positive(np.sqrt(squared))
+
+
+def _positive(scales: Floats) -> Floats:
+    """Return scales with the least positive one where all neighbours lie at the place of a point."""
+    there = scales > 0
+    return np.where(there, scales, scales[there].min() if there.any() else 1.0)
 
 
 def _nearest(x: Floats, count: int, search: str) -> NDArray[Any]:
@@ -120,7 +171,9 @@ def _descent() -> Any:
     return NNDescent
 
 
-def _graph(x: Floats, unit: float, ends: NDArray[Any], kernel: RadialKernel | None, keep: str) -> Sparse:
+def _graph(
+    x: Floats, unit: float, ends: NDArray[Any], kernel: RadialKernel | None, keep: str, scales: Floats | None
+) -> Sparse:
     """Return the graph of the points `unit` x from the numbers of the nearest of each."""
     from scipy.sparse import csr_array
 
@@ -135,16 +188,18 @@ def _graph(x: Floats, unit: float, ends: NDArray[Any], kernel: RadialKernel | No
         graph = csr_array(graph.minimum(graph.T))
     graph.sort_indices()
     if kernel is not None:
-        _weigh(graph, x, unit, kernel)
+        _weigh(graph, x, unit, kernel, scales)
     return graph
 
 
-def _weigh(graph: Sparse, x: Floats, unit: float, kernel: RadialKernel) -> None:
-    """Give the edges the weights k(unit x_i, unit x_j), in place."""
+def _weigh(graph: Sparse, x: Floats, unit: float, kernel: RadialKernel, scales: Floats | None) -> None:
+    """Give the edges the weights k(unit x_i, unit x_j), in place; distances over local scales where there are any."""
     rows = np.repeat(np.arange(len(x)), np.diff(graph.indptr))
     squared = np.zeros(graph.nnz)
     for coordinate in x.T:  # no table of differences, which d times as many numbers as edges would be
         squared += (coordinate[rows] - coordinate[graph.indices]) ** 2
+    if scales is not None:
+        squared, unit = squared / scales[rows] / scales[graph.indices], 1.0
     with np.errstate(under="ignore", over="ignore"):
         true = squared * unit * unit
         if not np.isfinite(true).all() or np.any((true == 0) & (squared > 0)):

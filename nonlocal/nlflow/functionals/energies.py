@@ -25,7 +25,14 @@ from nlflow.errors import InputError, NumericalError, check_choice, check_intege
 from nlflow.functionals.constraint import Constraint, Held, as_constraint
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import default_rtol
-from nlflow.functionals.minimizer import Minimizer, check_shape, minimize, minimize_held
+from nlflow.functionals.minimizer import (
+    Minimizer,
+    check_shape,
+    minimize,
+    minimize_direct,
+    minimize_held,
+    minimize_source,
+)
 from nlflow.functionals.preconditioners import PRECONDITIONERS
 
 METRICS = ("l2", "degree")
@@ -157,13 +164,55 @@ class J:
         held = as_constraint(self.affinity, constraint)
         if held is None:
             raise InputError(
-                "constraint: got none, so every constant minimizes J; give it values at some nodes, or take E with a "
-                "fidelity > 0"
+                "constraint: got none, so every constant minimizes J; give it values at some nodes, take E with a "
+                "fidelity > 0, or the potential() of a source"
             )
         zeros = held.zeros(self.affinity) if start is None else 0 * self.affinity.check_signal("start", start)
         check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
         options = self._options(zeros, rtol, maxiter, start, preconditioner)
+        _no_direct(options["name"])
         return minimize_held(self.affinity, NodeFidelity(0.0), zeros, held, **options)
+
+    def potential(
+        self,
+        source: Array,
+        *,
+        constraint: Constraint | Held | None = None,
+        rtol: float | None = None,
+        maxiter: int = 10_000,
+        start: Array | None = None,
+        preconditioner: str = "auto",
+    ) -> Minimizer:
+        """Return the potential u of a source s, Lu = s (Poisson's equation).
+
+        The minimizer of J(u) - sum_i w_i s_i . u_i: without a constraint the one with mean 0 in the degree measure, the
+        limit of the minimizers of E with f = s / lambda as lambda falls to 0. A fidelity has no part in it. On a graph
+        of several connected components source and potential have mean 0 on each.
+
+        Parameters
+        ----------
+        source : array of shape ``domain.shape`` or ``domain.shape + (D,)``
+            s, with sum_i w_i s_i = 0 on each component, if there is no constraint.
+        constraint : Constraint, optional
+            Values that u has at some nodes, exactly; there s has no part.
+        rtol, maxiter, start, preconditioner
+            See `E.minimizer`; there is no transform.
+
+        Raises
+        ------
+        InputError
+            For a source that does not sum to 0, a wrong shape, NaN or infinity, and where a part of the domain sees no
+            node of a constraint.
+        """
+        s = self.affinity.check_signal("source", source)
+        check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
+        options = self._options(s, rtol, maxiter, start, preconditioner)
+        _no_direct(options["name"])
+        held = as_constraint(self.affinity, constraint)
+        if held is None:
+            return minimize_source(self.affinity, s, **options)
+        rate = NodeFidelity(1.0).over_degree(self.affinity.log_degree, s).times(s)
+        return minimize_held(self.affinity, NodeFidelity(0.0), 0 * s, held, source=rate, **options)
 
     def _options(
         self, like: Array, rtol: float | None, maxiter: int, start: Array | None, preconditioner: str
@@ -175,7 +224,7 @@ class J:
             "rtol": check_number("rtol", default_rtol(like) if rtol is None else rtol, minimum=0, strict=True),
             "maxiter": check_integer("maxiter", maxiter, minimum=1),
             "start": start,
-            "name": check_choice("preconditioner", preconditioner, PRECONDITIONERS),
+            "name": check_choice("preconditioner", preconditioner, (*PRECONDITIONERS, "direct")),
         }
 
     def fidelity_in(self, metric: str) -> Fidelity | None:
@@ -308,7 +357,7 @@ class E(J):
         maxiter : int
         start : array, optional
             First guess; f by default, or a constant for a transform.
-        preconditioner : {'auto', 'diagonal', 'transform', 'multigrid'}
+        preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'direct'}
             ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
             where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
             Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids;
@@ -317,7 +366,9 @@ class E(J):
             20 to 30 bytes an edge (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies
             by a factor of 4 at most and more than a few iterations are saved; otherwise the diagonal, and multigrid
             from where 100 more iterations, and 2 for each edge of a node, are expected at the rate of the last 16: that
-            is what set-up and solution cost. The message tells which one was used.
+            is what set-up and solution cost. The message tells which one was used. ``direct``: no iteration at all,
+            for dense affinities: Cholesky's method, N^3 / 3 operations; where f >= 0 each entry of u keeps its digits,
+            however small it is beside the others. `rtol`, `maxiter` and `start` have no part in it.
 
         Raises
         ------
@@ -334,6 +385,7 @@ class E(J):
         options = self._options(f, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)
         if held is not None:
+            _no_direct(options["name"])
             return minimize_held(self.affinity, self.fidelity_in("degree"), f, held, **options)
         if self._fidelity.bounds()[1] == 0:
             raise InputError(
@@ -343,7 +395,17 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
+        if options["name"] == "direct":
+            return minimize_direct(self.affinity, fidelity, f)
         return minimize(self.affinity, fidelity, f, **options)
+
+
+def _no_direct(name: str) -> None:
+    """Raise `InputError` where there is no direct method."""
+    if name == "direct":
+        raise InputError(
+            "preconditioner: got 'direct', expected 'auto', 'diagonal' or 'multigrid' with a constraint or a source"
+        )
 
 
 def _unit(*signals: Array) -> float:

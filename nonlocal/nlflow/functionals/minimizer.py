@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, power_of_two, to_numpy
+from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, power_of_two, scalar, to_numpy
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.functionals.constraint import Held
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.krylov import Solved, conjugate_gradients, verdict
@@ -125,13 +125,13 @@ _STIFF = 1e4
 
 def minimize_held(
     affinity: Affinity, fidelity: Fidelity, f: Array, held: Held, start: Array | None, *, rtol: float, maxiter: int,
-    name: str,
+    name: str, source: Array | None = None,
 ) -> Minimizer:  # fmt: skip
     """Return the minimizer u of E among the signals with the values of a constraint.
 
     With M zero at its nodes and g the values: M ((I - P) + phi) M v = M (phi f - ((I - P) + phi) g), u = v + g, less a
     constant. Self-adjoint and positive between the free nodes, which conjugate gradients never leave. Arguments are
-    those of `minimize`, with a fidelity that may be 0 everywhere.
+    those of `minimize`, with a fidelity that may be 0 everywhere; a source s / d is added to the right-hand side.
     """
     if held.timed:
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
@@ -145,6 +145,7 @@ def minimize_held(
     values = held.at(0.0, f)
     shift = xp.astype(xp.sum(values / len(held), axis=axes, keepdims=True, dtype=xp.float64), f.dtype)
     inside, drawn = values - held.values_of(shift + 0 * f), fidelity.times(f - shift)
+    drawn = drawn if source is None else drawn + source
     size = power_of_two(max(float(xp.max(xp.abs(inside))), float(xp.max(xp.abs(drawn)))))
 
     def operator(v: Array) -> Array:
@@ -168,6 +169,117 @@ def minimize_held(
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):
         return replace(found, u=held.held(result.x * size + shift, 0.0))
+
+
+def minimize_source(
+    affinity: Affinity, source: Array, start: Array | None, *, rtol: float, maxiter: int, name: str
+) -> Minimizer:
+    """Return the minimizer u of J(u) - sum_i w_i s_i . u_i, (I - P) u = s / d, with mean 0 in the degree measure.
+
+    That is the limit of the minimizers of E with f = s / lambda as lambda falls to 0. On a graph of several connected
+    components both s and u have mean 0 on each. Arguments are those of `minimize`; s is the source in the measure w.
+    """
+    if name == "transform":
+        raise InputError("preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a source")
+    xp, shape = namespace(source), affinity.domain.shape
+    axes = tuple(range(len(shape)))
+    parts = _parts(affinity, source)
+    measure = over_channels(affinity.measure("degree", source), source)
+    inner = _inner(measure, axes, NodeFidelity(0.0))
+
+    def centred(v: Array) -> Array:
+        for part in parts:
+            weight = over_channels(part, v) * measure
+            mean = xp.sum(weight * v, axis=axes, keepdims=True, dtype=xp.float64) / xp.sum(weight)
+            v = v - xp.astype(over_channels(part, v) * mean, v.dtype)
+        return v
+
+    # In the degree metric the source is s / d, relative to its largest entries: other degrees need have no float.
+    size = power_of_two(float(xp.max(xp.abs(source))))
+    there = xp.reshape(source, (*shape, -1))
+    there = xp.any(there != 0, axis=-1)
+    logs = affinity.log_degree
+    low = scalar(xp.min(xp.where(there, logs, logs[there][0] if bool(xp.any(there)) else logs)))
+    factor = xp.where(there, xp.exp(low - xp.where(there, logs, low + 0 * logs)), 0 * logs)
+    b = over_channels(factor, source) * (source / size)
+    high = float(xp.max(xp.abs(b))) or 1.0
+    b = b / high
+    for number, part in enumerate(parts):
+        weight = over_channels(part, b) * measure
+        total = xp.abs(xp.sum(weight * b, axis=axes, dtype=xp.float64))
+        bound = xp.sum(weight * xp.abs(b), axis=axes, dtype=xp.float64)
+        if bool(xp.any(total > 1e3 * float(xp.finfo(b.dtype).eps) * bound)):
+            raise InputError(
+                f"source: its sum over part {number} of the graph ({int(xp.sum(part))} nodes) is not 0, so J(u) - <s, "
+                "u> has no minimizer; take its mean off on each connected component"
+            )
+
+    def operator(v: Array) -> Array:
+        return centred(v - affinity._average(v))
+
+    choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol)
+    unit = size * high * (math.exp(-low) if -low < 700 else math.inf)
+    guess = 0 * b if start is None or not 0 < unit < math.inf else centred(start / unit)
+    result = conjugate_gradients(
+        operator, centred(b), guess, inner=inner, rtol=rtol, maxiter=maxiter,
+        **_conditioned(choice, lambda precondition: lambda v: centred(precondition(v))),
+    )  # fmt: skip
+    found = _told(result, rtol, choice)
+    with np.errstate(over="ignore", invalid="ignore"):
+        u = centred(result.x) * unit
+    if not bool(xp.all(xp.isfinite(u))):
+        raise NumericalError(
+            "degree: so small that source / degree overflows; scale the kernel's amplitude or logits up"
+        )
+    return replace(found, u=u)
+
+
+def _parts(affinity: Affinity, like: Array) -> list[Array]:
+    """Return what is 1 on each connected component of a graph and 0 elsewhere; one part where none are known."""
+    labels = getattr(affinity, "components", None)
+    if labels is None:
+        return [constant_like(np.ones(affinity.domain.shape), like)]
+    return [constant_like((labels == number).astype(np.float64), like) for number in range(int(labels.max()) + 1)]
+
+
+def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimizer:
+    """Return the minimizer of E for a dense affinity by Cholesky's method; arguments are those of `minimize`.
+
+    ((1 + phi) I - S) v = phi m^1/2 f with S_ij = (P_ij P_ji)^1/2 and v = m^1/2 u. Off its diagonal nothing is positive,
+    so neither the factor nor the solution for f >= 0 has a sum in which terms cancel, and each u_i keeps its digits,
+    however small it is beside the others. N^3 / 3 operations.
+
+    Raises
+    ------
+    InputError
+        For another affinity than a dense one of NumPy features, and a fidelity that is not one number > 0 a node.
+    MemoryLimitError
+    """
+    from scipy.linalg import cho_factor, cho_solve
+
+    matrix = getattr(affinity, "matrix", None)
+    low = fidelity.bounds()[0]
+    if matrix is None or not is_numpy(matrix) or not isinstance(fidelity, NodeFidelity) or not low > 0:
+        raise InputError(
+            f"preconditioner: got 'direct' for method {affinity.method!r} and a fidelity of at least {low:g}, expected "
+            "a dense affinity of NumPy features and a fidelity > 0 of one number for each node; use 'auto'"
+        )
+    n = affinity.domain.size
+    check_memory(f"Cholesky's method for {n} nodes", 24 * n * n, "use preconditioner='auto'")
+    phi = np.broadcast_to(np.asarray(fidelity.values, np.float64), affinity.domain.shape).reshape(n, 1)
+    logs = np.asarray(affinity._log_degree_wide(), np.float64).ravel() + np.log(affinity.domain.weights).ravel()
+    root = np.exp((logs - logs.max()) / 2)[:, None]
+    system = np.sqrt(np.multiply(matrix, matrix.T, dtype=np.float64))
+    np.negative(system, out=system)
+    system.flat[:: n + 1] += 1 + phi[:, 0]
+    signal = f.reshape(n, -1).astype(np.float64)
+    b = phi * root * signal
+    v = cho_solve(cho_factor(system, lower=True, overwrite_a=True, check_finite=False), b, check_finite=False)
+    u = (v / root).reshape(f.shape).astype(f.dtype)
+    left = (root * ((1 + phi) * u.reshape(n, -1) - affinity._average(u).reshape(n, -1))) - b
+    size = np.linalg.norm(b, axis=0)
+    residual = float(np.max(np.linalg.norm(left, axis=0) / np.where(size > 0, size, 1.0)))
+    return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by Cholesky's method")
 
 
 def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:

@@ -12,7 +12,8 @@ import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
-from nlflow.markov.spectral import DENSE_STATES, Equilibrated
+from nlflow.markov.metastable import Metastable
+from nlflow.markov.spectral import DENSE_STATES
 from nlflow.markov.stationary import states_without_end
 from nlflow.markov.walks import AliasTables, EdgeTables, Positions, Tables, check_stop, generator_of, starting_states
 
@@ -21,7 +22,7 @@ _SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays b
 
 
 @underflowing
-class MarkovChain(Equilibrated):
+class MarkovChain(Metastable):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.
 
     The averaging operator of any affinity, as it is: symmetric or not, dense or matrix-free (arXiv 2312.00751,

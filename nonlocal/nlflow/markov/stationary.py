@@ -59,7 +59,7 @@ def dense(matrix: Floats | Sparse) -> Floats:
     return matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix.toarray())
 
 
-def _reaching(graph: Sparse, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def reaching(graph: Sparse, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return which states can reach one of `targets` (or are one) along the edges i -> j of a graph.
 
     O(edges) time for each move that the farthest of them is away.
@@ -79,7 +79,7 @@ def states_without_end(matrix: Floats | Sparse, start: NDArray[np.int64], stop: 
     starting[start] = True
     graph = csr_array(matrix > 0).astype(np.float64)
     going = csr_array(diags_array((stop < 1).astype(np.float64)) @ graph)  # nobody goes on from where all are stopped
-    return np.flatnonzero(_reaching(going.T.tocsr(), starting) & ~_reaching(graph, stop > 0))
+    return np.flatnonzero(reaching(going.T.tocsr(), starting) & ~reaching(graph, stop > 0))
 
 
 def balanced(moves: Floats | Sparse, law: Floats, rtol: float, smallest: float) -> bool:

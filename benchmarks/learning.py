@@ -1,0 +1,353 @@
+"""Learning on graphs beside scikit-learn, GraphLearning, pydiffmap and deeptime: the same points, weights and labels.
+
+``python -m benchmarks learning`` runs all rows but those of CIFAR-10. ``python -m benchmarks.learning --data DIR --out
+OUT`` runs these too, where DIR holds ``cifar10-train.zip``, and writes ``learning.json`` and ``learning.md``. Times are
+processor seconds, the sides taking turns; start it with one thread (``OMP_NUM_THREADS=1 NUMBA_NUM_THREADS=1``). A peer
+that is not installed has rows 'not installed'.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import io
+import json
+import statistics
+import subprocess
+import sys
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.equilibrium import peak
+from benchmarks.harness import Row, keep, listed, machine, table
+from nlflow import affinity_from_graph, neighbour_graph
+
+NAME = "learning"
+TRIALS = 100
+MANY, WIDE = 697_526, 15
+SIZES = (1_000, 10_000, 100_000, 1_000_000)
+ROLL = 100_000
+PICTURES = 20_000
+
+
+def turns(tasks: dict[str, Callable[[], Any]], repeats: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Return the median processor seconds of each task, the tasks taking turns, and what each returned last."""
+    seconds: dict[str, list[float]] = {name: [] for name in tasks}
+    results = {}
+    for _ in range(repeats):
+        for name, task in tasks.items():
+            start = time.process_time()
+            results[name] = task()
+            seconds[name].append(time.process_time() - start)
+    return {name: statistics.median(values) for name, values in seconds.items()}, results
+
+
+def missing(work: str, package: str, target: str) -> Row | None:
+    """Return a row that says that a peer is not installed; None where it is."""
+    if importlib.util.find_spec(package) is not None:
+        return None
+    return Row(NAME, work, f"{package}: not installed", "not measured", 0.0, target, False)
+
+
+def hidden(y: Any, each: int, rng: Any) -> tuple[Any, Any]:
+    """Return the numbers of `each` labelled samples a class, and labels of which the others are hidden."""
+    known = np.concatenate([rng.choice(np.flatnonzero(y == c), each, replace=False) for c in np.unique(y)])
+    few = np.full(len(y), -1)
+    few[known] = y[known]
+    return known, few
+
+
+def digits() -> tuple[Any, Any]:
+    from sklearn.datasets import load_digits
+
+    return load_digits(return_X_y=True)
+
+
+def spreading() -> list[Row]:
+    """Return label spreading on digits, to convergence."""
+    from sklearn.semi_supervised import LabelSpreading as Theirs
+
+    from nlflow.learning import LabelSpreading
+
+    X, y = digits()
+    few = hidden(y, 10, np.random.default_rng(0))[1]
+    rows = []
+    for alpha, steps, repeats in ((0.2, 60, 7), (0.99, 5000, 1)):
+        theirs = Theirs(gamma=0.25, alpha=alpha, tol=1e-12, max_iter=steps)
+        seconds, found = turns(
+            {
+                "theirs": lambda m=theirs: m.fit(X, few),
+                "ours": lambda a=alpha: LabelSpreading(gamma=0.25, alpha=a).fit(X, few),
+            },
+            repeats,
+        )
+        done = theirs.n_iter_
+        with warnings.catch_warnings():  # tol = 0 is not reached, and small probabilities settle last
+            warnings.simplefilter("ignore")
+            settled = theirs.set_params(tol=0, max_iter=steps).fit(X, few).label_distributions_
+        apart = float(np.abs(settled - found["ours"].label_distributions_).max())
+        work = (
+            f"label spreading, digits, alpha {alpha:g}: time (probabilities {apart:.0e} apart, theirs in {done} steps)"
+        )
+        rows.append(Row.of(
+            NAME, work, f"{seconds['theirs']:.3f} s", f"{seconds['ours']:.3f} s", seconds["theirs"] / seconds["ours"],
+            least=5, also=apart < 1e-8,
+        ))  # fmt: skip
+    return rows
+
+
+def on_graph(name: str, W: Any, y: Any, each: int, trials: int) -> list[Row]:
+    """Return GraphLearning's Poisson, Laplace and p-Laplace learning beside ours, on one graph."""
+    absent = missing(f"{name}: Poisson, Laplace, p-Laplace learning", "graphlearning", ">= 5")
+    if absent is not None:
+        return [absent]
+    import graphlearning as gl
+
+    from nlflow.learning import HarmonicClassifier, PLaplacianClassifier, PoissonClassifier
+
+    graph = affinity_from_graph(W)
+    sides = {
+        "Poisson": (gl.ssl.poisson(W), PoissonClassifier(graph, tol=1e-4), trials),
+        "Laplace": (gl.ssl.laplace(W), HarmonicClassifier(graph, tol=1e-5), trials),
+        "p-Laplace, p = 4": (gl.ssl.plaplace(W, p=4), PLaplacianClassifier(graph, p=4, tol=1e-2), max(trials // 5, 3)),
+    }
+    rows = []
+    for kind, (theirs, ours, count) in sides.items():
+        rng = np.random.default_rng(0)
+        right: dict[str, list[float]] = {"theirs": [], "ours": []}
+        seconds: dict[str, list[float]] = {"theirs": [], "ours": []}
+        for _ in range(count):
+            known, few = hidden(y, each, rng)
+            free = few < 0
+            done, found = turns(
+                {
+                    "theirs": lambda m=theirs, k=known: m.fit_predict(k, y[k]),
+                    "ours": lambda m=ours, f=few: m.fit(y[:, None], f).transduction_,
+                },
+                1,
+            )
+            for side in right:
+                right[side].append(100 * float((found[side] == y)[free].mean()))
+                seconds[side].append(done[side])
+        accuracy = {side: float(np.mean(values)) for side, values in right.items()}
+        spent = {side: statistics.median(values) for side, values in seconds.items()}
+        other = " (theirs is the game-theoretic equation, another model)" if kind.startswith("p") else ""
+        work = f"{name}, {each} labels a class, {count} trials, {kind}{other}"
+        rows.append(Row.of(
+            NAME, f"{work}: accuracy, points apart", f"{accuracy['theirs']:.2f} %", f"{accuracy['ours']:.2f} %",
+            abs(accuracy["ours"] - accuracy["theirs"]), most=0.2,
+        ))  # fmt: skip
+        rows.append(Row.of(
+            NAME, f"{work}: time", f"{spent['theirs'] * 1e3:.1f} ms", f"{spent['ours'] * 1e3:.1f} ms",
+            spent["theirs"] / spent["ours"], least=5,
+        ))  # fmt: skip
+    return rows
+
+
+def graph_of(X: Any, count: int = 10) -> Any:
+    """Return GraphLearning's default weights, exp(-4 d^2 / d_k^2), symmetrized, without loops; exact neighbours."""
+    from scipy.sparse import csr_array
+    from sklearn.neighbors import NearestNeighbors
+
+    distances, ends = NearestNeighbors(n_neighbors=count + 1, algorithm="brute").fit(X).kneighbors(X)
+    weights = np.exp(-4 * distances**2 / distances[:, -1:] ** 2)
+    weights[ends == np.arange(len(X))[:, None]] = 0
+    starts = np.arange(0, ends.size + 1, count + 1)
+    W = csr_array((weights.ravel(), ends.ravel(), starts), shape=(len(X),) * 2)
+    W = csr_array((W + W.T) / 2)
+    W.eliminate_zeros()
+    return W
+
+
+def pictures(folder: Path, count: int = PICTURES) -> tuple[Any, Any]:
+    """Return 50 principal components of the pixels of the first CIFAR-10 pictures of each class, and the classes."""
+    from PIL import Image
+
+    with zipfile.ZipFile(folder / "cifar10-train.zip") as archive:
+        names = sorted(n for n in archive.namelist() if n.endswith((".jpg", ".png")))
+        classes = sorted({n.split("/")[-2] for n in names})
+        each, taken, y = count // len(classes), [], []
+        for number, kind in enumerate(classes):
+            for name in [n for n in names if n.split("/")[-2] == kind][:each]:
+                picture = Image.open(io.BytesIO(archive.read(name))).convert("RGB")
+                taken.append(np.asarray(picture, np.float32).ravel() / 255)
+                y.append(number)
+    X = np.array(taken)
+    X -= X.mean(axis=0)
+    vectors = np.linalg.eigh(X.T @ X)[1][:, -50:]
+    return (X @ vectors).astype(np.float64), np.array(y)
+
+
+def roll() -> list[Row]:
+    """Return the diffusion map of a swiss roll: eigenvalues against a dense solution, time against pydiffmap."""
+    import scipy.linalg
+    from scipy.spatial.distance import cdist
+    from sklearn.datasets import make_swiss_roll
+
+    from nlflow.learning import DiffusionMap
+
+    X = make_swiss_roll(3000, random_state=0)[0]
+    worst = 0.0
+    for alpha in (0.0, 0.5, 1.0):
+        k = np.exp(-0.25 * cdist(X, X, "sqeuclidean"))
+        q = k.sum(axis=1)
+        k /= np.outer(q, q) ** alpha
+        d = k.sum(axis=1)
+        expected = scipy.linalg.eigvalsh(k / np.sqrt(np.outer(d, d)), subset_by_index=(2990, 2998))[::-1]
+        found = DiffusionMap(9, gamma=0.25, alpha=alpha).fit(X)
+        worst = max(worst, float(np.abs(found.eigenvalues_ - expected).max()))
+    rows = [Row.of(NAME, "diffusion map, swiss roll of 3 000: 9 eigenvalues, largest error (alpha 0, 1/2, 1)",
+                   "dense eigenvalues", f"{worst:.0e}", worst, most=1e-6)]  # fmt: skip
+    work = f"diffusion map, swiss roll of {ROLL:,}, 64 neighbours, 4 modes: time".replace(",", " ", 1)
+    absent = missing(work, "pydiffmap", ">= 5")
+    if absent is not None:
+        return [*rows, absent]
+    from pydiffmap.diffusion_map import DiffusionMap as Theirs
+
+    X = make_swiss_roll(ROLL, random_state=0)[0]
+    theirs = Theirs.from_sklearn(
+        n_evecs=4, epsilon=3000 / ROLL, alpha=1.0, k=64, neighbor_params={"n_jobs": 1, "algorithm": "kd_tree"}
+    )
+    seconds, _ = turns(
+        {"theirs": lambda: theirs.fit(X), "ours": lambda: DiffusionMap(4, "knn", n_neighbors=64).fit(X)}, 1
+    )
+    rows.append(Row.of(NAME, work, f"{seconds['theirs']:.1f} s", f"{seconds['ours']:.1f} s",
+                       seconds["theirs"] / seconds["ours"], least=5))  # fmt: skip
+    return rows
+
+
+def growth() -> list[Row]:
+    """Return how iterations grow with the number of points, in the plane with ten neighbours and twenty labels."""
+    from nlflow.learning import HarmonicClassifier, PoissonClassifier
+    from nlflow.learning.graphs import SELF_TUNING
+
+    counts: dict[str, list[int]] = {"harmonic": [], "Poisson": []}
+    for n in SIZES:
+        rng = np.random.default_rng(0)
+        x = rng.uniform(size=(n, 2))
+        y = (np.floor(3 * x[:, 0]) + np.floor(3 * x[:, 1])).astype(int) % 2
+        few = np.full(n, -1)
+        known = rng.choice(n, 20, replace=False)
+        few[known] = y[known]
+        graph = affinity_from_graph(neighbour_graph(x, 10, SELF_TUNING, local=True))
+        counts["harmonic"].append(HarmonicClassifier(graph, tol=1e-6).fit(x, few).n_iter_)
+        counts["Poisson"].append(PoissonClassifier(graph, tol=1e-6).fit(x, few).n_iter_)
+    return [
+        Row.of(NAME, f"{kind} functions, {SIZES[0]} to {SIZES[-1]} points in the plane: iterations, growth", "",
+               ", ".join(map(str, found)), found[-1] / found[0], most=1.5)
+        for kind, found in counts.items()
+    ]  # fmt: skip
+
+
+def chains() -> list[Row]:
+    """Return committors, passage times and metastable sets beside other packages."""
+    from nlflow import MarkovChain, Points, from_matrix
+
+    work = "chain of 36 states in m blocks"
+    absent = missing(f"{work}: committor, passage times, PCCA+", "deeptime", "<= 1e-8")
+    if absent is not None:
+        return [absent]
+    from deeptime.markov import pcca
+    from deeptime.markov.tools.analysis import committor, mfpt
+    from scipy.optimize import linear_sum_assignment
+
+    rows = []
+    for m in (2, 3):
+        rng = np.random.default_rng(0)
+        k = 1e-3 * rng.random((36, 36))
+        for b in range(m):
+            inside = slice(b * 36 // m, (b + 1) * 36 // m)
+            k[inside, inside] += rng.random((36 // m, 36 // m))
+        chain = MarkovChain(from_matrix(k + k.T, Points(np.arange(36.0), np.ones(36))))
+        p, found = chain.matrix(), chain.metastable_sets(m)
+        if m == 2:
+            apart = float(np.abs(chain.committor([0, 1], 35) - committor(p, [0, 1], [35])).max())
+            rows.append(Row.of(NAME, f"{work}: committor", "deeptime", f"{apart:.0e}", apart, most=1e-8))
+            times = chain.mean_first_passage_times()[:35, 35] / mfpt(p, [35])[:35]
+            apart = float(np.abs(times - 1).max())
+            rows.append(Row.of(NAME, f"{work}: mean first passage times, relative", "deeptime", f"{apart:.0e}", apart,
+                               most=1e-8))  # fmt: skip
+        theirs = pcca(p, m).memberships
+        theirs = theirs[:, linear_sum_assignment(-found.memberships.T @ theirs)[1]]
+        law = chain.stationary
+        crisp = float(np.mean((law @ theirs**2) / (law @ theirs)))
+        apart = float(np.abs(found.memberships - theirs).max())
+        rows.append(Row.of(
+            NAME, f"{work}: PCCA+ memberships for m = {m} (crispness {found.crispness:.9f}, theirs {crisp:.9f})",
+            "deeptime", f"{apart:.0e}", apart, most=1e-8,
+        ))  # fmt: skip
+    return rows
+
+
+def many(count: int = MANY) -> dict[str, Any]:
+    """Return what label spreading on so many points in 15 dimensions takes, in this process."""
+    from nlflow.learning import LabelSpreading
+
+    rng = np.random.default_rng(0)
+    z = rng.uniform(size=(count, 3))
+    turn = np.linalg.qr(rng.normal(size=(WIDE, 3)))[0]
+    X = (z @ turn.T + 0.002 * rng.normal(size=(count, WIDE))).astype(np.float32)
+    y = np.minimum((10 * z[:, 0]).astype(int), 9)
+    few = hidden(y, 10, rng)[1]
+    start, used = time.perf_counter(), time.process_time()
+    model = LabelSpreading(gamma=1 / (2 * 0.03**2), alpha=0.9, accuracy=1e-4, tol=1e-4).fit(X, few)
+    done = {"wall": time.perf_counter() - start, "processor": time.process_time() - used, "bytes": peak()}
+    right = float((model.transduction_ == y)[few < 0].mean())
+    return {**done, "method": model.method_, "reason": model.reason_, "error": model.error_estimate_, "right": right,
+            "iterations": int(model.n_iter_)}  # fmt: skip
+
+
+def large() -> list[Row]:
+    """Return the row of 697 526 points in 15 dimensions, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.learning", "--many"], check=True, capture_output=True, text=True
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    size = found["bytes"] / 2**30
+    error = f"error bound {found['error']:.0e}" if found["error"] else "exact to rounding in float32"
+    spent = f"{found['processor'] / 60:.0f} processor minutes, {found['wall'] / 60:.0f} minutes"
+    return [Row.of(
+        NAME, f"label spreading, {MANY} points in 15 dimensions, RBF, 10 labels a class: memory ({found['method']}, "
+        f"sums {error}, {found['iterations']} averages, {spent}, {100 * found['right']:.1f} % right)",
+        f"scikit-learn: {MANY**2 * 8 / 2**40:.1f} TiB for the matrix", f"{size:.2f} GiB", size, most=4, unit=" GiB",
+    )]  # fmt: skip
+
+
+def run() -> list[Row]:
+    absent = missing("all rows", "sklearn", "scikit-learn")
+    if absent is not None:
+        return [absent]
+    X, y = digits()
+    rows = [*spreading(), *on_graph("digits", graph_of(X), y, 1, TRIALS), *chains(), *growth(), *roll()]
+    return [*rows, *large()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.learning", description=__doc__)
+    parser.add_argument("--data", type=Path, help="folder with cifar10-train.zip")
+    parser.add_argument("--out", type=Path, help="folder for learning.json and learning.md")
+    parser.add_argument("--many", action="store_true", help="print what the large case takes, alone")
+    arguments = parser.parse_args()
+    if arguments.many:
+        print(json.dumps(many()))
+        return
+    rows = run()
+    if arguments.data is not None:
+        X, y = pictures(arguments.data)
+        rows += on_graph(f"CIFAR-10, {len(y)} pictures, 50 components", graph_of(X), y, 10, 20)
+    print(table(rows))
+    if arguments.out is not None:
+        about = machine()
+        page = f"# Learning on graphs\n\n{table(rows)}\n\nMachine and versions:\n\n{listed(about)}\n"
+        keep(arguments.out, "learning", {"machine": about, "rows": [asdict(row) for row in rows]}, page)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,11 @@
+"""Learning on graphs of points: minimizers of J, E and J_p with a few labels, and spectra of P, as estimators.
+
+Names are loaded when they are first used, and scikit-learn (``pip install 'nlflow[learning]'``) with the estimators.
+"""
+
+import lazy_loader
+
+# The list of names and where they live is the stub beside this file, which type checkers read as well.
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+
+del lazy_loader

@@ -1,0 +1,114 @@
+"""Active learning: which node to ask next."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, to_numpy
+from nlflow.affinities import Affinity
+from nlflow.affinities.base import check_affinity
+from nlflow.errors import InputError, check_choice, check_integer
+from nlflow.functionals.constraint import Constraint
+from nlflow.functionals.energies import J
+from nlflow.markov import MarkovChain
+
+_DENSE_NODES = 1000  # up to here all nodes are candidates
+
+
+class Question(NamedTuple):
+    """Nodes to ask, the best first, and how much each promised when it was chosen."""
+
+    nodes: NDArray[np.intp]
+    scores: Floats
+
+
+def ask_next(
+    model: Any, labelled: Any, count: int = 1, *, by: str = "variance", candidates: int = 64, rng: Any = 0
+) -> Question:
+    """Return the nodes whose labels to ask for next, one after another, each as if those before were known.
+
+    Parameters
+    ----------
+    model : fitted estimator of this package, or Affinity
+        Whose graph is meant. Symmetric.
+    labelled : array of int, or array of bool of shape (N,)
+        Nodes whose labels are known, at least one in each component.
+    count : int
+    by : {'variance', 'hitting time'}
+        ``variance``: the largest variance of the Gaussian field exp(-J) with the known labels held, (L^-1)_ii between
+        free nodes (Zhu, Lafferty and Ghahramani 2003). ``hitting time``: the longest mean time of a walk from the node
+        to a label.
+    candidates : int
+        Nodes that are looked at for the variance beyond 1000 nodes, drawn at random; each is a right-hand side.
+    rng : seed or numpy.random.Generator
+
+    Returns
+    -------
+    Question
+
+    Raises
+    ------
+    InputError
+        For nodes that do not exist, more than are free, and components without a label.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow import affinity_from_graph
+    >>> from nlflow.learning import ask_next
+    >>> path = affinity_from_graph(np.diag(np.ones(8), 1) + np.diag(np.ones(8), -1))
+    >>> ask_next(path, [0, 8]).nodes.tolist(), ask_next(path, [0], by="hitting time").nodes.tolist()
+    ([4], [8])
+    """
+    affinity = check_affinity(model if isinstance(model, Affinity) else getattr(model, "affinity_", model))
+    if not affinity.symmetric:
+        raise InputError("model: got an affinity that is not symmetric, expected a symmetric one; use symmetrized()")
+    check_choice("by", by, ("variance", "hitting time"))
+    size, known = affinity.domain.size, _mask(labelled, affinity.domain.size)
+    count = check_integer("count", count, minimum=1)
+    if count > int((~known).sum()):
+        raise InputError(f"count: got {count}, expected at most {int((~known).sum())}, the nodes without a label")
+    generator, nodes, scores = np.random.default_rng(rng), [], []
+    few = check_integer("candidates", candidates, minimum=1) if by == "variance" and size > _DENSE_NODES else size
+    for _ in range(count):
+        free = np.flatnonzero(~known)
+        if few < len(free):
+            free = np.sort(generator.choice(free, few, replace=False))
+        if by == "variance":
+            found = _variances(affinity, known, free)
+        else:
+            found = MarkovChain(affinity).hitting_times(known.reshape(affinity.domain.shape)).ravel()[free]
+        best = int(np.argmax(found))
+        nodes.append(int(free[best]))
+        scores.append(float(found[best]))
+        known[free[best]] = True
+    return Question(np.array(nodes, np.intp), np.array(scores))
+
+
+def _mask(labelled: Any, size: int) -> NDArray[np.bool_]:
+    given = np.asarray(labelled)
+    if given.dtype == bool and given.shape == (size,):
+        known = given.copy()
+    elif given.dtype.kind in "iu" and given.ndim == 1 and given.size and 0 <= given.min() <= given.max() < size:
+        known = np.zeros(size, np.bool_)
+        known[given] = True
+    else:
+        raise InputError(f"labelled: got {given.dtype} of shape {given.shape}, expected numbers of nodes below {size}")
+    if not known.any():
+        raise InputError("labelled: got no node, expected at least one; choose the first at random")
+    return known
+
+
+def _variances(affinity: Affinity, known: NDArray[np.bool_], nodes: NDArray[np.intp]) -> Floats:
+    """Return (L^-1)_ii between free nodes, L = D - W, as potentials of a unit source at each node."""
+    functional = J(affinity.scaled(0.5))
+    weights = np.asarray(affinity.domain.weights, np.float64).ravel()
+    source = np.zeros((affinity.domain.size, len(nodes)))
+    source[nodes, np.arange(len(nodes))] = 1 / weights[nodes]
+    signal = affinity.as_signal(source.reshape(*affinity.domain.shape, -1))
+    held = Constraint(np.flatnonzero(known), 0.0)
+    u = np.asarray(to_numpy(functional.potential(signal, constraint=held, rtol=1e-6).u), np.float64)
+    return np.asarray(u.reshape(source.shape)[nodes, np.arange(len(nodes))])

@@ -1,0 +1,379 @@
+"""What all estimators share: checks as scikit-learn asks for them, labels, components without one, other points."""
+
+from __future__ import annotations
+
+import numbers
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, Floats, namespace, to_numpy
+from nlflow.errors import InputError, NlflowWarning, check_memory, memory_limit
+from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.preconditioners import Multigrid
+from nlflow.learning.graphs import PointGraph, Recipe
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
+    from sklearn.utils.multiclass import check_classification_targets
+    from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
+except ImportError as error:
+    raise ImportError("nlflow.learning needs scikit-learn: pip install 'nlflow[learning]'") from error
+
+__all__ = [
+    "GraphClassifier",
+    "GraphEstimator",
+    "GraphRegressor",
+    "PointEstimator",
+    "ProbabilisticClassifier",
+    "TransformerMixin",
+    "check_is_fitted",
+]
+
+UNLABELLED = -1
+_SHOWN = 5
+_ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
+
+
+class PointEstimator(BaseEstimator):
+    """What is learnt of points, with averages over them at other points."""
+
+    affinity: Any  # parameters, which each subclass has in its own __init__
+    graph_: PointGraph
+
+    @property
+    def _weakest(self) -> float:
+        """The least P_ij of all pairs by which labels reach a node: below, iterations do not see it for rounding."""
+        precision = np.float32 if str(self.graph_.affinity.dtype).endswith("float32") else np.float64
+        return 4 * self.graph_.size * float(np.finfo(precision).eps)
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.input_tags.pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
+        return tags
+
+    def _points(self, X: Any, *, reset: bool) -> Any:
+        """Return checked points, NumPy or a tensor; a matrix of weights for 'precomputed'."""
+        kind = type(X).__module__.split(".")[0]
+        if kind == "dask":
+            raise InputError("X: got a Dask array, expected NumPy or a torch tensor; load the points (X.compute())")
+        if kind == "torch":
+            return self._tensor(X, reset)
+        sparse_too = ["csr", "csc", "coo"]
+        X = validate_data(self, X, accept_sparse=sparse_too, dtype=[np.float64, np.float32], reset=reset)
+        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
+        if hasattr(X, "toarray") and not pairwise:
+            # Distances of sparse rows are those of dense ones, and a tree or a matrix product needs them dense.
+            check_memory(f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1], "reduce them first")
+            X = X.toarray()
+        if pairwise and reset and X.shape[0] != X.shape[1]:
+            raise InputError(f"X: got shape {X.shape} with affinity='precomputed', expected a square matrix of weights")
+        return X
+
+    def _tensor(self, X: Any, reset: bool) -> Any:
+        xp = namespace(X)
+        if X.ndim != 2 or not xp.isdtype(X.dtype, "real floating"):
+            raise InputError(
+                f"X: got a tensor of {X.dtype} of shape {tuple(X.shape)}, expected floats (samples, features)"
+            )
+        if not bool(xp.all(xp.isfinite(X))):
+            raise InputError("X: got NaN or infinity, expected finite features")
+        if reset:
+            self.n_features_in_ = X.shape[1]
+        elif X.shape[1] != self.n_features_in_:
+            raise InputError(f"X: got {X.shape[1]} features, expected {self.n_features_in_}")
+        return X.detach()
+
+    def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return averages over the known training points at others, and which of these see any."""
+        return self.graph_.average_at(self._points(X, reset=False), values, known)
+
+
+class GraphEstimator(PointEstimator):
+    """A signal on the graph of the training points, and its averages at other points."""
+
+    gamma: float
+    n_neighbors: int
+    accuracy: float | None
+    memory_limit: float | None
+    _values: Array
+    _start: Array | None = None  # what iterations begin with
+    minimizer_: Array
+    reached_: NDArray[np.bool_]
+
+    def _build(self, X: Any) -> PointGraph:
+        recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit)
+        self.graph_ = PointGraph(recipe, X)
+        p = self.graph_.affinity
+        self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
+        return self.graph_
+
+    @property
+    def _preconditioner(self) -> str:
+        """Multigrid from the start for graphs of few edges, whose iterations do not grow with N then."""
+        p = self.graph_.affinity
+        few = Multigrid.offered(p) and Multigrid.setup_bytes(p) <= memory_limit()
+        return "multigrid" if few else "auto"
+
+    def _took(self, found: Minimizer) -> Array:
+        self.n_iter_, self.residual_, self.message_ = max(found.iterations, 1), found.residual, found.message
+        if not found.success:
+            warnings.warn(f"{type(self).__name__}: {found.message}", _convergence_warning(), stacklevel=4)
+        self.minimizer_ = found.u
+        return found.u
+
+    def _reached(self, labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return which nodes share a component with a label; the others are told of."""
+        parts = self.graph_.parts(weakest=self._weakest)
+        alive = np.zeros(int(parts.max()) + 1, bool)
+        alive[parts[labelled]] = True
+        reached = alive[parts]
+        if not reached.all():
+            sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
+            sizes = sizes[sizes > 0]
+            shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
+            first = int(np.argmin(reached))
+            warnings.warn(
+                f"y: {int((~reached).sum())} samples (the first is {first}) lie in {len(sizes)} components of the "
+                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each, or connect them by "
+                "more neighbours or a wider kernel",
+                NlflowWarning,
+                stacklevel=4,
+            )
+        return reached
+
+
+def _convergence_warning() -> type[Warning]:
+    from sklearn.exceptions import ConvergenceWarning
+
+    return ConvergenceWarning  # type: ignore[no-any-return]
+
+
+class GraphClassifier(ClassifierMixin, GraphEstimator):
+    """A classifier by one signal for each class; -1 marks samples without a label."""
+
+    class_prior: Any
+    balance: str
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Fit the classifier.
+
+        Parameters
+        ----------
+        X : array or tensor of shape (N, d)
+            Points; sparse ones are made dense. With ``affinity='precomputed'`` weights (N, N).
+        y : array of shape (N,)
+            Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings: of dtype object, where some
+            are missing.
+
+        Returns
+        -------
+        self
+        """
+        X = self._points(X, reset=True)
+        labels, labelled = self._labels(y, X.shape[0])
+        self.X_, graph = X, self._build(X)
+        self.reached_ = self._reached(labelled)
+        one_hot = np.zeros((graph.size, len(self.classes_)))
+        one_hot[np.flatnonzero(labelled), labels] = 1
+        self._values = self._learn(graph.as_signal(one_hot), labelled)
+        self._balance(labelled, np.bincount(labels))
+        scores = self._weighed(self._values)
+        self.label_distributions_ = self._finish(scores, self.reached_)
+        self.transduction_ = self._decide(self.label_distributions_)
+        return self
+
+    def _labels(self, y: Any, count: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
+        """Return the numbers of the classes of labelled samples, and which these are."""
+        from sklearn.utils import column_or_1d
+
+        if y is None:
+            raise ValueError("This estimator requires y to be passed, but the target y is None.")
+        if isinstance(y, list | tuple) and any(isinstance(v, str) for v in y):
+            y = np.array(y, dtype=object)  # in which -1 stays a number
+        y = column_or_1d(to_numpy(y) if hasattr(y, "detach") else y, warn=True)
+        if y.shape[0] != count:
+            check_consistent_length(np.empty(count), y)
+        if y.dtype.kind == "O":
+            labelled = np.array([not isinstance(v, numbers.Real) or float(v) != UNLABELLED for v in y], np.bool_)
+            given = np.array(y[labelled].tolist())
+        else:
+            labelled = y != UNLABELLED if y.dtype.kind in "iuf" else np.ones(count, np.bool_)
+            given = y[labelled]
+        if y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
+            warnings.warn(
+                "y: got -1 and 1 alone, which are taken for two classes; where there is one class and samples "
+                "without a label, name it otherwise",
+                NlflowWarning,
+                stacklevel=3,
+            )
+            labelled, given = np.ones(count, np.bool_), y
+        if not labelled.any():
+            raise InputError("y: got no labelled sample (all are -1), expected at least one of each class")
+        if given.dtype.kind == "f":
+            assert_all_finite(given, input_name="y")
+        check_classification_targets(given)
+        self.classes_, numbers_ = np.unique(given, return_inverse=True)
+        return numbers_, labelled
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal of each class, (N, C), 0 at nodes that no label reaches."""
+        raise NotImplementedError
+
+    def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+        """Return probabilities of scores, NaN where nothing is known."""
+        scores = np.maximum(scores, 0)
+        total = scores.sum(axis=1, keepdims=True)
+        known = known & (total[:, 0] > 0)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            shares = np.where(known[:, None], scores / np.where(total > 0, total, 1), np.nan)
+        return np.asarray(shares, scores.dtype)
+
+    def _decide(self, scores: NDArray[Any]) -> NDArray[Any]:
+        known = ~np.isnan(scores[:, 0])
+        chosen = np.asarray(self.classes_[np.where(known[:, None], scores, 0).argmax(axis=1)])
+        if known.all():
+            return chosen
+        if chosen.dtype.kind not in "if":
+            chosen = chosen.astype(object)
+        chosen[~known] = UNLABELLED
+        return np.asarray(chosen)
+
+    # ---- priors
+
+    def _balance(self, labelled: NDArray[np.bool_], counts: NDArray[np.intp]) -> None:
+        """Set the factors that the scores of classes are multiplied by."""
+        if self.balance not in ("mass", "count"):
+            raise InputError(f"balance: got {self.balance!r}, expected 'mass' or 'count'")
+        self.class_factors_ = np.ones(len(self.classes_))
+        if self.class_prior is None:
+            return
+        if isinstance(self.class_prior, str):
+            if self.class_prior != "labels":
+                raise InputError(f"class_prior: got {self.class_prior!r}, expected None, 'labels' or numbers")
+            prior = counts.astype(np.float64)
+        else:
+            prior = np.asarray(self.class_prior, np.float64)
+        if prior.shape != (len(self.classes_),) or not (prior > 0).all() or not np.isfinite(prior).all():
+            names = ", ".join(map(str, self.classes_[:_SHOWN])) + ", ..." * (len(self.classes_) > _SHOWN)
+            raise InputError(
+                f"class_prior: got {self.class_prior!r}, expected {len(self.classes_)} numbers > 0, one for each class "
+                f"of the labels ({names})"
+            )
+        prior = prior / prior.sum()
+        free = self.reached_ & ~labelled
+        if not free.any():
+            return
+        scores = np.asarray(to_numpy(self._values), np.float64)[free]
+        if self.balance == "mass":
+            mass = np.maximum(scores, 0).sum(axis=0)
+            self.class_factors_ = np.where(mass > 0, prior / np.where(mass > 0, mass, 1), 1.0) * mass.sum()
+        else:
+            self.class_factors_ = _counted(scores, prior)
+
+    # ---- other points
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return the classes of points, by one average over the training points; -1 where none with a class is seen.
+
+        Parameters
+        ----------
+        X : array or tensor of shape (M, d)
+
+        Returns
+        -------
+        array of shape (M,)
+        """
+        return self._decide(self._scores(X))
+
+    def _scores(self, X: Any) -> NDArray[Any]:
+        """Return what `predict` decides by, (M, C)."""
+        check_is_fitted(self)
+        averages, known = self._at(X, self._values, self.reached_)
+        return self._finish(self._weighed(averages), known)
+
+    def _weighed(self, values: Array) -> NDArray[Any]:
+        scores = to_numpy(values)
+        return np.asarray(scores * self.class_factors_.astype(scores.dtype))
+
+
+class ProbabilisticClassifier(GraphClassifier):
+    """A classifier whose signals are probabilities."""
+
+    def predict_proba(self, X: Any) -> NDArray[Any]:
+        """Return the probabilities of the classes at points, (M, C); NaN where no class is seen."""
+        return self._scores(X)
+
+
+class GraphRegressor(RegressorMixin, GraphEstimator):
+    """A regressor; NaN marks samples without a value."""
+
+    def fit(self, X: Any, y: Any) -> Any:
+        """Fit the regressor.
+
+        Parameters
+        ----------
+        X : array or tensor of shape (N, d)
+            As for a classifier.
+        y : array of shape (N,) or (N, D)
+            Values; NaN where there is none.
+
+        Returns
+        -------
+        self
+        """
+        X = self._points(X, reset=True)
+        if y is None:
+            raise ValueError("This estimator requires y to be passed, but the target y is None.")
+        y = np.asarray(to_numpy(y) if hasattr(y, "detach") else y)
+        if y.dtype.kind not in "biuf":
+            y = y.astype(np.float64)
+        if y.ndim == 2 and y.shape[1] == 1:
+            from sklearn.utils import column_or_1d
+
+            y = column_or_1d(y, warn=True)
+        if len(y) != X.shape[0]:
+            check_consistent_length(np.empty(X.shape[0]), y)
+        self._flat = y.ndim == 1
+        values = y.reshape(len(y), -1).astype(np.float64)
+        labelled = ~np.isnan(values).any(axis=1)
+        if not labelled.any():
+            raise InputError("y: got no value (all are NaN), expected at least one")
+        assert_all_finite(values[labelled], input_name="y")
+        self.X_, graph = X, self._build(X)
+        self.reached_ = self._reached(labelled)
+        self._values = self._learn(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
+        self.transduction_ = self._shaped(to_numpy(self._values), self.reached_)
+        return self
+
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal, (N, D), 0 at nodes that no value reaches."""
+        raise NotImplementedError
+
+    def _shaped(self, values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+        values = np.where(known[:, None], values, np.nan).astype(values.dtype)
+        return values[:, 0] if self._flat else values
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return values at points, by one average over the training points; NaN where none with a value is seen."""
+        check_is_fitted(self)
+        averages, known = self._at(X, self._values, self.reached_)
+        return self._shaped(to_numpy(averages), known)
+
+
+def _counted(scores: Floats, prior: Floats) -> Floats:
+    """Return factors with which so large a share of the rows has each class as the largest score, as near as may be."""
+    factors, best, closest = np.ones(len(prior)), np.ones(len(prior)), np.inf
+    step = 1.0
+    for _ in range(_ROUNDS):
+        share = np.bincount((scores * factors).argmax(axis=1), minlength=len(prior)) / len(scores)
+        apart = float(np.abs(share - prior).sum())
+        if apart < closest:
+            closest, best = apart, factors
+        else:
+            step *= 0.9
+        factors = factors * np.exp(step * (prior - share))
+    return best

@@ -1,0 +1,459 @@
+"""Label spreading, harmonic functions, Poisson learning and p-Laplace learning: minimizers of E, J and J_p with labels.
+
+LabelSpreading   E(u) = J(u) + lambda~/2 sum_i d_i |u_i - f_i|^2, f = D^-1/2 Y, lambda~ = (1 - alpha) / alpha
+Harmonic         J(u) with u = y at labelled nodes; E with a fidelity there alone
+Poisson          J(u) - sum of (y_j - mean y) . u_j over labelled nodes j
+PLaplacian       J_p(u) with u = y at labelled nodes
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy
+from nlflow.errors import InputError, NumericalError, check_number
+from nlflow.functionals.constraint import Constraint
+from nlflow.functionals.energies import E, J
+from nlflow.functionals.krylov import default_rtol, verdict
+from nlflow.functionals.minimizer import Minimizer
+from nlflow.functionals.variational import Jp, harmonic_extension
+from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
+
+_STEPS = 200  # of the flow after conjugate gradients
+_SMALL = -30.0  # logarithm of a degree
+_QUICK = 0.3  # alpha up to which steps alone are taken between all pairs
+_SLOW = 0.8  # alpha from which on the direct method is faster than these
+
+
+class LabelSpreading(ProbabilisticClassifier):
+    """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, whose rows are probabilities.
+
+    The minimizer u of E with the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f = D^-1/2 Y, F =
+    D^1/2 u (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency). The model of
+    `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096 points, without its N x N matrix.
+
+    Parameters
+    ----------
+    affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or Affinity
+        W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
+        exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
+        affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
+    gamma : float
+    n_neighbors : int
+    alpha : float
+        In (0, 1): how much a node takes from its neighbours, and not from its own label.
+    class_prior : None, 'labels' or array of shape (C,)
+        Probabilities of the classes that unlabelled samples are to have; 'labels' takes their shares of the labels.
+    balance : {'mass', 'count'}
+        What has them: the sums of the scores (class mass normalization, Zhu, Ghahramani and Lafferty 2003), or the
+        numbers of samples of each class.
+    accuracy : float or None
+        How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
+        tell how they are computed, ``error_estimate_`` what was reached.
+    tol : float or None
+        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
+    max_iter : int
+        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none; its residual is rounding.
+    memory_limit : float, optional
+        Bytes.
+
+    Attributes
+    ----------
+    classes_ : array of shape (C,)
+    label_distributions_ : array of shape (N, C)
+        Probabilities; NaN in components without a label.
+    transduction_ : array of shape (N,)
+        Class of each sample; -1 in components without a label.
+    functional_ : E
+        Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
+    n_iter_, residual_, message_
+        Of the solution; see `nlflow.functionals.minimizer.Minimizer`.
+    affinity_, method_, reason_, error_estimate_
+        Of the sums.
+    reached_ : array of bool of shape (N,)
+        Which samples share a component with a label.
+
+    Notes
+    -----
+    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points. Below, each probability keeps its
+    digits, however weakly labels reach a sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import LabelSpreading
+    >>> X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
+    >>> LabelSpreading().fit(X, ["left", -1, -1, "right", -1]).transduction_.tolist()
+    ['left', 'left', 'left', 'right', 'right']
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
+        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        max_iter: int = 10_000, memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.alpha = alpha
+        self.class_prior = class_prior
+        self.balance = balance
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    @property
+    def _weakest(self) -> float:
+        return 0.0  # each probability keeps its digits
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        alpha = check_number("alpha", self.alpha, minimum=0, strict=True, below=1)
+        graph, xp = self.graph_, namespace(one_hot)
+        lonely = self.graph_.own > 1 - 1e-15
+        rest = np.where(lonely, 1.0, 1 - graph.own)  # of the degree, without the loop
+        logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
+        logs = np.where(lonely, logs.max(), logs)
+        if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
+            raise NumericalError(
+                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; use a "
+                "smaller gamma, or affinity='knn', whose widths are local"
+            )
+        root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
+        phi = (1 - alpha) / alpha * rest
+        self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
+        u = self._took(self._minimizer(alpha)) * root
+        there = constant_like(self.reached_.astype(np.float64), u)[:, None]
+        total = xp.sum(xp.where(u > 0, u, xp.zeros_like(u)), axis=1, keepdims=True)
+        return there * u / xp.where(total > 0, total, xp.ones_like(total))
+
+    def _minimizer(self, alpha: float) -> Minimizer:
+        energy, p = self.functional_, self.graph_.affinity
+        if p.method == "dense" and is_numpy(energy.observed) and alpha > _SLOW:
+            return energy.minimizer(preconditioner="direct")
+        if p.method == "dense" and alpha <= _QUICK:  # steps alone converge as fast
+            return self._settled(Minimizer(energy.observed, math.inf, 0, True, ""))
+        name = self._preconditioner if alpha > _SLOW else "auto"
+        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=name)
+        if p.error_estimate > 0:  # the sums have no digits below it
+            return found
+        return self._settled(found)
+
+    def _settled(self, found: Minimizer) -> Minimizer:
+        """Return a minimizer after semi-implicit steps of the flow, until none changes a node by `tol` of its values.
+
+        Conjugate gradients make the residual small beside the largest values; where labels reach a node weakly that may
+        be all of its own. Steps average numbers >= 0, in which nothing cancels.
+        """
+        energy = self.functional_
+        xp, fidelity, f = namespace(found.u), energy.fidelity_in("degree"), energy.observed
+        rtol = default_rtol(f) if self.tol is None else self.tol
+        u = xp.where(found.u > 0, found.u, xp.zeros_like(found.u))
+        done, left = 0, math.inf
+        while done < min(_STEPS, self.max_iter) and left > rtol:
+            new = fidelity.damped(energy.affinity._average(u) + fidelity.times(f), 1.0)
+            size = xp.sum(new, axis=1)
+            change = xp.sum(xp.abs(new - u), axis=1)
+            left = float(xp.max(change / xp.where(size > 0, size, xp.ones_like(size))))
+            u, done = new, done + 1
+        success, advice = verdict(left, rtol)
+        message = f"residual {left:.3g} of each node's own values after {found.iterations} iterations and {done} steps"
+        return Minimizer(u, left, found.iterations + done, found.success and success, message + advice)
+
+
+class _Held(GraphEstimator):
+    """Signals that are, or are drawn to, their values at labelled nodes."""
+
+    fidelity: float | None
+    tol: float | None
+    max_iter: int
+
+    def _extend(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        graph, fixed = self.graph_, labelled | ~self.reached_
+        if self.fidelity is None:
+            self.functional_ = J(graph.affinity)
+            if fixed.all():
+                return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
+            found = self.functional_.minimizer(
+                constraint=Constraint(fixed, to_numpy(values)[fixed]),
+                rtol=self.tol,
+                maxiter=self.max_iter,
+                preconditioner=self._preconditioner,
+            )
+            return self._took(found)
+        strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
+        # Without the loops: lambda~ d, d being the sum of the edges to others.
+        phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
+        self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
+        return self._took(
+            self.functional_.minimizer(
+                rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=self._preconditioner
+            )
+        )
+
+
+class HarmonicClassifier(_Held, ProbabilisticClassifier):
+    """Harmonic functions: J is minimized with u = y at labelled nodes, so that each other node is its average.
+
+    (Zhu, Ghahramani and Lafferty 2003, semi-supervised learning using Gaussian fields and harmonic functions.) The
+    score of a class is the probability that a walker from the node meets a label of this class first: a committor. With
+    a fidelity it is the minimizer of E, whose limit for large fidelities this is.
+
+    Parameters
+    ----------
+    fidelity : float or None
+        lambda~ at labelled nodes; None holds the labels exactly.
+    affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
+        See `LabelSpreading`, as for the attributes.
+
+    Notes
+    -----
+    Graphs of neighbours are solved by conjugate gradients with algebraic multigrid where that pays, all classes at
+    once: O(edges) a step.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import HarmonicClassifier
+    >>> path = np.diag(np.ones(4), 1) + np.diag(np.ones(4), -1)
+    >>> model = HarmonicClassifier("precomputed").fit(path, [0, -1, -1, -1, 1])
+    >>> model.label_distributions_[:, 1].round(12).tolist()
+    [0.0, 0.25, 0.5, 0.75, 1.0]
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, fidelity: float | None = None,
+        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        max_iter: int = 10_000, memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.fidelity = fidelity
+        self.class_prior = class_prior
+        self.balance = balance
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        return self._extend(one_hot, labelled)
+
+
+class HarmonicRegressor(_Held, GraphRegressor):
+    """Harmonic functions of values: J is minimized with u = y where y is known; see `HarmonicClassifier`.
+
+    Parameters
+    ----------
+    fidelity : float or None
+        lambda~ where y is known; None holds the values exactly.
+    affinity, gamma, n_neighbors, accuracy, tol, max_iter, memory_limit
+        See `LabelSpreading`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import HarmonicRegressor
+    >>> path = np.diag(np.ones(4), 1) + np.diag(np.ones(4), -1)
+    >>> known = [1.0, np.nan, np.nan, np.nan, 5.0]
+    >>> HarmonicRegressor("precomputed").fit(path, known).transduction_.round(12).tolist()
+    [1.0, 2.0, 3.0, 4.0, 5.0]
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, fidelity: float | None = None,
+        accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
+        memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.fidelity = fidelity
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        return self._extend(values, labelled)
+
+
+class PoissonClassifier(GraphClassifier):
+    """Poisson learning: L u = sum over labelled nodes j of (y_j - mean y) delta_j, for a few labels in each class.
+
+    (Calder, Cook, Thorpe and Slepcev 2020, arXiv 2006.11184.) Labels are sources of a flow, which does not concentrate
+    in spikes at them as harmonic functions do. Where the graph has several components, the mean is that of each.
+
+    Parameters
+    ----------
+    affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
+        See `LabelSpreading`, as for the attributes; ``class_prior`` gives the factors of section 2.2 of the paper.
+
+    Attributes
+    ----------
+    functional_ : J
+        Of W, so that L = D - W; over a degree where these are below 1e-13. ``functional_.potential(source_)`` is the
+        signal.
+    source_ : array of shape (N, C)
+        y_j - mean y at labelled nodes.
+    label_distributions_ : array of shape (N, C)
+        Scores, which are no probabilities: they sum to 0. So there is no `predict_proba`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import PoissonClassifier
+    >>> X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
+    >>> PoissonClassifier().fit(X, [0, -1, -1, 1, -1]).transduction_.tolist()
+    [0, 0, 0, 1, 1]
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, class_prior: Any = None,
+        balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
+        memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.class_prior = class_prior
+        self.balance = balance
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        graph, y = self.graph_, np.asarray(to_numpy(one_hot), np.float64)
+        source, parts = np.zeros_like(y), graph.parts(weakest=self._weakest)
+        for part in np.unique(parts[labelled]):
+            inside = labelled & (parts == part)
+            source[inside] = y[inside] - y[inside].mean(axis=0)
+        weights = np.asarray(to_numpy(graph.affinity.domain.weights), np.float64).reshape(-1, 1)
+        # Half of W, of which J takes both directions. Where degrees are so small that scores would overflow, over that
+        # of a labelled node, on which no class depends.
+        least = float(np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel()[labelled].min())
+        unit = math.exp(-max(least, -600.0)) if least < _SMALL else 1.0
+        self.functional_, self.source_ = J(graph.affinity.scaled(unit / 2)), graph.as_signal(source / weights)
+        if not source.any():  # one class in each component
+            return self._took(Minimizer(one_hot, 0.0, 0, True, "one class in each component"))
+        u = self._took(
+            self.functional_.potential(
+                self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner=self._preconditioner
+            )
+        )
+        # With mean 0 in the degrees without loops, on each component: the classes are compared with each other.
+        mass = to_numpy(graph.affinity.measure("degree", u)).ravel() * (1 - graph.own)
+        inside = (parts == np.arange(int(parts.max()) + 1)[:, None]) * mass
+        total = inside.sum(axis=1, keepdims=True)
+        means = inside @ np.asarray(to_numpy(u), np.float64) / np.where(total > 0, total, 1)
+        return u - constant_like(means[parts], u)
+
+    def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
+        return np.where(known[:, None], scores, np.nan).astype(scores.dtype)
+
+    def decision_function(self, X: Any) -> NDArray[Any]:
+        """Return the scores of the classes at points, (M, C); of two classes the second less the first, (M,)."""
+        scores = self._scores(X)
+        return scores[:, 1] - scores[:, 0] if scores.shape[1] == 2 else scores
+
+
+class _PHarmonic(GraphEstimator):
+    p: float
+    tol: float
+    max_iter: int
+
+    def _extend(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        if not is_numpy(values):
+            raise InputError("X: got torch tensors, expected NumPy points for J_p, whose edges are listed")
+        if self.graph_.affinity.method not in ("dense", "sparse"):
+            raise InputError(
+                f"affinity: got method {self.method_!r} of {self.graph_.size} points, expected a graph whose edges are "
+                "listed; use affinity='knn'"
+            )
+        self.functional_ = Jp(self.graph_.affinity, self.p, memory_limit=self.memory_limit)
+        fixed = labelled | ~self.reached_
+        if fixed.all():
+            return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
+        constraint = Constraint(fixed, values[fixed])
+        return self._took(harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter))
+
+
+class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
+    """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
+
+    p = 2 are harmonic functions. With p above the dimension of the data few labels suffice, and no spikes appear at
+    them (El Alaoui, Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
+    10.1016/j.acha.2022.01.004).
+
+    Parameters
+    ----------
+    p : float
+        1 < p <= 10.
+    tol : float
+        Of the flows on edges; see `nlflow.functionals.variational.harmonic_extension`.
+    max_iter : int
+        Linear problems.
+    affinity, gamma, n_neighbors, class_prior, balance, accuracy, memory_limit
+        See `LabelSpreading`, as for the attributes.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import PLaplacianClassifier
+    >>> X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
+    >>> PLaplacianClassifier(p=3).fit(X, [0, -1, -1, 1, -1]).transduction_.tolist()
+    [0, 0, 0, 1, 1]
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, p: float = 4.0,
+        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float = 1e-3,
+        max_iter: int = 200, memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.p = p
+        self.class_prior = class_prior
+        self.balance = balance
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        return self._extend(one_hot, labelled)
+
+
+class PLaplacianRegressor(_PHarmonic, GraphRegressor):
+    """p-harmonic functions of values; see `PLaplacianClassifier`.
+
+    Parameters
+    ----------
+    p, tol, max_iter
+        See `PLaplacianClassifier`.
+    affinity, gamma, n_neighbors, accuracy, memory_limit
+        See `LabelSpreading`.
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, p: float = 4.0,
+        accuracy: float | None = 1e-6, tol: float = 1e-3, max_iter: int = 200, memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.p = p
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        return self._extend(values, labelled)

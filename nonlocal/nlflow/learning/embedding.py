@@ -1,0 +1,204 @@
+"""Spectra of P: diffusion maps, and clusters of points."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, to_numpy
+from nlflow.errors import InputError, check_integer, check_number
+from nlflow.learning.base import PointEstimator, TransformerMixin, check_is_fitted
+from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.markov import MarkovChain
+
+_LEAST = 1e-12  # of an eigenvalue, by which coordinates of other points are divided
+
+
+class DiffusionMap(TransformerMixin, PointEstimator):
+    """Diffusion map: the slow modes of a walk on the points, mu_k^t psi_k, as coordinates.
+
+    (Coifman and Lafon 2006, doi 10.1016/j.acha.2006.04.006.) With alpha the weights k_ij / (q_i q_j)^alpha take the
+    place of k_ij, q_i = sum_j k_ij being the density: with alpha = 1 the modes are those of the Laplacian of the
+    manifold, however the points are distributed on it, with 1/2 those of a diffusion in a potential given by log q
+    (Fokker and Planck), with 0 those of the plain walk. P has these weights when q_j^-alpha are quadrature weights, so
+    the affinity is built twice and nothing else is new.
+
+    Parameters
+    ----------
+    n_components : int
+    affinity : {'rbf', 'knn', 'precomputed'} or RadialKernel
+        As for `LabelSpreading`, with k(x, x) = 1 among the weights ('precomputed' ones are taken as they are).
+    gamma : float, optional
+        Of 'rbf'; by default 1 over the median squared distance.
+    n_neighbors : int
+        Of 'knn'.
+    alpha : float
+        In [0, 1].
+    t : float
+        Diffusion time in moves, >= 0.
+    accuracy : float or None
+        See `LabelSpreading`.
+    tol : float
+        Largest residual of an eigenpair, P psi - mu psi in the norm of pi.
+    memory_limit : float, optional
+        Bytes.
+
+    Attributes
+    ----------
+    embedding_ : array of shape (N, n_components)
+        Normalized so that the mean of psi_k^2 in the stationary law is 1.
+    eigenvalues_ : array of shape (n_components,)
+        mu_k, decreasing; that of constants, 1, is left out.
+    residual_ : float
+        Largest of the eigenpairs, recomputed.
+    density_ : array of shape (N,)
+        q over its mean.
+    affinity_, method_, reason_, error_estimate_
+        Of the normalized sums.
+
+    Notes
+    -----
+    Lanczos iteration with one average a step beyond 1000 points. Other points are placed by one average, psi_k(x) =
+    sum_j P(x, x_j) psi_k(x_j) / mu_k (Nystroem).
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import DiffusionMap
+    >>> turn = np.linspace(0, 2 * np.pi, 50, endpoint=False)
+    >>> circle = np.column_stack([np.cos(turn), np.sin(turn)])
+    >>> round(float(np.ptp(np.linalg.norm(DiffusionMap(gamma=20.0).fit_transform(circle), axis=1))), 6)
+    0.0
+    """
+
+    def __init__(
+        self, n_components: int = 2, affinity: Any = "rbf", *, gamma: float | None = None, n_neighbors: int = 30,
+        alpha: float = 1.0, t: float = 1.0, accuracy: float | None = 1e-8, tol: float = 1e-8,
+        memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.n_components = n_components
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.alpha = alpha
+        self.t = t
+        self.accuracy = accuracy
+        self.tol = tol
+        self.memory_limit = memory_limit
+
+    def fit(self, X: Any, y: Any = None) -> DiffusionMap:
+        """Find the modes of points X, (N, d); `y` has no part."""
+        del y
+        X = self._points(X, reset=True)
+        count = check_integer("n_components", self.n_components, minimum=1)
+        alpha = check_number("alpha", self.alpha, minimum=0)
+        self._time = check_number("t", self.t, minimum=0)
+        if alpha > 1:
+            raise InputError(f"alpha: got {alpha:g}, expected 0 to 1")
+        if X.shape[0] <= count + 1:
+            raise InputError(f"X: got n_samples = {X.shape[0]}, expected more than n_components + 1 = {count + 1}")
+        recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit, loops=True)
+        plain = PointGraph(recipe, X)
+        logs = np.asarray(to_numpy(plain.affinity._log_degree_wide()), np.float64).ravel()
+        self.density_ = np.exp(logs - logs.max())
+        self.density_ /= self.density_.mean()
+        self.graph_ = plain if alpha == 0 else plain.weighted(self.density_**-alpha)
+        p = self.graph_.affinity
+        self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
+        chain = MarkovChain(p, memory_limit=self.memory_limit)
+        parts = self.graph_.parts()
+        if parts.max() > 0:
+            sizes = np.sort(np.bincount(parts))[::-1].tolist()
+            shown = ", ".join(map(str, sizes[:5])) + ", ..." * (len(sizes) > 5)
+            raise InputError(
+                f"X: got points in {len(sizes)} parts that do not see each other (sizes {shown}), expected one; use "
+                "more neighbours or a smaller gamma, or map each part"
+            )
+        modes = chain.modes(count + 1, rtol=max(self.tol, 10 * self._rounding))
+        self.eigenvalues_, self._vectors = modes.values[1:], modes.vectors[:, 1:]
+        self.residual_ = modes.residual
+        self.embedding_ = self.graph_.as_signal(self._vectors * self.eigenvalues_**self._time)
+        return self
+
+    @property
+    def _rounding(self) -> float:
+        return 1e-6 if str(self.graph_.affinity.dtype).endswith("float32") else 1e-14
+
+    def fit_transform(self, X: Any, y: Any = None) -> NDArray[Any]:
+        """Return the coordinates of points X after `fit`, (N, n_components)."""
+        return np.asarray(to_numpy(self.fit(X, y).embedding_))
+
+    def transform(self, X: Any) -> NDArray[Any]:
+        """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen."""
+        check_is_fitted(self)
+        averages, known = self._at(X, self.graph_.as_signal(self._vectors), np.ones(self.graph_.size, np.bool_))
+        values = self.eigenvalues_
+        gains = np.where(np.abs(values) > _LEAST, np.abs(values) ** (self._time - 1) * np.sign(values), 0.0)
+        placed = np.where(known[:, None], to_numpy(averages) * gains, np.nan)
+        return np.asarray(placed, to_numpy(self.embedding_).dtype)
+
+    @property
+    def _n_features_out(self) -> int:
+        return int(self.n_components)
+
+
+def spectral_clustering(
+    X: Any,
+    n_clusters: int,
+    *,
+    affinity: Any = "knn",
+    gamma: float | None = None,
+    n_neighbors: int = 10,
+    accuracy: float | None = 1e-8,
+    tol: float = 1e-8,
+    memory_limit: float | None = None,
+) -> NDArray[np.intp]:
+    """Return clusters of points by the leading modes of P (Ng, Jordan and Weiss 2001; Shi and Malik 2000).
+
+    The rows of the modes are assigned by a pivoted QR factorization (Damle, Minden and Ying 2019, doi
+    10.1093/imaiai/iay008), which has no starting values.
+
+    Parameters
+    ----------
+    X : array of shape (N, d)
+        Points, or weights (N, N) with ``affinity='precomputed'``.
+    n_clusters : int
+    affinity, gamma, n_neighbors, accuracy, memory_limit
+        See `LabelSpreading`; gamma None takes 1 over the median squared distance for 'rbf'.
+    tol : float
+        Largest residual of the modes.
+
+    Returns
+    -------
+    array of int of shape (N,)
+        Numbers of clusters, the largest first.
+
+    Notes
+    -----
+    `MarkovChain.metastable_sets` has memberships in place of numbers.
+
+    Examples
+    --------
+    >>> from nlflow.learning import spectral_clustering
+    >>> spectral_clustering([[0.0], [0.1], [0.2], [5.0], [5.1]], 2, n_neighbors=1).tolist()
+    [0, 0, 0, 1, 1]
+    """
+    points = X if hasattr(X, "shape") else np.asarray(X)
+    count = check_integer("n_clusters", n_clusters, minimum=1)
+    if count > points.shape[0]:
+        raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
+    graph = PointGraph(Recipe(affinity, gamma, n_neighbors, accuracy, memory_limit), points)
+    vectors = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=tol).vectors
+    labels = _assigned(vectors)
+    order = np.argsort(-np.bincount(labels, minlength=count), kind="stable")
+    return np.asarray(np.argsort(order)[labels], np.intp)
+
+
+def _assigned(vectors: Floats) -> NDArray[np.intp]:
+    from scipy.linalg import qr, svd
+
+    pivots = qr(vectors.T, pivoting=True)[-1][: vectors.shape[1]]
+    left, _, right = svd(vectors[pivots].T)
+    return np.asarray(np.abs(vectors @ (left @ right)).argmax(axis=1), np.intp)

@@ -1,0 +1,253 @@
+"""The graph of some points: its affinity, which of its nodes labels reach, and averages at other points."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, to_numpy, underflowing
+from nlflow.affinities import Affinity, DenseAffinity, SparseAffinity, affinity, affinity_from_graph, neighbour_graph
+from nlflow.affinities.nearest import neighbour_rows
+from nlflow.affinities.pair_sums import PairSums
+from nlflow.domains import Points
+from nlflow.errors import InputError
+from nlflow.kernels import Gaussian, RadialKernel
+
+KINDS = ("rbf", "knn", "precomputed")
+DENSE_NODES = 4096
+"""Up to here all pairs are kept as a matrix without its diagonal."""
+_ROWS = 2**22  # pairs of new and old points at a time
+_ALONE = 1e-9  # of a degree: what a node sees of others is rounding below
+SELF_TUNING = Gaussian(width=math.sqrt(0.5))
+"""exp(-r^2), of distances over local widths."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a graph is made of points: the parameters that estimators share.
+
+    Attributes
+    ----------
+    affinity : 'rbf', 'knn', 'precomputed', RadialKernel or Affinity
+    gamma : float or None
+        Of exp(-gamma |x - y|^2); None takes the median of sampled squared distances for 1 / gamma between all pairs.
+    n_neighbors : int
+    accuracy : float or None
+        How far averages over all pairs may be off; None for exact sums.
+    memory_limit : float or None
+    loops : bool
+        Whether nodes see themselves.
+    """
+
+    affinity: Any = "rbf"
+    gamma: float | None = 20.0
+    n_neighbors: int = 10
+    accuracy: float | None = 1e-6
+    memory_limit: float | None = None
+    loops: bool = False
+
+
+@underflowing
+class PointGraph:
+    """The affinity of N points, with what learning asks of it.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    points : array or tensor (N, d), or weights (N, N)
+    weights : array of shape (N,), optional
+        Quadrature weights; 1 by default.
+
+    Attributes
+    ----------
+    affinity : Affinity
+    own : array of shape (N,), float64
+        Share of each node's degree that is its own loop.
+    """
+
+    def __init__(self, recipe: Recipe, points: Any, weights: Floats | None = None) -> None:
+        self._recipe, self._points = recipe, points
+        count = points.shape[0]
+        self.weights = np.ones(count) if weights is None else weights
+        self._domain = Points(np.arange(float(count)), self.weights)
+        self._edges: Any = None
+        self._kernel: RadialKernel | None = None
+        given = recipe.affinity
+        if isinstance(given, Affinity):
+            if recipe.loops:
+                raise InputError(
+                    "affinity: got an Affinity, expected 'rbf', 'knn', 'precomputed' or a radial kernel here"
+                )
+            self.affinity = self._checked(given)
+        elif isinstance(given, RadialKernel):
+            self.affinity = self._all_pairs(given)
+        elif given == "rbf":
+            gamma = _median_rate(points) if recipe.gamma is None else recipe.gamma
+            if not gamma > 0:
+                raise InputError(f"gamma: got {recipe.gamma!r}, expected a number > 0")
+            self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
+        elif given == "knn":
+            self.affinity = self._nearest()
+        elif isinstance(given, str) and given == "precomputed":
+            self._edges = points
+            self.affinity = affinity_from_graph(points, self._domain, memory_limit=recipe.memory_limit)
+            if not self.affinity.symmetric:
+                raise InputError(
+                    "X: got weights that are not symmetric with affinity='precomputed', expected W_ij = W_ji; take the "
+                    "mean of both"
+                )
+        else:
+            raise InputError(
+                f"affinity: got {given!r}, expected one of {', '.join(map(repr, KINDS))}, a radial kernel such as "
+                "Laplace(width=1.0), or an Affinity"
+            )
+
+    def weighted(self, weights: Floats) -> PointGraph:
+        """Return the graph of the same points with other quadrature weights; edges between neighbours are kept."""
+        if self._edges is None:
+            return PointGraph(self._recipe, self._points, weights)
+        result = copy.copy(self)
+        result.__dict__.pop("own", None)
+        result.weights, result._domain = weights, Points(np.arange(float(self.size)), weights)
+        result.affinity = affinity_from_graph(self._edges, result._domain, memory_limit=self._recipe.memory_limit)
+        return result
+
+    @property
+    def size(self) -> int:
+        """Number of nodes."""
+        return self.affinity.domain.size
+
+    def _checked(self, given: Affinity) -> Affinity:
+        if given.domain.size != len(self._points):
+            raise InputError(f"affinity: got one of {given.domain.size} nodes for {len(self._points)} points")
+        if not given.symmetric or given.domain.leading:
+            raise InputError("affinity: got one that is not symmetric, or of a batch; take its symmetrized()")
+        return given
+
+    def _all_pairs(self, kernel: RadialKernel) -> Affinity:
+        points, recipe = self._points, self._recipe
+        self._kernel, count, domain = kernel, len(points), self._domain
+        if count == 1:
+            raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
+        if count <= DENSE_NODES:
+            dense = DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+            dense.reason = f"no more than {DENSE_NODES} points: all pairs as a matrix"
+            return dense
+        accuracy = recipe.accuracy if is_numpy(points) else None
+        return affinity(kernel, domain, points, rtol=accuracy, memory_limit=recipe.memory_limit)
+
+    def _nearest(self) -> Affinity:
+        from scipy.sparse import eye_array
+
+        points, count = self._points, self._recipe.n_neighbors
+        if not is_numpy(points):
+            raise InputError("affinity: got 'knn' with torch tensors, expected NumPy points, or affinity='rbf'")
+        self._neighbours = min(count, len(points) - 1)
+        graph = neighbour_graph(
+            points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
+        )
+        if self._recipe.loops:
+            graph = graph + eye_array(len(points), format="csr")
+        self._edges = graph
+        return affinity_from_graph(graph, self._domain)
+
+    # ---- what nodes see
+
+    @cached_property
+    def own(self) -> Floats:
+        """Share of each node's degree that is its own loop, (N,)."""
+        p = self.affinity
+        if isinstance(p, DenseAffinity):
+            return np.asarray(np.diagonal(to_numpy(p.matrix)), np.float64)
+        if isinstance(p, SparseAffinity) and self._kernel is None:
+            return np.asarray(p._transitions().diagonal(), np.float64)
+        if self._kernel is None:
+            return np.zeros(self.size)
+        logs = np.asarray(to_numpy(p._log_degree_wide()), np.float64).ravel()  # k(x, x) = 1, and so are the weights
+        return np.minimum(np.exp(-logs), 1.0)
+
+    def parts(self, *, weakest: float = 0.0) -> NDArray[np.int64]:
+        """Return the number of the connected component of each node; nodes that see others below rounding are alone.
+
+        Of all pairs as a matrix those with P_ij > `weakest` are connected.
+        """
+        from scipy.sparse import csr_array
+        from scipy.sparse.csgraph import connected_components
+
+        p = self.affinity
+        if isinstance(p, SparseAffinity):
+            return np.asarray(p.components.ravel(), np.int64)
+        if isinstance(p, DenseAffinity):
+            there = to_numpy(p.matrix) > weakest
+            if np.count_nonzero(there) >= self.size * (self.size - 1):
+                return np.zeros(self.size, np.int64)
+            edges: Any = csr_array(there)
+            return np.asarray(connected_components(edges, directed=True, connection="weak")[1], np.int64)
+        alone = self.own > 1 - _ALONE
+        return np.where(alone, 1 + np.cumsum(alone), 0)
+
+    # ---- averages at other points
+
+    def average_at(self, points: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
+        """Return averages of a signal (N, D) of the training points at others, (M, D), and which of these see any.
+
+        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points.
+        """
+        xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
+        sums = self._sums_at(points, xp.concat([values * there, there], axis=1))
+        total = sums[:, -1:]
+        some = total > 0
+        return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0]
+
+    def _sums_at(self, points: Any, signal: Array) -> Array:
+        """Return weighted sums of a signal at other points, each row in its own unit."""
+        if self._recipe.affinity == "knn":
+            x, known = np.asarray(points, np.float64), np.asarray(self._points, np.float64)
+            return neighbour_rows(known, x, self._neighbours, SELF_TUNING, local=True) @ signal
+        if isinstance(self._recipe.affinity, str) and self._recipe.affinity == "precomputed":
+            return np.asarray(points @ signal)
+        if self._kernel is None:
+            raise InputError(
+                "X: got points to predict at with an Affinity that was given, which says nothing about other points; "
+                "use transduction_, or fit with affinity='rbf', 'knn' or a kernel"
+            )
+        if not is_numpy(signal):
+            return self._by_rows(points, signal)
+        sums, totals, _ = PairSums(self._kernel, points, self._points, np.ones(self.size))(signal)
+        far = totals < 1e-200
+        if far.any():  # from all points: in log space the nearest still count
+            sums[far] = self._by_rows(points[far], signal)
+        return sums.astype(signal.dtype, copy=False)
+
+    def _by_rows(self, points: Any, signal: Array) -> Array:
+        kernel, xp = self._kernel, namespace(signal)
+        assert kernel is not None
+        step, rows = max(1, _ROWS // self.size), []
+        for start in range(0, len(points), step):
+            logs = kernel.log_matrix(points[start : start + step], self._points)
+            logs = logs - xp.max(logs, axis=1, keepdims=True)
+            rows.append(xp.astype(xp.exp(logs), signal.dtype) @ signal)
+        return xp.concat(rows, axis=0)
+
+    def as_signal(self, values: Floats) -> Array:
+        """Return NumPy values in the precision, namespace and on the device of the points."""
+        if is_numpy(self._points) or not hasattr(self._points, "detach"):
+            dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
+            return np.asarray(values, dtype or np.float64)
+        return constant_like(values, self._points)
+
+
+def _median_rate(points: Any, samples: int = 200) -> float:
+    """Return 1 over the median of the squared distances between sampled points."""
+    from scipy.spatial.distance import pdist
+
+    few = np.linspace(0, len(points) - 1, min(samples, len(points))).astype(np.intp)
+    squared = pdist(np.asarray(to_numpy(points[few]), np.float64), "sqeuclidean")
+    middle = float(np.median(squared)) if len(squared) else 0.0
+    return 1 / middle if middle > 0 else 1.0

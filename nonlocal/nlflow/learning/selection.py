@@ -1,0 +1,178 @@
+"""Choice of widths and fidelities: by labels that are held out, or by the evidence of a Gaussian field."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats, to_numpy
+from nlflow.affinities import Affinity
+from nlflow.errors import InputError, NlflowWarning, check_integer, check_number
+from nlflow.functionals.energies import J
+from nlflow.learning.base import GraphClassifier, GraphEstimator
+
+_STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Scores over values of a parameter.
+
+    Attributes
+    ----------
+    parameter : str
+    values : list
+    scores : array of shape (values, folds)
+        Of each value and each set of labels that were held out; higher is better.
+    iterations : array of int of shape (values,)
+        Of all solutions with a value.
+    best : object
+        The value of the highest mean score, the first of equal ones.
+    """
+
+    parameter: str
+    values: list[Any]
+    scores: Floats
+    iterations: NDArray[np.intp]
+
+    @property
+    def means(self) -> Floats:
+        """Mean score of each value."""
+        return np.asarray(self.scores.mean(axis=1))
+
+    @property
+    def best(self) -> Any:
+        """The value of the highest mean score, the first of equal ones."""
+        return self.values[int(np.argmax(self.means))]
+
+
+def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: int = 5, rng: Any = 0) -> Curve:
+    """Return how well an estimator finds labels that are held out, for each value of a parameter.
+
+    All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
+    probability of the hidden label (the share of right classes where there are no probabilities), for regressors minus
+    the mean squared error. The graph is built once, or once for each value where it depends on it; along values of
+    ``fidelity`` and ``alpha`` each solution begins with the one before.
+
+    Parameters
+    ----------
+    model : estimator of this package
+        Is not changed.
+    X, y
+        As for its `fit`.
+    parameter : str
+        One of its parameters: 'gamma', 'n_neighbors', 'fidelity', 'alpha', 'p', ...
+    values : sequence
+    folds : int
+        At least 2, at most the number of labels.
+    rng : seed or numpy.random.Generator
+        Which labels are hidden together; each class is spread over the folds.
+
+    Returns
+    -------
+    Curve
+    """
+    from sklearn.base import clone
+
+    if not isinstance(model, GraphEstimator) or parameter not in model.get_params():
+        raise InputError(
+            f"parameter: got {parameter!r} of {type(model).__name__}, expected one of an estimator of nlflow"
+        )
+    given = list(values)
+    if not given:
+        raise InputError("values: got none, expected at least one")
+    targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
+    classifies = isinstance(model, GraphClassifier)
+    missing: Any = -1 if classifies else math.nan
+    labels = model._labels(targets, len(targets))[1] if classifies else ~np.isnan(targets.astype(float))
+    parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
+    scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
+    starts: list[Any] = [None] * len(parts)
+    base: Any = None
+    for row, value in enumerate(given):
+        for column, hidden in enumerate(parts):
+            shown = targets.copy() if classifies else targets.astype(np.float64)
+            shown[hidden] = missing
+            trial = clone(model).set_params(**{parameter: value})
+            if parameter in _STRENGTHS:
+                trial._start = starts[column]
+            if base is not None and (parameter in _STRENGTHS or column):
+                trial.set_params(affinity=base)
+            with warnings.catch_warnings():  # where labels reach less is seen in the score
+                warnings.simplefilter("ignore", NlflowWarning)
+                trial.fit(X, shown)
+            if parameter in _STRENGTHS or not column:
+                base = trial.affinity_
+            starts[column] = trial.minimizer_
+            done[row] += trial.n_iter_
+            scores[row, column] = _score(trial, targets, hidden)
+    return Curve(parameter, given, scores, done)
+
+
+def _folds(targets: Any, labelled: NDArray[np.intp], folds: int, rng: Any, classifies: bool) -> list[NDArray[np.intp]]:
+    if folds > len(labelled):
+        raise InputError(f"folds: got {folds}, expected at most {len(labelled)}, the number of labels")
+    order = np.random.default_rng(rng).permutation(labelled)
+    if classifies:
+        order = order[np.argsort(np.unique(targets[order].astype(str), return_inverse=True)[1], kind="stable")]
+    return [order[start::folds] for start in range(folds)]
+
+
+def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
+    if not isinstance(trial, GraphClassifier):
+        errors = np.ravel((trial.transduction_[hidden] - targets[hidden].astype(float)) ** 2)
+        return -float(np.where(np.isnan(errors), np.nanvar(targets.astype(float)), errors).mean())
+    if not hasattr(trial, "predict_proba"):
+        return float(np.mean([bool(a == b) for a, b in zip(trial.transduction_[hidden], targets[hidden], strict=True)]))
+    places = {name: number for number, name in enumerate(trial.classes_.tolist())}
+    columns = [places.get(name, -1) for name in targets[hidden].tolist()]
+    found = [trial.label_distributions_[i, c] if c >= 0 else 0.0 for i, c in zip(hidden, columns, strict=True)]
+    return float(np.log(np.clip(np.nan_to_num(found), 1e-3, 1)).mean())
+
+
+def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: float) -> float:
+    """Return the restricted log marginal likelihood of values at some nodes under the Gaussian field of E.
+
+    A priori u has the density exp(-J(u) / s^2), and values are u + noise of variance s^2 / (fidelity d_i). The mean of
+    u is unknown, so contrasts of the values alone are weighed; s^2 is the one that suits them best (Patterson and
+    Thompson 1971). To compare widths, graphs and fidelities for the same values: higher is better.
+
+    Parameters
+    ----------
+    affinity : Affinity
+        Symmetric and connected.
+    labelled : array of int of shape (M,)
+    values : array of shape (M,) or (M, D)
+        Columns are fields of their own, with one s^2.
+    fidelity : float
+        lambda~ > 0.
+
+    Returns
+    -------
+    float
+        Up to a constant that the number of values decides. Costs M potentials.
+    """
+    nodes, y = np.asarray(labelled, np.intp), np.asarray(values, np.float64).reshape(len(labelled), -1)
+    strength = check_number("fidelity", fidelity, minimum=0, strict=True)
+    count = len(nodes)
+    if count < 3 or len(np.unique(nodes)) < count:
+        raise InputError(f"labelled: got {count} nodes, expected at least 3, each once")
+    weights = np.asarray(affinity.domain.weights, np.float64).ravel()
+    # Contrasts: an orthonormal basis of what sums to 0. Potentials of contrasts are known up to a constant.
+    basis = np.linalg.svd(np.ones((1, count)))[2][1:].T
+    source = np.zeros((affinity.domain.size, count - 1))
+    source[nodes] = basis / weights[nodes][:, None]
+    signal = affinity.as_signal(source.reshape(*affinity.domain.shape, -1))
+    u = np.asarray(to_numpy(J(affinity.scaled(0.5)).potential(signal).u), np.float64).reshape(source.shape)
+    degree = np.asarray(to_numpy(affinity.degree), np.float64).ravel()
+    noise = 1 / (strength * weights[nodes] * degree[nodes])
+    variance = basis.T @ u[nodes] + basis.T @ (noise[:, None] * basis)
+    root = np.linalg.cholesky((variance + variance.T) / 2)
+    seen = np.linalg.solve(root, basis.T @ y)
+    free = seen.size
+    return -0.5 * free * math.log(float((seen**2).sum()) / free) - y.shape[1] * float(np.log(np.diagonal(root)).sum())

@@ -1,0 +1,352 @@
+"""Learning on graphs: each estimator against a solution that was not written here, and what it does with bad input."""
+
+import warnings
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from scipy.spatial.distance import cdist
+
+pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
+
+from sklearn.datasets import make_moons
+from sklearn.exceptions import ConvergenceWarning
+from sklearn.semi_supervised import LabelSpreading as Theirs
+from sklearn.utils.estimator_checks import check_estimator
+
+from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, solve
+from nlflow.learning import (
+    HarmonicClassifier,
+    HarmonicRegressor,
+    LabelSpreading,
+    PLaplacianClassifier,
+    PLaplacianRegressor,
+    PoissonClassifier,
+    graphs,
+)
+
+CLASSIFIERS = [LabelSpreading, HarmonicClassifier, PoissonClassifier, PLaplacianClassifier]
+REGRESSORS = [HarmonicRegressor, PLaplacianRegressor]
+
+
+@pytest.fixture(scope="module")
+def moons():
+    """Points, all labels, and labels of which three of each class are left."""
+    X, y = make_moons(120, noise=0.05, random_state=0)
+    few = np.full(len(y), -1)
+    for c in (0, 1):
+        few[np.flatnonzero(y == c)[:3]] = c
+    return X, y, few
+
+
+def laplacian_of(X, gamma):
+    w = np.exp(-gamma * cdist(X, X, "sqeuclidean"))
+    np.fill_diagonal(w, 0)
+    return np.diag(w.sum(axis=1)) - w
+
+
+@pytest.mark.parametrize("kind", [LabelSpreading, *(pytest.param(k, marks=pytest.mark.slow) for k in
+                                  [*CLASSIFIERS[1:], *REGRESSORS])])  # fmt: skip
+def test_contract_of_scikit_learn(kind):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of checks with labels -1 and 1, and of an array interface that is not set
+        check_estimator(kind())
+
+
+@pytest.mark.parametrize("alpha", [0.2, 0.9, 0.99])
+def test_label_spreading_is_that_of_scikit_learn(moons, alpha):
+    X, _, few = moons
+    theirs = Theirs(gamma=20, alpha=alpha, tol=1e-13, max_iter=100_000).fit(X, few)
+    ours = LabelSpreading(gamma=20, alpha=alpha).fit(X, few)
+    assert np.abs(ours.label_distributions_ - theirs.label_distributions_).max() < 1e-8
+    new = X[:40] + 0.1
+    assert np.abs(ours.predict_proba(new) - theirs.predict_proba(new)).max() < 1e-8
+    assert (ours.predict(new) == theirs.predict(new)).all()
+
+
+def test_weak_probabilities_keep_their_digits():
+    # A chain in which each sample sees the next with 1e-8 of what it sees of the one before it.
+    X = np.cumsum(np.sqrt(np.arange(12) * 0.92))[::-1, None].copy()
+    y = np.full(len(X), -1)
+    y[0], y[-1] = 0, 1
+    for alpha in (0.2, 0.95):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            theirs = Theirs(gamma=20, alpha=alpha, tol=0, max_iter=3000)
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            theirs.fit(X, y)
+        ours = LabelSpreading(gamma=20, alpha=alpha).fit(X, y)
+        known = np.isfinite(theirs.label_distributions_).all(axis=1)
+        assert known.sum() > 6
+        assert np.abs(ours.label_distributions_ - theirs.label_distributions_)[known].max() < 1e-8
+
+
+def test_the_functional_and_its_flow(moons):
+    X, _, few = moons
+    model = LabelSpreading(alpha=0.5).fit(X, few)
+    energy = model.functional_
+    kept = solve(GradientFlow(energy, metric="degree"), t=60.0).final
+    assert np.abs(kept - energy.minimizer().u).max() < 1e-8 * np.abs(kept).max()
+    assert model.residual_ <= 1e-9
+    assert model.n_iter_ >= 1
+
+
+@pytest.mark.parametrize("gamma", [5.0, 20.0])
+def test_harmonic_functions_solve_the_dense_system(moons, gamma):
+    X, _, few = moons
+    free, lap = few < 0, laplacian_of(X, gamma)
+    y = np.eye(2)[few[~free]]
+    expected = np.linalg.solve(lap[np.ix_(free, free)], -lap[np.ix_(free, ~free)] @ y)
+    model = HarmonicClassifier(gamma=gamma).fit(X, few)
+    assert np.abs(model.label_distributions_[free] - expected).max() < 1e-7
+    assert (model.transduction_[~free] == few[~free]).all()
+    values = np.where(free, np.nan, X[:, 0])
+    regressor = HarmonicRegressor(gamma=gamma).fit(X, values)
+    expected = np.linalg.solve(lap[np.ix_(free, free)], -lap[np.ix_(free, ~free)] @ X[~free, 0])
+    assert np.abs(regressor.transduction_[free] - expected).max() < 1e-7
+
+
+def test_a_large_fidelity_tends_to_harmonic_functions(moons):
+    X, _, few = moons
+    exact = HarmonicClassifier().fit(X, few).label_distributions_
+    apart = [
+        np.abs(HarmonicClassifier(fidelity=s).fit(X, few).label_distributions_ - exact).max() for s in (10.0, 1e3, 1e5)
+    ]
+    assert apart[0] > 5 * apart[1] > 25 * apart[2]
+    assert apart[2] < 1e-3
+
+
+def test_poisson_learning_solves_its_equation(moons):
+    X, y, few = moons
+    model = PoissonClassifier("knn", n_neighbors=8).fit(X, few)
+    lap = model.affinity_.laplacian().toarray()
+    there = few >= 0
+    source = np.zeros((len(X), 2))
+    source[there] = np.eye(2)[few[there]] - np.eye(2)[few[there]].mean(axis=0)
+    expected = np.linalg.lstsq(lap, source, rcond=None)[0]
+    found = model.label_distributions_
+    d = np.diag(lap)
+    expected -= (d @ expected) / d.sum()
+    assert np.abs(found - expected).max() < 1e-8 * np.abs(found).max()
+    assert (model.transduction_ == y).mean() > 0.9
+
+
+def test_p_laplacian_is_the_minimizer(moons):
+    X, _, few = moons
+    X, few = X[::4], np.where(np.arange(30) % 6 == 0, (X[::4, 1] > 0.2).astype(int), -1)
+    free = few < 0
+    w = np.exp(-2 * cdist(X, X, "sqeuclidean"))
+    np.fill_diagonal(w, 0)
+    for p in (1.5, 3.0, 5.0):
+
+        def energy(inside, p=p):
+            u = np.where(free, 0.0, few)
+            u[free] = inside
+            d = u[:, None] - u
+            return (w * np.abs(d) ** p).sum() / p, (2 * (w * np.abs(d) ** (p - 1) * np.sign(d)).sum(axis=1))[free]
+
+        expected = minimize(energy, np.full(free.sum(), 0.5), jac=True, method="BFGS", options={"gtol": 1e-10}).x
+        values = np.where(free, np.nan, few)
+        found = PLaplacianRegressor(gamma=2.0, p=p, tol=1e-5).fit(X, values).transduction_
+        assert np.abs(found[free] - expected).max() < 1e-4
+        both = PLaplacianClassifier(gamma=2.0, p=p, tol=1e-5).fit(X, few).label_distributions_
+        assert np.abs(both[free, 1] - expected).max() < 1e-4  # u and 1 - u: one function
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_beyond_the_matrix_nothing_changes(moons, kind, monkeypatch):
+    X, _, few = moons
+    whole = kind("knn" if kind is PLaplacianClassifier else "rbf").fit(X, few)
+    monkeypatch.setattr(graphs, "DENSE_NODES", 20)
+    monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 20)
+    if kind is PLaplacianClassifier:
+        with pytest.raises(InputError, match="use affinity='knn'"):
+            kind().fit(X, few)
+        return
+    for accuracy in (None, 1e-8):
+        model = kind(accuracy=accuracy).fit(X, few)
+        assert model.method_ != "dense"
+        size = np.abs(whole.label_distributions_).max()
+        assert np.abs(model.label_distributions_ - whole.label_distributions_).max() < 1e-5 * size
+        assert (model.predict(X) == whole.predict(X)).all()
+
+
+def test_other_points_by_one_average(moons):
+    X, _, few = moons
+    new = X[:7] + 0.05
+    model = HarmonicClassifier(gamma=10.0).fit(X, few)
+    k = np.exp(-10.0 * cdist(new, X, "sqeuclidean"))
+    assert np.abs(model.predict_proba(new) - k @ model.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
+    far = model.predict_proba(X[:2] + 1e3)  # where the kernel underflows the nearest points still count
+    assert np.abs(far.sum(axis=1) - 1).max() < 1e-12
+    near = HarmonicClassifier("knn", n_neighbors=5).fit(X, few)
+    distances = np.sort(cdist(X, X), axis=1)[:, 5]
+    d = cdist(new, X)
+    order = np.argsort(d, axis=1)[:, :5]
+    k = np.zeros_like(d)
+    rows = np.arange(7)[:, None]
+    k[rows, order] = np.exp(-(d[rows, order] ** 2) / (np.sort(d, axis=1)[:, 4:5] * distances[order]))
+    assert np.abs(near.predict_proba(new) - k @ near.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
+
+
+def test_self_tuning_weights():
+    from nlflow import neighbour_graph
+
+    x = np.array([[0.0], [1.0], [3.0], [3.0]])
+    graph = neighbour_graph(x, 1, graphs.SELF_TUNING, local=True).toarray()
+    # The scales are 1, 1, and the least of these for both at 3, whose neighbour is at their place.
+    assert graph[0, 1] == pytest.approx(np.exp(-1))
+    assert graph[2, 3] == 1
+    points = np.random.default_rng(0).normal(size=(20, 2))
+    distances = cdist(points, points)
+    scales = np.sort(distances, axis=1)[:, 4]
+    graph = neighbour_graph(points, 4, graphs.SELF_TUNING, local=True).toarray()
+    expected = np.exp(-(distances**2) / np.outer(scales, scales))
+    assert np.abs(graph - expected)[graph > 0].max() < 1e-14
+    with pytest.raises(InputError, match="local: got True without a kernel"):
+        neighbour_graph(x, 1, local=True)
+
+
+def test_kernels_and_affinities_as_objects(moons):
+    X, _, few = moons
+    by_kernel = HarmonicClassifier(Laplace(width=0.3)).fit(X, few)
+    w = np.exp(-cdist(X, X) / 0.3)
+    np.fill_diagonal(w, 0)
+    given = HarmonicClassifier("precomputed").fit(w, few)
+    assert np.abs(by_kernel.label_distributions_ - given.label_distributions_).max() < 1e-8
+    own = HarmonicClassifier(by_kernel.affinity_).fit(X, few)
+    assert np.abs(by_kernel.label_distributions_ - own.label_distributions_).max() < 1e-8
+    with pytest.raises(InputError, match="says nothing about other points"):
+        own.predict(X)
+    rows = w[:5]
+    assert np.abs(given.predict_proba(rows) - rows @ given.label_distributions_ / rows.sum(1)[:, None]).max() < 1e-12
+
+
+def test_precisions_and_tensors(moons):
+    torch = pytest.importorskip("torch", reason="torch is an extra")
+    X, _, few = moons
+    single = LabelSpreading().fit(X.astype(np.float32), few)
+    double = LabelSpreading().fit(X, few)
+    assert single.label_distributions_.dtype == np.float32
+    assert np.abs(single.label_distributions_ - double.label_distributions_).max() < 2e-4
+    for kind in (LabelSpreading, HarmonicClassifier, PoissonClassifier):
+        tensor, plain = kind().fit(torch.as_tensor(X), few), kind().fit(X, few)
+        size = np.abs(plain.label_distributions_).max()
+        assert np.abs(tensor.label_distributions_ - plain.label_distributions_).max() < 1e-7 * size
+        assert (tensor.predict(torch.as_tensor(X[:9] + 0.1)) == plain.predict(X[:9] + 0.1)).all()
+    with pytest.raises(InputError, match="expected NumPy points"):
+        LabelSpreading("knn").fit(torch.as_tensor(X), few)
+
+
+# ---- components, priors, bad input
+
+
+def islands():
+    """Three points in a row, three others far away, and labels on the first three alone."""
+    X = np.array([[0.0], [1.0], [2.0], [50.0], [51.0], [52.0]])
+    return X, np.array(["a", -1, "b", -1, -1, -1], dtype=object)
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_components_without_a_label_get_no_class(kind):
+    X, y = islands()
+    with pytest.warns(NlflowWarning, match=r"3 samples \(the first is 3\) lie in 1 components .* \(sizes 3\)"):
+        model = kind("knn", n_neighbors=2).fit(X, y)
+    assert model.transduction_.tolist()[::2][:2] == ["a", "b"]
+    assert model.transduction_[3:].tolist() == [-1, -1, -1]
+    assert np.isnan(model.label_distributions_[3:]).all()
+    assert model.predict([[0.1], [51.2]]).tolist() == ["a", -1]
+    numbers = np.where(y == "a", 0, np.where(y == "b", 1, -1)).astype(int)
+    with pytest.warns(NlflowWarning, match="without a label"):
+        assert kind("knn", n_neighbors=2).fit(X, numbers).transduction_[3:].tolist() == [-1, -1, -1]
+
+
+def test_a_regression_has_no_value_there():
+    X, y = islands()
+    values = np.where(y == "a", 1.0, np.where(y == "b", 3.0, np.nan))
+    with pytest.warns(NlflowWarning, match="without a label"):
+        found = HarmonicRegressor("knn", n_neighbors=2).fit(X, values)
+    assert found.transduction_[:3].tolist() == pytest.approx([1, 2, 3])
+    assert np.isnan(found.transduction_[3:]).all()
+    assert np.isnan(found.predict([[51.0]]))[0]
+
+
+def test_poisson_learning_of_two_components():
+    X, _ = islands()
+    y = np.array([0, -1, 1, 1, 1, 0])  # means of 1/2 and 2/3
+    model = PoissonClassifier("knn", n_neighbors=2).fit(X, y)
+    assert model.transduction_[[0, 2, 3, 5]].tolist() == [0, 1, 1, 0]
+
+
+def test_priors(moons):
+    X, y, _ = moons
+    rare = np.full(len(y), -1)
+    rare[np.flatnonzero(y == 0)[:6]], rare[np.flatnonzero(y == 1)[0]] = 0, 1
+    plain = HarmonicClassifier(gamma=3.0).fit(X, rare)
+    mass = HarmonicClassifier(gamma=3.0, class_prior=[1, 1]).fit(X, rare)
+    count = HarmonicClassifier(gamma=3.0, class_prior=[1, 1], balance="count").fit(X, rare)
+    assert (plain.transduction_ == 1).mean() < 0.2
+    free = rare < 0
+    shares = mass.class_factors_ * np.maximum(plain.label_distributions_, 0)[free].sum(axis=0)
+    assert shares[0] == pytest.approx(shares[1])  # class mass normalization
+    assert abs((count.transduction_[free] == 1).mean() - 0.5) < 0.02
+    assert (count.transduction_ == y).mean() > (plain.transduction_ == y).mean()
+    assert HarmonicClassifier(class_prior="labels").fit(X, rare).class_factors_.shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"class_prior": [1, 1, 1]}, "expected 2 numbers > 0"),
+        ({"class_prior": "even"}, "class_prior: got 'even'"),
+        ({"balance": "weight"}, "balance: got 'weight'"),
+        ({"affinity": "tree"}, "affinity: got 'tree'"),
+        ({"gamma": -1.0}, "gamma: got -1.0"),
+        ({"fidelity": 0.0}, "fidelity: got 0"),
+    ],
+)
+def test_bad_parameters(moons, change, message):
+    X, _, few = moons
+    with pytest.raises(InputError, match=message):
+        HarmonicClassifier(**change).fit(X, few)
+
+
+def test_bad_input(moons):
+    X, y, few = moons
+    with pytest.raises(InputError, match="no labelled sample"):
+        HarmonicClassifier().fit(X, np.full(len(X), -1))
+    with pytest.raises(InputError, match="no value"):
+        HarmonicRegressor().fit(X, np.full(len(X), np.nan))
+    with pytest.raises(ValueError, match="NaN"):
+        HarmonicClassifier().fit(np.where(X > 1.5, np.nan, X), few)
+    with pytest.raises(ValueError, match="inconsistent"):
+        HarmonicClassifier().fit(X, few[:-1])
+    with pytest.raises(InputError, match="symmetric"):
+        HarmonicClassifier("precomputed").fit(np.triu(np.ones((4, 4))), [0, 1, -1, -1])
+    with pytest.raises(NumericalError, match="degrees of samples span"):
+        LabelSpreading().fit([[0.0], [0.01], [10.0], [40.0]], [0, 1, -1, -1])
+    with pytest.raises(InputError, match="alpha"):
+        LabelSpreading(alpha=1.0).fit(X, few)
+    with pytest.raises(InputError, match="one of 120 nodes for 119 points"):
+        LabelSpreading(LabelSpreading().fit(X, few).affinity_).fit(X[1:], few[1:])
+    with pytest.warns(NlflowWarning, match="taken for two classes"):
+        signs = HarmonicClassifier().fit(X, 2 * y - 1)
+    assert signs.classes_.tolist() == [-1, 1]
+    dask = pytest.importorskip("dask.array", reason="Dask is an extra")
+    with pytest.raises(InputError, match="Dask"):
+        HarmonicClassifier().fit(dask.from_array(X), few)
+
+
+def test_duplicates_one_class_and_sparse_features(moons):
+    from scipy.sparse import csr_array
+
+    X, _, few = moons
+    twice, labels = np.repeat(X, 2, axis=0), np.repeat(few, 2)
+    assert np.isfinite(HarmonicClassifier("knn").fit(twice, labels).label_distributions_).all()
+    for kind in CLASSIFIERS:
+        one = np.where(few == 0, 7, -1)
+        assert set(kind().fit(X, one).transduction_.tolist()) == {7}
+        dense, sparse = kind().fit(X, few), kind().fit(csr_array(X), few)
+        assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
+    with pytest.warns(ConvergenceWarning, match="raise maxiter"):
+        HarmonicClassifier("knn", max_iter=1).fit(X, few)

@@ -1,0 +1,173 @@
+"""Diffusion maps, clusters, questions and the choice of parameters, against dense solutions and scikit-learn."""
+
+import warnings
+
+import numpy as np
+import pytest
+import scipy.linalg
+from scipy.spatial.distance import cdist
+
+pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
+
+from sklearn.cluster import SpectralClustering
+from sklearn.datasets import make_moons, make_swiss_roll
+from sklearn.metrics import adjusted_rand_score
+from sklearn.utils.estimator_checks import check_estimator
+
+from nlflow import Gaussian, InputError, affinity_from_graph, neighbour_graph
+from nlflow.learning import (
+    DiffusionMap,
+    HarmonicClassifier,
+    HarmonicRegressor,
+    LabelSpreading,
+    PoissonClassifier,
+    ask_next,
+    choose,
+    graphs,
+    log_evidence,
+    spectral_clustering,
+)
+from nlflow.markov import metastable
+
+
+@pytest.fixture(scope="module")
+def roll():
+    return make_swiss_roll(300, random_state=0)[0]
+
+
+@pytest.mark.slow
+def test_contract_of_scikit_learn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check_estimator(DiffusionMap())
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("matrix", [True, False])
+def test_diffusion_map_is_the_dense_one(roll, alpha, matrix, monkeypatch):
+    if not matrix:
+        monkeypatch.setattr(graphs, "DENSE_NODES", 10)
+        monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 10)
+        monkeypatch.setattr(metastable, "DENSE_STATES", 10)
+    k = np.exp(-0.05 * cdist(roll, roll, "sqeuclidean"))
+    q = k.sum(axis=1)
+    k /= np.outer(q, q) ** alpha
+    d = k.sum(axis=1)
+    values, vectors = scipy.linalg.eigh(k / np.sqrt(np.outer(d, d)))
+    values, vectors = values[::-1][1:5], (vectors / np.sqrt(d / d.sum())[:, None])[:, ::-1][:, 1:5]
+    found = DiffusionMap(4, gamma=0.05, alpha=alpha, t=2.0).fit(roll)
+    assert (found.method_ == "dense") == matrix
+    assert np.abs(found.eigenvalues_ - values).max() < 1e-7
+    expected = vectors * values**2
+    assert np.abs(np.abs(found.embedding_) - np.abs(expected)).max() < 1e-4
+    assert found.residual_ < 1e-7
+    assert np.abs(found.transform(roll[:20]) - found.embedding_[:20]).max() < 1e-5
+    assert np.abs(found.density_ - q / q.mean()).max() < 1e-6
+
+
+def test_diffusion_map_of_neighbours(roll):
+    found = DiffusionMap(2, "knn", n_neighbors=12).fit(roll)
+    assert found.method_ == "sparse"
+    near = found.transform(roll[:50] + 1e-9)
+    assert np.abs(near - found.embedding_[:50]).max() < 0.5 * np.abs(found.embedding_).max()
+    with pytest.raises(InputError, match=r"in 2 parts .* \(sizes 200, 100\)"):
+        DiffusionMap(2, "knn", n_neighbors=5).fit(np.concatenate([roll[:200], roll[:100] + 1e4]))
+    with pytest.raises(InputError, match="alpha"):
+        DiffusionMap(alpha=2.0).fit(roll)
+    with pytest.raises(InputError, match="got an Affinity"):
+        DiffusionMap(affinity=found.affinity_).fit(roll)
+
+
+def test_clusters_are_those_of_scikit_learn():
+    X, _ = make_moons(300, noise=0.06, random_state=1)
+    graph = neighbour_graph(X, 8, graphs.SELF_TUNING, local=True)
+    for count in (2, 3, 5):
+        theirs = SpectralClustering(count, affinity="precomputed", assign_labels="cluster_qr", random_state=0)
+        assert adjusted_rand_score(theirs.fit_predict(graph), spectral_clustering(X, count, n_neighbors=8)) == 1
+        assert np.array_equal(spectral_clustering(X, count, n_neighbors=8),
+                              spectral_clustering(graph, count, affinity="precomputed"))  # fmt: skip
+    with pytest.raises(InputError, match="at most 300"):
+        spectral_clustering(X, 301)
+
+
+def test_clusters_that_do_not_see_each_other():
+    X = np.concatenate([np.zeros((5, 1)) + np.arange(5)[:, None] * 0.1, 9 + np.arange(3)[:, None] * 0.1])
+    assert spectral_clustering(X, 2, n_neighbors=2).tolist() == [0] * 5 + [1] * 3
+
+
+# ---- questions
+
+
+@pytest.mark.parametrize("by", ["variance", "hitting time"])
+def test_questions_by_the_dense_inverse(by):
+    X = np.random.default_rng(0).normal(size=(60, 2))
+    graph = affinity_from_graph(neighbour_graph(X, 6, Gaussian(width=1.0)))
+    lap = graph.laplacian().toarray()
+    known = [3, 7]
+    asked = ask_next(graph, known, 3, by=by)
+    for node, score in zip(asked.nodes, asked.scores, strict=True):
+        free = np.setdiff1d(np.arange(60), known)
+        inverse = np.linalg.inv(lap[np.ix_(free, free)])
+        expected = np.diag(inverse) if by == "variance" else inverse @ np.diag(lap)[free]
+        assert node == free[np.argmax(expected)]
+        assert score == pytest.approx(expected.max(), rel=1e-5)
+        known.append(int(node))
+    model = HarmonicClassifier("precomputed").fit(graph.edges(), np.where(np.arange(60) % 2, 1, 0))
+    assert ask_next(model, [3, 7], by=by).nodes[0] == asked.nodes[0]
+
+
+@pytest.mark.parametrize(("labelled", "count", "message"), [
+    ([], 1, "labelled: got"), ([99], 1, "below 9"), (np.zeros(9, bool), 1, "no node"), ([0], 9, "count: got 9"),
+])  # fmt: skip
+def test_bad_questions(labelled, count, message):
+    path = affinity_from_graph(np.diag(np.ones(8), 1) + np.diag(np.ones(8), -1))
+    with pytest.raises(InputError, match=message):
+        ask_next(path, labelled, count)
+
+
+# ---- choices
+
+
+def test_a_curve_of_widths_and_fidelities():
+    X, y = make_moons(150, noise=0.1, random_state=0)
+    few = np.full(len(y), -1)
+    for c in (0, 1):
+        few[np.flatnonzero(y == c)[:6]] = c
+    widths = choose(HarmonicClassifier(), X, few, "gamma", [0.01, 30.0], folds=3)
+    assert widths.scores.shape == (2, 3)
+    assert widths.best == 30.0
+    strengths = choose(HarmonicClassifier(gamma=30.0), X, few, "fidelity", [1.0, 1.05, 1.1], folds=3)
+    cold = [choose(HarmonicClassifier(gamma=30.0), X, few, "fidelity", [s], folds=3).iterations[0] for s in (1.05, 1.1)]
+    assert strengths.iterations[1] < cold[0]  # each begins with the one before
+    assert strengths.iterations[2] < cold[1]
+    assert choose(LabelSpreading(), X, few, "alpha", [0.5], folds=2).scores.shape == (1, 2)
+    assert choose(PoissonClassifier(), X, few, "gamma", [20.0], folds=2).means[0] > 0.5
+    values = np.where(few >= 0, X[:, 0], np.nan)
+    regressions = choose(HarmonicRegressor(), X, values, "gamma", [0.01, 10.0], folds=3)
+    assert regressions.best == 10.0
+    with pytest.raises(InputError, match="parameter: got 'colour'"):
+        choose(HarmonicClassifier(), X, few, "colour", [1])
+    with pytest.raises(InputError, match="folds: got 13"):
+        choose(HarmonicClassifier(), X, few, "gamma", [1.0], folds=13)
+
+
+def test_evidence_is_that_of_the_dense_field():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(40, 1))
+    graph = affinity_from_graph(neighbour_graph(X, 5, Gaussian(width=1.0)))
+    nodes, y = np.array([1, 5, 9, 20, 33]), rng.normal(size=5)
+    lap = graph.laplacian().toarray()
+    covariance = np.linalg.pinv(lap)[np.ix_(nodes, nodes)] + np.diag(1 / (2.0 * np.diag(lap)[nodes]))
+    contrasts = scipy.linalg.null_space(np.ones((1, 5)))
+    v = contrasts.T @ covariance @ contrasts
+    z = contrasts.T @ y
+    expected = -2 * np.log(z @ np.linalg.solve(v, z) / 4) - 0.5 * np.linalg.slogdet(v)[1]
+    assert log_evidence(graph, nodes, y, fidelity=2.0) == pytest.approx(expected, rel=1e-8)
+    # A field that is smooth on the graph prefers it to one that is not.
+    smooth = np.sort(X[nodes, 0])
+    order = nodes[np.argsort(X[nodes, 0])]
+    assert log_evidence(graph, order, smooth, fidelity=2.0) > log_evidence(
+        graph, order[[3, 0, 4, 1, 2]], smooth, fidelity=2.0
+    )
+    with pytest.raises(InputError, match="at least 3"):
+        log_evidence(graph, [1, 2], [0.0, 1.0], fidelity=1.0)

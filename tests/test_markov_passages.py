@@ -1,0 +1,182 @@
+"""First passages, slow modes and metastable sets, against exact small chains, SciPy and other packages."""
+
+import numpy as np
+import pytest
+import scipy.linalg
+
+from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity_from_graph, from_matrix
+from nlflow import neighbour_graph as neighbours
+from nlflow.markov import metastable, passages, spectral
+
+
+def chain_of(k, **options):
+    return MarkovChain(from_matrix(np.asarray(k, float), Points(np.arange(len(k)), np.ones(len(k)))), **options)
+
+
+def blocks(n, m, eps=1e-2, seed=0):
+    """Symmetric weights between n states in m groups that hardly see each other."""
+    rng = np.random.default_rng(seed)
+    k = rng.random((n, n)) * eps
+    for b in range(m):
+        inside = slice(b * n // m, (b + 1) * n // m)
+        k[inside, inside] += rng.random((n // m, n // m))
+    return k + k.T
+
+
+GAMBLER = np.diag(np.ones(5), 1) + np.diag(np.ones(5), -1)  # steps of a path, reflected at its ends
+
+
+def test_a_gambler_by_hand():
+    chain = chain_of(GAMBLER)
+    assert np.allclose(chain.committor(0, 5), np.arange(6) / 5, atol=1e-15)
+    assert np.allclose(chain.committor(0, 5, backward=True), 1 - np.arange(6) / 5, atol=1e-15)
+    # From i to n on a path reflected at 0: n^2 - i^2 moves.
+    assert np.allclose(chain.hitting_times(5), 25 - np.arange(6.0) ** 2, atol=1e-12)
+    assert chain.mean_first_passage_time([0, 1], 5) == pytest.approx((1 * 25 + 2 * 24) / 3)
+    lazy = chain_of(GAMBLER, laziness=0.5)
+    assert np.allclose(lazy.hitting_times(5), 2 * chain.hitting_times(5))
+    assert np.allclose(lazy.committor(0, 5), chain.committor(0, 5))
+    assert np.allclose(lazy.mean_first_passage_times()[:, 5], lazy.hitting_times(5))
+
+
+def test_a_chain_that_is_not_reversible():
+    rng = np.random.default_rng(1)
+    chain = chain_of(rng.random((7, 7)) ** 4)
+    p, law = chain.matrix(), chain.stationary
+    free = np.array([1, 2, 4, 5])
+    for moves, forward in ((p, True), (p.T * law / law[:, None], False)):
+        ends = [6] if forward else [0, 3]
+        expected = np.linalg.solve(np.eye(4) - moves[np.ix_(free, free)], moves[np.ix_(free, ends)].sum(axis=1))
+        assert np.abs(chain.committor([0, 3], 6, backward=not forward)[free] - expected).max() < 1e-14
+    times = chain.mean_first_passage_times()
+    for j in range(7):
+        rest = np.delete(np.arange(7), j)
+        expected = np.linalg.solve(np.eye(6) - p[np.ix_(rest, rest)], np.ones(6))
+        assert np.abs(chain.hitting_times(j)[rest] / expected - 1).max() < 1e-13
+        assert np.abs(times[rest, j] / expected - 1).max() < 1e-11
+    with pytest.raises(InputError, match="not reversible"):
+        chain.modes(2)
+
+
+def test_walkers_that_never_come():
+    moves = np.array([[0, 1, 1, 0.0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
+    chain = chain_of(moves)
+    assert chain.hitting_times(1).tolist() == [np.inf, 0, np.inf, np.inf]
+    assert chain.hitting_times([2, 3]).tolist() == pytest.approx([3, 4, 0, 0])
+    with pytest.raises(InputError, match=r"walks from 2 nodes \(the first is 2\) do not meet it"):
+        chain.committor(0, 1)
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_many_states(symmetric, monkeypatch):
+    monkeypatch.setattr(passages, "DENSE_STATES", 50)
+    rng = np.random.default_rng(0)
+    graph = neighbours(rng.normal(size=(300, 2)), 8, Gaussian(width=1.0), keep="either" if symmetric else "directed")
+    chain = MarkovChain(affinity_from_graph(graph))
+    p = chain.matrix()
+    free = np.ones(300, bool)
+    free[[0, 1, 2]] = False
+    expected = np.linalg.solve(np.eye(297) - p[np.ix_(free, free)], p[free][:, 2])
+    assert np.abs(chain.committor([0, 1], 2)[free] - expected).max() < 1e-9
+    expected = np.linalg.solve(np.eye(297) - p[np.ix_(free, free)], np.ones(297))
+    assert np.abs(chain.hitting_times([0, 1, 2])[free] / expected - 1).max() < 1e-8
+
+
+def test_committors_keep_small_digits():
+    # Against the wind by 1e-9 at each of four steps: a probability of about 1e-36.
+    chain = chain_of([[0, 1, 0, 0, 0, 0.0], [1, 0, 1e-9, 0, 0, 0], [0, 1, 0, 1e-9, 0, 0], [0, 0, 1, 0, 1e-9, 0],
+                      [0, 0, 0, 1, 0, 1e-9], [0, 0, 0, 0, 1, 0]])  # fmt: skip
+    found = chain.committor(0, 5)
+    wind = 1e9 ** np.arange(5.0)
+    assert np.abs(found[1:] / (np.cumsum(wind) / wind.sum()) - 1).max() < 1e-14
+
+
+@pytest.mark.parametrize(("source", "target", "message"), [
+    (0, 0, "node 0 is a source too"), (0, 9, "expected 0 to 5"), (0, [], "got 0 nodes"),
+    (0.5, 1, "expected node numbers"),
+    (np.zeros(3, bool), 1, "got a mask of shape"), (range(6), 1, "got 6 nodes"),
+])  # fmt: skip
+def test_bad_nodes(source, target, message):
+    with pytest.raises(InputError, match=message):
+        chain_of(GAMBLER).committor(list(source) if isinstance(source, range) else source, target)
+
+
+# ---- modes
+
+
+@pytest.mark.parametrize("matrix_free", [False, True])
+def test_modes(matrix_free, monkeypatch):
+    if matrix_free:
+        monkeypatch.setattr(metastable, "DENSE_STATES", 10)
+    k = blocks(40, 4)
+    chain = chain_of(k)
+    law, p = chain.stationary, chain.matrix()
+    modes = chain.modes(5)
+    root = np.sqrt(law)
+    expected = scipy.linalg.eigvalsh(root[:, None] * p / root)[::-1][:5]
+    assert np.abs(modes.values - expected).max() < 1e-12
+    assert np.abs(p @ modes.vectors - modes.values * modes.vectors).max() < 1e-9
+    assert np.abs(modes.vectors.T @ (law[:, None] * modes.vectors) - np.eye(5)).max() < 1e-9
+    lazy = chain_of(k, laziness=0.25).modes(5)
+    assert np.abs(lazy.values - (0.25 + 0.75 * expected)).max() < 1e-12
+    with pytest.raises(NumericalError, match="residual"):
+        chain.modes(5, rtol=1e-30)
+
+
+def test_modes_of_a_graph_in_parts(monkeypatch):
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=(60, 2)), rng.normal(size=(40, 2)) + 50])
+    graph = affinity_from_graph(neighbours(x, 6, Gaussian(width=1.0)))
+    expected = MarkovChain(graph).modes(6)
+    monkeypatch.setattr(metastable, "DENSE_STATES", 10)
+    found = MarkovChain(graph).modes(6)
+    assert (found.values[:2] == 1).all()
+    assert np.abs(found.values - expected.values).max() < 1e-9
+    assert spectral.DENSE_STATES > 10
+
+
+def test_metastable_sets_of_blocks():
+    for m in (2, 3, 4):
+        found = chain_of(blocks(24, m)).metastable_sets(m)
+        chi = found.memberships
+        assert chi.min() >= 0
+        assert np.abs(chi.sum(axis=1) - 1).max() < 1e-12
+        assert all(len(set(found.sets[b * 24 // m : (b + 1) * 24 // m])) == 1 for b in range(m))
+        assert np.abs(found.coarse.sum(axis=1) - 1).max() < 1e-12
+        assert np.abs(np.sort(np.linalg.eigvals(found.coarse).real) - np.sort(found.modes.values)).max() < 1e-10
+        assert np.abs(found.stationary @ found.coarse - found.stationary).max() < 1e-12
+
+
+def test_sets_that_do_not_see_each_other():
+    k = np.kron(np.eye(3), np.ones((2, 2)))
+    found = chain_of(k).metastable_sets(3)
+    assert np.abs(found.memberships.max(axis=1) - 1).max() < 1e-9
+    assert found.crispness == pytest.approx(1)
+
+
+def matched(a, b):
+    from scipy.optimize import linear_sum_assignment
+
+    return b[:, linear_sum_assignment(-a.T @ b)[1]]
+
+
+@pytest.mark.parametrize("m", [2, 3])
+def test_pcca_of_other_packages(m):
+    pcca = pytest.importorskip("deeptime.markov", reason="deeptime is compared with where it is installed").pcca
+    chain = chain_of(blocks(24, m))
+    found = chain.metastable_sets(m)
+    theirs = pcca(chain.matrix(), m).memberships
+    theirs = matched(found.memberships, theirs)
+    if m == 2:  # all transformations give the same
+        assert np.abs(found.memberships - theirs).max() < 1e-10
+        return
+    law = chain.stationary
+    crispness = np.mean((law @ theirs**2) / (law @ theirs))
+    assert found.crispness >= crispness - 1e-12  # theirs ends its search earlier
+    assert np.abs(found.memberships - theirs).max() < 5e-3
+
+
+@pytest.mark.parametrize(("count", "message"), [(1, ">= 2"), (99, "at most")])
+def test_bad_counts(count, message):
+    with pytest.raises(InputError, match=message):
+        chain_of(blocks(12, 2)).metastable_sets(count)

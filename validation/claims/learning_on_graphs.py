@@ -1,0 +1,125 @@
+"""Learning on graphs: each estimator is the minimizer, or the limit of minimizers, that it says."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import numpy as np
+
+from nlflow import Constraint, E, J, Jp, MarkovChain, affinity_from_graph, neighbour_graph
+from nlflow.functionals.variational import harmonic_extension
+from nlflow.plotting import Series, rate_figure
+from validation.harness import CannotRunError, Check, Claim, Context, Outcome, largest
+
+
+def run(context: Context) -> Outcome:
+    if importlib.util.find_spec("sklearn") is None:
+        raise CannotRunError("scikit-learn is not installed: pip install 'nlflow[learning]'")
+    from nlflow.learning import (
+        DiffusionMap,
+        HarmonicClassifier,
+        LabelSpreading,
+        PLaplacianClassifier,
+        PoissonClassifier,
+    )
+    from nlflow.learning.graphs import SELF_TUNING
+
+    n = context.pick(600, 200)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 2)) + 3 * rng.integers(0, 2, (n, 1))
+    y = (x.sum(axis=1) > 3).astype(int)
+    known = rng.choice(n, 12, replace=False)
+    few = np.full(n, -1)
+    few[known] = y[known]
+    graph = affinity_from_graph(neighbour_graph(x, 10, SELF_TUNING, local=True))
+    w = graph.edges().toarray() / 2  # of K = k + k^T
+    d = w.sum(axis=1)
+    one_hot = np.zeros((n, 2))
+    one_hot[known, y[known]] = 1
+
+    context.step("label spreading")
+    spread = LabelSpreading(graph, alpha=0.9).fit(x, few)
+    f = np.linalg.solve(np.eye(n) - 0.9 * w / np.sqrt(np.outer(d, d)), one_hot)
+    shares = largest(0.0, float(np.abs(spread.label_distributions_ - f / f.sum(axis=1, keepdims=True)).max()))
+    slope = spread.functional_.gradient(spread.minimizer_, "degree")
+    steep = float(np.abs(slope).max() / np.abs(spread.functional_.observed).max())
+
+    context.step("harmonic functions")
+    harmonic = HarmonicClassifier(graph, tol=1e-12).fit(x, few).label_distributions_
+    laplacian, free = np.diag(d) - w, few < 0
+    inside = np.linalg.solve(laplacian[np.ix_(free, free)], w[np.ix_(free, ~free)] @ one_hot[~free])
+    extension = float(np.abs(harmonic[free] - inside).max())
+    committor = MarkovChain(graph).committor(known[y[known] == 0], known[y[known] == 1])
+    first = float(np.abs(harmonic[:, 1] - committor).max())
+    strengths = np.geomspace(10, 1e5, 5)
+    apart = [
+        float(
+            np.abs(
+                HarmonicClassifier(graph, fidelity=float(s), tol=1e-12).fit(x, few).label_distributions_ - harmonic
+            ).max()
+        )
+        for s in strengths
+    ]
+    rate = float(np.polyfit(np.log(strengths[1:]), np.log(apart[1:]), 1)[0])
+
+    context.step("Poisson learning")
+    poisson = PoissonClassifier(graph, tol=1e-12).fit(x, few)
+    source = np.zeros((n, 2))
+    source[known] = one_hot[known] - one_hot[known].mean(axis=0)
+    u = np.linalg.lstsq(laplacian, source, rcond=None)[0]
+    u -= d @ u / d.sum()
+    potential = float(np.abs(poisson.label_distributions_ - u).max() / np.abs(u).max())
+    small = 1e-6  # the fidelity, whose minimizers with f = s / lambda tend to the potential
+    limit = E(graph.scaled(0.5), source / small, small).minimizer(rtol=1e-13).u
+    limit = limit - d @ limit / d.sum()
+    towards = float(np.abs(limit - u).max() / np.abs(u).max())
+
+    context.step("p-Laplace learning")
+    learnt = PLaplacianClassifier(graph, p=3.0, tol=1e-6).fit(x, few).label_distributions_
+    jp = Jp(graph, 3.0)
+    least = jp.value(learnt)
+    nearby = min(jp.value(learnt + 1e-3 * free[:, None] * rng.normal(size=(n, 2))) for _ in range(20))
+    square = harmonic_extension(Jp(graph, 2.0), Constraint(known, one_hot[known])).u
+    two = float(np.abs(square - J(graph).minimizer(constraint=Constraint(known, one_hot[known])).u).max())
+
+    context.step("diffusion maps")
+    mapped = DiffusionMap(4, gamma=0.5, alpha=1.0).fit(x)
+    k = np.exp(-0.5 * ((x[:, None] - x[None]) ** 2).sum(axis=2))
+    k /= np.outer(k.sum(axis=1), k.sum(axis=1))
+    spectrum = np.sort(np.linalg.eigvals(k / k.sum(axis=1, keepdims=True)).real)[::-1][1:5]
+
+    checks = [
+        Check("label spreading against (I − αS)⁻¹ Y, probabilities", shares, 1e-8),
+        Check("label spreading: slope of E at its minimizer, relative", steep, 1e-8),
+        Check("harmonic functions against the dense system", extension, 1e-8),
+        Check("harmonic functions against committors", first, 1e-8),
+        Check("E with fidelity λ at the labels: slope of its distance to them over λ", rate, 0.05, expected=-1.0),
+        Check("Poisson learning against the pseudo-inverse, relative", potential, 1e-8),
+        Check("E with f = s/λ, λ = 1e−6, against Poisson learning, relative", towards, 1e-3),
+        Check("p-Laplace learning: least J₃ of 20 signals around, over its own", nearby / least, 1.0, at_least=True),
+        Check("p = 2 against harmonic functions", two, 1e-7),
+        Check("diffusion map against dense eigenvalues", float(np.abs(mapped.eigenvalues_ - spectrum).max()), 1e-10),
+    ]  # fmt: skip
+    series = Series("harmonic functions", strengths, np.array(apart), slope=rate, expected=-1.0, half_width=0.05)
+    figures: dict[str, Any] = {
+        "Distance of the minimizers of E, with a fidelity at the labels, from harmonic functions.": rate_figure(
+            [series], xlabel="fidelity", ylabel="distance"
+        )
+    }
+    return Outcome(checks, figures, {"nodes": n, "distances": apart})
+
+
+CLAIM = Claim(
+    name="learning-on-graphs",
+    title="Learning on graphs is minimization of J, E and Jₚ",
+    statement=(
+        "Label spreading is D^(1/2) times the minimizer of E with the fidelity (1 − α)/α in the degree measure and f = "
+        "D^(−1/2) Y. Harmonic functions minimize J with the labels held; they are committors, and the limit of "
+        "minimizers of E as the fidelity of the labels grows (the distance goes like its inverse). Poisson learning "
+        "solves Lu = s and is the limit of minimizers of E with f = s/λ as λ falls. p-Laplace learning minimizes Jₚ. "
+        "Diffusion maps are eigenvectors of P. Each is held against dense linear algebra."
+    ),
+    source="Zhou et al. 2004; Zhu et al. 2003; Calder et al. 2020, arXiv 2006.11184; Flores et al. 2022; Coifman 2006",
+    run=run,
+)
