@@ -29,7 +29,7 @@ class Denoiser(Base):
     Notes
     -----
     On another device than the CPU, and where a gradient is required, tensors are denoised as tensors, with derivatives
-    for groups held still; see `nlflow.denoise` for what is refused then, such as ``fast``. On the CPU compiled loops are
+    for groups held still; `nlflow.denoise` says what is refused then, such as ``fast``. On the CPU compiled loops are
     faster.
 
     Examples
