@@ -172,7 +172,7 @@ class Vectors:
         exponent = builder.shl(builder.bitcast(z, self._words), self._whole(digits))
         return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
 
-    def repeat(self, count: Any, step: int, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
+    def repeat(self, count: Any, step: Any, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
         """Write a loop over 0, step ... < count, at least once; `body` turns its place and state into the next state.
 
         Returns
@@ -191,7 +191,7 @@ class Vectors:
             held.append(builder.phi(value.type))
             held[-1].add_incoming(value, before)
         following = body(place, held)
-        then = builder.add(place, index(step))
+        then = builder.add(place, index(step) if isinstance(step, int) else step)
         place.add_incoming(then, builder.block)
         for phi, value in zip(held, following, strict=True):
             phi.add_incoming(value, builder.block)

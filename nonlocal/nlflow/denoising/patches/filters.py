@@ -199,10 +199,14 @@ class CompiledFilter:
             )
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
+        offsets, order = nearest_offsets(lattice.radii)
+        moves = offsets @ (lattice.shape[1] * lattice.shape[2], lattice.shape[2], 1)
+        edge = lattice.radii[2] + int(np.abs(lattice.motion).max())
+        wide = (0, 0), (0, 0), (0, 0), (edge, edge + search.COLUMNS + search.lanes(guide.dtype))
         search.loop("find_groups", guide.dtype.name)(
-            _volumes(guide, lattice), lattice.slices, lattice.rows, lattice.columns, lattice.shape, lattice.patch,
-            lattice.radii, lattice.run, lattice.motion, nearest_offsets(lattice.radii)[1], np.finfo(guide.dtype).eps,
-            members, counts,
+            np.pad(_volumes(guide, lattice), wide), edge, lattice.slices, lattice.rows, lattice.columns, lattice.shape,
+            lattice.patch, lattice.radii, lattice.run, lattice.motion, order, moves.astype(np.int32),
+            np.finfo(guide.dtype).eps, members, counts,
         )  # fmt: skip
         return members, counts
 
