@@ -10,44 +10,127 @@ references, for an image and for a strip of it.
 import math
 
 import numpy as np
+from llvmlite import ir
 from numba import njit, prange, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
-from nlflow.backends.numba.wiener import callee, wiener
+from nlflow.backends.numba.vectors import Vectors
+from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
 
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
-# kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for
-# the fast one, whose Schur complement has passed through an explicit inverse.
+# kappa = (trace C + max N) / min N, and the error eps kappa.
 ERROR = 0.1
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
+
+
+class _Rows:
+    """Writes a loop over the rows of a patch, which lie one after the other in a token.
+
+    `body` gets where a vector lies in the image and in the token, and which of its lanes are in the patch.
+    """
+
+    def __init__(self, builder, bits):
+        self.vectors = Vectors(builder, bits)
+
+    def each(self, rows, columns, step, body):
+        v, builder = self.vectors, self.vectors.builder
+        kind = ir.VectorType(ir.IntType(64), v.lanes)
+        lanes = ir.Constant(kind, list(range(v.lanes)))
+
+        def row(r, state):
+            def block(b, state):
+                left = builder.sub(columns, b)
+                ends = builder.shuffle_vector(
+                    builder.insert_element(ir.Constant(kind, ir.Undefined), left, ir.Constant(ir.IntType(32), 0)),
+                    ir.Constant(kind, ir.Undefined),
+                    ir.Constant(ir.VectorType(ir.IntType(32), v.lanes), [0] * v.lanes),
+                )
+                inside = builder.icmp_signed("<", lanes, ends)
+                body(builder.add(builder.mul(r, step), b), builder.add(builder.mul(r, columns), b), inside)
+                return state
+
+            return v.repeat(columns, v.lanes, state, block)
+
+        v.repeat(rows, 1, [], row)
+
+
+@intrinsic
+def _take(typingctx, image, place, step, rows, columns, token, start):
+    """Copy the rows of a patch from an image to a token, and write zeros after them."""
+    signature = types.void(image, place, step, rows, columns, token, start)
+
+    def codegen(context, builder, signature, arguments):
+        _, place, step, rows, columns, _, start = arguments
+        loop = _Rows(builder, signature.args[0].dtype.bitwidth)
+        v = loop.vectors
+        image, token = (context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 5))
+
+        def body(there, here, inside):
+            v.store(v.load_some(image, builder.add(place, there), inside), token, builder.add(start, here))
+
+        loop.each(rows, columns, step, body)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _put(typingctx, token, change, start, centre, weight, first, keep, rows, columns, window, place, step, kind):
+    """Add the rows of a filtered patch to a window of sums, whose kinds are `kind` samples apart."""
+    signature = types.void(
+        token, change, start, centre, weight, first, keep, rows, columns, window, place, step, kind
+    )  # fmt: skip
+
+    def codegen(context, builder, signature, arguments):
+        _, _, start, _, _, first, keep, rows, columns, _, place, step, kind = arguments
+        loop = _Rows(builder, signature.args[0].dtype.bitwidth)
+        v = loop.vectors
+        token, change, centre, weight, window = (
+            context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 1, 3, 4, 9)
+        )
+        kept, nothing = v.broadcast(keep), v.constant(0.0)
+
+        def body(there, here, inside):
+            own, common = builder.add(start, here), builder.add(first, here)
+            taken = v.load(change, own)
+            share = v.where(inside, v.load(weight, common), nothing)
+            now = builder.fsub(builder.fadd(v.load(token, own), v.load(centre, common)), taken)
+            estimate = builder.fmul(share, now)
+            following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
+            target = builder.add(place, there)
+            for value in (estimate, following, share):
+                v.store(builder.fadd(v.load(window, target), value), window, target)
+                target = builder.add(target, kind)
+
+        loop.each(rows, columns, step, body)
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 @njit(fastmath=_FLAGS)
 def _gather(volume, corners, count, patch, earliest, follow, out):
     """Copy the patches at `corners` to the rows of `out`; `follow` displaces frames, from the earliest on."""
     pz, ph, pw = patch
-    H, W = volume.shape[1:]
+    D, H, W = volume.shape
+    image = volume.reshape(volume.size)
+    tokens = out.reshape(out.size)
     for n in range(count):
-        z = corners[n] // (H * W)
-        y = corners[n] // W % H
-        x = corners[n] % W
-        target = out[n]
+        corner = np.int64(corners[n])
+        z = corner // (H * W) if D > 1 else 0
         for k in range(pz):
             moved = follow[z + k - earliest]
-            for r in range(ph):
-                source = volume[z + k, y + r + moved[0]]
-                at = x + moved[1]
-                start = (k * ph + r) * pw
-                for c in range(pw):
-                    target[start + c] = source[at + c]
+            place = corner + (k * H + moved[0]) * W + moved[1]
+            _take(image, place, W, ph, pw, tokens, n * out.shape[1] + k * ph * pw)
 
 
 @njit(fastmath=_FLAGS)
-def _centre(tokens, mean):
-    """Take the mean token, left in `mean`, from each token."""
-    count = tokens.shape[0]
+def _centre(tokens, count, mean):
+    """Take the mean token, left in `mean`, from each of some tokens."""
     mean[:] = 0
     for k in range(count):
         row = tokens[k]
@@ -92,39 +175,46 @@ def filter_job(
     top = rows[job // runs % rows.shape[0]] - radii[1]
     left = columns[first] - radii[2]
     sums[:] = 0
-    source = np.empty((most, size), state.dtype)
-    tokens = np.empty((most, size), state.dtype)
-    given = np.empty((most, size), state.dtype)
-    change = np.empty((most, size), state.dtype)
-    mean = np.empty(size, state.dtype)
-    squares = np.empty(size, state.dtype)
-    centre = np.empty(size, state.dtype)
-    noise = np.empty(size, state.dtype)
-    weight = np.empty(size, state.dtype)
-    wide = np.empty((3, most, size), np.float64)
-    wide_mean = np.empty(size, np.float64)
-    wide_noise = np.empty(size, np.float64)
-    wide_weight = np.empty(size, np.float64)
+    wide = padded(size, state.itemsize)
+    most = (members.shape[1] + ROWS - 1) // ROWS * ROWS
+    source = np.zeros((most + 1, wide), state.dtype)
+    tokens = np.zeros((most + 1, wide), state.dtype)
+    given = np.zeros((most + 1, wide), state.dtype)
+    change = np.zeros((most + 1, wide), state.dtype)
+    room = np.zeros((5, wide, wide), state.dtype)
+    mean = np.zeros(wide, state.dtype)
+    centre = np.zeros(wide, state.dtype)
+    noise = np.zeros(wide, state.dtype)
+    weight = np.zeros(wide, state.dtype)
+    wide_tokens = np.zeros((3, most, wide), np.float64)
+    wide_room = np.zeros((5, wide, wide), np.float64)
+    wide_mean = np.zeros(wide, np.float64)
+    wide_noise = np.zeros(wide, np.float64)
+    wide_weight = np.zeros(wide, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
+    flat_tokens, flat_change = tokens.reshape(tokens.size), change.reshape(change.size)
+    window = sums.reshape(sums.size)
+    kind = window.size // 3
     for reference in range(first, last):
         number = (job // runs) * columns.shape[0] + reference
         corners = members[number]
-        count = counts[number]
+        count = np.int64(counts[number])
         share = real(1 / count)
         for c in range(planes):
             _gather(state[c], corners, count, patch, earliest, follow, tokens)
             # The noise of the group: in each sample of a patch the mean over its members.
             if uniform:
-                noise[:] = variance[c, 0, 0, 0]
+                for j in range(size):
+                    noise[j] = variance[c, 0, 0, 0]
             else:
                 _gather(variance[c], corners, count, patch, earliest, follow, given)
-                noise[:] = 0
+                for j in range(size):
+                    noise[j] = 0
                 for k in range(count):
-                    row = given[k]
                     for j in range(size):
-                        noise[j] += row[j] * share
+                        noise[j] += given[k, j] * share
             total = zero
             for j in range(size):
                 total += noise[j] / size
@@ -135,80 +225,83 @@ def filter_job(
                 shift = 0.0
                 power = 0.0
                 for k in range(count):
-                    row = given[k]
-                    token = tokens[k]
                     first_sum = zero
                     second_sum = zero
-                    for j in range(size):
-                        removed = row[j] - token[j]
+                    for j in range(wide):
+                        removed = given[k, j] - tokens[k, j]
                         first_sum += removed
                         second_sum += removed * removed
                     shift += first_sum
                     power += second_sum
                 shift /= count * size
                 spread = max(power / (count * size) - shift * shift, 0.0)
-                rest = max(real(1 - math.sqrt(spread / total)), max(part, one / 1000))
+                rest = real(max(1 - math.sqrt(spread / total), max(part, 1 / 1000)))
+            lowest = noise[0] * rest * rest * scale
+            highest = lowest
             for j in range(size):
                 noise[j] *= rest * rest * scale
             _gather(pilot[c], corners, count, patch, earliest, follow, source)
-            _centre(source[:count], mean)
-            _centre(tokens[:count], centre)
-            squares[:] = 0
+            _centre(source, count, mean)
+            _centre(tokens, count, centre)
+            trace = zero
             for k in range(count):
-                row = source[k]
-                for j in range(size):
-                    squares[j] += row[j] * row[j]
-            trace = squares.sum() * share
+                for j in range(wide):
+                    trace += source[k, j] * source[k, j]
+            trace *= share
             # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
             # the input the group is left as it is.
             least = count * rounding[1] * trace
             if least > total:
                 change[:] = 0
-                weight[:] = 1 / total
+                for j in range(size):
+                    weight[j] = 1 / total
             else:
                 for j in range(size):
                     noise[j] = max(noise[j], least)
-                condition = (trace + noise.max() * extremes[c, 1]) / (noise.min() * extremes[c, 0])
-                if count * rounding[0] * condition * condition < 1:
+                    lowest = min(lowest if j > 0 else noise[j], noise[j])
+                    highest = max(highest, noise[j])
+                condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
+                if count * rounding[0] * condition < 1:
                     _wiener(
                         single,
                         (
-                            tokens[:count], source[:count], noise, correlation[c], whitening[c], basis, lowered,
-                            True, change[:count], weight,
+                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, room,
+                            change, weight,
                         ),
                     )  # fmt: skip
                 else:
-                    _gather(state[c], corners, count, patch, earliest, follow, wide[0])
-                    _gather(pilot[c], corners, count, patch, earliest, follow, wide[1])
-                    _centre(wide[0, :count], wide_mean)
-                    _centre(wide[1, :count], wide_mean)
+                    _gather(state[c], corners, count, patch, earliest, follow, given)
+                    for k in range(count):
+                        _copy(given[k], wide_tokens[0, k])
+                    _gather(pilot[c], corners, count, patch, earliest, follow, given)
+                    for k in range(count):
+                        _copy(given[k], wide_tokens[1, k])
+                    _centre(wide_tokens[0], count, wide_mean)
+                    _centre(wide_tokens[1], count, wide_mean)
                     _copy(noise, wide_noise)
-                    fast = count * rounding[1] * condition * condition < 1
                     _wiener(
                         double,
                         (
-                            wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, fast, wide[2, :count], wide_weight,
+                            wide_tokens[0], wide_tokens[1], count, size, wide_noise, wide_correlation[c],
+                            wide_whitening[c], wide_basis, shrink, wide_room, wide_tokens[2], wide_weight,
                         ),
                     )  # fmt: skip
                     for k in range(count):
-                        _copy(wide[2, k], change[k])
+                        _copy(wide_tokens[2, k], change[k])
                     _copy(wide_weight, weight)
-            keep = part / rest
+            keep = real(part / rest)
             for k in range(count):
-                token = tokens[k]
-                taken = change[k]
-                z = corners[k] // (H * W) - earliest
-                y = corners[k] // W % H - top
-                x = corners[k] % W - left
+                corner = np.int64(corners[k])
+                z = corner // (H * W) if state.shape[1] > 1 else 0
+                y = (corner - z * H * W) // W
+                x = corner - (z * H + y) * W - left
                 for q in range(pz):
-                    for r in range(ph):
-                        for s in range(pw):
-                            j = (q * ph + r) * pw + s
-                            now = token[j] + centre[j]
-                            sums[0, c, z + q, y + r, x + s] += weight[j] * (now - taken[j])
-                            sums[1, c, z + q, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
-                            sums[2, c, z + q, y + r, x + s] += weight[j]
+                    place = ((c * sums.shape[2] + z - earliest + q) * sums.shape[3] + y - top) * sums.shape[4] + x
+                    skipped = q * ph * pw
+                    _put(
+                        flat_tokens, flat_change, k * wide + skipped, centre, weight, skipped, keep, ph, pw, window,
+                        place, sums.shape[4], kind,
+                    )  # fmt: skip
 
 
 _filter_job = caller(filter_job)

@@ -74,6 +74,14 @@ class Vectors:
         """Return the vector at a place."""
         return self.builder.load(self._at(pointer, place), align=self.size)
 
+    def load_some(self, pointer: Any, place: Any, inside: Any) -> Any:
+        """Return the numbers at a place in those lanes that are inside, 0 in the others, which are not touched."""
+        kind, name = inside.type, f"llvm.masked.load.{self._suffix}.p0"
+        where = self._at(pointer, place)
+        function = ir.FunctionType(self.type, [where.type, ir.IntType(32), kind, self.type])
+        load = cgutils.get_or_insert_function(self.builder.module, function, name)
+        return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, self.constant(0.0)])
+
     def store(self, value: Any, pointer: Any, place: Any) -> None:
         """Write a vector to a place."""
         self.builder.store(value, self._at(pointer, place), align=self.size)

@@ -215,11 +215,14 @@ class CompiledFilter:
     ) -> tuple[Array, Array]:
         """Return the estimate and the next state; see `GroupFilter`."""
         from nlflow.backends.numba import groups as loops
+        from nlflow.backends.numba import search
+        from nlflow.backends.numba.wiener import padded
 
         lattice, total = groups.lattice, groups.lattice.jobs
         state, pilot, observed = (_volumes(one, lattice) for one in (images.state, images.pilot, images.observed))
         sums = np.zeros((3, *state.shape), state.dtype)
-        windows = np.empty((min(_JOBS, total), 3, len(state), *lattice.window), state.dtype)
+        a, b, c = lattice.window
+        windows = np.empty((min(_JOBS, total), 3, len(state), a, b, c + search.lanes(state.dtype)), state.dtype)
         rounding = tuple(float(np.finfo(kind).eps) / loops.ERROR for kind in (state.dtype, np.float64))
         filter_groups = loops.loop("filter_groups", state.dtype.name)
         add_windows = loops.loop("add_windows", state.dtype.name)
@@ -228,10 +231,10 @@ class CompiledFilter:
         variance = images.variance.reshape(-1, 1, 1, 1) if uniform else _volumes(images.variance, lattice)
         variance = np.require(variance, requirements="W")
         found = Correlation.of(images.correlation, lattice.patch, len(state))
-        basis = cosines(lattice.patch) if stage.cosine else np.zeros((0, 0))
-        matrices = tuple(
-            np.ascontiguousarray(m, state.dtype) for m in (found.matrices, found.whitening, found.extremes, basis)
-        )
+        size = padded(math.prod(lattice.patch), state.itemsize)
+        basis = cosines(lattice.patch).T if stage.cosine else np.zeros((0, 0))
+        matrices = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening))
+        matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
         places = lattice.slices, lattice.rows, lattice.columns
         with blas_limited():
             for first in range(0, total, _JOBS):
@@ -248,6 +251,13 @@ class CompiledFilter:
         estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1
         shape = images.state.shape
         return (estimate / weights).reshape(shape), (next_state / weights).reshape(shape)
+
+
+def filled(matrices: Array, size: int, dtype: Any) -> Array:
+    """Return matrices filled up with zeros to a number of rows and columns; empty ones have none."""
+    more = size - matrices.shape[-1] if matrices.size else 0
+    wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
+    return np.pad(matrices, wide).astype(dtype)
 
 
 def _volumes(planes: Array, lattice: Lattice) -> Array:
