@@ -10,138 +10,161 @@ references, for an image and for a strip of it.
 import math
 
 import numpy as np
-from llvmlite import ir
+
 from numba import njit, prange, types
-from numba.core import cgutils
+
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
-from nlflow.backends.numba.vectors import Vectors
-from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
+from nlflow.backends.numba.vectors import Vectors, index
+from nlflow.backends.numba.wiener import LINES, ROWS, callee, padded, wiener
 
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
 # kappa = (trace C + max N) / min N, and the error eps kappa.
 ERROR = 0.1
+_SHORT = 32  # bytes of a vector that holds the row of a patch
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
-class _Rows:
-    """Writes a loop over the rows of a patch, which lie one after the other in a token.
-
-    `body` gets where a vector lies in the image and in the token, and which of its lanes are in the patch.
-    """
-
-    def __init__(self, builder, bits):
-        self.vectors = Vectors(builder, bits)
-
-    def each(self, rows, columns, step, body):
-        v, builder = self.vectors, self.vectors.builder
-        kind = ir.VectorType(ir.IntType(64), v.lanes)
-        lanes = ir.Constant(kind, list(range(v.lanes)))
-
-        def row(r, state):
-            def block(b, state):
-                left = builder.sub(columns, b)
-                ends = builder.shuffle_vector(
-                    builder.insert_element(ir.Constant(kind, ir.Undefined), left, ir.Constant(ir.IntType(32), 0)),
-                    ir.Constant(kind, ir.Undefined),
-                    ir.Constant(ir.VectorType(ir.IntType(32), v.lanes), [0] * v.lanes),
-                )
-                inside = builder.icmp_signed("<", lanes, ends)
-                body(builder.add(builder.mul(r, step), b), builder.add(builder.mul(r, columns), b), inside)
-                return state
-
-            return v.repeat(columns, v.lanes, state, block)
-
-        v.repeat(rows, 1, [], row)
+def _data(context, builder, signature, arguments, place):
+    return context.make_array(signature.args[place])(context, builder, arguments[place]).data
 
 
 @intrinsic
-def _take(typingctx, image, place, step, rows, columns, token, start):
-    """Copy the rows of a patch from an image to a token, and write zeros after them."""
-    signature = types.void(image, place, step, rows, columns, token, start)
+def _take(typingctx, image, base, places, most, count, frames, step, rows, columns, tokens, width):
+    """Copy patches to tokens, row by row.
+
+    The one of member n begins at ``base + places[k, n]`` of the image in its frame k; `most` is how many n there are,
+    `step` lies between two rows.
+    """
+    signature = types.void(image, base, places, most, count, frames, step, rows, columns, tokens, width)
 
     def codegen(context, builder, signature, arguments):
-        _, place, step, rows, columns, _, start = arguments
-        loop = _Rows(builder, signature.args[0].dtype.bitwidth)
-        v = loop.vectors
-        image, token = (context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 5))
+        _, base, _, most, count, frames, step, rows, columns, _, width = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
+        image, places, tokens = (_data(context, builder, signature, arguments, i) for i in (0, 2, 9))
+        # What is left of a row gets the last vector in it; a row that is shorter than a vector gets zeros after it.
+        lanes = index(v.lanes)
+        narrow = builder.icmp_signed("<", columns, lanes)
+        rest = builder.select(narrow, index(0), builder.sub(columns, lanes))
+        inside = v.lanes_before(columns)
 
-        def body(there, here, inside):
-            v.store(v.load_some(image, builder.add(place, there), inside), token, builder.add(start, here))
+        def patch(n, state):
+            def frame(k, state):
+                place = builder.load(builder.gep(places, [builder.add(builder.mul(k, most), n)]))
 
-        loop.each(rows, columns, step, body)
+                def row(r, state):
+                    def block(b, nothing):
+                        b = builder.select(builder.icmp_signed("<", b, rest), b, rest)
+                        value = v.load_some(image, builder.add(state[0], b), inside)
+                        v.store(value, tokens, builder.add(state[1], b))
+                        return nothing
+
+                    v.repeat(columns, v.lanes, [], block)
+                    return [builder.add(state[0], step), builder.add(state[1], columns)]
+
+                return v.repeat(rows, 1, [builder.add(base, place), *state], row)[1:]
+
+            v.repeat(frames, 1, [builder.mul(n, width)], frame)
+            return state
+
+        v.repeat(count, 1, [], patch)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
 @intrinsic
-def _put(typingctx, token, change, start, centre, weight, first, keep, rows, columns, window, place, step, kind):
-    """Add the rows of a filtered patch to a window of sums, whose kinds are `kind` samples apart."""
+def _put(
+    typingctx, tokens, change, centre, weight, keep, start, width, count, rows, columns, places, first, step, kind, out, base
+):
+    """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart."""
     signature = types.void(
-        token, change, start, centre, weight, first, keep, rows, columns, window, place, step, kind
+        tokens, change, centre, weight, keep, start, width, count, rows, columns, places, first, step, kind, out, base
     )  # fmt: skip
 
     def codegen(context, builder, signature, arguments):
-        _, _, start, _, _, first, keep, rows, columns, _, place, step, kind = arguments
-        loop = _Rows(builder, signature.args[0].dtype.bitwidth)
-        v = loop.vectors
-        token, change, centre, weight, window = (
-            context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 1, 3, 4, 9)
+        _, _, _, _, keep, start, width, count, rows, columns, _, first, step, kind, _, base = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
+        tokens, change, centre, weight, places, out = (
+            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 10, 14)
         )
         kept, nothing = v.broadcast(keep), v.constant(0.0)
 
-        def body(there, here, inside):
-            own, common = builder.add(start, here), builder.add(first, here)
-            taken = v.load(change, own)
-            share = v.where(inside, v.load(weight, common), nothing)
-            now = builder.fsub(builder.fadd(v.load(token, own), v.load(centre, common)), taken)
-            estimate = builder.fmul(share, now)
-            following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
-            target = builder.add(place, there)
-            for value in (estimate, following, share):
-                v.store(builder.fadd(v.load(window, target), value), window, target)
-                target = builder.add(target, kind)
+        def block(b, state):
+            inside, shift = v.lanes_before(builder.sub(columns, b)), builder.add(base, b)
 
-        loop.each(rows, columns, step, body)
+            def patch(n, state):
+                place = builder.add(builder.load(builder.gep(places, [builder.add(first, n)])), shift)
+                own = builder.add(builder.mul(n, width), b)
+
+                def row(r, state):
+                    target, common = state
+                    here = builder.add(own, common)
+                    taken = v.load(change, here)
+                    share = v.where(inside, v.load(weight, builder.add(common, b)), nothing)
+                    now = builder.fadd(v.load(tokens, here), v.load(centre, builder.add(common, b)))
+                    estimate = builder.fmul(share, builder.fsub(now, taken))
+                    following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
+                    at = target
+                    for value in (estimate, following, share):
+                        v.store(builder.fadd(v.load(out, at), value), out, at)
+                        at = builder.add(at, kind)
+                    return [builder.add(target, step), builder.add(common, columns)]
+
+                v.repeat(rows, 1, [place, start], row)
+                return state
+
+            v.repeat(count, 1, state, patch)
+            return state
+
+        v.repeat(columns, v.lanes, [], block)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _centre(typingctx, tokens, width, count, share, mean):
+    """Take the mean token, which is written to `mean`, from tokens; `share` is 1 / count."""
+    signature = types.void(tokens, width, count, share, mean)
+
+    def codegen(context, builder, signature, arguments):
+        _, width, count, share, _ = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        tokens, mean = (_data(context, builder, signature, arguments, i) for i in (0, 4))
+        size = builder.mul(count, width)
+
+        def block(b, state):
+            def add(at, state):
+                return [builder.fadd(state[0], v.load(tokens, builder.add(at, b)))]
+
+            (total,) = v.repeat(size, width, [v.constant(0.0)], add)
+            middle = builder.fmul(total, v.broadcast(share))
+            v.store(middle, mean, b)
+
+            def subtract(at, state):
+                place = builder.add(at, b)
+                v.store(builder.fsub(v.load(tokens, place), middle), tokens, place)
+                return state
+
+            v.repeat(size, width, [], subtract)
+            return state
+
+        v.repeat(width, v.lanes, [], block)
         return context.get_dummy_value()
 
     return signature, codegen
 
 
 @njit(fastmath=_FLAGS)
-def _gather(volume, corners, count, patch, earliest, follow, out):
-    """Copy the patches at `corners` to the rows of `out`; `follow` displaces frames, from the earliest on."""
+def _gather(volume, c, places, count, patch, tokens):
+    """Copy the patches at some places of a channel to the rows of `tokens`."""
+    _, D, H, W = volume.shape
     pz, ph, pw = patch
-    D, H, W = volume.shape
-    image = volume.reshape(volume.size)
-    tokens = out.reshape(out.size)
-    for n in range(count):
-        corner = np.int64(corners[n])
-        z = corner // (H * W) if D > 1 else 0
-        for k in range(pz):
-            moved = follow[z + k - earliest]
-            place = corner + (k * H + moved[0]) * W + moved[1]
-            _take(image, place, W, ph, pw, tokens, n * out.shape[1] + k * ph * pw)
-
-
-@njit(fastmath=_FLAGS)
-def _centre(tokens, count, mean):
-    """Take the mean token, left in `mean`, from each of some tokens."""
-    mean[:] = 0
-    for k in range(count):
-        row = tokens[k]
-        for j in range(mean.shape[0]):
-            mean[j] += row[j]
-    for j in range(mean.shape[0]):
-        mean[j] /= count
-    for k in range(count):
-        row = tokens[k]
-        for j in range(mean.shape[0]):
-            row[j] -= mean[j]
+    _take(volume, c * D * H * W, places, places.shape[1], count, pz, W, ph, pw, tokens, tokens.shape[1])
 
 
 @njit(fastmath=_FLAGS)
@@ -152,6 +175,7 @@ def _copy(values, out):
 
 
 _wiener = caller(wiener)
+_padded = njit(padded)
 
 
 @njit(cache=True, fastmath=_FLAGS)
@@ -175,41 +199,53 @@ def filter_job(
     top = rows[job // runs % rows.shape[0]] - radii[1]
     left = columns[first] - radii[2]
     sums[:] = 0
-    wide = padded(size, state.itemsize)
+    wide = _padded(size, state.itemsize)
     most = (members.shape[1] + ROWS - 1) // ROWS * ROWS
     source = np.zeros((most + 1, wide), state.dtype)
     tokens = np.zeros((most + 1, wide), state.dtype)
     given = np.zeros((most + 1, wide), state.dtype)
     change = np.zeros((most + 1, wide), state.dtype)
-    room = np.zeros((5, wide, wide), state.dtype)
+    room = np.zeros((5, max(wide, LINES), wide), state.dtype)
     mean = np.zeros(wide, state.dtype)
     centre = np.zeros(wide, state.dtype)
     noise = np.zeros(wide, state.dtype)
     weight = np.zeros(wide, state.dtype)
     wide_tokens = np.zeros((3, most, wide), np.float64)
-    wide_room = np.zeros((5, wide, wide), np.float64)
+    wide_room = np.zeros((5, max(wide, LINES), wide), np.float64)
     wide_mean = np.zeros(wide, np.float64)
     wide_noise = np.zeros(wide, np.float64)
     wide_weight = np.zeros(wide, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
-    flat_tokens, flat_change = tokens.reshape(tokens.size), change.reshape(change.size)
-    window = sums.reshape(sums.size)
-    kind = window.size // 3
+    flat_tokens = tokens.reshape(tokens.size)
+    flat_source = source.reshape(source.size)
+    flat_given = given.reshape(given.size)
+    # Where the patches of a group lie in a channel, frame by frame, and in the window.
+    places = np.empty((pz, most), np.int64)
+    there = np.empty((pz, most), np.int64)
+    kind = sums.size // 3
     for reference in range(first, last):
         number = (job // runs) * columns.shape[0] + reference
-        corners = members[number]
         count = np.int64(counts[number])
         share = real(1 / count)
+        for k in range(count):
+            corner = np.int64(members[number, k])
+            z = corner // (H * W) if state.shape[1] > 1 else 0
+            y = (corner - z * H * W) // W
+            x = corner - (z * H + y) * W
+            for q in range(pz):
+                moved = follow[z - earliest + q, 0] * W + follow[z - earliest + q, 1]
+                places[q, k] = corner + q * H * W + moved
+                there[q, k] = ((z - earliest + q) * sums.shape[3] + y - top) * sums.shape[4] + x - left
         for c in range(planes):
-            _gather(state[c], corners, count, patch, earliest, follow, tokens)
+            _gather(state, c, places, count, patch, tokens)
             # The noise of the group: in each sample of a patch the mean over its members.
             if uniform:
                 for j in range(size):
                     noise[j] = variance[c, 0, 0, 0]
             else:
-                _gather(variance[c], corners, count, patch, earliest, follow, given)
+                _gather(variance, c, places, count, patch, given)
                 for j in range(size):
                     noise[j] = 0
                 for k in range(count):
@@ -221,18 +257,13 @@ def filter_job(
             # How much of it is left in the state: 1 - std(input - state) / sigma.
             rest = one
             if running:
-                _gather(observed[c], corners, count, patch, earliest, follow, given)
-                shift = 0.0
-                power = 0.0
-                for k in range(count):
-                    first_sum = zero
-                    second_sum = zero
-                    for j in range(wide):
-                        removed = given[k, j] - tokens[k, j]
-                        first_sum += removed
-                        second_sum += removed * removed
-                    shift += first_sum
-                    power += second_sum
+                _gather(observed, c, places, count, patch, given)
+                shift = zero
+                power = zero
+                for i in range(count * wide):
+                    removed = flat_given[i] - flat_tokens[i]
+                    shift += removed
+                    power += removed * removed
                 shift /= count * size
                 spread = max(power / (count * size) - shift * shift, 0.0)
                 rest = real(max(1 - math.sqrt(spread / total), max(part, 1 / 1000)))
@@ -240,13 +271,12 @@ def filter_job(
             highest = lowest
             for j in range(size):
                 noise[j] *= rest * rest * scale
-            _gather(pilot[c], corners, count, patch, earliest, follow, source)
-            _centre(source, count, mean)
-            _centre(tokens, count, centre)
+            _gather(pilot, c, places, count, patch, source)
+            _centre(source, wide, count, share, mean)
+            _centre(tokens, wide, count, share, centre)
             trace = zero
-            for k in range(count):
-                for j in range(wide):
-                    trace += source[k, j] * source[k, j]
+            for i in range(count * wide):
+                trace += flat_source[i] * flat_source[i]
             trace *= share
             # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
             # the input the group is left as it is.
@@ -270,14 +300,14 @@ def filter_job(
                         ),
                     )  # fmt: skip
                 else:
-                    _gather(state[c], corners, count, patch, earliest, follow, given)
+                    _gather(state, c, places, count, patch, given)
                     for k in range(count):
                         _copy(given[k], wide_tokens[0, k])
-                    _gather(pilot[c], corners, count, patch, earliest, follow, given)
+                    _gather(pilot, c, places, count, patch, given)
                     for k in range(count):
                         _copy(given[k], wide_tokens[1, k])
-                    _centre(wide_tokens[0], count, wide_mean)
-                    _centre(wide_tokens[1], count, wide_mean)
+                    _centre(wide_tokens[0], wide, count, 1 / count, wide_mean)
+                    _centre(wide_tokens[1], wide, count, 1 / count, wide_mean)
                     _copy(noise, wide_noise)
                     _wiener(
                         double,
@@ -290,18 +320,11 @@ def filter_job(
                         _copy(wide_tokens[2, k], change[k])
                     _copy(wide_weight, weight)
             keep = real(part / rest)
-            for k in range(count):
-                corner = np.int64(corners[k])
-                z = corner // (H * W) if state.shape[1] > 1 else 0
-                y = (corner - z * H * W) // W
-                x = corner - (z * H + y) * W - left
-                for q in range(pz):
-                    place = ((c * sums.shape[2] + z - earliest + q) * sums.shape[3] + y - top) * sums.shape[4] + x
-                    skipped = q * ph * pw
-                    _put(
-                        flat_tokens, flat_change, k * wide + skipped, centre, weight, skipped, keep, ph, pw, window,
-                        place, sums.shape[4], kind,
-                    )  # fmt: skip
+            for q in range(pz):
+                _put(
+                    tokens, change, centre, weight, keep, q * ph * pw, wide, count, ph, pw, there, q * most,
+                    sums.shape[4], kind, sums, c * (kind // planes),
+                )  # fmt: skip
 
 
 _filter_job = caller(filter_job)

@@ -52,12 +52,14 @@ class Vectors:
         Where they are written to.
     bits : int
         Of a number, 32 or 64.
+    most : int
+        Bytes of a vector, at most: short rows need no long ones.
     """
 
-    def __init__(self, builder: Any, bits: int) -> None:
+    def __init__(self, builder: Any, bits: int, most: int = BYTES) -> None:
         self.builder = builder
         self.size = bits // 8
-        self.lanes = BYTES // self.size
+        self.lanes = min(BYTES, most) // self.size
         self.number = ir.FloatType() if bits == 32 else ir.DoubleType()
         self.type = ir.VectorType(self.number, self.lanes)
         self._word = ir.IntType(bits)
@@ -74,13 +76,19 @@ class Vectors:
         """Return the vector at a place."""
         return self.builder.load(self._at(pointer, place), align=self.size)
 
+    def lanes_before(self, count: Any) -> Any:
+        """Return which lanes have numbers below a count."""
+        numbers = ir.VectorType(_I32, self.lanes)
+        own = ir.Constant(numbers, list(range(self.lanes)))
+        return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
+
     def load_some(self, pointer: Any, place: Any, inside: Any) -> Any:
-        """Return the numbers at a place in those lanes that are inside, 0 in the others, which are not touched."""
-        kind, name = inside.type, f"llvm.masked.load.{self._suffix}.p0"
-        where = self._at(pointer, place)
-        function = ir.FunctionType(self.type, [where.type, ir.IntType(32), kind, self.type])
-        load = cgutils.get_or_insert_function(self.builder.module, function, name)
-        return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, self.constant(0.0)])
+        """Return the numbers at a place in those lanes that are inside, and 0 in the others, which are not read."""
+        where, nothing = self._at(pointer, place), self.constant(0.0)
+        kind = ir.FunctionType(self.type, [where.type, _I32, inside.type, self.type])
+        name = f"llvm.masked.load.{self._suffix}.p0"
+        load = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, nothing])
 
     def store(self, value: Any, pointer: Any, place: Any) -> None:
         """Write a vector to a place."""
@@ -88,10 +96,7 @@ class Vectors:
 
     def broadcast(self, number: Any) -> Any:
         """Return a vector of one number."""
-        undefined = ir.Constant(self.type, ir.Undefined)
-        first = ir.Constant(ir.VectorType(_I32, self.lanes), [ir.Constant(_I32, 0)] * self.lanes)
-        one = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
-        return self.builder.shuffle_vector(one, undefined, first)
+        return self._spread(number, self.type)
 
     def broadcast_from(self, pointer: Any, place: Any) -> Any:
         """Return a vector of the number at a place."""
@@ -206,6 +211,12 @@ class Vectors:
         builder.cbranch(builder.icmp_signed("<", then, count), inside, after)
         builder.position_at_end(after)
         return following
+
+    def _spread(self, number: Any, kind: Any) -> Any:
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = ir.Constant(ir.VectorType(_I32, self.lanes), [ir.Constant(_I32, 0)] * self.lanes)
+        one = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
+        return self.builder.shuffle_vector(one, undefined, first)
 
     @property
     def _suffix(self) -> str:

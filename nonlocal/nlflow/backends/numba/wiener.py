@@ -16,11 +16,12 @@ from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 ROWS = 4
 """Rows that are multiplied at a time: matrices have a multiple of them, of which the last may hold anything finite."""
+LINES = 4 + 2 * ROWS
+"""Rows that a square of scratch has at least."""
 _MOST = 4 if AVX512 else 2  # vectors of a row at a time; three where two would leave one
 _ITERATIONS = 60  # for an eigenvalue; two are usual
 
 
-@njit
 def padded(size, itemsize):
     """Return the length of rows of `size` numbers, filled up to whole vectors and to a multiple of `ROWS`."""
     most = max(BYTES // itemsize, ROWS)
@@ -31,16 +32,17 @@ def _multiplier(vectors):
     """Return an instruction that multiplies `ROWS` rows after `ROWS` rows with some vectors of a row."""
 
     @intrinsic
-    def multiply(typingctx, a, first, row, step, b, start, count, rows, out, width, column):
-        signature = types.void(a, first, row, step, b, start, count, rows, out, width, column)
+    def multiply(typingctx, a, first, row, step, b, start, count, rows, out, to, width, column):
+        signature = types.void(a, first, row, step, b, start, count, rows, out, to, width, column)
 
         def codegen(context, builder, signature, arguments):
-            _, first, row, step, _, start, count, rows, _, width, column = arguments
+            _, first, row, step, _, start, count, rows, _, to, width, column = arguments
             v = Vectors(builder, signature.args[0].dtype.bitwidth)
             a, b, out = (
                 context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 4, 8)
             )
             columns = [builder.add(column, index(k * v.lanes)) for k in range(vectors)]
+            out = builder.gep(out, [to])
 
             def some(i, state):
                 own = [builder.add(first, builder.mul(builder.add(i, index(k)), row)) for k in range(ROWS)]
@@ -75,30 +77,28 @@ _one, _two, _three, _four = (_multiplier(n) for n in (1, 2, 3, 4))
 
 
 @njit(fastmath=_FLAGS)
-def _multiply_add(a, first, row, step, b, start, count, rows, out):
-    """Add to the rows i of `out` (.., padded) the sum over k < count of ``a[first + i row + k step] b[start + k]``.
+def _multiply_add(a, first, row, step, b, start, count, rows, out, to=0):
+    """Add to the rows ``to + i`` of `out` (.., padded) the sum over k < count of ``a[first + i row + k step] b[start + k]``.
 
-    `a` is flat, rows of `b` and `out` are equally long; `rows` counts as the next multiple of `ROWS`.
+    `a` is told by places in its memory, rows of `b` and `out` are equally long; `rows` counts as the next multiple of `ROWS`.
     """
     width = out.shape[1]
     lanes = BYTES // out.itemsize
-    left = b.reshape(b.size)
-    flat = out.reshape(out.size)
     column = 0
     while column < width:
         vectors = (width - column) // lanes
         where = start * width
         if vectors == 1:
-            _one(a, first, row, step, left, where, count, rows, flat, width, column)
+            _one(a, first, row, step, b, where, count, rows, out, to * width, width, column)
             column += lanes
         elif vectors == 3:
-            _three(a, first, row, step, left, where, count, rows, flat, width, column)
+            _three(a, first, row, step, b, where, count, rows, out, to * width, width, column)
             column += 3 * lanes
         elif vectors < _MOST or _MOST == 2:
-            _two(a, first, row, step, left, where, count, rows, flat, width, column)
+            _two(a, first, row, step, b, where, count, rows, out, to * width, width, column)
             column += 2 * lanes
         else:
-            _four(a, first, row, step, left, where, count, rows, flat, width, column)
+            _four(a, first, row, step, b, where, count, rows, out, to * width, width, column)
             column += 4 * lanes
 
 
@@ -106,161 +106,186 @@ def _multiply_add(a, first, row, step, b, start, count, rows, out):
 def _product(a, b, size, out):
     """Write a b to `out`; all are (.., padded)."""
     out[:] = 0
-    _multiply_add(a.reshape(a.size), 0, a.shape[1], 1, b, 0, size, size, out)
+    _multiply_add(a, 0, a.shape[1], 1, b, 0, size, size, out)
 
 
 @njit(fastmath=_FLAGS)
-def _invert(matrix, size, room):
+def _invert(matrix, size, others, panel):
     """Replace a symmetric positive definite matrix by its inverse (Gauss-Jordan, `ROWS` pivots at a time).
 
     Rows from `size` on get those of the identity. The error is that of LAPACK's inverse, a few roundings times the
     condition (Higham 2002, section 14.4, doi 10.1137/1.9780898718027).
     """
+    width = matrix.shape[1]
     one = matrix.dtype.type(1)
+    zero = one - one
     rows = (size + ROWS - 1) // ROWS * ROWS
-    panel = room[0]
-    others = room[1].reshape(room[1].size)[: rows * ROWS].reshape(rows, ROWS)
     for i in range(size, rows):
-        matrix[i] = 0
-        matrix[i, i] = 1
+        for j in range(width):
+            matrix[i, j] = zero
+        matrix[i, i] = one
     for k in range(0, rows, ROWS):
-        # The pivots, by themselves.
-        for p in range(k, k + ROWS):
-            scale = one / matrix[p, p]
-            matrix[p, p] = 1
-            for j in range(k, k + ROWS):
-                matrix[p, j] *= scale
-            for i in range(k, k + ROWS):
-                if i != p:
-                    x = matrix[i, p]
-                    matrix[i, p] = 0
-                    for j in range(k, k + ROWS):
-                        matrix[i, j] -= x * matrix[p, j]
-        # Their rows times the inverse; then the other rows.
+        # The pivots, by themselves; their rows get the identity for it.
         for i in range(ROWS):
             for j in range(ROWS):
                 others[i, j] = matrix[k + i, k + j]
-                matrix[k + i, k + j] = i == j
-        panel[:ROWS] = 0
-        _multiply_add(others.reshape(others.size), 0, ROWS, 1, matrix, k, ROWS, ROWS, panel)
+                matrix[k + i, k + j] = one if i == j else zero
+            for j in range(width):
+                panel[i, j] = zero
+        for p in range(ROWS):
+            scale = one / others[p, p]
+            others[p, p] = one
+            for j in range(ROWS):
+                others[p, j] *= scale
+            for i in range(ROWS):
+                if i != p:
+                    x = others[i, p]
+                    others[i, p] = zero
+                    for j in range(ROWS):
+                        others[i, j] -= x * others[p, j]
+        _multiply_add(others, 0, width, 1, matrix, k, ROWS, ROWS, panel)
+        # Then the other rows.
         for i in range(rows):
             for j in range(ROWS):
                 others[i, j] = -matrix[i, k + j]
-                matrix[i, k + j] = 0
+                matrix[i, k + j] = zero
         for i in range(ROWS):
-            matrix[k + i] = panel[i]
-            others[k + i] = 0
-        _multiply_add(others.reshape(others.size), 0, ROWS, 1, panel, 0, ROWS, rows, matrix)
+            for j in range(ROWS):
+                others[k + i, j] = zero
+            for j in range(width):
+                matrix[k + i, j] = panel[i, j]
+        _multiply_add(others, 0, width, 1, panel, 0, ROWS, rows, matrix)
 
 
 @njit(fastmath=_FLAGS)
-def _tridiagonal(matrix, size, vectors, diagonal, beside, line, product):
-    """Reduce a symmetric matrix A, which is overwritten, to a tridiagonal one, and turn the rows of `vectors` with it.
+def _tridiagonal(matrix, size, vectors, lines):
+    """Reduce a symmetric matrix A to a tridiagonal one, and turn the rows of `vectors` with it.
 
-    Householder's reflections 1 - 2 v v': A becomes A - 2 (v w' + w v') with w = A v - (v.Av) v.
+    Lines 0 and 1 get the diagonal and what is beside it, the others are scratch. By Householder's reflections
+    1 - v v', v.v = 2, it becomes A - v w' - w v', w = A v - (v.Av / 2) v.
     """
     width = matrix.shape[1]
-    for k in range(size - 1):
-        diagonal[k] = matrix[k, k]
-        row = matrix[k]
-        square = matrix[k, k] * 0
+    zero = matrix.dtype.type(0)
+    half = matrix.dtype.type(0.5)
+    for k in range(size - 2):
+        square = zero
         for j in range(k + 1, size):
-            square += row[j] * row[j]
-        head = row[k + 1]
+            square += matrix[k, j] * matrix[k, j]
+        head = matrix[k, k + 1]
         length = -math.copysign(math.sqrt(square), head)
-        beside[k] = length
         scale = square - length * head  # half of |x - length e|^2, a sum of two numbers >= 0
-        if k == size - 2:
-            beside[k] = head
-            break
+        lines[0, k] = matrix[k, k]
+        lines[1, k] = length
         if scale == 0:
             continue
-        scale = math.sqrt(scale + scale)
+        scale = 1 / math.sqrt(scale)
         for j in range(width):
-            line[j] = 0
-        for j in range(k + 1, size):
-            line[j] = row[j] / scale
-        line[k + 1] = (head - length) / scale
-        for j in range(width):
-            product[j] = 0
-        for i in range(k + 1, size):
-            other = matrix[i]
+            lines[2, j] = matrix[k, j] * scale if k < j < size else zero
+        lines[2, k + 1] -= length * scale
+        for r in range(ROWS):
             for j in range(width):
-                product[j] += line[i] * other[j]
-        along = line[0] * 0
+                lines[4 + r, j] = zero
+                lines[8 + r, j] = zero
+        # v'A and v'V; each of the rows of a product gets it.
+        _multiply_add(lines, 2 * width + k + 1, 0, 1, matrix, k + 1, size - k - 1, 1, lines, 4)
+        _multiply_add(lines, 2 * width + k + 1, 0, 1, vectors, k + 1, size - k - 1, 1, lines, 8)
+        along = zero
         for j in range(width):
-            along += line[j] * product[j]
+            along += lines[2, j] * lines[4, j]
         for j in range(width):
-            product[j] -= along * line[j]
-        for i in range(k + 1, size):
-            other = matrix[i]
-            x = 2 * line[i]
-            y = 2 * product[i]
-            for j in range(width):
-                other[j] -= x * product[j] + y * line[j]
-        for j in range(width):
-            product[j] = 0
-        for i in range(k + 1, size):
-            other = vectors[i]
-            for j in range(width):
-                product[j] += 2 * line[i] * other[j]
-        for i in range(k + 1, size):
-            other = vectors[i]
-            for j in range(width):
-                other[j] -= line[i] * product[j]
-    diagonal[size - 1] = matrix[size - 1, size - 1]
-    beside[size - 1] = 0
+            lines[3, j] = lines[4, j] - half * along * lines[2, j] if k < j < size else zero
+            lines[4, j] = -lines[2, j]
+            lines[5, j] = -lines[3, j]
+        first = (k + 1) // ROWS * ROWS
+        _multiply_add(lines, 5 * width + first, 1, -width, lines, 2, 2, size - first, matrix, first)
+        _multiply_add(lines, 4 * width + first, 1, width, lines, 8, 1, size - first, vectors, first)
+    for k in range(max(size - 2, 0), size):
+        lines[0, k] = matrix[k, k]
+        lines[1, k] = matrix[k, k + 1] if k < size - 1 else zero
+
+
+@intrinsic
+def _rotate(typingctx, rows, last, count, lines, cosine, sine):
+    """Turn the pairs of rows (last - 1, last), (last - 2, last - 1) ... by angles whose cosines lie at `cosine` + row."""
+    signature = types.void(rows, last, count, lines, cosine, sine)
+
+    def codegen(context, builder, signature, arguments):
+        _, last, count, _, cosine, sine = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        held, angles = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 3))
+        width = builder.extract_value(held.shape, 1)
+
+        def block(column, state):
+            def pair(k, state):
+                row = builder.sub(builder.sub(last, index(1)), k)
+                c, s = (v.broadcast_from(angles.data, builder.add(place, row)) for place in (cosine, sine))
+                upper = v.load(held.data, builder.add(builder.mul(row, width), column))
+                below = builder.add(builder.mul(builder.add(row, index(1)), width), column)
+                v.store(v.multiply_add(s, upper, builder.fmul(c, state[0])), held.data, below)
+                return [builder.fsub(builder.fmul(c, upper), builder.fmul(s, state[0]))]
+
+            carried = v.load(held.data, builder.add(builder.mul(last, width), column))
+            (carried,) = v.repeat(count, 1, [carried], pair)
+            v.store(carried, held.data, builder.add(builder.mul(builder.sub(last, count), width), column))
+            return state
+
+        v.repeat(width, v.lanes, [], block)
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 @njit(fastmath=_FLAGS)
-def _diagonal(values, beside, size, vectors):
-    """Turn a tridiagonal matrix into its eigenvalues, and the rows of `vectors` with it (QL with implicit shifts).
+def _diagonal(lines, size, vectors):
+    """Turn a tridiagonal matrix into its eigenvalues (line 0), and the rows of `vectors` with it.
 
-    See Wilkinson and Reinsch 1971, doi 10.1007/978-3-642-86940-2, contribution II/4.
+    QL with implicit shifts (Bowdler, Martin, Reinsch and Wilkinson 1968, doi 10.1007/BF02165404); what is not finite
+    ends after `_ITERATIONS` and stays so. Line 1 is what lies beside the diagonal, 2 and 3 are scratch.
     """
-    width = vectors.shape[1]
-    one = values.dtype.type(1)
+    width = lines.shape[1]
+    one = lines.dtype.type(1)
     zero = one - one
     for first in range(size):
         for _ in range(_ITERATIONS):
             m = first
             while m < size - 1:
-                scale = abs(values[m]) + abs(values[m + 1])
-                if scale + abs(beside[m]) == scale:
+                scale = abs(lines[0, m]) + abs(lines[0, m + 1])
+                if scale + abs(lines[1, m]) == scale:
                     break
                 m += 1
             if m == first:
                 break
-            g = (values[first + 1] - values[first]) / (beside[first] + beside[first])
+            g = (lines[0, first + 1] - lines[0, first]) / (lines[1, first] + lines[1, first])
             r = math.sqrt(g * g + one)
-            g = values[m] - values[first] + beside[first] / (g + math.copysign(r, g))
+            g = lines[0, m] - lines[0, first] + lines[1, first] / (g + math.copysign(r, g))
             s, c, p = one, one, zero
-            for i in range(m - 1, first - 1, -1):
-                f = s * beside[i]
-                b = c * beside[i]
+            i = m - 1
+            while i >= first:
+                f = s * lines[1, i]
+                b = c * lines[1, i]
                 r = math.sqrt(f * f + g * g)
-                beside[i + 1] = r
+                lines[1, i + 1] = r
                 if r == 0:
-                    values[i + 1] -= p
-                    beside[m] = 0
                     break
-                s = f / r
-                c = g / r
-                g = values[i + 1] - p
-                r = (values[i] - g) * s + (c + c) * b
+                scale = one / r
+                s = f * scale
+                c = g * scale
+                g = lines[0, i + 1] - p
+                r = (lines[0, i] - g) * s + (c + c) * b
                 p = s * r
-                values[i + 1] = g + p
+                lines[0, i + 1] = g + p
                 g = c * r - b
-                upper = vectors[i]
-                lower = vectors[i + 1]
-                for j in range(width):
-                    kept = lower[j]
-                    lower[j] = s * upper[j] + c * kept
-                    upper[j] = c * upper[j] - s * kept
+                lines[2, i] = c
+                lines[3, i] = s
+                i -= 1
+            if i >= first:
+                lines[0, i + 1] -= p
             else:
-                values[first] -= p
-                beside[first] = g
-                beside[m] = 0
+                lines[0, first] -= p
+                lines[1, first] = g
+            lines[1, m] = zero
+            if i < m - 1:
+                _rotate(vectors, m, m - 1 - i, lines, 2 * width, 3 * width)
 
 
 @njit(fastmath=_FLAGS)
@@ -295,8 +320,8 @@ def _clipped_inverse(noisy, size, noise, whitening, basis, shrink, room):
         vectors[:] = 0
         for k in range(size):
             vectors[k, k] = 1
-        _tridiagonal(noisy, size, vectors, values, lines[1], lines[2], lines[3])
-        _diagonal(values, lines[1], size, vectors)
+        _tridiagonal(noisy, size, vectors, lines)
+        _diagonal(lines, size, vectors)
     if whitening.size:
         _product(vectors, whitening, size, turned)
         for k in range(size):
@@ -307,7 +332,7 @@ def _clipped_inverse(noisy, size, noise, whitening, basis, shrink, room):
         for j in range(width):
             turned[k, j] = vectors[k, j] * gain
     noisy[:] = 0
-    _multiply_add(turned.reshape(turned.size), 0, 1, width, vectors, 0, size, size, noisy)
+    _multiply_add(turned, 0, 1, width, vectors, 0, size, size, noisy)
     for i in range(size):
         for j in range(size):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
@@ -333,7 +358,7 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
         Orthonormal rows that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
-    room : (5, padded, padded)
+    room : (5, max(padded, LINES), padded)
         Scratch.
     change : (.., padded), output
         N (C + N)^-1 (z - m).
@@ -359,14 +384,14 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
                 matrix[i, j] = scale * full[i, j]
             for j in range(size, width):
                 full[i, j] = 0
-    _multiply_add(source.reshape(source.size), 0, 1, width, source, 0, count, size, matrix)
+    _multiply_add(source, 0, 1, width, source, 0, count, size, matrix)
     if shrink > 0:
         for i in range(size):
             for j in range(width):
                 matrix[i, j] *= share
         _clipped_inverse(matrix, size, noise, whitening, basis, shrink, room)
     else:
-        _invert(matrix, size, room)
+        _invert(matrix, size, room[0], room[1])
         for i in range(size):
             for j in range(width):
                 matrix[i, j] *= members
@@ -391,7 +416,7 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
             kept = max(kept, zero)
         weight[i] = one / (noise[i] * (kept * (one - share) + of_mean))
     change[:] = 0
-    _multiply_add(tokens.reshape(tokens.size), 0, width, 1, matrix, 0, size, count, change)
+    _multiply_add(tokens, 0, width, 1, matrix, 0, size, count, change)
 
 
 def callee(real):

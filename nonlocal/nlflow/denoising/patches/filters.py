@@ -257,7 +257,7 @@ def filled(matrices: Array, size: int, dtype: Any) -> Array:
     """Return matrices filled up with zeros to a number of rows and columns; empty ones have none."""
     more = size - matrices.shape[-1] if matrices.size else 0
     wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
-    return np.pad(matrices, wide).astype(dtype)
+    return np.ascontiguousarray(np.pad(matrices, wide), dtype)
 
 
 def _volumes(planes: Array, lattice: Lattice) -> Array:
