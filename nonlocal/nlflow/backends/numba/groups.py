@@ -190,7 +190,6 @@ def filter_job(
     runs = (columns.shape[0] + run - 1) // run
     follow = motion[min(job, motion.shape[0] - 1)]
     uniform = variance[0].size == 1
-    most = members.shape[1]
     real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
     zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
     first = (job % runs) * run
@@ -206,15 +205,16 @@ def filter_job(
     given = np.zeros((most + 1, wide), state.dtype)
     change = np.zeros((most + 1, wide), state.dtype)
     room = np.zeros((5, max(wide, LINES), wide), state.dtype)
-    mean = np.zeros(wide, state.dtype)
-    centre = np.zeros(wide, state.dtype)
-    noise = np.zeros(wide, state.dtype)
-    weight = np.zeros(wide, state.dtype)
+    line = wide + _SHORT // state.itemsize  # the last row of a patch may be shorter than a vector
+    mean = np.zeros(line, state.dtype)
+    centre = np.zeros(line, state.dtype)
+    noise = np.zeros(line, state.dtype)
+    weight = np.zeros(line, state.dtype)
     wide_tokens = np.zeros((3, most, wide), np.float64)
     wide_room = np.zeros((5, max(wide, LINES), wide), np.float64)
-    wide_mean = np.zeros(wide, np.float64)
-    wide_noise = np.zeros(wide, np.float64)
-    wide_weight = np.zeros(wide, np.float64)
+    wide_mean = np.zeros(line, np.float64)
+    wide_noise = np.zeros(line, np.float64)
+    wide_weight = np.zeros(line, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
@@ -267,8 +267,6 @@ def filter_job(
                 shift /= count * size
                 spread = max(power / (count * size) - shift * shift, 0.0)
                 rest = real(max(1 - math.sqrt(spread / total), max(part, 1 / 1000)))
-            lowest = noise[0] * rest * rest * scale
-            highest = lowest
             for j in range(size):
                 noise[j] *= rest * rest * scale
             _gather(pilot, c, places, count, patch, source)
@@ -286,9 +284,10 @@ def filter_job(
                 for j in range(size):
                     weight[j] = 1 / total
             else:
+                lowest = highest = max(noise[0], real(least))
                 for j in range(size):
-                    noise[j] = max(noise[j], least)
-                    lowest = min(lowest if j > 0 else noise[j], noise[j])
+                    noise[j] = max(noise[j], real(least))
+                    lowest = min(lowest, noise[j])
                     highest = max(highest, noise[j])
                 condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
                 if count * rounding[0] * condition < 1:
