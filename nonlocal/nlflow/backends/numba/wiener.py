@@ -6,8 +6,9 @@ LAPACK takes longer than what it computes; here a few rows by a few vectors stay
 
 import math
 
-import numpy as np
+from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee
@@ -18,7 +19,7 @@ ROWS = 4
 """Rows that are multiplied at a time: matrices have a multiple of them, of which the last may hold anything finite."""
 LINES = 4 + 2 * ROWS
 """Rows that a square of scratch has at least."""
-_MOST = 4 if AVX512 else 2  # vectors of a row at a time; three where two would leave one
+_MOST = 4 if AVX512 else 2  # vectors of a row at a time
 _ITERATIONS = 60  # for an eigenvalue; two are usual
 
 
@@ -28,85 +29,91 @@ def padded(size, itemsize):
     return (size + most - 1) // most * most
 
 
-def _multiplier(vectors):
-    """Return an instruction that multiplies `ROWS` rows after `ROWS` rows with some vectors of a row."""
+def _multiplier(module, bits):
+    """Return the function that `_multiply_add` calls: written once, as it is called from a dozen places."""
+    whole, name = ir.IntType(64), f"nlflow_multiply_add_{bits}"
+    number = (ir.FloatType() if bits == 32 else ir.DoubleType()).as_pointer()
+    kind = ir.FunctionType(ir.VoidType(), [number, whole, whole, number, whole, whole, number, whole])
+    function = cgutils.get_or_insert_function(module, kind, name)
+    if function.blocks:
+        return function
+    function.linkage = "linkonce_odr"
+    function.attributes.add("noinline")
+    builder = ir.IRBuilder(function.append_basic_block())
+    a, row, step, b, count, rows, out, width = function.args
+    v = Vectors(builder, bits)
 
-    @intrinsic
-    def multiply(typingctx, a, first, row, step, b, start, count, rows, out, to, width, column):
-        signature = types.void(a, first, row, step, b, start, count, rows, out, to, width, column)
+    def tile(column, vectors):
+        columns = [builder.add(column, index(k * v.lanes)) for k in range(vectors)]
 
-        def codegen(context, builder, signature, arguments):
-            _, first, row, step, _, start, count, rows, _, to, width, column = arguments
-            v = Vectors(builder, signature.args[0].dtype.bitwidth)
-            a, b, out = (
-                context.make_array(signature.args[i])(context, builder, arguments[i]).data for i in (0, 4, 8)
-            )
-            columns = [builder.add(column, index(k * v.lanes)) for k in range(vectors)]
-            out = builder.gep(out, [to])
+        def some(i, state):
+            places = [builder.add(i, index(k)) for k in range(ROWS)]
+            own = [builder.mul(place, row) for place in places]
+            targets = [builder.add(builder.mul(place, width), c) for place in places for c in columns]
 
-            def some(i, state):
-                own = [builder.add(first, builder.mul(builder.add(i, index(k)), row)) for k in range(ROWS)]
-                targets = [
-                    builder.add(builder.mul(builder.add(i, index(k)), width), c) for k in range(ROWS) for c in columns
-                ]
+            def term(k, state):
+                *sums, here, there = state
+                line = [v.load(b, builder.add(there, c)) for c in columns]
+                values = (v.broadcast_from(a, builder.add(one, here)) for one in own)
+                products = [(value, other) for value in values for other in line]
+                result = [v.multiply_add(x, y, total) for (x, y), total in zip(products, sums, strict=True)]
+                return [*result, builder.add(here, step), builder.add(there, width)]
 
-                def term(k, state):
-                    sums, places = state[:-2], state[-2:]
-                    line = [v.load(b, builder.add(places[1], c)) for c in columns]
-                    result = []
-                    for r in range(ROWS):
-                        value = v.broadcast_from(a, builder.add(own[r], places[0]))
-                        for n in range(vectors):
-                            result.append(v.multiply_add(value, line[n], sums[r * vectors + n]))
-                    return [*result, builder.add(places[0], step), builder.add(places[1], width)]
+            sums = v.repeat(count, 1, [*(v.load(out, t) for t in targets), index(0), index(0)], term)
+            for value, target in zip(sums, targets, strict=False):
+                v.store(value, out, target)
+            return state
 
-                sums = v.repeat(count, 1, [*(v.load(out, t) for t in targets), index(0), start], term)
-                for value, target in zip(sums, targets, strict=False):
-                    v.store(value, out, target)
-                return state
+        v.repeat(rows, ROWS, [], some)
 
-            v.repeat(rows, ROWS, [], some)
-            return context.get_dummy_value()
-
-        return signature, codegen
-
-    return multiply
-
-
-_one, _two, _three, _four = (_multiplier(n) for n in (1, 2, 3, 4))
+    begin = index(0)
+    for vectors in range(_MOST, 0, -1):
+        before, size = builder.block, index(vectors * v.lanes)
+        test, inside, after = (builder.append_basic_block(name) for name in ("test", "inside", "after"))
+        builder.branch(test)
+        builder.position_at_end(test)
+        column = builder.phi(whole)
+        column.add_incoming(begin, before)
+        then = builder.add(column, size)
+        builder.cbranch(builder.icmp_signed("<=", then, width), inside, after)
+        builder.position_at_end(inside)
+        tile(column, vectors)
+        column.add_incoming(then, builder.block)
+        builder.branch(test)
+        builder.position_at_end(after)
+        begin = column
+    builder.ret_void()
+    return function
 
 
-@njit(fastmath=_FLAGS)
-def _multiply_add(a, first, row, step, b, start, count, rows, out, to=0):
+@intrinsic
+def _multiply_add(typingctx, a, first, row, step, b, start, count, rows, out, to):
     """Add to the rows ``to + i`` of `out` (.., padded) the sum over k < count of ``a[first + i row + k step] b[start + k]``.
 
-    `a` is told by places in its memory, rows of `b` and `out` are equally long; `rows` counts as the next multiple of `ROWS`.
+    `a` is told by places in its memory, rows of `b` and `out` are equally long; `rows` counts as the next multiple of
+    `ROWS`.
     """
-    width = out.shape[1]
-    lanes = BYTES // out.itemsize
-    column = 0
-    while column < width:
-        vectors = (width - column) // lanes
-        where = start * width
-        if vectors == 1:
-            _one(a, first, row, step, b, where, count, rows, out, to * width, width, column)
-            column += lanes
-        elif vectors == 3:
-            _three(a, first, row, step, b, where, count, rows, out, to * width, width, column)
-            column += 3 * lanes
-        elif vectors < _MOST or _MOST == 2:
-            _two(a, first, row, step, b, where, count, rows, out, to * width, width, column)
-            column += 2 * lanes
-        else:
-            _four(a, first, row, step, b, where, count, rows, out, to * width, width, column)
-            column += 4 * lanes
+    signature = types.void(a, first, row, step, b, start, count, rows, out, to)
+
+    def codegen(context, builder, signature, arguments):
+        _, first, row, step, _, start, count, rows, _, to = arguments
+        left, right, target = (
+            context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 4, 8)
+        )
+        width = builder.extract_value(target.shape, 1)
+        function = _multiplier(builder.module, signature.args[0].dtype.bitwidth)
+        b, out = (builder.gep(x.data, [builder.mul(at, width)]) for x, at in ((right, start), (target, to)))
+        builder.call(function, [builder.gep(left.data, [first]), row, step, b, count, rows, out, width])
+        return context.get_dummy_value()
+
+    return signature, codegen
 
 
 @njit(fastmath=_FLAGS)
 def _product(a, b, size, out):
     """Write a b to `out`; all are (.., padded)."""
     out[:] = 0
-    _multiply_add(a, 0, a.shape[1], 1, b, 0, size, size, out)
+    _multiply_add(a, 0, a.shape[1], 1, b, 0, size, size, out, 0)
 
 
 @njit(fastmath=_FLAGS)
@@ -143,7 +150,7 @@ def _invert(matrix, size, others, panel):
                     others[i, p] = zero
                     for j in range(ROWS):
                         others[i, j] -= x * others[p, j]
-        _multiply_add(others, 0, width, 1, matrix, k, ROWS, ROWS, panel)
+        _multiply_add(others, 0, width, 1, matrix, k, ROWS, ROWS, panel, 0)
         # Then the other rows.
         for i in range(rows):
             for j in range(ROWS):
@@ -154,7 +161,7 @@ def _invert(matrix, size, others, panel):
                 others[k + i, j] = zero
             for j in range(width):
                 matrix[k + i, j] = panel[i, j]
-        _multiply_add(others, 0, width, 1, panel, 0, ROWS, rows, matrix)
+        _multiply_add(others, 0, width, 1, panel, 0, ROWS, rows, matrix, 0)
 
 
 @njit(fastmath=_FLAGS)
@@ -332,7 +339,7 @@ def _clipped_inverse(noisy, size, noise, whitening, basis, shrink, room):
         for j in range(width):
             turned[k, j] = vectors[k, j] * gain
     noisy[:] = 0
-    _multiply_add(turned, 0, 1, width, vectors, 0, size, size, noisy)
+    _multiply_add(turned, 0, 1, width, vectors, 0, size, size, noisy, 0)
     for i in range(size):
         for j in range(size):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
@@ -384,7 +391,7 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
                 matrix[i, j] = scale * full[i, j]
             for j in range(size, width):
                 full[i, j] = 0
-    _multiply_add(source, 0, 1, width, source, 0, count, size, matrix)
+    _multiply_add(source, 0, 1, width, source, 0, count, size, matrix, 0)
     if shrink > 0:
         for i in range(size):
             for j in range(width):
@@ -416,7 +423,7 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
             kept = max(kept, zero)
         weight[i] = one / (noise[i] * (kept * (one - share) + of_mean))
     change[:] = 0
-    _multiply_add(tokens, 0, width, 1, matrix, 0, size, count, change)
+    _multiply_add(tokens, 0, width, 1, matrix, 0, size, count, change, 0)
 
 
 def callee(real):
