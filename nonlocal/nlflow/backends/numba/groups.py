@@ -10,9 +10,7 @@ references, for an image and for a strip of it.
 import math
 
 import numpy as np
-
 from numba import njit, prange, types
-
 from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee, caller
@@ -78,7 +76,23 @@ def _take(typingctx, image, base, places, most, count, frames, step, rows, colum
 
 @intrinsic
 def _put(
-    typingctx, tokens, change, centre, weight, keep, start, width, count, rows, columns, places, first, step, kind, out, base
+    typingctx,
+    tokens,
+    change,
+    centre,
+    weight,
+    keep,
+    start,
+    width,
+    count,
+    rows,
+    columns,
+    places,
+    first,
+    step,
+    kind,
+    out,
+    base,
 ):
     """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart."""
     signature = types.void(

@@ -1,6 +1,7 @@
 """The search for groups of alike patches; see `nlflow.backends.numba.groups` for how images and patches lie."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit, prange, types
@@ -16,7 +17,7 @@ COLUMNS = 4
 """Columns whose differences are summed at a time: so many more than it needs a guide has at the right."""
 
 
-def lanes(dtype):
+def lanes(dtype: Any) -> int:
     """Return how many offsets lie in a vector."""
     return BYTES // np.dtype(dtype).itemsize
 
@@ -29,7 +30,7 @@ def _pointer(context, builder, signature, arguments, place):
 def _add_columns(typingctx, guide, own, other, width, rows, columns, blocks, sums):
     """Add to ``sums`` (columns, blocks of lanes) the squared differences of columns, each summed over some rows.
 
-    Line x gets those between the column at ``own + x`` of the flat guide and the ones from ``other + x`` on, one in each lane.
+    Line x gets those between the column at ``own + x`` of the flat guide and those from ``other + x`` on, one a lane.
     """
     signature = types.void(guide, own, other, width, rows, columns, blocks, sums)
 
@@ -188,7 +189,7 @@ def find_job(
     far = real(np.finfo(guide.dtype).max)  # where no patch is; distances are at most half of it
     flat, width, lane = guide.reshape(guide.size), guide.shape[3], BYTES // guide.itemsize
     blocks = (side + lane - 1) // lane
-    # Offsets along a row lie in the lanes of vectors; a column of samples is compared once for all patches that hold it.
+    # Offsets along a row lie in the lanes of vectors; a column of samples is compared once for all patches with it.
     sums = np.empty((length + COLUMNS, blocks * lane), guide.dtype)
     distance = np.empty((last - first, offsets + lane), guide.dtype)
     room = distance.reshape(distance.size)

@@ -23,7 +23,7 @@ _MOST = 4 if AVX512 else 2  # vectors of a row at a time
 _ITERATIONS = 60  # for an eigenvalue; two are usual
 
 
-def padded(size, itemsize):
+def padded(size: int, itemsize: int) -> int:
     """Return the length of rows of `size` numbers, filled up to whole vectors and to a multiple of `ROWS`."""
     most = max(BYTES // itemsize, ROWS)
     return (size + most - 1) // most * most
@@ -88,7 +88,7 @@ def _multiplier(module, bits):
 
 @intrinsic
 def _multiply_add(typingctx, a, first, row, step, b, start, count, rows, out, to):
-    """Add to the rows ``to + i`` of `out` (.., padded) the sum over k < count of ``a[first + i row + k step] b[start + k]``.
+    """Add products to rows of `out`: ``out[to + i] += sum_k a[first + i row + k step] b[start + k]``.
 
     `a` is told by places in its memory, rows of `b` and `out` are equally long; `rows` counts as the next multiple of
     `ROWS`.
@@ -97,9 +97,7 @@ def _multiply_add(typingctx, a, first, row, step, b, start, count, rows, out, to
 
     def codegen(context, builder, signature, arguments):
         _, first, row, step, _, start, count, rows, _, to = arguments
-        left, right, target = (
-            context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 4, 8)
-        )
+        left, right, target = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 4, 8))
         width = builder.extract_value(target.shape, 1)
         function = _multiplier(builder.module, signature.args[0].dtype.bitwidth)
         b, out = (builder.gep(x.data, [builder.mul(at, width)]) for x, at in ((right, start), (target, to)))
@@ -213,7 +211,7 @@ def _tridiagonal(matrix, size, vectors, lines):
 
 @intrinsic
 def _rotate(typingctx, rows, last, count, lines, cosine, sine):
-    """Turn the pairs of rows (last - 1, last), (last - 2, last - 1) ... by angles whose cosines lie at `cosine` + row."""
+    """Turn the pairs of rows (last - 1, last), (last - 2, last - 1) ...; row k has its cosine at ``cosine + k``."""
     signature = types.void(rows, last, count, lines, cosine, sine)
 
     def codegen(context, builder, signature, arguments):

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.correlation import Correlation, cosines
 from nlflow.denoising.patches.lattice import Lattice
 from nlflow.denoising.patches.search import nearest_offsets
@@ -236,16 +235,15 @@ class CompiledFilter:
         matrices = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening))
         matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
         places = lattice.slices, lattice.rows, lattice.columns
-        with blas_limited():
-            for first in range(0, total, _JOBS):
-                jobs = (first, min(first + _JOBS, total))
-                filter_groups(
-                    state, pilot, observed, variance, *matrices, groups.members, groups.counts,
-                    *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
-                    stage.factor, stage.shrink, stage.running, rounding, windows,
-                )  # fmt: skip
-                add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
-                during(jobs[1] / total)
+        for first in range(0, total, _JOBS):
+            jobs = (first, min(first + _JOBS, total))
+            filter_groups(
+                state, pilot, observed, variance, *matrices, groups.members, groups.counts,
+                *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
+                stage.factor, stage.shrink, stage.running, rounding, windows,
+            )  # fmt: skip
+            add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
+            during(jobs[1] / total)
         estimate, next_state, weights = sums
         bare = weights == 0  # near the cut of a strip, which is cut off afterwards
         estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1
