@@ -19,7 +19,7 @@ COLUMNS = 4
 
 def lanes(dtype: Any) -> int:
     """Return how many offsets lie in a vector."""
-    return BYTES // np.dtype(dtype).itemsize
+    return BYTES // int(np.dtype(dtype).itemsize)
 
 
 def _pointer(context, builder, signature, arguments, place):
