@@ -187,7 +187,13 @@ STEPS: dict[str, dict[str, Any]] = {
 @pytest.mark.sampled(4)
 def test_a_step_is_that_of_its_definition(name: str, varying: bool, dtype: Any, tolerance: float):
     options = STEPS[name]
-    for channels, shape, grouping in ((1, (23, 26), IMAGE), (3, (13, 17), IMAGE), (2, (1, 70), SIGNAL)):
+    wide = Grouping(patch=7, neighbours=60, radius=6, stride=6)  # 49 samples: several vectors, the last not full
+    for channels, shape, grouping in (
+        (1, (23, 26), IMAGE),
+        (3, (13, 17), IMAGE),
+        (2, (1, 70), SIGNAL),
+        (1, (20, 23), wide),
+    ):
         variance = (ramp(channels, shape) if varying else uniform(channels, value=1.3)).astype(dtype)
         observed = planes(channels, shape, dtype)
         if options.get("running", True):  # some of the noise has been taken out

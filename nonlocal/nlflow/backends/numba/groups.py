@@ -11,54 +11,174 @@ import math
 
 import numpy as np
 from numba import njit, prange, types
+from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
-from nlflow.backends.numba.wiener import callee, wiener
+from nlflow.backends.numba.vectors import Vectors, index
+from nlflow.backends.numba.wiener import LINES, ROWS, callee, padded, wiener
 
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
-# kappa = (trace C + max N) / min N. The error is eps kappa for LAPACK's inverse (backward stable) and eps kappa^2 for
-# the fast one, whose Schur complement has passed through an explicit inverse.
+# kappa = (trace C + max N) / min N, and the error eps kappa.
 ERROR = 0.1
+_SHORT = 32  # bytes of a vector that holds the row of a patch
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
 
+def _data(context, builder, signature, arguments, place):
+    return context.make_array(signature.args[place])(context, builder, arguments[place]).data
+
+
+@intrinsic
+def _take(typingctx, image, base, places, most, count, frames, step, rows, columns, tokens, width):
+    """Copy patches to tokens, row by row.
+
+    The one of member n begins at ``base + places[k, n]`` of the image in its frame k; `most` is how many n there are,
+    `step` lies between two rows.
+    """
+    signature = types.void(image, base, places, most, count, frames, step, rows, columns, tokens, width)
+
+    def codegen(context, builder, signature, arguments):
+        _, base, _, most, count, frames, step, rows, columns, _, width = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
+        image, places, tokens = (_data(context, builder, signature, arguments, i) for i in (0, 2, 9))
+        # What is left of a row gets the last vector in it; a row that is shorter than a vector gets zeros after it.
+        lanes = index(v.lanes)
+        narrow = builder.icmp_signed("<", columns, lanes)
+        rest = builder.select(narrow, index(0), builder.sub(columns, lanes))
+        inside = v.lanes_before(columns)
+
+        def patch(n, state):
+            def frame(k, state):
+                place = builder.load(builder.gep(places, [builder.add(builder.mul(k, most), n)]))
+
+                def row(r, state):
+                    def block(b, nothing):
+                        b = builder.select(builder.icmp_signed("<", b, rest), b, rest)
+                        value = v.load_some(image, builder.add(state[0], b), inside)
+                        v.store(value, tokens, builder.add(state[1], b))
+                        return nothing
+
+                    v.repeat(columns, v.lanes, [], block)
+                    return [builder.add(state[0], step), builder.add(state[1], columns)]
+
+                return v.repeat(rows, 1, [builder.add(base, place), *state], row)[1:]
+
+            v.repeat(frames, 1, [builder.mul(n, width)], frame)
+            return state
+
+        v.repeat(count, 1, [], patch)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _put(
+    typingctx,
+    tokens,
+    change,
+    centre,
+    weight,
+    keep,
+    start,
+    width,
+    count,
+    rows,
+    columns,
+    places,
+    first,
+    step,
+    kind,
+    out,
+    base,
+):
+    """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart."""
+    signature = types.void(
+        tokens, change, centre, weight, keep, start, width, count, rows, columns, places, first, step, kind, out, base
+    )  # fmt: skip
+
+    def codegen(context, builder, signature, arguments):
+        _, _, _, _, keep, start, width, count, rows, columns, _, first, step, kind, _, base = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
+        tokens, change, centre, weight, places, out = (
+            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 10, 14)
+        )
+        kept, nothing = v.broadcast(keep), v.constant(0.0)
+
+        def block(b, state):
+            inside, shift = v.lanes_before(builder.sub(columns, b)), builder.add(base, b)
+
+            def patch(n, state):
+                place = builder.add(builder.load(builder.gep(places, [builder.add(first, n)])), shift)
+                own = builder.add(builder.mul(n, width), b)
+
+                def row(r, state):
+                    target, common = state
+                    here = builder.add(own, common)
+                    taken = v.load(change, here)
+                    share = v.where(inside, v.load(weight, builder.add(common, b)), nothing)
+                    now = builder.fadd(v.load(tokens, here), v.load(centre, builder.add(common, b)))
+                    estimate = builder.fmul(share, builder.fsub(now, taken))
+                    following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
+                    at = target
+                    for value in (estimate, following, share):
+                        v.store(builder.fadd(v.load(out, at), value), out, at)
+                        at = builder.add(at, kind)
+                    return [builder.add(target, step), builder.add(common, columns)]
+
+                v.repeat(rows, 1, [place, start], row)
+                return state
+
+            v.repeat(count, 1, state, patch)
+            return state
+
+        v.repeat(columns, v.lanes, [], block)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _centre(typingctx, tokens, width, count, share, mean):
+    """Take the mean token, which is written to `mean`, from tokens; `share` is 1 / count."""
+    signature = types.void(tokens, width, count, share, mean)
+
+    def codegen(context, builder, signature, arguments):
+        _, width, count, share, _ = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        tokens, mean = (_data(context, builder, signature, arguments, i) for i in (0, 4))
+        size = builder.mul(count, width)
+
+        def block(b, state):
+            def add(at, state):
+                return [builder.fadd(state[0], v.load(tokens, builder.add(at, b)))]
+
+            (total,) = v.repeat(size, width, [v.constant(0.0)], add)
+            middle = builder.fmul(total, v.broadcast(share))
+            v.store(middle, mean, b)
+
+            def subtract(at, state):
+                place = builder.add(at, b)
+                v.store(builder.fsub(v.load(tokens, place), middle), tokens, place)
+                return state
+
+            v.repeat(size, width, [], subtract)
+            return state
+
+        v.repeat(width, v.lanes, [], block)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
 @njit(fastmath=_FLAGS)
-def _gather(volume, corners, count, patch, earliest, follow, out):
-    """Copy the patches at `corners` to the rows of `out`; `follow` displaces frames, from the earliest on."""
+def _gather(volume, c, places, count, patch, tokens):
+    """Copy the patches at some places of a channel to the rows of `tokens`."""
+    _, D, H, W = volume.shape
     pz, ph, pw = patch
-    H, W = volume.shape[1:]
-    for n in range(count):
-        z = corners[n] // (H * W)
-        y = corners[n] // W % H
-        x = corners[n] % W
-        target = out[n]
-        for k in range(pz):
-            moved = follow[z + k - earliest]
-            for r in range(ph):
-                source = volume[z + k, y + r + moved[0]]
-                at = x + moved[1]
-                start = (k * ph + r) * pw
-                for c in range(pw):
-                    target[start + c] = source[at + c]
-
-
-@njit(fastmath=_FLAGS)
-def _centre(tokens, mean):
-    """Take the mean token, left in `mean`, from each token."""
-    count = tokens.shape[0]
-    mean[:] = 0
-    for k in range(count):
-        row = tokens[k]
-        for j in range(mean.shape[0]):
-            mean[j] += row[j]
-    for j in range(mean.shape[0]):
-        mean[j] /= count
-    for k in range(count):
-        row = tokens[k]
-        for j in range(mean.shape[0]):
-            row[j] -= mean[j]
+    _take(volume, c * D * H * W, places, places.shape[1], count, pz, W, ph, pw, tokens, tokens.shape[1])
 
 
 @njit(fastmath=_FLAGS)
@@ -69,6 +189,7 @@ def _copy(values, out):
 
 
 _wiener = caller(wiener)
+_padded = njit(padded)
 
 
 @njit(cache=True, fastmath=_FLAGS)
@@ -83,7 +204,6 @@ def filter_job(
     runs = (columns.shape[0] + run - 1) // run
     follow = motion[min(job, motion.shape[0] - 1)]
     uniform = variance[0].size == 1
-    most = members.shape[1]
     real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
     zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
     first = (job % runs) * run
@@ -92,123 +212,132 @@ def filter_job(
     top = rows[job // runs % rows.shape[0]] - radii[1]
     left = columns[first] - radii[2]
     sums[:] = 0
-    source = np.empty((most, size), state.dtype)
-    tokens = np.empty((most, size), state.dtype)
-    given = np.empty((most, size), state.dtype)
-    change = np.empty((most, size), state.dtype)
-    mean = np.empty(size, state.dtype)
-    squares = np.empty(size, state.dtype)
-    centre = np.empty(size, state.dtype)
-    noise = np.empty(size, state.dtype)
-    weight = np.empty(size, state.dtype)
-    wide = np.empty((3, most, size), np.float64)
-    wide_mean = np.empty(size, np.float64)
-    wide_noise = np.empty(size, np.float64)
-    wide_weight = np.empty(size, np.float64)
+    wide = _padded(size, state.itemsize)
+    most = (members.shape[1] + ROWS - 1) // ROWS * ROWS
+    source = np.zeros((most + 1, wide), state.dtype)
+    tokens = np.zeros((most + 1, wide), state.dtype)
+    given = np.zeros((most + 1, wide), state.dtype)
+    change = np.zeros((most + 1, wide), state.dtype)
+    room = np.zeros((5, max(wide, LINES), wide), state.dtype)
+    line = wide + _SHORT // state.itemsize  # the last row of a patch may be shorter than a vector
+    mean = np.zeros(line, state.dtype)
+    centre = np.zeros(line, state.dtype)
+    noise = np.zeros(line, state.dtype)
+    weight = np.zeros(line, state.dtype)
+    wide_tokens = np.zeros((3, most, wide), np.float64)
+    wide_room = np.zeros((5, max(wide, LINES), wide), np.float64)
+    wide_mean = np.zeros(line, np.float64)
+    wide_noise = np.zeros(line, np.float64)
+    wide_weight = np.zeros(line, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
+    flat_tokens = tokens.reshape(tokens.size)
+    flat_source = source.reshape(source.size)
+    flat_given = given.reshape(given.size)
+    # Where the patches of a group lie in a channel, frame by frame, and in the window.
+    places = np.empty((pz, most), np.int64)
+    there = np.empty((pz, most), np.int64)
+    kind = sums.size // 3
     for reference in range(first, last):
         number = (job // runs) * columns.shape[0] + reference
-        corners = members[number]
-        count = counts[number]
+        count = np.int64(counts[number])
         share = real(1 / count)
+        for k in range(count):
+            corner = np.int64(members[number, k])
+            z = corner // (H * W) if state.shape[1] > 1 else 0
+            y = (corner - z * H * W) // W
+            x = corner - (z * H + y) * W
+            for q in range(pz):
+                moved = follow[z - earliest + q, 0] * W + follow[z - earliest + q, 1]
+                places[q, k] = corner + q * H * W + moved
+                there[q, k] = ((z - earliest + q) * sums.shape[3] + y - top) * sums.shape[4] + x - left
         for c in range(planes):
-            _gather(state[c], corners, count, patch, earliest, follow, tokens)
+            _gather(state, c, places, count, patch, tokens)
             # The noise of the group: in each sample of a patch the mean over its members.
             if uniform:
-                noise[:] = variance[c, 0, 0, 0]
+                for j in range(size):
+                    noise[j] = variance[c, 0, 0, 0]
             else:
-                _gather(variance[c], corners, count, patch, earliest, follow, given)
-                noise[:] = 0
+                _gather(variance, c, places, count, patch, given)
+                for j in range(size):
+                    noise[j] = 0
                 for k in range(count):
-                    row = given[k]
                     for j in range(size):
-                        noise[j] += row[j] * share
+                        noise[j] += given[k, j] * share
             total = zero
             for j in range(size):
                 total += noise[j] / size
             # How much of it is left in the state: 1 - std(input - state) / sigma.
             rest = one
             if running:
-                _gather(observed[c], corners, count, patch, earliest, follow, given)
-                shift = 0.0
-                power = 0.0
-                for k in range(count):
-                    row = given[k]
-                    token = tokens[k]
-                    first_sum = zero
-                    second_sum = zero
-                    for j in range(size):
-                        removed = row[j] - token[j]
-                        first_sum += removed
-                        second_sum += removed * removed
-                    shift += first_sum
-                    power += second_sum
+                _gather(observed, c, places, count, patch, given)
+                shift = zero
+                power = zero
+                for i in range(count * wide):
+                    removed = flat_given[i] - flat_tokens[i]
+                    shift += removed
+                    power += removed * removed
                 shift /= count * size
                 spread = max(power / (count * size) - shift * shift, 0.0)
-                rest = max(real(1 - math.sqrt(spread / total)), max(part, one / 1000))
+                rest = real(max(1 - math.sqrt(spread / total), max(part, 1 / 1000)))
             for j in range(size):
                 noise[j] *= rest * rest * scale
-            _gather(pilot[c], corners, count, patch, earliest, follow, source)
-            _centre(source[:count], mean)
-            _centre(tokens[:count], centre)
-            squares[:] = 0
-            for k in range(count):
-                row = source[k]
-                for j in range(size):
-                    squares[j] += row[j] * row[j]
-            trace = squares.sum() * share
+            _gather(pilot, c, places, count, patch, source)
+            _centre(source, wide, count, share, mean)
+            _centre(tokens, wide, count, share, centre)
+            trace = zero
+            for i in range(count * wide):
+                trace += flat_source[i] * flat_source[i]
+            trace *= share
             # Less noise than this drowns in rounding. It counts as so much; where that is more than the noise of
             # the input the group is left as it is.
             least = count * rounding[1] * trace
             if least > total:
                 change[:] = 0
-                weight[:] = 1 / total
-            else:
                 for j in range(size):
-                    noise[j] = max(noise[j], least)
-                condition = (trace + noise.max() * extremes[c, 1]) / (noise.min() * extremes[c, 0])
-                if count * rounding[0] * condition * condition < 1:
+                    weight[j] = 1 / total
+            else:
+                lowest = highest = max(noise[0], real(least))
+                for j in range(size):
+                    noise[j] = max(noise[j], real(least))
+                    lowest = min(lowest, noise[j])
+                    highest = max(highest, noise[j])
+                condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
+                if count * rounding[0] * condition < 1:
                     _wiener(
                         single,
                         (
-                            tokens[:count], source[:count], noise, correlation[c], whitening[c], basis, lowered,
-                            True, change[:count], weight,
+                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, room,
+                            change, weight,
                         ),
                     )  # fmt: skip
                 else:
-                    _gather(state[c], corners, count, patch, earliest, follow, wide[0])
-                    _gather(pilot[c], corners, count, patch, earliest, follow, wide[1])
-                    _centre(wide[0, :count], wide_mean)
-                    _centre(wide[1, :count], wide_mean)
+                    _gather(state, c, places, count, patch, given)
+                    for k in range(count):
+                        _copy(given[k], wide_tokens[0, k])
+                    _gather(pilot, c, places, count, patch, given)
+                    for k in range(count):
+                        _copy(given[k], wide_tokens[1, k])
+                    _centre(wide_tokens[0], wide, count, 1 / count, wide_mean)
+                    _centre(wide_tokens[1], wide, count, 1 / count, wide_mean)
                     _copy(noise, wide_noise)
-                    fast = count * rounding[1] * condition * condition < 1
                     _wiener(
                         double,
                         (
-                            wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, fast, wide[2, :count], wide_weight,
+                            wide_tokens[0], wide_tokens[1], count, size, wide_noise, wide_correlation[c],
+                            wide_whitening[c], wide_basis, shrink, wide_room, wide_tokens[2], wide_weight,
                         ),
                     )  # fmt: skip
                     for k in range(count):
-                        _copy(wide[2, k], change[k])
+                        _copy(wide_tokens[2, k], change[k])
                     _copy(wide_weight, weight)
-            keep = part / rest
-            for k in range(count):
-                token = tokens[k]
-                taken = change[k]
-                z = corners[k] // (H * W) - earliest
-                y = corners[k] // W % H - top
-                x = corners[k] % W - left
-                for q in range(pz):
-                    for r in range(ph):
-                        for s in range(pw):
-                            j = (q * ph + r) * pw + s
-                            now = token[j] + centre[j]
-                            sums[0, c, z + q, y + r, x + s] += weight[j] * (now - taken[j])
-                            sums[1, c, z + q, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
-                            sums[2, c, z + q, y + r, x + s] += weight[j]
+            keep = real(part / rest)
+            for q in range(pz):
+                _put(
+                    tokens, change, centre, weight, keep, q * ph * pw, wide, count, ph, pw, there, q * most,
+                    sums.shape[4], kind, sums, c * (kind // planes),
+                )  # fmt: skip
 
 
 _filter_job = caller(filter_job)

@@ -1,46 +1,127 @@
 """The search for groups of alike patches; see `nlflow.backends.numba.groups` for how images and patches lie."""
 
 import math
+from typing import Any
 
 import numpy as np
 from numba import njit, prange, types
+from numba.extending import intrinsic
 
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
+from nlflow.backends.numba.vectors import BYTES, Vectors, index
 
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
+_BLOCK = 64  # numbers that are counted at a time
+COLUMNS = 4
+"""Columns whose differences are summed at a time: so many more than it needs a guide has at the right."""
 
 
-@njit(fastmath=_FLAGS)
-def _kth_smallest(values, count, k):
-    """Return the k-th smallest of the first `count` values, which are reordered (Hoare's selection)."""
-    low = 0
-    high = count - 1
-    while low < high:
-        a = values[low]
-        b = values[(low + high) // 2]
-        c = values[high]
-        pivot = max(min(a, b), min(max(a, b), c))
-        i = low
-        j = high
-        while i <= j:
-            while values[i] < pivot:
-                i += 1
-            while values[j] > pivot:
-                j -= 1
-            if i <= j:
-                kept = values[i]
-                values[i] = values[j]
-                values[j] = kept
-                i += 1
-                j -= 1
-        if k <= j:
-            high = j
-        elif k >= i:
-            low = i
+def lanes(dtype: Any) -> int:
+    """Return how many offsets lie in a vector."""
+    return BYTES // int(np.dtype(dtype).itemsize)
+
+
+def _pointer(context, builder, signature, arguments, place):
+    return context.make_array(signature.args[place])(context, builder, arguments[place]).data
+
+
+@intrinsic
+def _add_columns(typingctx, guide, own, other, width, rows, columns, blocks, sums):
+    """Add to ``sums`` (columns, blocks of lanes) the squared differences of columns, each summed over some rows.
+
+    Line x gets those between the column at ``own + x`` of the flat guide and those from ``other + x`` on, one a lane.
+    """
+    signature = types.void(guide, own, other, width, rows, columns, blocks, sums)
+
+    def codegen(context, builder, signature, arguments):
+        _, own, other, width, rows, columns, blocks, _ = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        guide, sums = (_pointer(context, builder, signature, arguments, i) for i in (0, 7))
+        lanes = index(v.lanes)
+        line = builder.mul(blocks, lanes)
+
+        def columns_from(x, state):
+            def block(b, state):
+                first = builder.add(builder.mul(x, line), b)
+                targets = [builder.add(first, builder.mul(line, index(k))) for k in range(COLUMNS)]
+
+                def row(at, totals):
+                    result = []
+                    for k in range(COLUMNS):
+                        here = builder.add(builder.add(at, x), index(k))
+                        one = v.broadcast_from(guide, builder.add(own, here))
+                        gap = builder.fsub(v.load(guide, builder.add(builder.add(other, here), b)), one)
+                        result.append(v.multiply_add(gap, gap, totals[k]))
+                    return result
+
+                totals = v.repeat(builder.mul(rows, width), width, [v.load(sums, t) for t in targets], row)
+                for total, target in zip(totals, targets, strict=True):
+                    v.store(total, sums, target)
+                return state
+
+            return v.repeat(line, lanes, state, block)
+
+        v.repeat(columns, COLUMNS, [], columns_from)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@intrinsic
+def _add_lines(typingctx, lines, first, count, blocks, out, start):
+    """Write the sum of some lines (of blocks of lanes) to the flat ``out`` from ``start`` on."""
+    signature = types.void(lines, first, count, blocks, out, start)
+
+    def codegen(context, builder, signature, arguments):
+        _, first, count, blocks, _, start = arguments
+        v = Vectors(builder, signature.args[0].dtype.bitwidth)
+        lines, out = (_pointer(context, builder, signature, arguments, i) for i in (0, 4))
+        line = builder.mul(blocks, index(v.lanes))
+        begin = builder.mul(first, line)
+
+        def block(b, state):
+            def one(at, total):
+                return [builder.fadd(total[0], v.load(lines, builder.add(builder.add(begin, b), at)))]
+
+            (total,) = v.repeat(builder.mul(count, line), line, [v.constant(0.0)], one)
+            v.store(total, out, builder.add(start, b))
+            return state
+
+        v.repeat(line, index(v.lanes), [], block)
+        return context.get_dummy_value()
+
+    return signature, codegen
+
+
+@njit(fastmath={"nnan", "nsz"})
+def _kth_smallest(values, blocks, k, most):
+    """Return the k-th smallest of some blocks of numbers from 0 to `most`, by bisection.
+
+    Counting takes whole vectors and has no branches: to move numbers about takes ten times as long.
+    """
+    half = values.dtype.type(0.5)
+    low = values.dtype.type(0)
+    high = most
+    middle = low
+    while True:
+        below = 0
+        for b in range(blocks):
+            for i in range(_BLOCK):
+                below += values[b, i] <= middle
+        if below == k + 1:
+            largest = low
+            for b in range(blocks):
+                for i in range(_BLOCK):
+                    largest = max(largest, values[b, i] if values[b, i] <= middle else low)
+            return largest
+        if below > k:
+            high = middle
         else:
-            break
-    return values[k]
+            low = middle
+        middle = low + half * (high - low)
+        if not low < middle < high:
+            return high
 
 
 @njit(fastmath=_FLAGS)
@@ -64,6 +145,16 @@ def _tied(guide, z, y, x, patch, follow, limit, rounding):
 
 
 @njit(fastmath=_FLAGS)
+def _within(distances, reach, near):
+    """Write to `near` which distances are within reach, and return how many."""
+    found = 0
+    for o in range(distances.shape[0]):
+        near[found] = o
+        found += distances[o] <= reach
+    return found
+
+
+@njit(fastmath=_FLAGS)
 def _ends(follow, axis, last, size):
     """Return between which places along an axis all frames of a patch are inside, before and after they have moved."""
     low = 0
@@ -76,7 +167,7 @@ def _ends(follow, axis, last, size):
 
 @njit(cache=True, fastmath=_FLAGS)
 def find_job(
-    guide, slices, rows, columns, job, shape, patch, radii, run, motion, order, rounding, members, counts
+    guide, edge, slices, rows, columns, job, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
     """Find the groups of one run of references; the others of the arguments are those of `find_groups`."""
     D, H, W = shape
@@ -94,77 +185,82 @@ def find_job(
     last = min(first + run, columns.shape[0])
     left = columns[first]
     length = columns[last - 1] - left + pw
-    distance = np.empty((last - first, offsets), guide.dtype)
-    squares = np.empty(length, guide.dtype)
-    sums = np.empty(length, guide.dtype)
-    candidates = np.empty(offsets, guide.dtype)
+    real = guide.dtype.type
+    far = real(np.finfo(guide.dtype).max)  # where no patch is; distances are at most half of it
+    flat, width, lane = guide.reshape(guide.size), guide.shape[3], BYTES // guide.itemsize
+    blocks = (side + lane - 1) // lane
+    # Offsets along a row lie in the lanes of vectors; a column of samples is compared once for all patches with it.
+    sums = np.empty((length + COLUMNS, blocks * lane), guide.dtype)
+    distance = np.empty((last - first, offsets + lane), guide.dtype)
+    room = distance.reshape(distance.size)
     for dz in range(-Rz, Rz + 1):
         there = follow[dz + Rz :]
         top, bottom = _ends(there, 0, H - ph, pz)
         begin, end = _ends(there, 1, W - pw, pz)
         for dy in range(-Ry, Ry + 1):
             o = (dz + Rz) * layer + (dy + Ry) * side
-            if not (0 <= z + dz <= D - pz and top <= y + dy <= bottom):
-                for r in range(last - first):
-                    for dx in range(side):
-                        distance[r, o + dx] = -1
-                continue
-            for dx in range(-Rx, Rx + 1):
-                squares[:] = 0
+            inside = 0 <= z + dz <= D - pz and top <= y + dy <= bottom
+            if inside:
+                sums[:] = 0
                 for c in range(guide.shape[0]):
                     for k in range(pz):
-                        own = left + follow[Rz + k, 1]
-                        other = left + dx + there[k, 1]
-                        start = max(0, -own, -other)
-                        stop = min(length, W - own, W - other)
-                        for r in range(ph):
-                            here = guide[c, z + k, y + r + follow[Rz + k, 0], own + start : own + stop]
-                            seen = guide[c, z + dz + k, y + r + dy + there[k, 0], other + start : other + stop]
-                            target = squares[start:stop]
-                            for j in range(stop - start):
-                                target[j] += (here[j] - seen[j]) * (here[j] - seen[j])
-                sums[:] = 0
-                for c in range(pw):
-                    for j in range(length - pw + 1):
-                        sums[j] += squares[j + c]
-                for r in range(last - first):
-                    x = columns[first + r]
-                    distance[r, o + dx + Rx] = sums[x - left] if begin <= x + dx <= end else -1
-    middle = Rz * layer + Ry * side + Rx
+                        here = ((c * D + z + k) * H + y + follow[Rz + k, 0]) * width + follow[Rz + k, 1]
+                        seen = ((c * D + z + dz + k) * H + y + dy + there[k, 0]) * width + there[k, 1] - Rx
+                        _add_columns(flat, here + edge + left, seen + edge + left, width, ph, length, blocks, sums)
+            for r in range(last - first):
+                x = columns[first + r]
+                if inside:
+                    _add_lines(sums, x - left, pw, blocks, room, r * distance.shape[1] + o)
+                for dx in range(-Rx, min(begin - x, Rx + 1) if inside else Rx + 1):
+                    distance[r, o + Rx + dx] = far
+                for dx in range(max(end - x + 1, -Rx), Rx + 1):
+                    distance[r, o + Rx + dx] = far
+    blocked = np.empty((offsets // _BLOCK + 1, _BLOCK), guide.dtype)
+    candidates = blocked.reshape(blocked.size)
+    near = np.empty(offsets + 1, np.int32)
+    everything = real(0.75) * far
+    guess = everything
     for r in range(last - first):
         x = columns[first + r]
         reference = (job // runs) * columns.shape[0] + first + r
+        own = distance[r, :offsets]
+        own[offsets // 2] = far  # it is there already
+        # Hardly more are looked at than the last group has reached, unless they prove too few.
+        found, lowest, highest = 0, guess, guess
+        for attempt in range(3):
+            reach = everything if attempt == 2 else guess
+            highest = reach
+            found = _within(own, reach, near)
+            if found >= wanted:
+                for i in range(found):
+                    candidates[i] = own[near[i]]
+                filled = (found + _BLOCK - 1) // _BLOCK
+                for i in range(found, filled * _BLOCK):
+                    candidates[i] = far
+                limit = _kth_smallest(blocked, filled, wanted - 2, reach) if wanted > 1 else real(-1)
+                lowest, highest = _tied(guide, z, y, edge + x, patch, follow[Rz:], limit, rounding)
+                if highest <= reach:
+                    break
+            guess = min(guess, everything / real(4)) * real(4)
+        guess = min(real(highest), everything / real(2)) * real(1.2)
+        spare = 1 - wanted
+        for i in range(found):
+            spare += own[near[i]] <= highest
+        for k in range(offsets - 1, -1, -1):
+            if spare <= 0:
+                break
+            if lowest <= own[order[k]] <= highest:
+                own[order[k]] = far
+                spare -= 1
         chosen = members[reference]
         chosen[0] = (z * H + y) * W + x
-        distance[r, middle] = -1  # it is there already
-        found = 0
-        for o in range(offsets):
-            if distance[r, o] >= 0:
-                candidates[found] = distance[r, o]
-                found += 1
-        highest = np.inf
-        if found >= wanted:
-            limit = _kth_smallest(candidates, found, wanted - 2) if wanted > 1 else -1
-            lowest, highest = _tied(guide, z, y, x, patch, follow[Rz:], limit, rounding)
-            spare = 1 - wanted
-            for o in range(offsets):
-                if 0 <= distance[r, o] <= highest:
-                    spare += 1
-            for k in range(offsets - 1, -1, -1):
-                if spare <= 0:
-                    break
-                o = order[k]
-                if lowest <= distance[r, o] <= highest:
-                    distance[r, o] = -1
-                    spare -= 1
-        count = 1
-        for o in range(offsets):
-            if 0 <= distance[r, o] <= highest:
-                there_z = z + o // layer - Rz
-                there_y = y + o % layer // side - Ry
-                chosen[count] = (there_z * H + there_y) * W + x + o % side - Rx
-                count += 1
-        counts[reference] = count
+        count = 0
+        for i in range(found):
+            near[count] = near[i]
+            count += own[near[i]] <= highest
+        for i in range(count):
+            chosen[1 + i] = chosen[0] + moves[near[i]]
+        counts[reference] = 1 + count
 
 
 _find_job = caller(find_job)
@@ -172,7 +268,7 @@ _find_job = caller(find_job)
 
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def find_groups(
-    one, guide, slices, rows, columns, shape, patch, radii, run, motion, order, rounding, members, counts
+    one, guide, edge, slices, rows, columns, shape, patch, radii, run, motion, order, moves, rounding, members, counts
 ):  # fmt: skip
     """Find the patches nearest to each reference patch, itself first, in its window.
 
@@ -180,8 +276,10 @@ def find_groups(
     ----------
     one : int
         Address of `find_job`.
-    guide : (C, Z, H, W)
-        What is compared.
+    guide : (C, Z, H, edge + W + more)
+        What is compared, within anything finite: at its left as many samples as a row is displaced at most (by `motion`
+        and `radii`), at its right also those of a vector and `COLUMNS`.
+    edge : int
     slices, rows, columns : (A,), (B,), (E,)
         Corners of the references.
     shape, patch, radii : (Z, H, W), (pz, ph, pw), (Rz, Ry, Rx)
@@ -192,6 +290,8 @@ def find_groups(
     order : (offsets,) int32
         The offsets of a window (in C order), by their length: of patches that are equally near, within rounding, those
         are taken whose offset comes first.
+    moves : (offsets,) int32
+        How far the offsets of a window lead in an image whose samples are numbered in C order.
     rounding : float
         Relative rounding of the guide.
     members : (A B E, n) int32, output
@@ -205,8 +305,8 @@ def find_groups(
         _find_job(
             one,
             (
-                guide, slices, rows, columns, np.int64(job), shape, patch, radii, run, motion, order, rounding,
-                members, counts,
+                guide, edge, slices, rows, columns, np.int64(job), shape, patch, radii, run, motion, order, moves,
+                rounding, members, counts,
             ),
         )  # fmt: skip
 
@@ -214,8 +314,8 @@ def find_groups(
 def _loops(real):
     places, sides = types.Array(types.int64, 1, "C"), types.UniTuple(types.int64, 3)
     order, members, motion = (types.Array(types.int32, dimensions, "C") for dimensions in (1, 2, 3))
-    inputs = (types.Array(real, 4, "C"), places, places, places)
-    options = (sides, sides, sides, types.int64, motion, order, real, members, order)
+    inputs = (types.Array(real, 4, "C"), types.int64, places, places, places)
+    options = (sides, sides, sides, types.int64, motion, order, order, real, members, order)
     job = Callee(find_job, (*inputs, types.int64, *options))
     return {"find_groups": (find_groups, job, *inputs, *options)}
 

@@ -52,12 +52,14 @@ class Vectors:
         Where they are written to.
     bits : int
         Of a number, 32 or 64.
+    most : int
+        Bytes of a vector, at most: short rows need no long ones.
     """
 
-    def __init__(self, builder: Any, bits: int) -> None:
+    def __init__(self, builder: Any, bits: int, most: int = BYTES) -> None:
         self.builder = builder
         self.size = bits // 8
-        self.lanes = BYTES // self.size
+        self.lanes = min(BYTES, most) // self.size
         self.number = ir.FloatType() if bits == 32 else ir.DoubleType()
         self.type = ir.VectorType(self.number, self.lanes)
         self._word = ir.IntType(bits)
@@ -74,16 +76,27 @@ class Vectors:
         """Return the vector at a place."""
         return self.builder.load(self._at(pointer, place), align=self.size)
 
+    def lanes_before(self, count: Any) -> Any:
+        """Return which lanes have numbers below a count."""
+        numbers = ir.VectorType(_I32, self.lanes)
+        own = ir.Constant(numbers, list(range(self.lanes)))
+        return self.builder.icmp_signed("<", own, self._spread(self.builder.trunc(count, _I32), numbers))
+
+    def load_some(self, pointer: Any, place: Any, inside: Any) -> Any:
+        """Return the numbers at a place in those lanes that are inside, and 0 in the others, which are not read."""
+        where, nothing = self._at(pointer, place), self.constant(0.0)
+        kind = ir.FunctionType(self.type, [where.type, _I32, inside.type, self.type])
+        name = f"llvm.masked.load.{self._suffix}.p0"
+        load = cgutils.get_or_insert_function(self.builder.module, kind, name)
+        return self.builder.call(load, [where, ir.Constant(_I32, self.size), inside, nothing])
+
     def store(self, value: Any, pointer: Any, place: Any) -> None:
         """Write a vector to a place."""
         self.builder.store(value, self._at(pointer, place), align=self.size)
 
     def broadcast(self, number: Any) -> Any:
         """Return a vector of one number."""
-        undefined = ir.Constant(self.type, ir.Undefined)
-        first = ir.Constant(ir.VectorType(_I32, self.lanes), [ir.Constant(_I32, 0)] * self.lanes)
-        one = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
-        return self.builder.shuffle_vector(one, undefined, first)
+        return self._spread(number, self.type)
 
     def broadcast_from(self, pointer: Any, place: Any) -> Any:
         """Return a vector of the number at a place."""
@@ -172,7 +185,7 @@ class Vectors:
         exponent = builder.shl(builder.bitcast(z, self._words), self._whole(digits))
         return builder.bitcast(builder.add(builder.bitcast(p, self._words), exponent), self.type)
 
-    def repeat(self, count: Any, step: int, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
+    def repeat(self, count: Any, step: Any, state: Iterable[Any], body: Callable[[Any, list[Any]], list[Any]]) -> Any:
         """Write a loop over 0, step ... < count, at least once; `body` turns its place and state into the next state.
 
         Returns
@@ -191,13 +204,19 @@ class Vectors:
             held.append(builder.phi(value.type))
             held[-1].add_incoming(value, before)
         following = body(place, held)
-        then = builder.add(place, index(step))
+        then = builder.add(place, index(step) if isinstance(step, int) else step)
         place.add_incoming(then, builder.block)
         for phi, value in zip(held, following, strict=True):
             phi.add_incoming(value, builder.block)
         builder.cbranch(builder.icmp_signed("<", then, count), inside, after)
         builder.position_at_end(after)
         return following
+
+    def _spread(self, number: Any, kind: Any) -> Any:
+        undefined = ir.Constant(kind, ir.Undefined)
+        first = ir.Constant(ir.VectorType(_I32, self.lanes), [ir.Constant(_I32, 0)] * self.lanes)
+        one = self.builder.insert_element(undefined, number, ir.Constant(_I32, 0))
+        return self.builder.shuffle_vector(one, undefined, first)
 
     @property
     def _suffix(self) -> str:

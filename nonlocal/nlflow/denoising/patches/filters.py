@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import is_tensor, to_numpy
-from nlflow.backends.threads import blas_limited
 from nlflow.denoising.patches.correlation import Correlation, cosines
 from nlflow.denoising.patches.lattice import Lattice
 from nlflow.denoising.patches.search import nearest_offsets
@@ -214,10 +213,14 @@ class CompiledFilter:
             )
         members = np.zeros((lattice.count, lattice.most), np.int32)
         counts = np.zeros(lattice.count, np.int32)
+        offsets, order = nearest_offsets(lattice.radii)
+        moves = offsets @ (lattice.shape[1] * lattice.shape[2], lattice.shape[2], 1)
+        edge = lattice.radii[2] + int(np.abs(lattice.motion).max())
+        wide = (0, 0), (0, 0), (0, 0), (edge, edge + search.COLUMNS + search.lanes(guide.dtype))
         search.loop("find_groups", guide.dtype.name)(
-            _volumes(guide, lattice), lattice.slices, lattice.rows, lattice.columns, lattice.shape, lattice.patch,
-            lattice.radii, lattice.run, lattice.motion, nearest_offsets(lattice.radii)[1], np.finfo(guide.dtype).eps,
-            members, counts,
+            np.pad(_volumes(guide, lattice), wide), edge, lattice.slices, lattice.rows, lattice.columns, lattice.shape,
+            lattice.patch, lattice.radii, lattice.run, lattice.motion, order, moves.astype(np.int32),
+            np.finfo(guide.dtype).eps, members, counts,
         )  # fmt: skip
         return members, counts
 
@@ -226,11 +229,14 @@ class CompiledFilter:
     ) -> tuple[Array, Array]:
         """Return the estimate and the next state; see `GroupFilter`."""
         from nlflow.backends.numba import groups as loops
+        from nlflow.backends.numba import search
+        from nlflow.backends.numba.wiener import padded
 
         lattice, total = groups.lattice, groups.lattice.jobs
         state, pilot, observed = (_volumes(one, lattice) for one in (images.state, images.pilot, images.observed))
         sums = np.zeros((3, *state.shape), state.dtype)
-        windows = np.empty((min(_JOBS, total), 3, len(state), *lattice.window), state.dtype)
+        a, b, c = lattice.window
+        windows = np.empty((min(_JOBS, total), 3, len(state), a, b, c + search.lanes(state.dtype)), state.dtype)
         rounding = tuple(float(np.finfo(kind).eps) / loops.ERROR for kind in (state.dtype, np.float64))
         filter_groups = loops.loop("filter_groups", state.dtype.name)
         add_windows = loops.loop("add_windows", state.dtype.name)
@@ -239,26 +245,32 @@ class CompiledFilter:
         variance = images.variance.reshape(-1, 1, 1, 1) if uniform else _volumes(images.variance, lattice)
         variance = np.require(variance, requirements="W")
         found = Correlation.of(images.correlation, lattice.patch, len(state))
-        basis = cosines(lattice.patch) if stage.cosine else np.zeros((0, 0))
-        matrices = tuple(
-            np.ascontiguousarray(m, state.dtype) for m in (found.matrices, found.whitening, found.extremes, basis)
-        )
+        size = padded(math.prod(lattice.patch), state.itemsize)
+        basis = cosines(lattice.patch).T if stage.cosine else np.zeros((0, 0))
+        matrices = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening))
+        matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
         places = lattice.slices, lattice.rows, lattice.columns
-        with blas_limited():
-            for first in range(0, total, _JOBS):
-                jobs = (first, min(first + _JOBS, total))
-                filter_groups(
-                    state, pilot, observed, variance, *matrices, groups.members, groups.counts,
-                    *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
-                    stage.factor, stage.shrink, stage.running, rounding, windows,
-                )  # fmt: skip
-                add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
-                during(jobs[1] / total)
+        for first in range(0, total, _JOBS):
+            jobs = (first, min(first + _JOBS, total))
+            filter_groups(
+                state, pilot, observed, variance, *matrices, groups.members, groups.counts,
+                *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
+                stage.factor, stage.shrink, stage.running, rounding, windows,
+            )  # fmt: skip
+            add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
+            during(jobs[1] / total)
         estimate, next_state, weights = sums
         bare = weights == 0  # near the cut of a strip, which is cut off afterwards
         estimate[bare], next_state[bare], weights[bare] = state[bare], state[bare], 1
         shape = images.state.shape
         return (estimate / weights).reshape(shape), (next_state / weights).reshape(shape)
+
+
+def filled(matrices: Array, size: int, dtype: Any) -> Array:
+    """Return matrices filled up with zeros to a number of rows and columns; empty ones have none."""
+    more = size - matrices.shape[-1] if matrices.size else 0
+    wide = [(0, 0)] * (matrices.ndim - 2) + [(0, more)] * 2
+    return np.ascontiguousarray(np.pad(matrices, wide), dtype)
 
 
 def _volumes(planes: Array, lattice: Lattice) -> Array:
