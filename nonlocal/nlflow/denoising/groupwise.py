@@ -62,7 +62,7 @@ def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping],
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
-        factor=preset.factor, search_every=preset.search_every, **options,
+        factor=preset.factor, across=preset.across, search_every=preset.search_every, **options,
     )  # fmt: skip
     return Problem(flow, RelaxedSemiImplicit(max(preset.steps, 1), preset.leave), preset.steps + 1.0)
 

@@ -45,6 +45,8 @@ class GroupPreset:
     factor : float
         On the noise variance s^2 of the later steps; below 1 since the running estimate lacks some of the signal's
         variance.
+    across : float
+        Share of the step across the members in the estimates of the later steps.
     search_every : int
         Groups are found anew every so many steps.
     cosine : bool
@@ -61,6 +63,7 @@ class GroupPreset:
     shrink: float = 1.4
     leave: float = 0.75
     factor: float = 0.8
+    across: float = 0.0
     search_every: int = 1
     cosine: bool = False
     moving: bool = False

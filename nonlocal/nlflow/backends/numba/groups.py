@@ -74,7 +74,7 @@ _wiener = caller(wiener)
 @njit(cache=True, fastmath=_FLAGS)
 def filter_job(
     single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
-    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, running, rounding, sums,
+    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, across, running, rounding, sums,
 ):  # fmt: skip
     """Do one of the jobs of `filter_groups`, which see; `sums` is what it writes."""
     pz, ph, pw = patch
@@ -85,7 +85,8 @@ def filter_job(
     uniform = variance[0].size == 1
     most = members.shape[1]
     real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
-    zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
+    zero, one, part, scale = real(0), real(1), real(leave), real(factor)
+    lowered, mixed = real(shrink), real(across)
     first = (job % runs) * run
     last = min(first + run, columns.shape[0])
     earliest = slices[job // (runs * rows.shape[0])] - radii[0]
@@ -100,11 +101,10 @@ def filter_job(
     squares = np.empty(size, state.dtype)
     centre = np.empty(size, state.dtype)
     noise = np.empty(size, state.dtype)
-    weight = np.empty(size, state.dtype)
-    wide = np.empty((3, most, size), np.float64)
+    weight = np.empty((most, size), state.dtype)
+    wide = np.empty((4, most, size), np.float64)
     wide_mean = np.empty(size, np.float64)
     wide_noise = np.empty(size, np.float64)
-    wide_weight = np.empty(size, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
@@ -169,12 +169,14 @@ def filter_job(
                 for j in range(size):
                     noise[j] = max(noise[j], least)
                 condition = (trace + noise.max() * extremes[c, 1]) / (noise.min() * extremes[c, 0])
+                if across > 0:
+                    condition = max(condition, 1 + count * trace / noise.sum())
                 if count * rounding[0] * condition * condition < 1:
                     _wiener(
                         single,
                         (
                             tokens[:count], source[:count], noise, correlation[c], whitening[c], basis, lowered,
-                            True, change[:count], weight,
+                            mixed, True, change[:count], weight[:count],
                         ),
                     )  # fmt: skip
                 else:
@@ -188,16 +190,18 @@ def filter_job(
                         double,
                         (
                             wide[0, :count], wide[1, :count], wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, fast, wide[2, :count], wide_weight,
+                            wide_whitening[c], wide_basis, shrink, across, fast, wide[2, :count],
+                            wide[3, :count],
                         ),
                     )  # fmt: skip
                     for k in range(count):
                         _copy(wide[2, k], change[k])
-                    _copy(wide_weight, weight)
+                        _copy(wide[3, k], weight[k])
             keep = part / rest
             for k in range(count):
                 token = tokens[k]
                 taken = change[k]
+                trust = weight[k]
                 z = corners[k] // (H * W) - earliest
                 y = corners[k] // W % H - top
                 x = corners[k] % W - left
@@ -206,9 +210,9 @@ def filter_job(
                         for s in range(pw):
                             j = (q * ph + r) * pw + s
                             now = token[j] + centre[j]
-                            sums[0, c, z + q, y + r, x + s] += weight[j] * (now - taken[j])
-                            sums[1, c, z + q, y + r, x + s] += weight[j] * (now - (one - keep) * taken[j])
-                            sums[2, c, z + q, y + r, x + s] += weight[j]
+                            sums[0, c, z + q, y + r, x + s] += trust[j] * (now - taken[j])
+                            sums[1, c, z + q, y + r, x + s] += trust[j] * (now - (one - keep) * taken[j])
+                            sums[2, c, z + q, y + r, x + s] += trust[j]
 
 
 _filter_job = caller(filter_job)
@@ -217,12 +221,14 @@ _filter_job = caller(filter_job)
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def filter_groups(
     one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
-    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, running, rounding, out,
+    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, across, running, rounding,
+    out,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
     A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
-    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds.
+    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds. A share
+    of it may be replaced by the step across the members, see `nlflow.denoising.patches.filters.GroupFilter`.
 
     Parameters
     ----------
@@ -240,7 +246,7 @@ def filter_groups(
         Jobs in the order of `find_groups`.
     patch, radii, run, motion
         As in `find_groups`.
-    leave, factor, shrink, running
+    leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
@@ -255,7 +261,7 @@ def filter_groups(
             (
                 single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis,
                 members, counts, slices, rows, columns, np.int64(jobs[0] + slot), patch, radii, run, motion, leave,
-                factor, shrink, running, rounding, out[slot],
+                factor, shrink, across, running, rounding, out[slot],
             ),
         )  # fmt: skip
 
@@ -292,7 +298,7 @@ def _loops(real):
     number, addresses = types.float64, (types.intp, types.intp)
     inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places)
     along = (sides, sides, types.int64, motion)
-    options = (number, number, number, types.boolean, types.UniTuple(number, 2))
+    options = (*(number,) * 4, types.boolean, types.UniTuple(number, 2))
     job = Callee(filter_job, (*addresses, *inputs, types.int64, *along, *options, image))
     jobs = types.UniTuple(types.int64, 2)
     return {

@@ -129,8 +129,32 @@ def _clipped_inverse(noisy, noise, whitening, basis, shrink):
     return inverse
 
 
+@njit(fastmath=_FLAGS)
+def _mix_across(tokens, source, noise, across, fast, change, weight):
+    """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`.
+
+    With the covariance K of the members over the samples and the mean noise s^2 that is s^2 (K + s^2)^-1 (z - m).
+    """
+    count, size = tokens.shape
+    ridge = noise.sum()
+    inverse = np.dot(source, source.T)
+    for k in range(count):
+        inverse[k, k] += ridge
+    inverse = _spd_inverse(inverse) if fast else np.ascontiguousarray(np.linalg.inv(inverse))
+    for k in range(count):
+        for other in range(count):
+            inverse[k, other] *= ridge
+    removed = np.dot(inverse, tokens)
+    share = 1 / noise.dtype.type(count)
+    for k in range(count):
+        kept = max(1 - inverse[k, k], 0 * across) * (1 - share) + share
+        for j in range(size):
+            change[k, j] += across * (removed[k, j] - change[k, j])
+            weight[k, j] += across * (noise[j] * kept - weight[k, j])
+
+
 @njit(cache=True, fastmath=_FLAGS)
-def wiener(tokens, source, noise, correlation, whitening, basis, shrink, fast, change, weight):
+def wiener(tokens, source, noise, correlation, whitening, basis, shrink, across, fast, change, weight):
     """Filter the tokens of a group, all in one precision.
 
     Parameters
@@ -147,11 +171,13 @@ def wiener(tokens, source, noise, correlation, whitening, basis, shrink, fast, c
         Orthonormal columns that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
+    across : float
+        Share of the step across the members in `change` and in the variances.
     fast : bool
         Whether the fast inverse of C + N is good enough.
     change : (n, size), output
-        N (C + N)^-1 (z - m).
-    weight : (size,), output
+        N (C + N)^-1 (z - m), mixed with the step across the members.
+    weight : (n, size), output
         Inverse variance of each sample of the estimate.
     """
     count, size = tokens.shape
@@ -196,11 +222,19 @@ def wiener(tokens, source, noise, correlation, whitening, basis, shrink, fast, c
             for j in range(size):
                 kept -= full[i, j] * inverse[j, i] / noise[i]
             kept = max(kept, zero)
-        weight[i] = 1 / (noise[i] * (kept * (1 - share) + of_mean))
+        weight[0, i] = noise[i] * (kept * (1 - share) + of_mean)
     np.dot(tokens, inverse, change)
+    for k in range(1, count):
+        for i in range(size):
+            weight[k, i] = weight[0, i]
+    if across > 0:
+        _mix_across(tokens, source, noise, across, fast, change, weight)
+    for k in range(count):
+        for i in range(size):
+            weight[k, i] = 1 / weight[k, i]
 
 
 def callee(real):
     """Return `wiener` in the precision of Numba's type `real`."""
     line, matrix = (types.Array(real, dimensions, "C") for dimensions in (1, 2))
-    return Callee(wiener, (matrix, matrix, line, matrix, matrix, matrix, real, types.boolean, matrix, line))
+    return Callee(wiener, (matrix, matrix, line, *(matrix,) * 3, real, real, types.boolean, matrix, matrix))

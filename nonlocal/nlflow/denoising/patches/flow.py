@@ -63,6 +63,8 @@ class GroupFlow(Flow):
         fourth of the time.
     factor : float
         On the variance of the noise in the later steps; below 1 since estimates lack some of the signal's variance.
+    across : float
+        Share, in [0, 1], of the step across the members in the estimates of the later steps; see `GroupFilter`.
     search_every : int
         Groups are found anew after so many steps.
     filter : GroupFilter, optional
@@ -105,6 +107,7 @@ class GroupFlow(Flow):
         shrink: float = 1.4,
         cosine: bool = False,
         factor: float = 0.8,
+        across: float = 0.0,
         search_every: int = 1,
         filter: GroupFilter | None = None,
         origin: tuple[int, ...] = (0, 0),
@@ -117,6 +120,9 @@ class GroupFlow(Flow):
         self.shrink = check_number("shrink", shrink, minimum=0)
         self.cosine = bool(cosine)
         self.factor = check_number("factor", factor, minimum=0, strict=True)
+        self.across = check_number("across", across, minimum=0)
+        if self.across > 1:
+            raise InputError(f"across: got {self.across:g}, expected a share, at most 1")
         self.search_every = check_integer("search_every", search_every, minimum=1)
         pair: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
         self.groupings: tuple[Grouping, Grouping] = pair
@@ -185,7 +191,9 @@ class GroupFlow(Flow):
 
     def _stage(self, leave: float = 0.0) -> Stage:
         return (
-            Stage(leave, self.factor) if self._begun else Stage(shrink=self.shrink, running=False, cosine=self.cosine)
+            Stage(leave, self.factor, across=self.across)
+            if self._begun
+            else Stage(shrink=self.shrink, running=False, cosine=self.cosine)
         )
 
     def _images(self, u: Array) -> Images:
@@ -247,7 +255,7 @@ class GroupFlow(Flow):
     def __repr__(self) -> str:
         return (
             f"GroupFlow({self.groupings!r}, shrink={self.shrink!r}, cosine={self.cosine!r}, factor={self.factor!r}, "
-            f"search_every={self.search_every!r}, filter={type(self.filter).__name__})"
+            f"across={self.across!r}, search_every={self.search_every!r}, filter={type(self.filter).__name__})"
         )
 
 
