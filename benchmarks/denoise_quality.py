@@ -2,11 +2,13 @@
 
     python -m benchmarks.denoise_quality --data DIR [--sets Set12 BSD68-even Kodak24 signals unknown cost]
         [--sigmas 15 25 50] [--quick] [--out benchmarks/results] [--cache .denoise-cache] [--jobs 2] [--only METHOD ...]
+        [--nl-ridge DIR] [--lichi DIR]
 
 DIR holds the folders Set12, BSD68-even (grey) and Kodak24 (colour) of PNG files. White Gaussian noise,
 ``default_rng(0)`` for each image, scale 0...255, neither clipped nor rounded: all methods see the same samples. Ours
 run as users call them, with sigma given and no other choice; the peers with the parameters in
-`benchmarks.denoising.methods`, which were tuned on Set12.
+`benchmarks.denoising.methods`, which were tuned on Set12. BM3D, NL-Ridge and LIChI run where the user has installed
+them; `--nl-ridge` and `--lichi` name checkouts of the latter two (github.com/sherbret).
 
 Besides the sets there are three parts: ``signals`` (PyWavelets' ECG and demonstration signals; the noise is 0.1, 0.3
 and 0.5 of the signal's standard deviation; means over five draws; the peers' best choice counts for each signal and
@@ -28,7 +30,7 @@ from pathlib import Path
 import pywt
 
 from benchmarks.denoising import cost
-from benchmarks.denoising.methods import COLOUR, ESTIMATED, SIGNAL, denoisers, our_digest
+from benchmarks.denoising.methods import COLOUR, ESTIMATED, SIGNAL, denoisers, our_digest, use_checkout
 from benchmarks.denoising.report import score_table, write
 from benchmarks.denoising.targets import Results
 from benchmarks.denoising.tasks import QUICK_IMAGES, SETS, Cache, Crop, Task, compute
@@ -100,7 +102,12 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="METHOD", help="compute these into the cache, print, do not report"
     )
+    for option, package in (("--nl-ridge", "nlridge"), ("--lichi", "lichi")):
+        parser.add_argument(option, type=Path, metavar="DIR", help=f"a checkout that holds {package}.py")
     arguments = parser.parse_args()
+    for folder, package in ((arguments.nl_ridge, "nlridge"), (arguments.lichi, "lichi")):
+        if folder is not None:
+            use_checkout(folder, package)
     known = {name for kind in SETS.values() for name in denoisers(kind)}
     if unknown := set(arguments.only or ()) - known:
         parser.error(f"--only: got {'; '.join(sorted(unknown))}, expected any of: {'; '.join(sorted(known))}")

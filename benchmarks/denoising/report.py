@@ -53,7 +53,8 @@ def cost_table(times: dict[int, dict[str, float]], memory: dict[str, float]) -> 
 def about() -> dict[str, Any]:
     """Return the machine and the versions, those of the peers among them."""
     found = machine()
-    for name, package in (("PyWavelets", "pywt"), ("OpenCV", "cv2"), ("bm3d", "bm3d")):
+    for name, package in (("PyWavelets", "pywt"), ("OpenCV", "cv2"), ("bm3d", "bm3d"), ("NL-Ridge", "nlridge"),
+                          ("LIChI", "lichi")):  # fmt: skip
         found[name] = version(package) if importlib.util.find_spec(package) else "not installed"
     return found
 

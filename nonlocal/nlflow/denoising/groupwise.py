@@ -32,9 +32,9 @@ FUNCTIONAL = (
 )
 
 
-def described(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
-    """Return what `DenoiseInfo` says of every flow of groups."""
-    first, later = groupings
+def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
+    """Return what `DenoiseInfo` says of every flow of groups; of several later groupings the last is told."""
+    first, *_, later = groupings
     parameters = {
         "patch_size": later.patch,
         "neighbours": later.neighbours,
@@ -58,7 +58,7 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
-def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
+def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, ...], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,

@@ -24,13 +24,14 @@ _LEAST = 64  # samples of a strip without what it overlaps
 _LEAST_BLOCK = 16  # of a block of a volume, along each axis
 
 
-def margins(groupings: tuple[Grouping, Grouping], steps: int) -> Three:
+def margins(groupings: tuple[Grouping, ...], steps: int) -> Three:
     """Return how far a sample of the last estimate looks, in samples along slices, rows and columns."""
-    a, b, c = (one + steps * two for one, two in zip(groupings[0].halo, groupings[1].halo, strict=True))
+    first, *later = (one.halo for one in groupings)
+    a, b, c = (one + steps * max(two) for one, two in zip(first, zip(*later, strict=True), strict=True))
     return a, b, c
 
 
-def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, Grouping], steps: int, itemsize: int) -> int:
+def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, ...], steps: int, itemsize: int) -> int:
     """Return the working memory of a flow of groups on planes (C, H, W) or (C, Z, H, W)."""
     channels, space = shape[0], three(shape[1:])
     # State, estimate, the next two, three sums, guide, input and its copy; then the estimates of the path.
@@ -50,7 +51,7 @@ def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, Grouping], s
 def in_tiles(
     f: Array,
     preset: GroupPreset,
-    groupings: tuple[Grouping, Grouping],
+    groupings: tuple[Grouping, ...],
     variance: Array | None,
     missing: Array | None,
     problem: Callable[..., Problem],

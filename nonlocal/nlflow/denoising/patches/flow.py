@@ -42,8 +42,9 @@ class GroupFlow(Flow):
     ----------
     observed : array_like of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
         The noisy signal f. With `channels`, C planes that are compared together and filtered one by one.
-    grouping : Grouping or pair of Grouping
-        Of all steps, or of the first estimate and of the later steps.
+    grouping : Grouping or tuple of Grouping
+        Of all steps, or of the first estimate and of the later steps. Several of the later steps take turns, whenever
+        groups are found anew.
     variance : float or array
         Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes.
     correlation : array of shape (C, 2a+1, 2b+1) or (2a+1, 2b+1), optional
@@ -97,7 +98,7 @@ class GroupFlow(Flow):
     def __init__(
         self,
         observed: Any,
-        grouping: Grouping | tuple[Grouping, Grouping],
+        grouping: Grouping | tuple[Grouping, ...],
         *,
         variance: Any = 1.0,
         correlation: Any = None,
@@ -124,10 +125,10 @@ class GroupFlow(Flow):
         if self.across > 1:
             raise InputError(f"across: got {self.across:g}, expected a share, at most 1")
         self.search_every = check_integer("search_every", search_every, minimum=1)
-        pair: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
-        self.groupings: tuple[Grouping, Grouping] = pair
-        if len(pair) != 2 or not all(isinstance(one, Grouping) for one in pair):
-            raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a pair (first, later)")
+        several: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
+        self.groupings: tuple[Grouping, ...] = several
+        if len(several) < 2 or not all(isinstance(one, Grouping) for one in several):
+            raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a tuple (first, later, ...)")
         self.filter: Any = CompiledFilter() if filter is None else filter
         if isinstance(self.filter, type) or not all(
             callable(getattr(self.filter, name, None)) for name in ("find", "step")
@@ -139,11 +140,10 @@ class GroupFlow(Flow):
         self._planes = as_planes(signal)
         self.moving = bool(moving)
         run = _MOVING_RUN if self.moving else RUN
-        if self.moving and any(one.along("stride")[0] > 1 for one in pair):
+        if self.moving and any(one.along("stride")[0] > 1 for one in several):
             raise InputError("grouping: got a stride of more than 1 along frames that move, expected 1, so that each "
                              "pixel belongs to a patch")  # fmt: skip
-        lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole, run) for one in self.groupings]
-        self._lattices = lattices[0], lattices[1]
+        self._lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole, run) for one in self.groupings]
         self._variance = _variances(variance, signal)
         self._correlation = _correlations(correlation, self._planes)
         self.missing = None if missing is None else np.asarray(missing, bool)
@@ -161,9 +161,10 @@ class GroupFlow(Flow):
     def _signal(self, u: Array) -> Array:
         return u[..., None] if self._flat else u
 
-    def _grouped(self, guide: Array, stage: int) -> GroupAffinity:
-        """Return the groups of a guide, on the lattice of the first estimate (0) or of the later steps (1)."""
-        return GroupAffinity(self._signal(guide), self._lattices[stage], self.filter, self.moving)
+    def _grouped(self, guide: Array, search: int) -> GroupAffinity:
+        """Return the groups of a guide, on the lattice of the first estimate (0) or of a later search (1, 2, ...)."""
+        lattice = self._lattices[1 + (search - 1) % (len(self._lattices) - 1) if search else 0]
+        return GroupAffinity(self._signal(guide), lattice, self.filter, self.moving)
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow at u as estimate and as running state, with the groups of u."""
@@ -178,7 +179,7 @@ class GroupFlow(Flow):
         base = memory.get("_flow", self)
         guide, affinity = memory.get("guide"), base.affinity
         if guide is not None and guide is not base._guide:
-            affinity = self._grouped(guide, 1)
+            affinity = self._grouped(guide, int(memory.get("search", 1)))
         result: Self = base._with(affinity, u)
         result.state, result._guide, result._begun = memory["state"], guide, True
         return result
@@ -349,7 +350,7 @@ class RelaxedSemiImplicit(Integrator):
         now: Any = flow
         done = round(t)
         if done and (done - 1) % now.search_every == 0:
-            memory["guide"] = memory["state"]
+            memory["guide"], memory["search"] = memory["state"], 1 + (done - 1) // now.search_every
             now = now.following(u, memory)
         leave = self.leave * max(1 - done / self.steps, 0.0)
         estimate, memory["state"] = now.step(u, leave)
