@@ -38,13 +38,15 @@ def bytes_needed(shape: tuple[int, ...], groupings: tuple[Grouping, ...], steps:
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize
     most = 0
     for g in groupings:
+        # The groups of means, a fourth as many, come after those of samples, whose windows are free again.
+        members = g.neighbours + 1 + (0 if g.means is None else (g.means.neighbours + 1) / 2)
         counts = [-(-n // min(step, n)) for n, step in zip(space, g.along("stride"), strict=True)]
         along = zip(space, g.along("radius"), g.along("patch"), strict=True)
         sides = [min(2 * r + p, n) for n, r, p in along]
         sides[2] = min(RUN * g.along("stride")[2] + sides[2], space[2])
         jobs = min(64, counts[0] * counts[1] * -(-counts[2] // RUN))
         windows = 3 * jobs * channels * math.prod(sides) * itemsize
-        most = max(most, 4 * (g.neighbours + 1) * math.prod(counts) + windows)
+        most = max(most, math.ceil(4 * members * math.prod(counts)) + windows)
     return planes + most
 
 

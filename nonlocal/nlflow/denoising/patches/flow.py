@@ -19,12 +19,14 @@ from nlflow.denoising.patches.filters import (
     Stage,
 )
 from nlflow.denoising.patches.lattice import Grouping, Lattice
+from nlflow.denoising.patches.means import Blocks
 from nlflow.denoising.patches.plain import PlainFilter
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 
 _MOVING_RUN = 8  # references that move together
+_OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
 
 
 @underflowing
@@ -143,7 +145,12 @@ class GroupFlow(Flow):
         if self.moving and any(one.along("stride")[0] > 1 for one in several):
             raise InputError("grouping: got a stride of more than 1 along frames that move, expected 1, so that each "
                              "pixel belongs to a patch")  # fmt: skip
-        self._lattices = [Lattice.of(self._planes.shape[1:], one, origin, whole, run) for one in self.groupings]
+        space = self._planes.shape[1:]
+        if any(one.means is not None for one in several) and (space[0] > 1 or correlation is not None):
+            raise InputError("grouping: got means for a volume or for noise that is correlated, expected means=None; "
+                             "means have groups of their own in images and signals with white noise")  # fmt: skip
+        self._lattices = [Lattice.of(space, one, origin, whole, run) for one in self.groupings]
+        self._place = origin, whole
         self._variance = _variances(variance, signal)
         self._correlation = _correlations(correlation, self._planes)
         self.missing = None if missing is None else np.asarray(missing, bool)
@@ -162,9 +169,11 @@ class GroupFlow(Flow):
         return u[..., None] if self._flat else u
 
     def _grouped(self, guide: Array, search: int) -> GroupAffinity:
-        """Return the groups of a guide, on the lattice of the first estimate (0) or of a later search (1, 2, ...)."""
-        lattice = self._lattices[1 + (search - 1) % (len(self._lattices) - 1) if search else 0]
-        return GroupAffinity(self._signal(guide), lattice, self.filter, self.moving)
+        """Return the groups of a guide, by the grouping of the first estimate (0) or of a later search (1, 2, ...)."""
+        number = 1 + (search - 1) % (len(self.groupings) - 1) if search else 0
+        lattice, means = self._lattices[number], self.groupings[number].means
+        blocks = None if means is None else Blocks.of(lattice.shape, means, *self._place, search)
+        return GroupAffinity(self._signal(guide), lattice, self.filter, self.moving, blocks)
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow at u as estimate and as running state, with the groups of u."""
@@ -214,15 +223,36 @@ class GroupFlow(Flow):
             Fraction of the noise that the running state keeps.
         """
         images = self._images(u)
-        made = self.filter.step(self.groups, images, self._stage(leave), during=self.during)
-        _check_step(made, images.state)
-        planes, next_state = made
+        planes, next_state = self._filtered(images, self._stage(leave))
         if not self._begun:
             next_state = self._seen_planes(planes)
         elif self.missing is not None:
             next_state = np.where(self.missing.reshape(planes.shape[1:]), planes, next_state)
         self.applications += 1
         return as_signal(planes, u.shape), as_signal(next_state, u.shape)
+
+    def _filtered(self, images: Images, stage: Stage) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Return what the filter makes of planes, and of the means over their blocks."""
+        held: Any = self.affinity
+        own = 1 if held.blocks is None else 0.8  # share of the time
+        made = self.filter.step(self.groups, images, stage, during=lambda share: self.during(own * share))
+        _check_step(made, images.state)
+        if held.blocks is None:
+            return cast(tuple[NDArray[Any], NDArray[Any]], made)
+        blocks: Blocks = held.blocks
+        variance = images.variance if images.variance[0].size == 1 else blocks.mean(images.variance)
+        coarse = Images(*(blocks.mean(x) for x in (images.state, images.pilot, images.observed)),
+                        variance / images.variance.dtype.type(blocks.size))  # fmt: skip
+        found = self.filter.step(
+            held.groups_of_means, coarse, stage, during=lambda share: self.during(own + (1 - own) * share)
+        )
+        _check_step(found, coarse.state)
+        share = images.state.dtype.type(_OF_MEANS)
+        planes, next_state = (
+            fine + share * blocks.spread(means - blocks.mean(fine), fine)
+            for fine, means in zip(made, found, strict=True)
+        )
+        return planes, next_state
 
     def _seen_planes(self, estimate: NDArray[Any]) -> NDArray[Any]:
         """Return the observed planes, which follow the estimate where samples are missing."""
