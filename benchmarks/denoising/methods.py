@@ -96,7 +96,7 @@ class Denoiser:
 
 
 def version(package: str) -> str:
-    """Return the version of what brought a package that is imported by this name; of a checkout a digest of its file."""
+    """Return the version of what brought a package that is imported by this name; for a checkout a digest of it."""
     if package in _distributions():
         return metadata.version(_distributions()[package][0])
     found = importlib.util.find_spec(package)

@@ -227,8 +227,8 @@ def filter_groups(
     r"""Filter the groups of some jobs and put the patches back.
 
     A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
-    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds. A share
-    of it may be replaced by the step across the members, see `nlflow.denoising.patches.filters.GroupFilter`.
+    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds. The
+    step across the members may have a share of it, see `nlflow.denoising.patches.filters.GroupFilter`.
 
     Parameters
     ----------

@@ -121,10 +121,13 @@ class GroupFilter(Protocol):
     """What finds groups and computes a step on them.
 
     With a group's tokens z of mean m, their covariance C in the pilot and the noise N that z still holds, a step is
-    z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1. The step across the members
-    is the same with the covariance of the members instead of that of the samples: with K = X X^T / D of the n centred
-    tokens X of the pilot and the mean s^2 of N it is z -> z - s^2 (K + s^2)^-1 (z - m), a combination of the patches
-    (Herbreteau and Kervrann 2022, arXiv 2203.00570). Sums for a sample are formed in the order of the references, so that the bits do not depend on threads and cuts.
+    z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1.
+
+    The step across the members is the same with the covariance of the members instead of that of the samples. With
+    K = X X^T / D of the n centred tokens X of the pilot and the mean s^2 of N it is z -> z - s^2 (K + s^2)^-1 (z - m),
+    a combination of patches (Herbreteau and Kervrann 2022, arXiv 2203.00570).
+
+    Sums for a sample are formed in the order of the references, so that the bits do not depend on threads and cuts.
     """
 
     def find(self, guide: Array, lattice: Lattice) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
