@@ -155,7 +155,7 @@ PRESETS = {
         first_signal=_SIGNAL_FIRST,
         later_signal=_SIGNAL_LATER,
         across=0.5,
-        turns=(2, -2),
+        turns=(1, -1),
         means=True,
     ),
 }

@@ -63,8 +63,8 @@ class Grouping:
     def halo(self) -> Three:
         """How far a sample of a step's result looks: to its groups' references, and on to their other members."""
         own = [2 * (r + p - 1) for r, p in zip(self.along("radius"), self.along("patch"), strict=True)]
-        if self.means is not None:  # which look at blocks of 2 samples; a sample is between the middles of two blocks
-            own = [max(one, 2 * n) + 3 for one, n in zip(own, self.means.halo, strict=True)]
+        if self.means is not None:  # of blocks of 2 samples, which reach a sample over two others
+            own = [max(one, 2 * n) + 5 for one, n in zip(own, self.means.halo, strict=True)]
         a, b, c = own
         return a, b, c
 

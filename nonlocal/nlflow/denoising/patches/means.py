@@ -80,7 +80,11 @@ class Blocks:
         return np.ascontiguousarray((above + below) * planes.dtype.type(1 / self.size))
 
     def spread(self, means: Array, like: Array) -> Array:
-        """Return planes that are linear between the middles of the blocks, with 0 beside all blocks."""
+        """Return planes that hold the low frequencies of means, with 0 beside all blocks.
+
+        The means are smoothed first, and are linear between the middles of the blocks: what is fine for blocks is left
+        to the samples themselves (Facciolo, Pierazzo and Morel 2017, doi 10.1137/17M1111826).
+        """
         found = np.zeros_like(like)
         for axis in (2, 3):
             if self.sides[axis - 1] == 2:
@@ -90,10 +94,12 @@ class Blocks:
 
 
 def _between(means: Array, axis: int) -> Array:
-    """Return values at a fourth and three fourths of each block; beyond the first and the last they are constant."""
+    """Return (1, 2, 1)/4 of the means along an axis, at a fourth and three fourths of each block; constant beyond."""
+    near, far = means.dtype.type(0.75), means.dtype.type(0.25)
     values = np.moveaxis(means, axis, 0)
     padded = np.concatenate([values[:1], values, values[-1:]])
-    near, far = means.dtype.type(0.75), means.dtype.type(0.25)
+    values = far * (padded[:-2] + padded[2:]) + 2 * far * values
+    padded = np.concatenate([values[:1], values, values[-1:]])
     found = np.empty((2 * len(values), *values.shape[1:]), means.dtype)
     found[::2] = near * values + far * padded[:-2]
     found[1::2] = near * values + far * padded[2:]
