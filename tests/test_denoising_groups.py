@@ -160,7 +160,8 @@ def reference_step(
             kept = 1 - n * np.diag(inverse)
             if across:  # ridge regression of the members on each other
                 x = tokens(pilot) - tokens(pilot).mean(axis=0)
-                combination = np.linalg.solve(x @ x.T / x.shape[1] + n.mean() * np.eye(count), x @ x.T / x.shape[1])
+                ridge = n.mean() * max(count, x.shape[1])
+                combination = np.linalg.solve(x @ x.T + ridge * np.eye(count), x @ x.T)
                 other = (np.eye(count) - combination) @ (z - z.mean(axis=0))
                 change = (1 - across) * change + across * other
                 kept = (1 - across) * kept + across * np.diag(combination)[:, None]

@@ -73,7 +73,7 @@ def test_a_preset_made_of_objects_has_the_bits_of_denoise(quality: str, kind: st
     groupings = preset.groupings(noisiness(f), 1 if kind == "signal" else 2)
     made = GroupFlow(
         signal, groupings, channels=True, shrink=preset.shrink, factor=preset.factor,
-        across=0 if kind == "signal" else preset.across, search_every=preset.search_every,
+        across=preset.across, search_every=preset.search_every,
     )  # fmt: skip
     # solve
     integrator = RelaxedSemiImplicit(preset.steps, preset.leave)

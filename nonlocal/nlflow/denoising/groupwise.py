@@ -60,10 +60,9 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
 
 def problem(f: Array, preset: GroupPreset, groupings: tuple[Grouping, ...], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
-    across = preset.across if sum(n > 1 for n in f.shape[:-1]) > 1 else 0.0
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
-        factor=preset.factor, across=across, search_every=preset.search_every, **options,
+        factor=preset.factor, across=preset.across, search_every=preset.search_every, **options,
     )  # fmt: skip
     return Problem(flow, RelaxedSemiImplicit(max(preset.steps, 1), preset.leave), preset.steps + 1.0)
 

@@ -57,8 +57,7 @@ class GroupPreset:
         On the noise variance s^2 of the later steps; below 1 since the running estimate lacks some of the signal's
         variance.
     across : float
-        Share of the step across the members in the estimates of the later steps, for images; signals, whose patches
-        have fewer samples than their groups members, lose by it.
+        Share of the step across the members in the estimates of the later steps.
     search_every : int
         Groups are found anew every so many steps.
     cosine : bool

@@ -133,10 +133,11 @@ def _clipped_inverse(noisy, noise, whitening, basis, shrink):
 def _mix_across(tokens, source, noise, across, fast, change, weight):
     """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`.
 
-    With the covariance K of the members over the samples and the mean noise s^2 that is s^2 (K + s^2)^-1 (z - m).
+    With the covariance K of the members over the samples that is s^2 (K + s^2)^-1 (z - m), where s^2 is the mean noise,
+    times n / D for more members than samples.
     """
     count, size = tokens.shape
-    ridge = noise.sum()
+    ridge = noise.sum() * max(1, count / noise.dtype.type(size))
     inverse = np.dot(source, source.T)
     for k in range(count):
         inverse[k, k] += ridge

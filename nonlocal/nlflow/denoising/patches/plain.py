@@ -129,7 +129,8 @@ def _across(z: Array, pilot: Array, noise: Array) -> tuple[Array, Array]:
     """Return the step across the members, and which part of the noise each of them keeps, shape (G, n, 1)."""
     centred = pilot - pilot.mean(axis=1, keepdims=True)
     between = centred @ np.swapaxes(centred, 1, 2) / z.shape[2]
-    combination = between @ np.linalg.inv(between + noise * np.eye(z.shape[1]))
+    spread = max(1, z.shape[1] / z.shape[2])  # of the eigenvalues of noise, against those of the covariance of samples
+    combination = between @ np.linalg.inv(between + spread * noise * np.eye(z.shape[1]))
     mean = z.mean(axis=1, keepdims=True)
     return mean + combination @ (z - mean), np.diagonal(combination, axis1=1, axis2=2)[..., None]
 
