@@ -18,7 +18,8 @@ level), ``unknown`` (what is lost on Set12 when sigma has to be estimated) and `
 A full run takes hours, nearly all of them BM3D's and those of ``best``. Each result goes into the folder `--cache` and
 is not computed again until the samples, the parameters, the version of the peer or the source of nlflow change.
 denoise_quality.md, .json and .png are written to `--out` after each set. With `--only` these methods are computed into
-the cache, their means are printed, and nothing is written. ``--quick`` tries everything in minutes: two images a set,
+the cache, their means are printed, and nothing is written; with `--update` besides, they take the place of their
+earlier records in the report, which keeps the others (each record tells the version that made it). ``--quick`` tries everything in minutes: two images a set,
 their middle alone, and one level of noise. For its length this is not part of ``python -m benchmarks``.
 """
 
@@ -31,7 +32,7 @@ import pywt
 
 from benchmarks.denoising import cost
 from benchmarks.denoising.methods import COLOUR, ESTIMATED, SIGNAL, denoisers, our_digest, use_checkout
-from benchmarks.denoising.report import score_table, write
+from benchmarks.denoising.report import read, score_table, write
 from benchmarks.denoising.targets import Results
 from benchmarks.denoising.tasks import QUICK_IMAGES, SETS, Cache, Crop, Task, compute
 
@@ -104,7 +105,10 @@ def main() -> None:
     )
     for option, package in (("--nl-ridge", "nlridge"), ("--lichi", "lichi")):
         parser.add_argument(option, type=Path, metavar="DIR", help=f"a checkout that holds {package}.py")
+    parser.add_argument("--update", action="store_true", help="with --only: put these results into the report in --out")
     arguments = parser.parse_args()
+    if arguments.update and not arguments.only:
+        parser.error("--update: got no --only, expected the methods whose records are to be replaced")
     for folder, package in ((arguments.nl_ridge, "nlridge"), (arguments.lichi, "lichi")):
         if folder is not None:
             use_checkout(folder, package)
@@ -113,6 +117,8 @@ def main() -> None:
         parser.error(f"--only: got {'; '.join(sorted(unknown))}, expected any of: {'; '.join(sorted(known))}")
     sigmas = (25.0,) if arguments.quick else tuple(arguments.sigmas or ())
     cache, results = Cache(arguments.cache, our_digest()), Results(arguments.data, arguments.quick)
+    if arguments.update:
+        results = read(arguments.out, arguments.data)
     for section in arguments.sets:
         if section == COST:
             if arguments.only:
@@ -125,7 +131,12 @@ def main() -> None:
             wanted = tasks(section, arguments.data, sigmas, arguments.quick)
             if arguments.only:
                 only = [t for t in wanted if t.method in arguments.only]
-                print(score_table(section, compute(only, cache, arguments.jobs, section)))
+                found = compute(only, cache, arguments.jobs, section)
+                print(score_table(section, found))
+                if not arguments.update:
+                    continue
+                results.replace(section, [{k: v for k, v in r.items() if k not in ("crop", "place")} for r in found])
+                write(results, arguments.out)
                 continue
             results.records[section] = compute(wanted, cache, arguments.jobs, section)
         write(results, arguments.out)

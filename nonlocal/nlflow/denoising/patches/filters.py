@@ -124,10 +124,10 @@ class GroupFilter(Protocol):
     z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1.
 
     The step across the members is the same with the covariance of the members instead of that of the samples. With
-    K = X X^T / D of the n centred tokens X of the pilot it is z -> z - s^2 (K + s^2)^-1 (z - m), a combination of patches
-    (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D. Eigenvalues of noise
-    in a covariance of n variables from D draws reach (1 + (n/D)^1/2)^2 (Marchenko and Pastur 1967), n / D times those
-    that the covariance of D samples from n draws has. With that factor both steps keep the singular values of X alike.
+    K = X X^T / D of the n centred tokens X of the pilot it is z -> z - s^2 (K + s^2)^-1 (z - m): patches are combined
+    (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D: the eigenvalues of
+    noise reach (1 + (n/D)^1/2)^2 in a covariance of n variables from D draws (Marchenko and Pastur 1967), n / D times
+    as far as in that of D variables from n draws. So both steps treat the singular values of X alike.
 
     Sums for a sample are formed in the order of the references, so that the bits do not depend on threads and cuts.
     """
