@@ -19,8 +19,9 @@ A full run takes hours, nearly all of them BM3D's and those of ``best``. Each re
 is not computed again until the samples, the parameters, the version of the peer or the source of nlflow change.
 denoise_quality.md, .json and .png are written to `--out` after each set. With `--only` these methods are computed into
 the cache, their means are printed, and nothing is written; with `--update` besides, they take the place of their
-earlier records in the report, which keeps the others (each record tells the version that made it). ``--quick`` tries everything in minutes: two images a set,
-their middle alone, and one level of noise. For its length this is not part of ``python -m benchmarks``.
+earlier records in the report, which keeps the others (each record tells the version that made it). ``--quick`` tries
+everything in minutes: two images a set, their middle alone, and one level of noise. For its length this is not part of
+``python -m benchmarks``.
 """
 
 from __future__ import annotations
