@@ -241,8 +241,10 @@ class GroupFlow(Flow):
             return cast(tuple[NDArray[Any], NDArray[Any]], made)
         blocks: Blocks = held.blocks
         variance = images.variance if images.variance[0].size == 1 else blocks.mean(images.variance)
-        coarse = Images(*(blocks.mean(x) for x in (images.state, images.pilot, images.observed)),
-                        variance / images.variance.dtype.type(blocks.size))  # fmt: skip
+        coarse = Images(
+            blocks.mean(images.state), blocks.mean(images.pilot), blocks.mean(images.observed),
+            variance / images.variance.dtype.type(blocks.size),
+        )  # fmt: skip
         found = self.filter.step(
             held.groups_of_means, coarse, stage, during=lambda share: self.during(own + (1 - own) * share)
         )
