@@ -202,7 +202,9 @@ def _image_peers(kind: str) -> dict[str, Denoiser]:
 def _torch_peers() -> dict[str, Denoiser]:
     """Return NL-Ridge and LIChI, where they are installed or in a checkout: methods for grey images, on torch."""
 
-    def run(package: str, name: str, choices: dict[float, dict[str, int]], y: Array, s: float, **options: Any) -> Array:
+    def run(
+        package: str, name: str, choices: dict[float, dict[str, int]], options: dict[str, Any], y: Array, s: float
+    ) -> Array:  # fmt: skip
         import torch
 
         torch.set_num_threads(numba.get_num_threads())
@@ -220,7 +222,7 @@ def _torch_peers() -> dict[str, Denoiser]:
         (LICHI, "lichi", "LIChI", LICHI_CHOICES, lichi),
     ):
         if importlib.util.find_spec(package):
-            call = partial(run, package, name, choices, **options)
+            call = partial(run, package, name, choices, options)
             found[method] = Denoiser(method, package, f"{choices}, {options}", call)
     return found
 

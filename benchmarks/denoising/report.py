@@ -13,9 +13,10 @@ from benchmarks.denoising.figure import crops_figure
 from benchmarks.denoising.methods import BM3D, GREY, QUALITIES, SIGNAL, TV, WAVELETS, denoisers, version
 from benchmarks.denoising.targets import PUBLISHED, Record, Results, mean, sigmas, tuned, verdicts, wins
 from benchmarks.denoising.tasks import SETS
-from benchmarks.harness import keep, listed, machine, table
+from benchmarks.harness import KIND, keep, listed, machine, table
 from nlflow.io.atomic import write_atomic
 from nlflow.io.records import markdown
+from nlflow.io.storage import load_record
 
 
 def image_table(records: list[Record]) -> str:
@@ -120,7 +121,8 @@ def read(out: Path, data: Path) -> Results:
     path = out / "denoise_quality.json"
     if not path.exists():
         raise SystemExit(f"{path}: got no such file, expected the results of an earlier run")
-    held = json.loads(path.read_text())
+    plain = json.loads(path.read_text())  # reports of before there were records
+    held = plain if "records" in plain else load_record(path, KIND)
     times = {int(count): seconds for count, seconds in held["seconds"].items()}
     return Results(data, held["quick"], held["records"], times, held["bytes_per_pixel"], held["machine"])
 

@@ -30,13 +30,14 @@ TIME_TARGETS = (("fast", NLM_10, 1.0), ("fast", NLM_6, None), ("balanced", BM3D,
 MEMORY_TARGET = 1.5  # kB a pixel, every preset
 UNKNOWN_TARGET = 0.15  # decibels that may be lost when sigma is estimated
 FLOOR_TARGET = 0.02  # decibels that best may be below balanced on any image
-# Means published for best's kin (Herbreteau and Kervrann 2022, arXiv 2212.00422, which quotes WNNM), not measured here.
+# Means over Set12 published for the kin of `best` (Herbreteau and Kervrann 2022, arXiv 2212.00422, which quotes WNNM), not measured here.
 PUBLISHED = {
     "WNNM": {15.0: 32.70, 25.0: 30.26, 50.0: 27.05},
     "LIChI": {15.0: 32.71, 25.0: 30.24, 50.0: 26.81},
     "NL-Ridge": {15.0: 32.46, 25.0: 30.00, 50.0: 26.73},
     "BM3D": {15.0: 32.37, 25.0: 29.97, 50.0: 26.72},
 }
+PUBLISHED_ROUNDING = 0.005  # of means with two decimals
 WINS_TARGET = 5  # demonstration signals on which a preset must not be below tuned wavelets
 
 
@@ -108,7 +109,9 @@ def floor_rows(records: dict[str, list[Record]]) -> list[Row]:
         ours = mean(records.get("Set12", []), "best", sigma)
         if ours is not None:
             work = f"best: PSNR on Set12, sigma {sigma:g}, gain in dB over WNNM as published"
-            found.append(row(work, f"{published:.2f} dB", f"{ours:.2f} dB", ours - published, least=0.0))
+            found.append(
+                row(work, f"{published:.2f} dB", f"{ours:.2f} dB", ours - published, least=-PUBLISHED_ROUNDING)
+            )
     return found
 
 
