@@ -149,6 +149,8 @@ def signal_rows(records: list[Record]) -> list[Row]:
     """Hold the presets on groups against wavelets with the choice that is best for each signal and level."""
     found, scores = [], tuned(records)
     for preset in ("balanced", "best"):
+        if not any(preset in s for s in scores.values()):
+            continue
         for level in sigmas(records):
             if ("ecg", level) in scores:
                 ours, peer = (scores["ecg", level][name] for name in (preset, WAVELETS))
