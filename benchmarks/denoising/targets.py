@@ -30,7 +30,7 @@ TIME_TARGETS = (("fast", NLM_10, 1.0), ("fast", NLM_6, None), ("balanced", BM3D,
 MEMORY_TARGET = 1.5  # kB a pixel, every preset
 UNKNOWN_TARGET = 0.15  # decibels that may be lost when sigma is estimated
 FLOOR_TARGET = 0.02  # decibels that best may be below balanced on any image
-# Means over Set12 published for the kin of `best` (Herbreteau and Kervrann 2022, arXiv 2212.00422, which quotes WNNM), not measured here.
+# Means over Set12 published for the kin of `best` (arXiv 2212.00422), not measured here.
 PUBLISHED = {
     "WNNM": {15.0: 32.70, 25.0: 30.26, 50.0: 27.05},
     "LIChI": {15.0: 32.71, 25.0: 30.24, 50.0: 26.81},
