@@ -2,11 +2,13 @@
 
     python -m benchmarks.denoise_quality --data DIR [--sets Set12 BSD68-even Kodak24 signals unknown cost]
         [--sigmas 15 25 50] [--quick] [--out benchmarks/results] [--cache .denoise-cache] [--jobs 2] [--only METHOD ...]
+        [--nl-ridge DIR] [--lichi DIR]
 
 DIR holds the folders Set12, BSD68-even (grey) and Kodak24 (colour) of PNG files. White Gaussian noise,
 ``default_rng(0)`` for each image, scale 0...255, neither clipped nor rounded: all methods see the same samples. Ours
 run as users call them, with sigma given and no other choice; the peers with the parameters in
-`benchmarks.denoising.methods`, which were tuned on Set12.
+`benchmarks.denoising.methods`, which were tuned on Set12. BM3D, NL-Ridge and LIChI run where the user has installed
+them; `--nl-ridge` and `--lichi` name checkouts of the latter two (github.com/sherbret).
 
 Besides the sets there are three parts: ``signals`` (PyWavelets' ECG and demonstration signals; the noise is 0.1, 0.3
 and 0.5 of the signal's standard deviation; means over five draws; the peers' best choice counts for each signal and
@@ -16,8 +18,10 @@ level), ``unknown`` (what is lost on Set12 when sigma has to be estimated) and `
 A full run takes hours, nearly all of them BM3D's and those of ``best``. Each result goes into the folder `--cache` and
 is not computed again until the samples, the parameters, the version of the peer or the source of nlflow change.
 denoise_quality.md, .json and .png are written to `--out` after each set. With `--only` these methods are computed into
-the cache, their means are printed, and nothing is written. ``--quick`` tries everything in minutes: two images a set,
-their middle alone, and one level of noise. For its length this is not part of ``python -m benchmarks``.
+the cache, their means are printed, and nothing is written; with `--update` besides, they take the place of their
+earlier records in the report, which keeps the others (each record tells the version that made it). ``--quick`` tries
+everything in minutes: two images a set, their middle alone, and one level of noise. For its length this is not part of
+``python -m benchmarks``.
 """
 
 from __future__ import annotations
@@ -28,8 +32,8 @@ from pathlib import Path
 import pywt
 
 from benchmarks.denoising import cost
-from benchmarks.denoising.methods import COLOUR, ESTIMATED, SIGNAL, denoisers, our_digest
-from benchmarks.denoising.report import score_table, write
+from benchmarks.denoising.methods import COLOUR, ESTIMATED, SIGNAL, denoisers, our_digest, use_checkout
+from benchmarks.denoising.report import read, score_table, write
 from benchmarks.denoising.targets import Results
 from benchmarks.denoising.tasks import QUICK_IMAGES, SETS, Cache, Crop, Task, compute
 
@@ -100,12 +104,22 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", metavar="METHOD", help="compute these into the cache, print, do not report"
     )
+    for option, package in (("--nl-ridge", "nlridge"), ("--lichi", "lichi")):
+        parser.add_argument(option, type=Path, metavar="DIR", help=f"a checkout that holds {package}.py")
+    parser.add_argument("--update", action="store_true", help="with --only: put these results into the report in --out")
     arguments = parser.parse_args()
+    if arguments.update and not arguments.only:
+        parser.error("--update: got no --only, expected the methods whose records are to be replaced")
+    for folder, package in ((arguments.nl_ridge, "nlridge"), (arguments.lichi, "lichi")):
+        if folder is not None:
+            use_checkout(folder, package)
     known = {name for kind in SETS.values() for name in denoisers(kind)}
     if unknown := set(arguments.only or ()) - known:
         parser.error(f"--only: got {'; '.join(sorted(unknown))}, expected any of: {'; '.join(sorted(known))}")
     sigmas = (25.0,) if arguments.quick else tuple(arguments.sigmas or ())
     cache, results = Cache(arguments.cache, our_digest()), Results(arguments.data, arguments.quick)
+    if arguments.update:
+        results = read(arguments.out, arguments.data)
     for section in arguments.sets:
         if section == COST:
             if arguments.only:
@@ -118,7 +132,12 @@ def main() -> None:
             wanted = tasks(section, arguments.data, sigmas, arguments.quick)
             if arguments.only:
                 only = [t for t in wanted if t.method in arguments.only]
-                print(score_table(section, compute(only, cache, arguments.jobs, section)))
+                found = compute(only, cache, arguments.jobs, section)
+                print(score_table(section, found))
+                if not arguments.update:
+                    continue
+                results.replace(section, [{k: v for k, v in r.items() if k not in ("crop", "place")} for r in found])
+                write(results, arguments.out)
                 continue
             results.records[section] = compute(wanted, cache, arguments.jobs, section)
         write(results, arguments.out)

@@ -45,7 +45,7 @@ def group_step(groups: Groups, *planes: Floats, **options: Any) -> tuple[Floats,
 def estimates(
     planes: Floats,
     preset: GroupPreset,
-    groupings: tuple[Grouping, Grouping],
+    groupings: tuple[Grouping, ...],
     variance: Floats,
     missing: Floats | None = None,
 ) -> list[Floats]:

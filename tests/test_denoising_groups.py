@@ -131,6 +131,7 @@ def reference_step(
     factor: float = 1.0,
     shrink: float = 0.0,
     running: bool = True,
+    across: float = 0.0,
 ) -> tuple[Floats, Floats]:
     """A step by its definition, group by group, in double precision."""
     state, pilot, observed = (x.astype(np.float64) for x in (state, pilot, observed))
@@ -157,6 +158,13 @@ def reference_step(
             inverse = np.linalg.inv(covariance + np.diag(n))
             change = (z - z.mean(axis=0)) @ (n[:, None] * inverse).T
             kept = 1 - n * np.diag(inverse)
+            if across:  # ridge regression of the members on each other
+                x = tokens(pilot) - tokens(pilot).mean(axis=0)
+                ridge = n.mean() * max(count, x.shape[1])
+                combination = np.linalg.solve(x @ x.T + ridge * np.eye(count), x @ x.T)
+                other = (np.eye(count) - combination) @ (z - z.mean(axis=0))
+                change = (1 - across) * change + across * other
+                kept = (1 - across) * kept + across * np.diag(combination)[:, None]
             weight = 1 / (n * (kept * (1 - 1 / count) + 1 / count))
             kinds = (weight * (z - change), weight * (z - (1 - leave / rest) * change), weight + 0 * z)
             for target, kind in zip(sums, kinds, strict=True):
@@ -178,13 +186,15 @@ STEPS: dict[str, dict[str, Any]] = {
     "later": {"leave": 0.4, "factor": 0.8},
     "last": {"leave": 0.0, "factor": 0.8},
     "less left than wanted": {"leave": 0.9},
+    "across too": {"leave": 0.4, "factor": 0.8, "across": 0.4},
+    "across alone": {"leave": 0.2, "across": 1.0},
 }
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("varying", [False, True])
 @pytest.mark.parametrize("name", STEPS)
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 def test_a_step_is_that_of_its_definition(name: str, varying: bool, dtype: Any, tolerance: float):
     options = STEPS[name]
     wide = Grouping(patch=7, neighbours=60, radius=6, stride=6)  # 49 samples: several vectors, the last not full
@@ -264,9 +274,9 @@ def test_a_path_is_that_of_its_definition(every: int, hidden: bool):
     image = planes(2, (19, 21))
     missing = np.zeros((19, 21), bool)
     missing[4:7, 9:12] = hidden
-    later = Grouping(3, 9, 3, 2)
-    preset = GroupPreset(3, (), (), IMAGE, later, shrink=1.2, leave=0.6, factor=0.7, search_every=every)
-    path = estimates(image, preset, (IMAGE, later), uniform(2), missing if hidden else None)
+    later = Grouping(3, 9, 3, 2), Grouping(4, 7, 3, 3)  # which take turns
+    preset = GroupPreset(3, (), (), shrink=1.2, leave=0.6, factor=0.7, across=0.4, search_every=every)
+    path = estimates(image, preset, (IMAGE, *later), uniform(2), missing if hidden else None)
     observed, pilot, state = image.copy(), image, image
     expected = []
     for k in range(4):
@@ -274,8 +284,9 @@ def test_a_path_is_that_of_its_definition(every: int, hidden: bool):
             pilot, _ = reference_step(grouped(image, IMAGE), image, image, image, uniform(2), 0, 1, 1.2, False)
         else:
             if (k - 1) % every == 0:
-                found = grouped(state, later)
-            pilot, state = reference_step(found, state, pilot, observed, uniform(2), 0.6 * (1 - k / 3), 0.7)
+                found = grouped(state, later[(k - 1) // every % 2])
+            left = 0.6 * (1 - k / 3)
+            pilot, state = reference_step(found, state, pilot, observed, uniform(2), left, 0.7, across=0.4)
         state, observed = (np.where(missing, pilot, x) for x in (state, observed))
         expected.append(pilot)
     assert len(path) == 4

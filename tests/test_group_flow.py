@@ -45,7 +45,7 @@ TIMES = float(SMALL.steps + 1)
 
 
 def flow(f: Floats = F, **options: Any) -> GroupFlow:
-    return GroupFlow(f, SMALL_IMAGE if f.ndim > 1 else SMALL_SIGNAL, **options)
+    return GroupFlow(f, options.pop("grouping", SMALL_IMAGE if f.ndim > 1 else SMALL_SIGNAL), **options)
 
 
 def run(made: GroupFlow, **options: Any) -> nl.Solution:
@@ -73,7 +73,7 @@ def test_a_preset_made_of_objects_has_the_bits_of_denoise(quality: str, kind: st
     groupings = preset.groupings(noisiness(f), 1 if kind == "signal" else 2)
     made = GroupFlow(
         signal, groupings, channels=True, shrink=preset.shrink, factor=preset.factor,
-        search_every=preset.search_every,
+        across=preset.across, search_every=preset.search_every,
     )  # fmt: skip
     # solve
     integrator = RelaxedSemiImplicit(preset.steps, preset.leave)
@@ -254,14 +254,16 @@ def test_trackers_hear_of_long_steps() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("options", ["plain", "missing", "channels"])
-@pytest.mark.sampled(2)
+@pytest.mark.parametrize("options", ["plain", "missing", "channels", "turns"])
+@pytest.mark.sampled(3)
 def test_a_resumed_flow_has_the_bits_of_one_that_ran_through(every: int, options: str, tmp_path: Path) -> None:
     f, given = F.astype(np.float32), dict[str, Any](search_every=every)
     if options == "missing":
         given["missing"] = np.random.default_rng(0).random(F.shape) < 0.05
     elif options == "channels":
         f, given["channels"] = np.stack([f, f[::-1]], axis=-1), True
+    elif options == "turns":
+        given |= {"across": 0.4, "grouping": (SMALL_IMAGE, SMALL_IMAGE, Grouping(3, 9, 3, 2))}
     integrator = RelaxedSemiImplicit(4)
     whole = nl.solve(flow(f, **given), t=5, integrator=integrator, trackers=[nl.Energy()])
     for stop in range(1, 5):
@@ -429,8 +431,10 @@ def test_the_relaxed_step_is_for_groups_alone() -> None:
         (lambda: flow(missing=np.ones(F.shape, bool)), "missing: hides every sample"),
         (lambda: flow(filter=CompiledFilter), "filter: got <class .*expected an object with find and step"),
         (lambda: flow(filter="plain"), "filter: got 'plain'"),
-        (lambda: GroupFlow(F, (SMALL_IMAGE,) * 3), "grouping: got .*expected a Grouping, or a pair"),
-        (lambda: GroupFlow(F, (4, 16)), "grouping: got .*expected a Grouping, or a pair"),
+        (lambda: GroupFlow(F, (SMALL_IMAGE,)), "grouping: got .*expected a Grouping, or a tuple"),
+        (lambda: GroupFlow(F, (4, 16)), "grouping: got .*expected a Grouping, or a tuple"),
+        (lambda: flow(across=-0.1), "across: got -0.1"),
+        (lambda: flow(across=1.1), "across: got 1.1, expected a share, at most 1"),
         (lambda: flow(origin=(5, 5)), r"origin: got \(5, 5\) .*expected a part that lies within"),
         (lambda: Grouping(0, 4, 3, 2), "patch: got 0"),
         (lambda: Grouping(4, 0, 3, 2), "neighbours: got 0"),

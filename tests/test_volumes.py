@@ -89,6 +89,7 @@ STAGES = {
     "first": Stage(shrink=1.3, running=False),
     "cosine": Stage(shrink=1.3, running=False, cosine=True),
     "later": Stage(leave=0.4, factor=0.9),
+    "across": Stage(leave=0.4, factor=0.9, across=0.3),
 }
 
 

@@ -6,20 +6,22 @@ flattered; nothing of ours was chosen on Set12. For signals each choice is a met
 family counts for each signal and level.
 
 OpenCV's nonlocal means takes whole numbers of 8 bits, so it gets the noisy samples rounded and clipped. BM3D is the
-package ``bm3d``: closed binaries, with a licence for non-commercial use. It is never installed with nlflow; it is
-compared with where the user has installed it.
+package ``bm3d``: closed binaries, with a licence for non-commercial use. NL-Ridge and LIChI are the authors' modules
+``nlridge`` and ``lichi`` (AGPL), with the parameters of their papers; they want torch and einops. None of the three is
+ever installed with nlflow; they are compared with where the user has installed them or names a checkout.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.util
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from itertools import product
 from pathlib import Path
@@ -39,6 +41,7 @@ QUALITIES = ("fast", "balanced", "best")
 ESTIMATED = "balanced, sigma estimated"
 BY_CHANNEL = "{}, channel by channel"
 BM3D, NLM_6, NLM_10 = "BM3D", "scikit-image NLM, d=6", "scikit-image NLM, d=10"
+NL_RIDGE, LICHI = "NL-Ridge", "LIChI"
 SHRINKING = "BayesShrink, 16 shifts"
 TV, WAVELETS, OPENCV = "scikit-image TV", "scikit-image wavelets", "OpenCV NLM"
 
@@ -61,6 +64,15 @@ WAVELET: dict[str, dict[float, tuple[str, float]]] = {
     GREY: {15: ("db1", 1.2), 25: ("db1", 1.0), 50: ("db1", 1.0)},
     COLOUR: {15: ("db2", 1.0), 25: ("db2", 1.0), 50: ("db1", 1.0)},
 }
+# Up to this sigma: patches and members of the two passes, and how often LIChI repeats (arXiv 2203.00570, 2212.00422).
+NL_RIDGE_CHOICES: dict[float, dict[str, int]] = {
+    15: {"p1": 7, "p2": 7, "k1": 18, "k2": 55}, 35: {"p1": 9, "p2": 9, "k1": 18, "k2": 90},
+    np.inf: {"p1": 11, "p2": 9, "k1": 20, "k2": 120},
+}  # fmt: skip
+LICHI_CHOICES: dict[float, dict[str, int]] = {
+    10: {"p1": 9, "p2": 6, "k1": 16, "k2": 64, "M": 6}, 30: {"p1": 11, "p2": 6, "k1": 16, "k2": 64, "M": 9},
+    np.inf: {"p1": 13, "p2": 6, "k1": 16, "k2": 64, "M": 11},
+}  # fmt: skip
 SIGNAL_WAVELETS = tuple(product(("db1", "db2", "sym8"), (4, 6), (1.0, 1.2)))
 SIGNAL_WEIGHTS = (0.6, 0.9, 1.2, 1.8, 2.5)
 
@@ -84,8 +96,26 @@ class Denoiser:
 
 
 def version(package: str) -> str:
-    """Return the version of what brought a package that is imported by this name."""
-    return metadata.version(_distributions()[package][0])
+    """Return the version of what brought a package that is imported by this name; for a checkout a digest of it."""
+    if package in _distributions():
+        return metadata.version(_distributions()[package][0])
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(f"{package}: got no such module, expected one that is installed or in a checkout")
+    return "checkout " + hashlib.sha256(Path(found.origin).read_bytes()).hexdigest()[:12]
+
+
+def use_checkout(folder: Path, package: str) -> None:
+    """Import a peer from the folder of a checkout, in this process and in those that it starts.
+
+    Raises
+    ------
+    SystemExit
+        For a folder without the module.
+    """
+    if not (folder / f"{package}.py").is_file():
+        raise SystemExit(f"{folder}: got no file {package}.py, expected a checkout that holds it")
+    sys.path.insert(0, str(folder.resolve()))
 
 
 @cache
@@ -164,6 +194,36 @@ def _image_peers(kind: str) -> dict[str, Denoiser]:
         found[OPENCV] = Denoiser(OPENCV, "cv2", words, opencv)
     if importlib.util.find_spec("bm3d"):
         found[BM3D] = Denoiser(BM3D, "bm3d", "default profile", bm3d)
+    if kind == GREY:
+        found |= _torch_peers()
+    return found
+
+
+def _torch_peers() -> dict[str, Denoiser]:
+    """Return NL-Ridge and LIChI, where they are installed or in a checkout: methods for grey images, on torch."""
+
+    def run(
+        package: str, name: str, choices: dict[float, dict[str, int]], options: dict[str, Any], y: Array, s: float
+    ) -> Array:  # fmt: skip
+        import torch
+
+        torch.set_num_threads(numba.get_num_threads())
+        chosen = next(choice for limit, choice in choices.items() if s <= limit)
+        with torch.no_grad():
+            module = getattr(importlib.import_module(package), name)()
+            found = module(torch.from_numpy(y.astype(np.float32))[None, None], sigma=s, **chosen, **options)
+        return found[0, 0].numpy().astype(np.float64)
+
+    ridge = {"noise_type": "gaussian-homoscedastic", "constraints": "affine", "w": 37, "s": 4}
+    lichi = {"constraints": "affine", "method": "n2n", "w": 65, "s": 3}
+    found = {}
+    for method, package, name, choices, options in (
+        (NL_RIDGE, "nlridge", "NLRidge", NL_RIDGE_CHOICES, ridge),
+        (LICHI, "lichi", "LIChI", LICHI_CHOICES, lichi),
+    ):
+        if importlib.util.find_spec(package):
+            call = partial(run, package, name, choices, options)
+            found[method] = Denoiser(method, package, f"{choices}, {options}", call)
     return found
 
 

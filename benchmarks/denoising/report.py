@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from benchmarks.denoising.figure import crops_figure
 from benchmarks.denoising.methods import BM3D, GREY, QUALITIES, SIGNAL, TV, WAVELETS, denoisers, version
-from benchmarks.denoising.targets import Record, Results, mean, sigmas, tuned, verdicts, wins
+from benchmarks.denoising.targets import PUBLISHED, Record, Results, mean, sigmas, tuned, verdicts, wins
 from benchmarks.denoising.tasks import SETS
-from benchmarks.harness import keep, listed, machine, table
+from benchmarks.harness import KIND, keep, listed, machine, table
 from nlflow.io.atomic import write_atomic
 from nlflow.io.records import markdown
+from nlflow.io.storage import load_record
 
 
 def image_table(records: list[Record]) -> str:
@@ -50,11 +52,13 @@ def cost_table(times: dict[int, dict[str, float]], memory: dict[str, float]) -> 
     return markdown(["method", *(f"seconds, threads: {count}" for count in times), "bytes a pixel"], lines)
 
 
-def about() -> dict[str, Any]:
-    """Return the machine and the versions, those of the peers among them."""
+def about(earlier: dict[str, Any]) -> dict[str, Any]:
+    """Return the machine and the versions; of peers that are not installed, those of an earlier report."""
     found = machine()
-    for name, package in (("PyWavelets", "pywt"), ("OpenCV", "cv2"), ("bm3d", "bm3d")):
-        found[name] = version(package) if importlib.util.find_spec(package) else "not installed"
+    for name, package in (("PyWavelets", "pywt"), ("OpenCV", "cv2"), ("bm3d", "bm3d"), ("NL-Ridge", "nlridge"),
+                          ("LIChI", "lichi")):  # fmt: skip
+        installed = importlib.util.find_spec(package) is not None
+        found[name] = version(package) if installed else earlier.get(name, "not installed")
     return found
 
 
@@ -85,24 +89,46 @@ def document(results: Results) -> str:
     if results.quick:
         parts.append("**A trial run on few small images: the figures mean nothing.**")
     installed = denoisers(GREY)
-    if BM3D not in installed:
+    if BM3D not in installed and not results.earlier:
         parts.append("BM3D was not installed: the targets that refer to it are not judged.")
     parts += ["## Targets", table(verdicts(results))]
     for name, records in results.records.items():
         head = "Set12, sigma given and estimated" if name == "unknown" else f"{name}, {SETS[name]}"
         parts += [f"## {head}: {len({r['image'] for r in records})}", score_table(name, records)]
+        if name == "Set12":
+            lines = [[method, *(f"{psnr:.2f}" for psnr in levels.values())] for method, levels in PUBLISHED.items()]
+            columns = ["PSNR in dB, as published (arXiv 2212.00422), not measured here"]
+            columns += [f"σ = {level:g}" for level in PUBLISHED["WNNM"]]
+            parts.append(markdown(columns, lines))
     if results.times:
         parts += ["## Seconds and memory on one grey photograph", cost_table(results.times, results.memory)]
-    if any("crop" in r for records in results.records.values() for r in records):
+    if results.earlier or any("crop" in r for records in results.records.values() for r in records):
         parts.append("## Crops\n\n![noisy, peers, ours, clean](denoise_quality.png)")
-    parts += ["## The peers' parameters", parameters(), "## Machine and versions", listed(about())]
+    parts += ["## The peers' parameters", parameters(), "## Machine and versions", listed(about(results.earlier))]
     return "\n\n".join(parts) + "\n"
+
+
+def read(out: Path, data: Path) -> Results:
+    """Return what `write` has written to a folder; the figure of crops stays as it is there.
+
+    Raises
+    ------
+    SystemExit
+        When there is nothing.
+    """
+    path = out / "denoise_quality.json"
+    if not path.exists():
+        raise SystemExit(f"{path}: got no such file, expected the results of an earlier run")
+    plain = json.loads(path.read_text())  # reports of before there were records
+    held = plain if "records" in plain else load_record(path, KIND)
+    times = {int(count): seconds for count, seconds in held["seconds"].items()}
+    return Results(data, held["quick"], held["records"], times, held["bytes_per_pixel"], held["machine"])
 
 
 def write(results: Results, out: Path) -> None:
     """Write denoise_quality.md, .json and, when there are crops, .png to a folder."""
     whole = {
-        "machine": about(), "quick": results.quick, "rows": [asdict(r) for r in verdicts(results)],
+        "machine": about(results.earlier), "quick": results.quick, "rows": [asdict(r) for r in verdicts(results)],
         "seconds": results.times, "bytes_per_pixel": results.memory, "records": {
             name: [{k: v for k, v in r.items() if k not in ("crop", "place", "samples")} for r in records]
             for name, records in results.records.items()

@@ -34,9 +34,9 @@ FUNCTIONAL = (
 )
 
 
-def described(groupings: tuple[Grouping, Grouping]) -> dict[str, Any]:
-    """Return what `DenoiseInfo` says of every flow of groups."""
-    first, later = groupings
+def described(groupings: tuple[Grouping, ...]) -> dict[str, Any]:
+    """Return what `DenoiseInfo` says of every flow of groups; of several later groupings the last is told."""
+    first, *_, later = groupings
     parameters = {
         "patch_size": later.patch,
         "neighbours": later.neighbours,
@@ -60,11 +60,11 @@ def back_from(u: Array, colours: Array, like: Array) -> Array:
     return np.asarray(mixed.astype(like.dtype).reshape(like.shape))
 
 
-def problem(f: Any, preset: GroupPreset, groupings: tuple[Grouping, Grouping], **options: Any) -> Problem:
+def problem(f: Any, preset: GroupPreset, groupings: tuple[Grouping, ...], **options: Any) -> Problem:
     """Return the flow of a preset on samples (..., C); `options` go to `GroupFlow`."""
     flow = GroupFlow(
         f, groupings, channels=True, moving=preset.moving, shrink=preset.shrink, cosine=preset.cosine,
-        factor=preset.factor, search_every=preset.search_every, **options,
+        factor=preset.factor, across=preset.across, search_every=preset.search_every, **options,
     )  # fmt: skip
     return Problem(flow, RelaxedSemiImplicit(max(preset.steps, 1), preset.leave), preset.steps + 1.0)
 
@@ -101,7 +101,7 @@ def whole_problem(f: Array, variance: Array | None, preset: GroupPreset) -> Prob
 
 
 def _path(
-    f: Array, preset: GroupPreset, groupings: tuple[Grouping, Grouping], variance: Array | None, missing: Array | None,
+    f: Array, preset: GroupPreset, groupings: tuple[Grouping, ...], variance: Array | None, missing: Array | None,
     make: Callable[..., Problem], watch: Watch,
 ) -> tuple[list[Array], int, int]:  # fmt: skip
     """Return what `in_tiles` does for arrays; their flow may run on another device, which gives arrays back."""
@@ -154,6 +154,7 @@ def denoised(f: Array, seen: Observation, preset: GroupPreset, watch: Watch) -> 
 
 def _coloured(f: Array, seen: Observation, noise: Coloured, preset: GroupPreset, watch: Watch) -> Run:
     """Run the flow for noise that is not white, on coarser images first."""
+    preset = replace(preset, means=False)  # coarser images come first here
     count = levels_within(f.shape, noise.levels) + 1
     dimension = sum(n > 1 for n in f.shape[:-1])
     told: dict[str, Any] = {"tiles": 1, "memory_bytes": 0}

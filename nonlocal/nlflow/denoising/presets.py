@@ -12,6 +12,12 @@ u = (I + C/s^2)^-1 (Pz + C/s^2 z), where s is the noise that z still holds. Of t
 that a wanted fraction of the noise is left; u itself is the estimate. The first estimate has C from the noisy tokens,
 with the eigenvalues lowered by a multiple of the noise. In volumes and clips the variances along the cosines of a patch
 stand in for the eigenvalues: blocks have too many samples for their covariances to be told from noisy ones.
+
+``best`` averages estimates whose errors differ, in each step: that from the covariance of the samples with that from
+the covariance of the members, and the means over 2 x 2 samples with what groups of such means give; wide patches and
+narrow ones take turns. Each is as good as the other on its own. On the middles of photographs the members gain 0.03 dB,
+the turns 0.02 to 0.05, the means 0.05 to 0.1 (most where the picture is smooth and the noise strong); a smaller stride
+or more steps gain nothing then.
 """
 
 from __future__ import annotations
@@ -38,6 +44,11 @@ class GroupPreset:
     first, later : tuple of (limit, Grouping)
         Groups of the first estimate and of the later steps; the first entry whose limit the noise over the signal does
         not exceed is taken.
+    turns : tuple of int
+        Added to the sides of the patches of the later steps, in turns.
+    means : bool
+        Whether the means over 2 x 2 samples have groups of their own: those for half as much noise, in half as wide a
+        window of means, so in the same window of samples.
     shrink : float
         Multiple of the noise variance by which eigenvalues of the first covariances are lowered.
     leave : float
@@ -45,6 +56,8 @@ class GroupPreset:
     factor : float
         On the noise variance s^2 of the later steps; below 1 since the running estimate lacks some of the signal's
         variance.
+    across : float
+        Share of the step across the members in the estimates of the later steps.
     search_every : int
         Groups are found anew every so many steps.
     cosine : bool
@@ -61,16 +74,29 @@ class GroupPreset:
     shrink: float = 1.4
     leave: float = 0.75
     factor: float = 0.8
+    across: float = 0.0
+    turns: tuple[int, ...] = (0,)
+    means: bool = False
     search_every: int = 1
     cosine: bool = False
     moving: bool = False
 
-    def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, Grouping]:
+    def groupings(self, noise_over_signal: float, dimension: int) -> tuple[Grouping, ...]:
         """Return the groupings of the first estimate and of the later steps."""
         if dimension == 1 and self.first_signal is not None and self.later_signal is not None:
             return self.first_signal, self.later_signal
-        chosen = [next(g for limit, g in table if noise_over_signal <= limit) for table in (self.first, self.later)]
-        return chosen[0], chosen[1]
+        own = self._of_images(noise_over_signal)
+        if not self.means:
+            return own
+        coarse = (replace(g, radius=g.along("radius")[2] // 2) for g in self._of_images(noise_over_signal / 2))
+        return tuple(replace(g, means=c) for g, c in zip(own, coarse, strict=True))
+
+    def _of_images(self, noise_over_signal: float) -> tuple[Grouping, ...]:
+        """Return the groupings without means for images of so much noise."""
+        first, later = (
+            next(g for limit, g in table if noise_over_signal <= limit) for table in (self.first, self.later)
+        )
+        return first, *(_wider(later, more) for more in self.turns)
 
     def spaced(self, spacing: tuple[float, float, float]) -> GroupPreset:
         """Return the preset for samples that lie farther apart along some axes: patches and windows are thinner there.
@@ -89,6 +115,14 @@ class GroupPreset:
 
         first, later = (tuple((limit, thinned(g)) for limit, g in table) for table in (self.first, self.later))
         return replace(self, first=first, later=later)
+
+
+def _wider(grouping: Grouping, more: int) -> Grouping:
+    """Return the grouping with wider patches, and more of them by a twelfth for each sample."""
+    if more == 0:  # blocks are no cubes
+        return grouping
+    neighbours = round(grouping.neighbours * (1 + more / 12))
+    return replace(grouping, patch=grouping.along("patch")[2] + more, neighbours=neighbours)
 
 
 def noisiness(f: NDArray[np.floating]) -> float:
@@ -119,6 +153,9 @@ PRESETS = {
         later=((0.4, Grouping(6, 50, 20, 3)), (0.75, Grouping(7, 56, 20, 3)), (math.inf, Grouping(8, 64, 20, 3))),
         first_signal=_SIGNAL_FIRST,
         later_signal=_SIGNAL_LATER,
+        across=0.5,
+        turns=(1, -1),
+        means=True,
     ),
 }
 

@@ -21,15 +21,16 @@ _LEAST = 64  # samples of a strip without what it overlaps
 _LEAST_BLOCK = 16  # of a block of a volume, along each axis
 
 
-def margins(groupings: tuple[Grouping, Grouping], steps: int) -> Three:
+def margins(groupings: tuple[Grouping, ...], steps: int) -> Three:
     """Return how far a sample of the last estimate looks, in samples along slices, rows and columns."""
-    a, b, c = (one + steps * two for one, two in zip(groupings[0].halo, groupings[1].halo, strict=True))
+    first, *later = (one.halo for one in groupings)
+    a, b, c = (one + steps * max(two) for one, two in zip(first, zip(*later, strict=True), strict=True))
     return a, b, c
 
 
 def bytes_needed(
     shape: tuple[int, ...],
-    groupings: tuple[Grouping, Grouping],
+    groupings: tuple[Grouping, ...],
     steps: int,
     itemsize: int,
     working: int | None = None,
@@ -43,20 +44,22 @@ def bytes_needed(
     planes = (10 + steps + 1) * channels * math.prod(space) * itemsize
     most = 0
     for g in groupings:
+        # The groups of means, a fourth as many, come after those of samples, whose windows are free again.
+        members = g.neighbours + 1 + (0 if g.means is None else (g.means.neighbours + 1) / 2)
         counts = [-(-n // min(step, n)) for n, step in zip(space, g.along("stride"), strict=True)]
         along = zip(space, g.along("radius"), g.along("patch"), strict=True)
         sides = [min(2 * r + p, n) for n, r, p in along]
         sides[2] = min(RUN * g.along("stride")[2] + sides[2], space[2])
         jobs = min(64, counts[0] * counts[1] * -(-counts[2] // RUN))
         windows = 3 * jobs * channels * math.prod(sides) * itemsize if working is None else working
-        most = max(most, 4 * (g.neighbours + 1) * math.prod(counts) + windows)
+        most = max(most, math.ceil(4 * members * math.prod(counts)) + windows)
     return planes + most
 
 
 def in_tiles(
     f: Array,
     preset: GroupPreset,
-    groupings: tuple[Grouping, Grouping],
+    groupings: tuple[Grouping, ...],
     variance: Array | None,
     missing: Array | None,
     problem: Callable[..., Problem],

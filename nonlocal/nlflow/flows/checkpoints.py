@@ -33,7 +33,7 @@ _ANOTHER = (
 _MEMORY = "memory/"
 """What the names of signals begin with in a checkpoint that the integrator remembers."""
 
-_REMEMBERED = ("h", "error", "error_bound", "rejected")  # by the package's own integrators, from step to step
+_REMEMBERED = ("h", "error", "error_bound", "rejected", "search")  # by the package's own integrators, from step to step
 
 
 @dataclass(frozen=True)

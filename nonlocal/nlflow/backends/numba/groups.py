@@ -81,6 +81,7 @@ def _put(
     change,
     centre,
     weight,
+    spread,
     keep,
     start,
     width,
@@ -94,16 +95,20 @@ def _put(
     out,
     base,
 ):
-    """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart."""
+    """Add the rows of filtered patches to places in windows of sums, whose kinds are `kind` apart.
+
+    Weights of patches are `spread` apart; 0 where all patches have the same.
+    """
     signature = types.void(
-        tokens, change, centre, weight, keep, start, width, count, rows, columns, places, first, step, kind, out, base
+        tokens, change, centre, weight, spread, keep, start, width, count, rows, columns, places, first, step, kind,
+        out, base,
     )  # fmt: skip
 
     def codegen(context, builder, signature, arguments):
-        _, _, _, _, keep, start, width, count, rows, columns, _, first, step, kind, _, base = arguments
+        _, _, _, _, spread, keep, start, width, count, rows, columns, _, first, step, kind, _, base = arguments
         v = Vectors(builder, signature.args[0].dtype.bitwidth, _SHORT)
         tokens, change, centre, weight, places, out = (
-            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 10, 14)
+            _data(context, builder, signature, arguments, i) for i in (0, 1, 2, 3, 11, 15)
         )
         kept, nothing = v.broadcast(keep), v.constant(0.0)
 
@@ -113,12 +118,13 @@ def _put(
             def patch(n, state):
                 place = builder.add(builder.load(builder.gep(places, [builder.add(first, n)])), shift)
                 own = builder.add(builder.mul(n, width), b)
+                trust = builder.add(builder.mul(n, spread), b)
 
                 def row(r, state):
                     target, common = state
                     here = builder.add(own, common)
                     taken = v.load(change, here)
-                    share = v.where(inside, v.load(weight, builder.add(common, b)), nothing)
+                    share = v.where(inside, v.load(weight, builder.add(common, trust)), nothing)
                     now = builder.fadd(v.load(tokens, here), v.load(centre, builder.add(common, b)))
                     estimate = builder.fmul(share, builder.fsub(now, taken))
                     following = v.multiply_add(builder.fmul(share, kept), taken, estimate)
@@ -195,7 +201,7 @@ _padded = njit(padded)
 @njit(cache=True, fastmath=_FLAGS)
 def filter_job(
     single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
-    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, running, rounding, sums,
+    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, across, running, rounding, sums,
 ):  # fmt: skip
     """Do one of the jobs of `filter_groups`, which see; `sums` is what it writes."""
     pz, ph, pw = patch
@@ -205,7 +211,8 @@ def filter_job(
     follow = motion[min(job, motion.shape[0] - 1)]
     uniform = variance[0].size == 1
     real = state.dtype.type  # floats of Python come in double precision; what meets the samples is in theirs
-    zero, one, part, scale, lowered = real(0), real(1), real(leave), real(factor), real(shrink)
+    zero, one, part, scale = real(0), real(1), real(leave), real(factor)
+    lowered, mixed = real(shrink), real(across)
     first = (job % runs) * run
     last = min(first + run, columns.shape[0])
     earliest = slices[job // (runs * rows.shape[0])] - radii[0]
@@ -218,17 +225,20 @@ def filter_job(
     tokens = np.zeros((most + 1, wide), state.dtype)
     given = np.zeros((most + 1, wide), state.dtype)
     change = np.zeros((most + 1, wide), state.dtype)
-    room = np.zeros((5, max(wide, LINES), wide), state.dtype)
+    weight = np.zeros((most + 1, wide), state.dtype)
+    apart = wide if across > 0 else 0
+    breadth = _padded(most, state.itemsize)
+    room = np.zeros((6, max(wide, LINES, most), wide), state.dtype)
+    among = np.zeros((4, max(wide, LINES, breadth), breadth), state.dtype)
     line = wide + _SHORT // state.itemsize  # the last row of a patch may be shorter than a vector
     mean = np.zeros(line, state.dtype)
     centre = np.zeros(line, state.dtype)
     noise = np.zeros(line, state.dtype)
-    weight = np.zeros(line, state.dtype)
-    wide_tokens = np.zeros((3, most, wide), np.float64)
-    wide_room = np.zeros((5, max(wide, LINES), wide), np.float64)
+    wide_tokens = np.zeros((4, most, wide), np.float64)
+    wide_room = np.zeros(room.shape, np.float64)
+    wide_among = np.zeros(among.shape, np.float64)
     wide_mean = np.zeros(line, np.float64)
     wide_noise = np.zeros(line, np.float64)
-    wide_weight = np.zeros(line, np.float64)
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
@@ -295,21 +305,26 @@ def filter_job(
             least = count * rounding[1] * trace
             if least > total:
                 change[:] = 0
-                for j in range(size):
-                    weight[j] = 1 / total
+                for k in range(count if across > 0 else 1):
+                    for j in range(size):
+                        weight[k, j] = 1 / total
             else:
                 lowest = highest = max(noise[0], real(least))
+                ridge = zero
                 for j in range(size):
                     noise[j] = max(noise[j], real(least))
                     lowest = min(lowest, noise[j])
                     highest = max(highest, noise[j])
+                    ridge += noise[j]
                 condition = (trace + highest * extremes[c, 1]) / (lowest * extremes[c, 0])
+                if across > 0:
+                    condition = max(condition, 1 + count * trace / ridge)
                 if count * rounding[0] * condition < 1:
                     _wiener(
                         single,
                         (
-                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, room,
-                            change, weight,
+                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, mixed,
+                            room, among, change, weight,
                         ),
                     )  # fmt: skip
                 else:
@@ -326,16 +341,18 @@ def filter_job(
                         double,
                         (
                             wide_tokens[0], wide_tokens[1], count, size, wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, wide_room, wide_tokens[2], wide_weight,
+                            wide_whitening[c], wide_basis, shrink, across, wide_room, wide_among, wide_tokens[2],
+                            wide_tokens[3],
                         ),
                     )  # fmt: skip
                     for k in range(count):
                         _copy(wide_tokens[2, k], change[k])
-                    _copy(wide_weight, weight)
+                    for k in range(count if across > 0 else 1):
+                        _copy(wide_tokens[3, k], weight[k])
             keep = real(part / rest)
             for q in range(pz):
                 _put(
-                    tokens, change, centre, weight, keep, q * ph * pw, wide, count, ph, pw, there, q * most,
+                    tokens, change, centre, weight, apart, keep, q * ph * pw, wide, count, ph, pw, there, q * most,
                     sums.shape[4], kind, sums, c * (kind // planes),
                 )  # fmt: skip
 
@@ -346,12 +363,14 @@ _filter_job = caller(filter_job)
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def filter_groups(
     one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
-    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, running, rounding, out,
+    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, across, running,
+    rounding, out,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
     A token z of a group with mean m becomes ``z - N (C + N)^-1 (z - m)``: one semi-implicit step of E with the fidelity
-    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds.
+    matrix C N^-1, C the covariance of the group's tokens in the pilot and N the noise that the state still holds. A
+    share of it may be replaced by the step across the members, see `nlflow.denoising.patches.filters.GroupFilter`.
 
     Parameters
     ----------
@@ -369,7 +388,7 @@ def filter_groups(
         Jobs in the order of `find_groups`.
     patch, radii, run, motion
         As in `find_groups`.
-    leave, factor, shrink, running
+    leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
@@ -384,7 +403,7 @@ def filter_groups(
             (
                 single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis,
                 members, counts, slices, rows, columns, np.int64(jobs[0] + slot), patch, radii, run, motion, leave,
-                factor, shrink, running, rounding, out[slot],
+                factor, shrink, across, running, rounding, out[slot],
             ),
         )  # fmt: skip
 
@@ -421,7 +440,7 @@ def _loops(real):
     number, addresses = types.float64, (types.intp, types.intp)
     inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places)
     along = (sides, sides, types.int64, motion)
-    options = (number, number, number, types.boolean, types.UniTuple(number, 2))
+    options = (*(number,) * 4, types.boolean, types.UniTuple(number, 2))
     job = Callee(filter_job, (*addresses, *inputs, types.int64, *along, *options, image))
     jobs = types.UniTuple(types.int64, 2)
     return {

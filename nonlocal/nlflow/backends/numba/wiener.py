@@ -343,8 +343,41 @@ def _clipped_inverse(noisy, size, noise, whitening, basis, shrink, room):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
 
 
+@njit(fastmath=_FLAGS)
+def _mix_across(tokens, source, count, size, noise, across, members, removed, change, weight):
+    """Mix what the step across the members removes into `change`, and its variances into the variances in `weight`.
+
+    With the covariance K of the members over the samples that is s^2 (K + s^2)^-1 (z - m), where s^2 is the mean noise,
+    times n / D for more members than samples. `members` (4, .., padded) and `removed` (.., padded) are scratch.
+    """
+    width, breadth = tokens.shape[1], members.shape[2]
+    real = noise.dtype.type
+    zero, one, share = real(0), real(1), real(1 / count)
+    turned, inverse, ridge = members[0], members[1], zero
+    for j in range(size):
+        ridge += noise[j]
+        for k in range(breadth):
+            turned[j, k] = source[k, j] if k < count else zero
+    ridge *= real(max(1.0, count / size))
+    for k in range(count):
+        for j in range(breadth):
+            inverse[k, j] = zero
+        inverse[k, k] = ridge
+    _multiply_add(source, 0, width, 1, turned, 0, size, count, inverse, 0)
+    _invert(inverse, count, members[2], members[3])
+    removed[:] = 0
+    _multiply_add(inverse, 0, breadth, 1, tokens, 0, count, count, removed, 0)
+    for k in range(count):
+        kept = max(one - ridge * inverse[k, k], zero) * (one - share) + share
+        for j in range(size):
+            change[k, j] += across * (ridge * removed[k, j] - change[k, j])
+            weight[k, j] += across * (noise[j] * kept - weight[k, j])
+
+
 @njit(cache=True, fastmath=_FLAGS)
-def wiener(tokens, source, count, size, noise, correlation, whitening, basis, shrink, room, change, weight):
+def wiener(
+    tokens, source, count, size, noise, correlation, whitening, basis, shrink, across, room, among, change, weight
+):  # fmt: skip
     """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length.
 
     Parameters
@@ -363,12 +396,17 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
         Orthonormal rows that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
-    room : (5, max(padded, LINES), padded)
+    across : float
+        Share of the step across the members in `change` and in the variances.
+    room : (6, max(padded, LINES, members), padded)
         Scratch.
+    among : (4, max(padded, LINES, samples), padded by members)
+        Scratch of the step across the members.
     change : (.., padded), output
-        N (C + N)^-1 (z - m).
-    weight : (padded,), output
-        Inverse variance of each sample of the estimate.
+        N (C + N)^-1 (z - m), mixed with the step across the members.
+    weight : (.., padded), output
+        Inverse variance of each sample of the estimate; without a share of the step across the members in its first
+        row alone, for all of them.
     """
     width = tokens.shape[1]
     real = noise.dtype.type
@@ -419,9 +457,19 @@ def wiener(tokens, source, count, size, noise, correlation, whitening, basis, sh
             for j in range(size):
                 kept -= full[i, j] * matrix[j, i] / noise[i]
             kept = max(kept, zero)
-        weight[i] = one / (noise[i] * (kept * (one - share) + of_mean))
+        weight[0, i] = noise[i] * (kept * (one - share) + of_mean)
     change[:] = 0
     _multiply_add(tokens, 0, width, 1, matrix, 0, size, count, change, 0)
+    rows = 1
+    if across > 0:
+        rows = count
+        for k in range(1, count):
+            for i in range(size):
+                weight[k, i] = weight[0, i]
+        _mix_across(tokens, source, count, size, noise, across, among, room[5], change, weight)
+    for k in range(rows):
+        for i in range(size):
+            weight[k, i] = one / weight[k, i]
 
 
 def callee(real):
@@ -429,5 +477,5 @@ def callee(real):
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(
-        wiener, (matrix, matrix, number, number, line, matrix, matrix, matrix, real, rooms, matrix, line)
+        wiener, (matrix, matrix, number, number, line, *(matrix,) * 3, real, real, rooms, rooms, matrix, matrix)
     )  # fmt: skip

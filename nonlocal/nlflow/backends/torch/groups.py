@@ -22,7 +22,7 @@ from torch.autograd import forward_ad
 from nlflow._array import root
 from nlflow.backends.threads import in_order
 from nlflow.backends.torch.search import Three, patch_offsets
-from nlflow.backends.torch.wiener import Matrices, wiener
+from nlflow.backends.torch.wiener import Matrices, across_members, wiener
 from nlflow.backends.torch.workers import exact_products, workers_for
 from nlflow.errors import InputError
 
@@ -49,7 +49,7 @@ class Step:
     extremes : (C, 2)
         Least and largest eigenvalue of the correlation of the noise.
     matrices : Matrices
-    leave, factor, shrink, running
+    leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
     rounding : (single, double)
         Relative rounding over the error that it may leave in weights: of the precision of the images, and of float64.
@@ -72,6 +72,7 @@ class Step:
     leave: float
     factor: float
     shrink: float
+    across: float
     running: bool
     rounding: tuple[float, float]
     numbers: int
@@ -282,15 +283,24 @@ def _weighted(step: Step, chunk: _Chunk, tokens: list[Tensor]) -> tuple[list[Ten
             most, fewest = own.amax(-1, keepdim=True), own.amin(-1, keepdim=True)
             bound = count * step.rounding[0] * (trace + most * extremes[..., 1:])
             lost = ~(bound < fewest * extremes[..., :1]) & ~idle
+            if step.across > 0:
+                ridge = own.sum(-1, keepdim=True)
+                lost = lost | (~(count * step.rounding[0] * (ridge + count * trace) < ridge) & ~idle)
         masked = idle | lost
     own = torch.where(masked, 1, own)  # an identity, whose factor exists
     covariance = torch.where(masked[..., None], 0, covariance)
-    change, weight = wiener(chunk.centred(z), covariance, own, count, step.shrink, step.matrices.to(z.dtype))
+    centred = chunk.centred(z)
+    change, weight = wiener(centred, covariance, own, count, step.shrink, step.matrices.to(z.dtype))
+    weight = weight[..., None, :]
+    if step.across > 0:
+        removed, variances = across_members(centred, torch.where(masked[..., None], 0, source), own, count)
+        change = change + step.across * (removed - change)
+        weight = 1 / (1 / weight + step.across * (variances - 1 / weight))
     change = torch.where(masked[..., None], 0, change)
-    weight = torch.where(idle, 1 / total, torch.where(masked, 0, weight))
+    weight = torch.where(idle[..., None], 1 / total[..., None], torch.where(masked[..., None], 0, weight))
     if chunk.poor is not None:
-        weight = torch.where(chunk.poor[..., None], weight, 0)
-    shares = chunk.masked(weight[..., None, :].expand_as(z))
+        weight = torch.where(chunk.poor[..., None, None], weight, 0)
+    shares = chunk.masked(weight.expand_as(z))
     values = [shares * (z - change)]
     if step.leave > 0:
         values.append(shares * (z - (1 - step.leave / left)[..., None] * change))

@@ -80,6 +80,20 @@ def wiener(
     return tokens @ filtered, 1 / (noise * (kept * (1 - share) + of_mean))
 
 
+def across_members(tokens: Tensor, source: Tensor, noise: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the step across the members removes (C, g, n, D), and the variances of its estimate.
+
+    `tokens` and `source` are about their means, and 0 where there is no member; see
+    `nlflow.denoising.patches.filters.GroupFilter`.
+    """
+    ridge = (noise.sum(-1, keepdim=True) * (count / noise.shape[-1]).clamp(min=1))[..., None]
+    between = source @ source.mT
+    inverse = _Inverse.apply(between + ridge * torch.eye(between.shape[-1], dtype=ridge.dtype, device=ridge.device))  # type: ignore[no-untyped-call]  # torch's
+    filtered, share = ridge * inverse, 1 / count
+    kept = (1 - torch.diagonal(filtered, dim1=-2, dim2=-1)).clamp(min=0) * (1 - share) + share
+    return filtered @ tokens, noise[..., None, :] * kept[..., None]
+
+
 def _clipped_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor:
     """Return (C' + R)^-1, where R^-1/2 C' R^-1/2 has the eigenvalues of R^-1/2 C R^-1/2 less `shrink`, 0 at least."""
     whitening, basis = matrices.whitening, matrices.basis

@@ -59,7 +59,7 @@ class Frame:
     quality : str
     preset : GroupPreset or None
         The flow of groups; None for the flow of pixels.
-    groupings : pair of Grouping, or None
+    groupings : tuple of Grouping, or None
         Of the flow of groups.
     colours : array of shape (C, C)
         The channels of the flow of groups, as rows.
@@ -79,7 +79,7 @@ class Frame:
     fidelity: float | None
     quality: str
     preset: GroupPreset | None
-    groupings: tuple[Grouping, Grouping] | None
+    groupings: tuple[Grouping, ...] | None
     colours: Array
     idle: str
 
@@ -185,7 +185,7 @@ def _pixels(frame: Frame, f: Array) -> Array:
     return outcome.path[-1].astype(f.dtype, copy=False)
 
 
-def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, Grouping], corner: tuple[int, ...]) -> Array:
+def _groups(frame: Frame, f: Array, groupings: tuple[Grouping, ...], corner: tuple[int, ...]) -> Array:
     signal = groupwise.channels_of(f, frame.colours, frame.precision)
     assert frame.preset is not None
     problem = groupwise.problem(signal, frame.preset, groupings, origin=corner, whole=frame.shape)

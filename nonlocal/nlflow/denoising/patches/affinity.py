@@ -17,6 +17,7 @@ from nlflow.denoising.patches.filters import (
     groups_of,
 )
 from nlflow.denoising.patches.lattice import Lattice, three
+from nlflow.denoising.patches.means import Blocks
 from nlflow.denoising.patches.motion import follow
 from nlflow.domains import Grid
 
@@ -51,15 +52,25 @@ class GroupAffinity(Affinity):
         Finds the groups.
     moving : bool
         Whether the search follows what moves along the first axis, that of time.
+    blocks : Blocks, optional
+        Over which means are taken that have groups of their own.
     """
 
     method = "groups"
     reason = "nearest patches in a window, one Wiener filter for each group"
 
-    def __init__(self, guide: Array, lattice: Lattice, filter: GroupFilter, moving: bool = False) -> None:
+    def __init__(
+        self,
+        guide: Array,
+        lattice: Lattice,
+        filter: GroupFilter,
+        moving: bool = False,
+        blocks: Blocks | None = None,
+    ) -> None:
         shape = tuple(guide.shape[:-1])
         super().__init__(Grid(shape), None, symmetric=True, positive_semidefinite=True, dtype=guide.dtype)
         self.guide, self.lattice, self._filter, self._moving = guide, lattice, filter, moving
+        self.blocks = blocks
 
     @cached_property
     def groups(self) -> Groups:
@@ -67,6 +78,12 @@ class GroupAffinity(Affinity):
         planes = as_planes(self.guide)
         lattice = follow(self.lattice, planes[0]) if self._moving else self.lattice
         return groups_of(self._filter, planes, lattice)
+
+    @cached_property
+    def groups_of_means(self) -> Groups:
+        """Members of each group of means over `blocks`, which J and P do not know of."""
+        assert self.blocks is not None
+        return groups_of(self._filter, self.blocks.mean(as_planes(self.guide)), self.blocks.lattice)
 
     @property
     def evolves(self) -> bool:
@@ -76,7 +93,7 @@ class GroupAffinity(Affinity):
     def update(self, u: Array) -> GroupAffinity:
         """Return the affinity with the groups of another signal."""
         guide = u if u.ndim > len(self.domain.shape) else u[..., None]
-        return GroupAffinity(guide, self.lattice, self._filter, self._moving)
+        return GroupAffinity(guide, self.lattice, self._filter, self._moving, self.blocks)
 
     @property
     def memory_bytes(self) -> int:

@@ -114,6 +114,8 @@ class Stage:
     cosine : bool
         Whether the covariances that are shrunk count as diagonal in the cosines of a patch. Their eigenvectors take
         most of the time of such a step.
+    across : float
+        Share of the step across the members in the estimate, in [0, 1].
     """
 
     leave: float = 0.0
@@ -121,6 +123,7 @@ class Stage:
     shrink: float = 0.0
     running: bool = True
     cosine: bool = False
+    across: float = 0.0
 
 
 def _nobody(share: float) -> None:
@@ -131,8 +134,15 @@ class GroupFilter(Protocol):
     """What finds groups and computes a step on them.
 
     With a group's tokens z of mean m, their covariance C in the pilot and the noise N that z still holds, a step is
-    z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1. Sums for a sample are
-    formed in the order of the references, so that the bits do not depend on threads and cuts.
+    z -> z - N (C + N)^-1 (z - m), a semi-implicit step of E with the fidelity matrix C N^-1.
+
+    The step across the members is the same with the covariance of the members instead of that of the samples. With
+    K = X X^T / D of the n centred tokens X of the pilot it is z -> z - s^2 (K + s^2)^-1 (z - m): patches are combined
+    (Herbreteau and Kervrann 2022, arXiv 2203.00570). s^2 is the mean of N, times n / D where n > D: the eigenvalues of
+    noise reach (1 + (n/D)^1/2)^2 in a covariance of n variables from D draws (Marchenko and Pastur 1967), n / D times
+    as far as in that of D variables from n draws. So both steps treat the singular values of X alike.
+
+    Sums for a sample are formed in the order of the references, so that the bits do not depend on threads and cuts.
     """
 
     def find(self, guide: Any, lattice: Lattice) -> tuple[Any, Any]:
@@ -255,7 +265,7 @@ class CompiledFilter:
             filter_groups(
                 state, pilot, observed, variance, *matrices, groups.members, groups.counts,
                 *places, jobs, lattice.patch, lattice.radii, lattice.run, lattice.motion, stage.leave,
-                stage.factor, stage.shrink, stage.running, rounding, windows,
+                stage.factor, stage.shrink, stage.across, stage.running, rounding, windows,
             )  # fmt: skip
             add_windows(windows, *places, jobs, lattice.radii, lattice.run, lattice.motion, sums)
             during(jobs[1] / total)

@@ -20,6 +20,7 @@ from nlflow.denoising.patches.filters import (
     Stage,
 )
 from nlflow.denoising.patches.lattice import Grouping, Lattice
+from nlflow.denoising.patches.means import Blocks
 from nlflow.denoising.patches.plain import PlainFilter
 from nlflow.denoising.patches.tensors import TensorFilter
 from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
@@ -27,6 +28,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 
 _MOVING_RUN = 8  # references that move together
+_OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
 
 
 @underflowing
@@ -45,8 +47,9 @@ class GroupFlow(Flow):
     observed : array_like or tensor of shape (N,), (H, W) or (Z, H, W), with `channels` (..., C)
         The noisy signal f. With `channels`, C planes that are compared together and filtered one by one. What tensors
         are made of stays on their device; energies, averages and checkpoints are formed on the host.
-    grouping : Grouping or pair of Grouping
-        Of all steps, or of the first estimate and of the later steps.
+    grouping : Grouping or tuple of Grouping
+        Of all steps, or of the first estimate and of the later steps. Several of the later steps take turns, whenever
+        groups are found anew.
     variance : float, array or tensor
         Of the noise of f: one number, or one for each sample, of the shape of f or of its nodes, where f is.
     correlation : array of shape (C, 2a+1, 2b+1) or (2a+1, 2b+1), optional
@@ -66,6 +69,8 @@ class GroupFlow(Flow):
         fourth of the time.
     factor : float
         On the variance of the noise in the later steps; below 1 since estimates lack some of the signal's variance.
+    across : float
+        Share, in [0, 1], of the step across the members in the estimates of the later steps; see `GroupFilter`.
     search_every : int
         Groups are found anew after so many steps.
     filter : GroupFilter, optional
@@ -99,7 +104,7 @@ class GroupFlow(Flow):
     def __init__(
         self,
         observed: Any,
-        grouping: Grouping | tuple[Grouping, Grouping],
+        grouping: Grouping | tuple[Grouping, ...],
         *,
         variance: Any = 1.0,
         correlation: Any = None,
@@ -109,6 +114,7 @@ class GroupFlow(Flow):
         shrink: float = 1.4,
         cosine: bool = False,
         factor: float = 0.8,
+        across: float = 0.0,
         search_every: int = 1,
         filter: GroupFilter | None = None,
         origin: tuple[int, ...] = (0, 0),
@@ -119,11 +125,14 @@ class GroupFlow(Flow):
         self.shrink = check_number("shrink", shrink, minimum=0)
         self.cosine = bool(cosine)
         self.factor = check_number("factor", factor, minimum=0, strict=True)
+        self.across = check_number("across", across, minimum=0)
+        if self.across > 1:
+            raise InputError(f"across: got {self.across:g}, expected a share, at most 1")
         self.search_every = check_integer("search_every", search_every, minimum=1)
-        pair: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
-        self.groupings: tuple[Grouping, Grouping] = pair
-        if len(pair) != 2 or not all(isinstance(one, Grouping) for one in pair):
-            raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a pair (first, later)")
+        several: Any = grouping if isinstance(grouping, tuple) else (grouping, grouping)
+        self.groupings: tuple[Grouping, ...] = several
+        if len(several) < 2 or not all(isinstance(one, Grouping) for one in several):
+            raise InputError(f"grouping: got {grouping!r}, expected a Grouping, or a tuple (first, later, ...)")
         tensors = is_tensor(f)
         self.filter: Any = filter if filter is not None else TensorFilter() if tensors else CompiledFilter()
         if isinstance(self.filter, type) or not all(
@@ -144,11 +153,16 @@ class GroupFlow(Flow):
             raise InputError("moving: got True for a tensor, whose search follows no motion, expected False; denoise "
                              "clips as NumPy arrays (.cpu().numpy())")  # fmt: skip
         run = _MOVING_RUN if self.moving else RUN
-        if self.moving and any(one.along("stride")[0] > 1 for one in pair):
+        if self.moving and any(one.along("stride")[0] > 1 for one in several):
             raise InputError("grouping: got a stride of more than 1 along frames that move, expected 1, so that each "
                              "pixel belongs to a patch")  # fmt: skip
-        lattices = [Lattice.of(tuple(self._planes.shape[1:]), one, origin, whole, run) for one in self.groupings]
-        self._lattices = lattices[0], lattices[1]
+        space = tuple(self._planes.shape[1:])
+        deep = space[0] > 1 and any(one.along("patch")[0] > 1 or one.along("radius")[0] > 0 for one in several)
+        if any(one.means is not None for one in several) and (deep or correlation is not None):
+            raise InputError("grouping: got means for a volume or for noise that is correlated, expected means=None; "
+                             "means have groups of their own in images and signals with white noise")  # fmt: skip
+        self._lattices = [Lattice.of(space, one, origin, whole, run) for one in self.groupings]
+        self._place = origin, whole
         self._variance = _variances(variance, signal)
         self._correlation = _correlations(correlation, self._planes)
         self.missing = None if missing is None else _booleans(missing, signal)
@@ -166,9 +180,12 @@ class GroupFlow(Flow):
     def _signal(self, u: Array) -> Array:
         return u[..., None] if self._flat else u
 
-    def _grouped(self, guide: Array, stage: int) -> GroupAffinity:
-        """Return the groups of a guide, on the lattice of the first estimate (0) or of the later steps (1)."""
-        return GroupAffinity(self._signal(guide), self._lattices[stage], self.filter, self.moving)
+    def _grouped(self, guide: Array, search: int) -> GroupAffinity:
+        """Return the groups of a guide, by the grouping of the first estimate (0) or of a later search (1, 2, ...)."""
+        number = 1 + (search - 1) % (len(self.groupings) - 1) if search else 0
+        lattice, means = self._lattices[number], self.groupings[number].means
+        blocks = None if means is None else Blocks.of(lattice.shape, means, *self._place, search)
+        return GroupAffinity(self._signal(guide), lattice, self.filter, self.moving, blocks)
 
     def rebuilt(self, u: Array) -> Self:
         """Return the flow at u as estimate and as running state, with the groups of u."""
@@ -183,7 +200,7 @@ class GroupFlow(Flow):
         base = memory.get("_flow", self)
         guide, affinity = memory.get("guide"), base.affinity
         if guide is not None and guide is not base._guide:
-            affinity = self._grouped(guide, 1)
+            affinity = self._grouped(guide, int(memory.get("search", 1)))
         result: Self = base._with(affinity, u)
         result.state, result._guide, result._begun = memory["state"], guide, True
         return result
@@ -196,7 +213,9 @@ class GroupFlow(Flow):
 
     def _stage(self, leave: float = 0.0) -> Stage:
         return (
-            Stage(leave, self.factor) if self._begun else Stage(shrink=self.shrink, running=False, cosine=self.cosine)
+            Stage(leave, self.factor, across=self.across)
+            if self._begun
+            else Stage(shrink=self.shrink, running=False, cosine=self.cosine)
         )
 
     def _images(self, u: Array) -> Images:
@@ -216,15 +235,38 @@ class GroupFlow(Flow):
             Fraction of the noise that the running state keeps.
         """
         images = self._images(u)
-        made = self.filter.step(self.groups, images, self._stage(leave), during=self.during)
-        _check_step(made, images.state)
-        planes, next_state = made
+        planes, next_state = self._filtered(images, self._stage(leave))
         if not self._begun:
             next_state = self._seen_planes(planes)
         elif self.missing is not None:
             next_state = namespace(planes).where(self.missing.reshape(planes.shape[1:]), planes, next_state)
         self.applications += 1
         return as_signal(planes, u.shape), as_signal(next_state, u.shape)
+
+    def _filtered(self, images: Images, stage: Stage) -> tuple[Array, Array]:
+        """Return what the filter makes of planes, and of the means over their blocks."""
+        held: Any = self.affinity
+        own = 1 if held.blocks is None else 0.8  # share of the time
+        made = self.filter.step(self.groups, images, stage, during=lambda share: self.during(own * share))
+        _check_step(made, images.state)
+        if held.blocks is None:
+            return cast(tuple[Array, Array], made)
+        blocks: Blocks = held.blocks
+        uniform = math.prod(images.variance.shape[1:]) == 1
+        variance = images.variance if uniform else blocks.mean(images.variance)
+        coarse = Images(
+            blocks.mean(images.state), blocks.mean(images.pilot), blocks.mean(images.observed),
+            variance / blocks.size,
+        )  # fmt: skip
+        found = self.filter.step(
+            held.groups_of_means, coarse, stage, during=lambda share: self.during(own + (1 - own) * share)
+        )
+        _check_step(found, coarse.state)
+        planes, next_state = (
+            fine + _OF_MEANS * blocks.spread(means - blocks.mean(fine), fine)
+            for fine, means in zip(made, found, strict=True)
+        )
+        return planes, next_state
 
     def _seen_planes(self, estimate: Array) -> Array:
         """Return the observed planes, which follow the estimate where samples are missing."""
@@ -258,7 +300,7 @@ class GroupFlow(Flow):
     def __repr__(self) -> str:
         return (
             f"GroupFlow({self.groupings!r}, shrink={self.shrink!r}, cosine={self.cosine!r}, factor={self.factor!r}, "
-            f"search_every={self.search_every!r}, filter={type(self.filter).__name__})"
+            f"across={self.across!r}, search_every={self.search_every!r}, filter={type(self.filter).__name__})"
         )
 
 
@@ -371,7 +413,7 @@ class RelaxedSemiImplicit(Integrator):
         now: Any = flow
         done = round(t)
         if done and (done - 1) % now.search_every == 0:
-            memory["guide"] = memory["state"]
+            memory["guide"], memory["search"] = memory["state"], 1 + (done - 1) // now.search_every
             now = now.following(u, memory)
         leave = self.leave * max(1 - done / self.steps, 0.0)
         estimate, memory["state"] = now.step(u, leave)

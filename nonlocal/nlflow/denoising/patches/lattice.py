@@ -32,12 +32,16 @@ class Grouping:
         (frames), rows and columns. Images and signals take what they have axes for.
     neighbours : int
         Members of a group.
+    means : Grouping, optional
+        Of the means over 2 x 2 samples (2 of a signal), whose estimates from groups of their own are averaged with the
+        means of the estimate. For images and signals; images of less than three of these patches have none.
     """
 
     patch: int | Three
     neighbours: int
     radius: int | Three
     stride: int | Three
+    means: Grouping | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("patch", 1), ("neighbours", 1), ("radius", 0), ("stride", 1)):
@@ -58,7 +62,10 @@ class Grouping:
     @property
     def halo(self) -> Three:
         """How far a sample of a step's result looks: to its groups' references, and on to their other members."""
-        a, b, c = (2 * (r + p - 1) for r, p in zip(self.along("radius"), self.along("patch"), strict=True))
+        own = [2 * (r + p - 1) for r, p in zip(self.along("radius"), self.along("patch"), strict=True)]
+        if self.means is not None:  # of blocks of 2 samples, which reach a sample over two others
+            own = [max(one, 2 * n) + 5 for one, n in zip(own, self.means.halo, strict=True)]
+        a, b, c = own
         return a, b, c
 
 

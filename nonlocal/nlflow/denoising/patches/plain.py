@@ -82,8 +82,14 @@ class PlainFilter(CompiledFilter):
             removed = tokens.coloured(np.swapaxes(tokens.coloured(filtered), 1, 2))
             own = tokens.variances
             kept = own - np.diagonal(removed, axis1=1, axis2=2)[:, None]
-            # Inverse variance of a sample of the estimate: what the filter keeps of the noise, and that of the mean.
-            weights = 1 / (noise * (kept * (1 - 1 / members) + own / members))
+            # Variance of a sample of the estimate: what the filter keeps of the noise, and that of the mean.
+            variances = noise * (kept * (1 - 1 / members) + own / members)
+            if stage.across:
+                other, kept = _across(z, tokens.lift(images.pilot), noise.mean(axis=2, keepdims=True))
+                u = u + stage.across * (other - u)
+                of_other = noise * (kept * (1 - 1 / members) + 1 / members)
+                variances = variances + stage.across * (of_other - variances)
+            weights = 1 / variances
             following = z + (1 - stage.leave / left) * (u - z)
             for target, values in zip(sums, (u, following, np.ones_like(u)), strict=True):
                 tokens.add(weights * values, target)
@@ -117,6 +123,16 @@ class PlainFilter(CompiledFilter):
                 f"fidelity: got shape {np.shape(matrices)}, expected {covariance.shape}, one matrix for each group"
             )
         return E(BlockAffinity(*z.shape[:2]), z, matrices[:, None], measure="degree")
+
+
+def _across(z: Array, pilot: Array, noise: Array) -> tuple[Array, Array]:
+    """Return the step across the members, and which part of the noise each of them keeps, shape (G, n, 1)."""
+    centred = pilot - pilot.mean(axis=1, keepdims=True)
+    between = centred @ np.swapaxes(centred, 1, 2) / z.shape[2]
+    spread = max(1, z.shape[1] / z.shape[2])  # of the eigenvalues of noise, against those of the covariance of samples
+    combination = between @ np.linalg.inv(between + spread * noise * np.eye(z.shape[1]))
+    mean = z.mean(axis=1, keepdims=True)
+    return mean + combination @ (z - mean), np.diagonal(combination, axis1=1, axis2=2)[..., None]
 
 
 @dataclass(frozen=True)

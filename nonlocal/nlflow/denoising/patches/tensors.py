@@ -101,7 +101,8 @@ class TensorFilter:
         step = Step(
             members, groups.counts, bool((groups.counts == members.shape[1]).all()), lattice.references(),
             lattice.shape, lattice.patch, lattice.radii, variance.reshape(len(state), -1),
-            placed(found.extremes).to(state.dtype), matrices, stage.leave, stage.factor, stage.shrink, stage.running,
+            placed(found.extremes).to(state.dtype), matrices, stage.leave, stage.factor, stage.shrink, stage.across,
+            stage.running,
             (rounding[0], rounding[1]), self._chunk(state), during,
         )  # fmt: skip
         planes: Any = [one.reshape(len(one), *lattice.shape) for one in (state, images.pilot, images.observed)]

@@ -44,7 +44,7 @@ class Alike:
 
     which: list[int]
     preset: GroupPreset
-    groupings: tuple[Grouping, Grouping]
+    groupings: tuple[Grouping, ...]
     precision: torch.dtype
     offset: Tensor
     level: Tensor
@@ -55,7 +55,7 @@ class Alike:
         """Return samples (b, ..., C) in units of their noise."""
         return ((items - self.offset) / self.level).to(items.dtype)
 
-    def flow(self, f: Tensor) -> tuple[Tensor, Tensor | None, tuple[Grouping, Grouping]]:
+    def flow(self, f: Tensor) -> tuple[Tensor, Tensor | None, tuple[Grouping, ...]]:
         """Return samples in units of noise as the signal of a flow, its variance, and its groupings.
 
         Several images lie in a volume as slices that know nothing of each other, several signals in an image as rows.
@@ -67,10 +67,10 @@ class Alike:
         if len(mixed) == 1:
             return mixed[0], None if variance is None else variance[0], self.groupings
         signals = mixed.ndim == 3
-        first, later = (_apart(grouping, signals) for grouping in self.groupings)
+        groupings = tuple(_apart(grouping, signals) for grouping in self.groupings)
         if signals:
             mixed, variance = mixed[None], None if variance is None else variance[None]
-        return mixed, variance, (first, later)
+        return mixed, variance, groupings
 
     def back(self, u: Tensor, like: Tensor) -> Tensor:
         """Return a signal of the flow as samples (b, ..., C) in units of noise, in the precision of `like`."""
@@ -111,7 +111,7 @@ class Alike:
         return needed, (needed - working) / f.numel()
 
 
-def _bytes(signal: Tensor, groupings: tuple[Grouping, Grouping], steps: int, working: int) -> int:
+def _bytes(signal: Tensor, groupings: tuple[Grouping, ...], steps: int, working: int) -> int:
     shape = (signal.shape[-1], *three(tuple(signal.shape[:-1])))
     return bytes_needed(shape, groupings, steps, signal.itemsize, working)
 
@@ -129,7 +129,8 @@ def _apart(grouping: Grouping, signals: bool) -> Grouping:
         _, b, c = grouping.along(name)
         return (least, least, c) if signals else (least, b, c)
 
-    return Grouping(along("patch", 1), grouping.neighbours, along("radius", 0), along("stride", 1))
+    means = None if grouping.means is None else _apart(grouping.means, signals)
+    return Grouping(along("patch", 1), grouping.neighbours, along("radius", 0), along("stride", 1), means)
 
 
 def alike(items: Tensor, units: Units, quality: str, layout: Layout) -> list[Alike]:
