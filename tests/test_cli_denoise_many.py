@@ -273,6 +273,7 @@ def test_a_tree(tree: Path, denoiser: Denoiser) -> None:
         "nonlocal: note: a GIF file holds 256 colours, fewer than a result has: outputs of such inputs are called "
         "x.png and so on",
         "nonlocal: note: in/deeper/x.gif: palette colours converted to RGB",
+        "nonlocal: note: in/deeper/x.gif: its three channels are equal, and are read as grey",
     ]
     assert len(denoiser.calls) == len(TREE)
     assert result.stdout.splitlines()[-1].startswith("7 of 7 file(s) written to out in ")

@@ -92,8 +92,10 @@ def test_the_draw() -> None:
 
 
 def test_the_list(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list", "--only", "krylov.py:"]) == 0
-    assert capsys.readouterr().out.count("nonlocal/nlflow/functionals/krylov.py:") >= 2
+    assert main(["--list", "--only", "nlflow/functionals/"]) == 0
+    found = capsys.readouterr().out
+    assert found.count("nonlocal/nlflow/functionals/") >= 2
+    assert "nonlocal/nlflow/flows/" not in found
 
 
 # ---------------------------------------------------------------------------------------------------------------------

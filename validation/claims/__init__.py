@@ -30,6 +30,7 @@ MODULES = (
     "metastable_clusters",
     "sinkhorn_attention",
     "nonlocal_bayes",
+    "frozen_priors",
     "correlated_noise",
     "token_similarity",
     "energy_by_block",

@@ -240,7 +240,9 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media
     options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
-    suffix = path.name[len(path.name) - len(extension(Path(source.name))) :]  # .nii.gz is one
+    known, written = extension(Path(source.name)), written_extension(Path(source.name))
+    suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
+    new = suffix if written in ("", known) else written
     if media.format in ARRAYS:
         options |= {"kind": media.kind, "channel_axis": media.channel_axis}
     if source.clean is not None:
@@ -249,9 +251,7 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         "nonlocal",
         "denoise",
         source.name,
-        str(
-            path.with_name(f"{path.name.removesuffix(suffix)}-denoised{written_extension(Path(source.name)) or suffix}")
-        ),
+        str(path.with_name(f"{path.name.removesuffix(suffix)}-denoised{new}")),
     ]
     for name, value in options.items():
         words += [] if value is None else [f"--{name.replace('_', '-')}", str(value)]
