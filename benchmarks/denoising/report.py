@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import io
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from benchmarks.denoising.figure import crops_figure
@@ -52,7 +54,7 @@ def cost_table(times: dict[int, dict[str, float]], memory: dict[str, float]) -> 
     return markdown(["method", *(f"seconds, threads: {count}" for count in times), "bytes a pixel"], lines)
 
 
-def about(earlier: dict[str, Any]) -> dict[str, Any]:
+def about(earlier: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
     """Return the machine and the versions; of peers that are not installed, those of an earlier report."""
     found = machine()
     for name, package in (("PyWavelets", "pywt"), ("OpenCV", "cv2"), ("bm3d", "bm3d"), ("NL-Ridge", "nlridge"),
