@@ -64,11 +64,11 @@ assert found.success
 assert 0.9 < found.misfit[-1] < 1.1
 assert decibels(found.u) > decibels(tikhonov) + 1
 
-figure, axes = plt.subplots(1, 4, figsize=(10.5, 2.6), layout="constrained")
+figure, axes = plt.subplots(1, 4, figsize=(8, 2.1), layout="constrained")
 pictures = {"clean": clean, "blurred, noisy": blurred, "Tikhonov": tikhonov, "denoiser as prior": found.u}
 for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
     axis.imshow(picture, cmap="gray", vmin=0, vmax=255)
-    axis.set_title(title if title == "clean" else f"{title}: {decibels(picture):.1f} dB", fontsize=10)
+    axis.set_title(title if title == "clean" else f"{title}: {decibels(picture):.1f} dB", fontsize=8)
     axis.set_axis_off()
 plt.show()
 
@@ -82,5 +82,6 @@ axis.set_xticks(found.strength, [f"{s:.0f}" for s in found.strength])
 axis.minorticks_off()
 axis.set_xlabel("strength of the denoiser (grey levels)")
 axis.set_ylabel("residual / noise")
+axis.set_title("What is left of the data, step by step")
 axis.spines[["top", "right"]].set_visible(False)
 plt.show()

@@ -67,10 +67,10 @@ assert frozen.success
 assert found.success
 assert decibels(found.u) > decibels(frozen.u) > decibels(backprojected) + 1
 
-figure, axes = plt.subplots(1, 4, figsize=(10.5, 2.6), layout="constrained")
+figure, axes = plt.subplots(1, 4, figsize=(8, 2.1), layout="constrained")
 pictures = {"clean": clean, "backprojection": backprojected, "frozen kernel": frozen.u, "denoiser as prior": found.u}
 for axis, (title, picture) in zip(axes, pictures.items(), strict=True):
     axis.imshow(picture, cmap="gray", vmin=0, vmax=1)
-    axis.set_title(title if title == "clean" else f"{title}: {decibels(picture):.1f} dB", fontsize=10)
+    axis.set_title(title if title == "clean" else f"{title}: {decibels(picture):.1f} dB", fontsize=8)
     axis.set_axis_off()
 plt.show()

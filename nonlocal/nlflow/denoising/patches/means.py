@@ -11,7 +11,8 @@ from nlflow._array import Array, contiguous, namespace
 from nlflow.denoising.patches.lattice import Grouping, Lattice, Three, three
 
 _LEAST = 3  # patches of the means fit side by side into an image that has some
-_SHIFTS = ((0, 0), (1, 1), (0, 1), (1, 0))  # of blocks along rows and columns, so that no edge of theirs stays
+#: Shifts of blocks along rows and columns alike, so that no edge of theirs stays, and a turned image has turned blocks.
+_SHIFTS = (0, 1, 1, 0)
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Blocks:
         own, large = three(shape), three(shape if whole is None else whole)
         alone = (p == 1 and r == 0 for p, r in zip(grouping.along("patch"), grouping.along("radius"), strict=True))
         sides = three(tuple(1 if apart else min(n, 2) for n, apart in zip(large, alone, strict=True)))
-        first = [k % s for k, s in zip((0, *_SHIFTS[search % 4]), sides, strict=True)]
+        first = [k % s for k, s in zip((0, *(_SHIFTS[search % 4],) * 2), sides, strict=True)]
         fitting = tuple((n - a) // s for n, a, s in zip(large, first, sides, strict=True))
         if any(n < _LEAST * p for n, p, s in zip(fitting, grouping.along("patch"), sides, strict=True) if s > 1):
             return None
