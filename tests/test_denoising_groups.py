@@ -11,7 +11,7 @@ from nlflow import E, GradientFlow, PatchGroups, SemiImplicit, denoise, solve
 from nlflow.backends.numba import groups as loops
 from nlflow.backends.numba import search
 from nlflow.denoising import groupwise, task
-from nlflow.denoising.patches import Grouping, Groups
+from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Lattice
 from nlflow.denoising.patches.search import reference_positions
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.tiles import margins
@@ -375,3 +375,13 @@ def test_no_estimate_on_the_path_is_worse_than_the_input_where_noise_varies(
     errors = [rms(unit * u[..., 0] + offset, clean) / unit for u in seen]
     assert len(errors) > 2
     assert max(errors) < 0.6
+
+
+@pytest.mark.parametrize("step", [1e3, 3e6, 3e7, 1e8])
+def test_groups_have_as_many_members_as_they_can_hold(step: float) -> None:
+    """Distances of which rounding leaves little: a group holds each patch once, and none beside its row of members."""
+    f = np.random.default_rng(0).normal(0, 1, (21, 26)) + step * (np.arange(26) > 12)
+    lattice = Lattice.of(f.shape, Grouping(4, 20, 6, 3))
+    members, counts = CompiledFilter().find(f.astype(np.float32).reshape(1, 1, 21, 26), lattice)
+    assert (counts == 20).all()
+    assert all(len(set(row)) == 20 for row in members.tolist())
