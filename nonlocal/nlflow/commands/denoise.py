@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from nlflow.commands.wording import (
+    DeviceName,
     Quality,
     check_pipes,
     is_whole,
@@ -128,7 +129,6 @@ Examples:
 
 
 Existing = Literal["refuse", "overwrite", "skip", "resume"]
-DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 
 
 def denoise(

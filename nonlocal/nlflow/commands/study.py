@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from nlflow.commands.wording import DeviceName
 from nlflow.io.terminal import echo, print_json, read_tokens, shows_progress, warnings_kept
 
 T = TypeVar("T")
@@ -58,7 +59,6 @@ Examples:
 
 
 StudyKind = Literal["time-order", "space-order", "monte-carlo", "samples", "mixing", "equilibrium", "stability"]
-DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 Dtype = Literal["float64", "float32"]
 
 

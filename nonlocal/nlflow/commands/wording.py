@@ -1,4 +1,4 @@
-"""What the words of ``nonlocal denoise`` mean: texts of options become what `nlflow.denoise` takes, or are refused."""
+"""What the words of commands mean: texts of options become what the functions take, or are refused."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any, Literal
 import typer
 
 Quality = Literal["fast", "balanced", "best"]
+#: `nlflow.backends.devices.DEVICES`, as types need them.
+DeviceName = Literal["auto", "cpu", "cuda", "mps", "cpu-tensors"]
 #: Stands for stdin as an input, and for stdout as an output.
 PIPE = "-"
 
