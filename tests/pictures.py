@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from nlflow.denoising import groupwise
 from nlflow.denoising.patches import CompiledFilter, Grouping, Groups, Images, Lattice, Stage
 from nlflow.denoising.patches.affinity import as_planes, as_signal
-from nlflow.denoising.patches.filters import groups_of
+from nlflow.denoising.patches.filters import groups_of, removed
 from nlflow.denoising.presets import GroupPreset
 from nlflow.denoising.runs import Watch, run
 
@@ -91,3 +91,9 @@ def rms(a: Any, b: Any) -> float:
 def psnr(clean: Floats, estimate: Floats) -> float:
     """For grey levels up to 255."""
     return 20 * math.log10(255 / rms(clean, estimate))
+
+
+def signal_in(variances: Floats, shrink: float) -> Floats:
+    """What a step takes the variances of noisy patches for, without the noise: 1 / (1 + w) of a variance w goes."""
+    share = 1 / (1 + np.maximum(variances, 0))
+    return 1 / np.asarray(share * sum(c * (2 * share - 1) ** k for k, c in enumerate(removed(shrink)))) - 1

@@ -11,10 +11,11 @@ from skimage.restoration import inpaint_biharmonic
 from nlflow import PatchGroups, denoise
 from nlflow.denoising import groupwise, inputs, presets
 from nlflow.denoising.patches import Grouping
+from nlflow.denoising.patches.filters import removed
 from nlflow.denoising.presets import PRESETS
 from nlflow.functionals.fidelity import MatrixFidelity
 from tests.covering import pairs
-from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, group_step, grouped
+from tests.pictures import GROUPS_SLOWLY, QUALITIES, SLOWLY, group_step, grouped, signal_in
 
 pytestmark = pytest.mark.numerical
 
@@ -96,7 +97,8 @@ def test_a_step_is_the_wiener_filter_of_the_groups(precision: str, varying: bool
 def test_the_first_estimate_lowers_the_eigenvalues_by_the_noise() -> None:
     image = (CLEAN[:30, :34] - 100) / SIGMA + np.random.default_rng(11).normal(size=(30, 34))
     groups = PatchGroups(image, patch_size=4, search_radius=5, members=30, step=3)
-    fidelity = groups.covariance(image, noise_variance=1.4)[:, None]
+    values, vectors = np.linalg.eigh(groups.covariance(image, noise_variance=0))
+    fidelity = ((vectors * signal_in(values, 1.4)[:, None]) @ np.swapaxes(vectors, 1, 2))[:, None]
     tokens = groups.lift(image)
     mean = tokens.mean(axis=1, keepdims=True)
     step = MatrixFidelity(fidelity).implicit_step(np.broadcast_to(mean, tokens.shape), tokens, 1.0)
@@ -108,6 +110,23 @@ def test_the_first_estimate_lowers_the_eigenvalues_by_the_noise() -> None:
     found = grouped(planes, Grouping(4, 30, 5, 3))
     estimate, _ = group_step(found, planes, planes, planes, np.ones((1, 1, 1)), shrink=1.4, running=False)
     np.testing.assert_allclose(estimate[0], expected, atol=1e-9)
+
+
+@pytest.mark.parametrize("shrink", [0.0, 1.0, 1.4, 1.5, 1.8])
+def test_what_goes_of_noisy_tokens_is_near_the_rule(shrink: float) -> None:
+    share = np.linspace(0, 1, 100_001)[1:]
+    goes = share * np.polynomial.Polynomial(removed(shrink))(2 * share - 1)
+    rule = 1 / (1 + np.maximum(1 / share - 1 - shrink, 0))
+    assert goes.min() > 0
+    assert goes.max() < 1  # more than all would be no minimizer
+    assert np.abs(goes - rule)[share < 0.9].max() < 0.12
+    # What is far above the noise goes as by Wiener's filter, to first order.
+    assert np.all(np.abs(goes / share - 1)[:100] <= 20 * share[:100])
+    # In the mean square over what noise alone makes of variances, in groups three times as large as patches.
+    rng = np.random.default_rng(4)
+    noise = np.linalg.eigvalsh([np.cov(rng.normal(size=(25, 75)), bias=True) for _ in range(40)])
+    at = np.interp(1 / (1 + noise), share, goes - rule)
+    assert np.sqrt(np.mean(at**2)) < 0.04
 
 
 def test_presets_are_what_they_say() -> None:

@@ -21,8 +21,9 @@ from nlflow.denoising.patches import (
     Stage,
     TensorFilter,
 )
+from nlflow.denoising.patches.filters import removed
 from nlflow.denoising.presets import PRESETS, noisiness
-from tests.pictures import SMALL_IMAGE, Floats, noisy, waves
+from tests.pictures import SMALL_IMAGE, Floats, noisy, signal_in, waves
 from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
@@ -78,16 +79,15 @@ def test_a_step_has_both_derivatives(stage: str, noise: str) -> None:
 
 
 def test_equal_eigenvalues_have_a_derivative() -> None:
-    from nlflow.backends.torch.wiener import _Clipped
+    from nlflow.backends.torch.wiener import Matrices, _shrunk_inverse
 
     turn = torch.linalg.qr(drawn(5, 5)).Q
-    # Three that are equal above the kink, two below it; directions stay symmetric.
     matrix = (turn * torch.tensor([3.0, 3.0, 3.0, 0.5, 0.5], dtype=torch.float64)) @ turn.T
 
-    def clipped(x: Any) -> Any:
-        return _Clipped.apply((x + x.T) / 2, 1.4)
+    def shrunk(x: Any) -> Any:
+        return _shrunk_inverse((x + x.T)[None, None] / 2, 1.4, Matrices(None, None, None, removed(1.4)))
 
-    assert torch.autograd.gradcheck(clipped, matrix.requires_grad_(), check_forward_ad=True)
+    assert torch.autograd.gradcheck(shrunk, matrix.requires_grad_(), check_forward_ad=True)
 
 
 def test_inverses_have_both_derivatives() -> None:
@@ -128,7 +128,7 @@ def test_a_filter_whose_covariances_are_held_still_is_symmetric_in_the_measure_o
     # The weights of the samples, from the plain formulas: 1 / (1 - n/(n+...) ...) of each group, put back.
     tokens = pilot.flatten()[groups.members.long()]
     values = tokens.var(dim=1, correction=0)
-    kept = 1 - 1 / ((values - 1.4).clamp(min=0) + 1)
+    kept = 1 - 1 / (torch.from_numpy(signal_in(values.numpy(), 1.4)) + 1)
     n = tokens.shape[1]
     weights = 1 / (kept * (1 - 1 / n) + 1 / n)
     mass = torch.zeros(f.numel(), dtype=torch.float64)

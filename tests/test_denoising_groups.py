@@ -24,6 +24,7 @@ from tests.pictures import (
     grouped,
     noisy,
     rms,
+    signal_in,
     steps_and_waves,
     waves,
 )
@@ -154,7 +155,7 @@ def reference_step(
             covariance = np.cov((z if shrink else tokens(pilot)).T, bias=True)
             if shrink:
                 values, vectors = np.linalg.eigh(covariance / np.sqrt(np.outer(n, n)))
-                covariance = (vectors * np.maximum(values - shrink, 0)) @ vectors.T * np.sqrt(np.outer(n, n))
+                covariance = (vectors * signal_in(values, shrink)) @ vectors.T * np.sqrt(np.outer(n, n))
             inverse = np.linalg.inv(covariance + np.diag(n))
             change = (z - z.mean(axis=0)) @ (n[:, None] * inverse).T
             kept = 1 - n * np.diag(inverse)

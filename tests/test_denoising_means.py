@@ -72,7 +72,7 @@ def test_a_step_averages_the_means_with_what_their_groups_give() -> None:
     flow = GroupFlow(f, GROUPING)
     estimate, _ = flow.step(f)
     plane, one = f[None], np.ones((1, 1, 1))
-    options = {"shrink": 1.4, "running": False}
+    options = {"shrink": 1.5, "running": False}
     fine, _ = group_step(grouped(plane, GROUPING), plane, plane, plane, one, **options)
     blocks = Blocks.of(f.shape, MEANS, (0, 0), None)
     assert blocks is not None

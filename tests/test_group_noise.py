@@ -23,7 +23,7 @@ from nlflow.denoising.patches import (
 )
 from nlflow.denoising.patches.correlation import LEAST, Correlation
 from nlflow.denoising.presets import PRESETS
-from tests.pictures import SMALL, SMALL_IMAGE, SMALL_SIGNAL, Floats, grouped, steps_and_waves, waves
+from tests.pictures import SMALL, SMALL_IMAGE, SMALL_SIGNAL, Floats, grouped, signal_in, steps_and_waves, waves
 
 pytestmark = pytest.mark.numerical
 
@@ -153,7 +153,7 @@ def reference(groups: Any, images: Images, stage: Stage) -> tuple[Floats, Floats
                 half = np.linalg.cholesky(N)  # any root of N gives the same eigenvalues
                 inner = np.linalg.solve(half, np.linalg.solve(half, C).T)
                 values, vectors = np.linalg.eigh((inner + inner.T) / 2)
-                C = half @ (vectors * np.maximum(values - stage.shrink, 0)) @ vectors.T @ half.T
+                C = half @ (vectors * signal_in(values, stage.shrink)) @ vectors.T @ half.T
             condition = max(condition, float(np.linalg.cond(C + N)))
             change = (N @ np.linalg.solve(C + N, (z - z.mean(axis=0)).T)).T
             # Variance of a sample of the estimate: that of the filter, and that of the mean.

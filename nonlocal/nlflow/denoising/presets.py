@@ -71,7 +71,7 @@ class GroupPreset:
     later: tuple[tuple[float, Grouping], ...]
     first_signal: Grouping | None = None
     later_signal: Grouping | None = None
-    shrink: float = 1.4
+    shrink: float = 1.5
     leave: float = 0.75
     factor: float = 0.8
     across: float = 0.0

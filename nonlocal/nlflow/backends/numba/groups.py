@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import loader
 from nlflow.backends.numba.vectors import Vectors, index
-from nlflow.backends.numba.wiener import LINES, ROWS, callee, padded, wiener
+from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
 
 # Largest relative error that rounding may leave in the weights of a group of n tokens. They are inverse variances, of
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
@@ -201,7 +201,8 @@ _padded = njit(padded)
 @njit(cache=True, fastmath=_FLAGS)
 def filter_job(
     single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members, counts,
-    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, across, running, rounding, sums,
+    slices, rows, columns, job, patch, radii, run, motion, leave, factor, shrink, powers, across,
+    running, rounding, sums,
 ):  # fmt: skip
     """Do one of the jobs of `filter_groups`, which see; `sums` is what it writes."""
     pz, ph, pw = patch
@@ -228,8 +229,8 @@ def filter_job(
     weight = np.zeros((most + 1, wide), state.dtype)
     apart = wide if across > 0 else 0
     breadth = _padded(most, state.itemsize)
-    room = np.zeros((6, max(wide, LINES, most), wide), state.dtype)
-    among = np.zeros((4, max(wide, LINES, breadth), breadth), state.dtype)
+    room = np.zeros((6, max(wide, most), wide), state.dtype)
+    among = np.zeros((4, max(wide, breadth), breadth), state.dtype)
     line = wide + _SHORT // state.itemsize  # the last row of a patch may be shorter than a vector
     mean = np.zeros(line, state.dtype)
     centre = np.zeros(line, state.dtype)
@@ -242,6 +243,7 @@ def filter_job(
     wide_correlation = correlation.astype(np.float64)
     wide_whitening = whitening.astype(np.float64)
     wide_basis = basis.astype(np.float64)
+    wide_powers = powers.astype(np.float64)
     flat_tokens = tokens.reshape(tokens.size)
     flat_source = source.reshape(source.size)
     flat_given = given.reshape(given.size)
@@ -323,8 +325,8 @@ def filter_job(
                     _wiener(
                         single,
                         (
-                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, mixed,
-                            room, among, change, weight,
+                            tokens, source, count, size, noise, correlation[c], whitening[c], basis, lowered, powers,
+                            mixed, room, among, change, weight,
                         ),
                     )  # fmt: skip
                 else:
@@ -341,8 +343,8 @@ def filter_job(
                         double,
                         (
                             wide_tokens[0], wide_tokens[1], count, size, wide_noise, wide_correlation[c],
-                            wide_whitening[c], wide_basis, shrink, across, wide_room, wide_among, wide_tokens[2],
-                            wide_tokens[3],
+                            wide_whitening[c], wide_basis, shrink, wide_powers, across, wide_room, wide_among,
+                            wide_tokens[2], wide_tokens[3],
                         ),
                     )  # fmt: skip
                     for k in range(count):
@@ -363,8 +365,8 @@ _filter_job = caller(filter_job)
 @njit(parallel=True, cache=True, fastmath=_FLAGS)
 def filter_groups(
     one, single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis, members,
-    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, across, running,
-    rounding, out,
+    counts, slices, rows, columns, jobs, patch, radii, run, motion, leave, factor, shrink, powers, across,
+    running, rounding, out,
 ):  # fmt: skip
     r"""Filter the groups of some jobs and put the patches back.
 
@@ -390,6 +392,8 @@ def filter_groups(
         As in `find_groups`.
     leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
+    powers : (9,)
+        As in `wiener`.
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is
         enough, and of double precision, in which the others are.
@@ -403,7 +407,7 @@ def filter_groups(
             (
                 single, double, state, pilot, observed, variance, correlation, whitening, extremes, basis,
                 members, counts, slices, rows, columns, np.int64(jobs[0] + slot), patch, radii, run, motion, leave,
-                factor, shrink, across, running, rounding, out[slot],
+                factor, shrink, powers, across, running, rounding, out[slot],
             ),
         )  # fmt: skip
 
@@ -440,7 +444,8 @@ def _loops(real):
     number, addresses = types.float64, (types.intp, types.intp)
     inputs = (*(volumes,) * 4, matrices, matrices, plane, plane, members, counts, places, places, places)
     along = (sides, sides, types.int64, motion)
-    options = (*(number,) * 4, types.boolean, types.UniTuple(number, 2))
+    line = types.Array(real, 1, "C")
+    options = (*(number,) * 3, line, number, types.boolean, types.UniTuple(number, 2))
     job = Callee(filter_job, (*addresses, *inputs, types.int64, *along, *options, image))
     jobs = types.UniTuple(types.int64, 2)
     return {

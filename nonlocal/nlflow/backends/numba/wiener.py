@@ -17,10 +17,7 @@ from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 ROWS = 4
 """Rows that are multiplied at a time: matrices have a multiple of them, of which the last may hold anything finite."""
-LINES = 4 + 2 * ROWS
-"""Rows that a square of scratch has at least."""
 _MOST = 4 if AVX512 else 2  # vectors of a row at a time
-_ITERATIONS = 60  # for an eigenvalue; two are usual
 
 
 def padded(size: int, itemsize: int) -> int:
@@ -165,184 +162,70 @@ def _invert(matrix, size, lower, others):
 
 
 @njit(fastmath=_FLAGS)
-def _tridiagonal(matrix, size, vectors, lines):
-    """Reduce a symmetric matrix A to a tridiagonal one, and turn the rows of `vectors` with it.
-
-    Lines 0 and 1 get the diagonal and what is beside it, the others are scratch. By Householder's reflections
-    1 - v v', v.v = 2, it becomes A - v w' - w v', w = A v - (v.Av / 2) v.
-    """
-    width = matrix.shape[1]
-    zero = matrix.dtype.type(0)
-    half = matrix.dtype.type(0.5)
-    for k in range(size - 2):
-        square = zero
-        for j in range(k + 1, size):
-            square += matrix[k, j] * matrix[k, j]
-        head = matrix[k, k + 1]
-        length = -math.copysign(math.sqrt(square), head)
-        scale = square - length * head  # half of |x - length e|^2, a sum of two numbers >= 0
-        lines[0, k] = matrix[k, k]
-        lines[1, k] = length
-        if scale == 0:
-            continue
-        scale = 1 / math.sqrt(scale)
-        for j in range(width):
-            lines[2, j] = matrix[k, j] * scale if k < j < size else zero
-        lines[2, k + 1] -= length * scale
-        for r in range(ROWS):
-            for j in range(width):
-                lines[4 + r, j] = zero
-                lines[8 + r, j] = zero
-        # v'A and v'V; each of the rows of a product gets it.
-        _multiply_add(lines, 2 * width + k + 1, 0, 1, matrix, k + 1, size - k - 1, 1, lines, 4)
-        _multiply_add(lines, 2 * width + k + 1, 0, 1, vectors, k + 1, size - k - 1, 1, lines, 8)
-        along = zero
-        for j in range(width):
-            along += lines[2, j] * lines[4, j]
-        for j in range(width):
-            lines[3, j] = lines[4, j] - half * along * lines[2, j] if k < j < size else zero
-            lines[4, j] = -lines[2, j]
-            lines[5, j] = -lines[3, j]
-        first = (k + 1) // ROWS * ROWS
-        _multiply_add(lines, 5 * width + first, 1, -width, lines, 2, 2, size - first, matrix, first)
-        _multiply_add(lines, 4 * width + first, 1, width, lines, 8, 1, size - first, vectors, first)
-    for k in range(max(size - 2, 0), size):
-        lines[0, k] = matrix[k, k]
-        lines[1, k] = matrix[k, k + 1] if k < size - 1 else zero
-
-
-@intrinsic
-def _rotate(typingctx, rows, last, count, lines, cosine, sine):
-    """Turn the pairs of rows (last - 1, last), (last - 2, last - 1) ...; row k has its cosine at ``cosine + k``."""
-    signature = types.void(rows, last, count, lines, cosine, sine)
-
-    def codegen(context, builder, signature, arguments):
-        _, last, count, _, cosine, sine = arguments
-        v = Vectors(builder, signature.args[0].dtype.bitwidth)
-        held, angles = (context.make_array(signature.args[i])(context, builder, arguments[i]) for i in (0, 3))
-        width = builder.extract_value(held.shape, 1)
-
-        def block(column, state):
-            def pair(k, state):
-                row = builder.sub(builder.sub(last, index(1)), k)
-                c, s = (v.broadcast_from(angles.data, builder.add(place, row)) for place in (cosine, sine))
-                upper = v.load(held.data, builder.add(builder.mul(row, width), column))
-                below = builder.add(builder.mul(builder.add(row, index(1)), width), column)
-                v.store(v.multiply_add(s, upper, builder.fmul(c, state[0])), held.data, below)
-                return [builder.fsub(builder.fmul(c, upper), builder.fmul(s, state[0]))]
-
-            carried = v.load(held.data, builder.add(builder.mul(last, width), column))
-            (carried,) = v.repeat(count, 1, [carried], pair)
-            v.store(carried, held.data, builder.add(builder.mul(builder.sub(last, count), width), column))
-            return state
-
-        v.repeat(width, v.lanes, [], block)
-        return context.get_dummy_value()
-
-    return signature, codegen
+def _quadratic(powers, first, linear, square, size, out):
+    """Write a sum of 1, a matrix and its square to `out`, by three of the `powers`."""
+    for i in range(size):
+        for j in range(linear.shape[1]):
+            out[i, j] = powers[first + 1] * linear[i, j] + powers[first + 2] * square[i, j]
+        out[i, i] += powers[first]
 
 
 @njit(fastmath=_FLAGS)
-def _diagonal(lines, size, vectors):
-    """Turn a tridiagonal matrix into its eigenvalues (line 0), and the rows of `vectors` with it.
+def _shrunk_inverse(noisy, size, noise, whitening, basis, shrink, powers, room):
+    """Replace C, the covariance of noisy tokens, by N^-1/2 h(N^-1/2 C N^-1/2) N^-1/2.
 
-    QL with implicit shifts (Bowdler, Martin, Reinsch and Wilkinson 1968, doi 10.1007/BF02165404); what is not finite
-    ends after `_ITERATIONS` and stays so. Line 1 is what lies beside the diagonal, 2 and 3 are scratch.
-    """
-    width = lines.shape[1]
-    one = lines.dtype.type(1)
-    zero = one - one
-    for first in range(size):
-        for _ in range(_ITERATIONS):
-            m = first
-            while m < size - 1:
-                scale = abs(lines[0, m]) + abs(lines[0, m + 1])
-                if scale + abs(lines[1, m]) == scale:
-                    break
-                m += 1
-            if m == first:
-                break
-            g = (lines[0, first + 1] - lines[0, first]) / (lines[1, first] + lines[1, first])
-            r = math.sqrt(g * g + one)
-            g = lines[0, m] - lines[0, first] + lines[1, first] / (g + math.copysign(r, g))
-            s, c, p = one, one, zero
-            i = m - 1
-            while i >= first:
-                f = s * lines[1, i]
-                b = c * lines[1, i]
-                r = math.sqrt(f * f + g * g)
-                lines[1, i + 1] = r
-                if r == 0:
-                    break
-                scale = one / r
-                s = f * scale
-                c = g * scale
-                g = lines[0, i + 1] - p
-                r = (lines[0, i] - g) * s + (c + c) * b
-                p = s * r
-                lines[0, i + 1] = g + p
-                g = c * r - b
-                lines[2, i] = c
-                lines[3, i] = s
-                i -= 1
-            if i >= first:
-                lines[0, i + 1] -= p
-            else:
-                lines[0, first] -= p
-                lines[1, first] = g
-            lines[1, m] = zero
-            if i < m - 1:
-                _rotate(vectors, m, m - 1 - i, lines, 2 * width, 3 * width)
-
-
-@njit(fastmath=_FLAGS)
-def _clipped_inverse(noisy, size, noise, whitening, basis, shrink, room):
-    """Replace C by (C' + N)^-1, where N^-1/2 C' N^-1/2 has the eigenvalues of N^-1/2 C N^-1/2 less `shrink`.
-
-    C is the covariance of noisy tokens; eigenvalues are cut off at 0. N^-1/2 is the `whitening` (none, when it is
-    empty) of samples that were divided by the root of their noise. The rows of a `basis` that is not empty stand in for
-    the eigenvectors, the variances along them for the eigenvalues.
+    h is what goes of noisy tokens, a polynomial in B = (1 + N^-1/2 C N^-1/2)^-1, for which no eigenvectors are asked;
+    see `nlflow.denoising.patches.filters.removed`, which gives its `powers`. With a `basis` that is not empty, the
+    variances along its rows stand in for the eigenvalues, and are lowered by `shrink` themselves. N^-1/2 is the
+    `whitening` (none, when it is empty) of samples that were divided by the root of their noise.
     """
     width = noisy.shape[1]
-    one = noise.dtype.type(1)
-    vectors = room[0]
-    turned = room[1]
-    lines = room[2]
+    one, half = noise.dtype.type(1), noise.dtype.type(0.5)
+    square, rest, result, cube = room[0], room[1], room[2], room[5]
     for i in range(size):
         for j in range(size):
             noisy[i, j] /= math.sqrt(noise[i] * noise[j])
     if whitening.size:
-        _product(whitening, noisy, size, turned)
-        _product(turned, whitening, size, noisy)
-    values = lines[0]
+        _product(whitening, noisy, size, rest)
+        _product(rest, whitening, size, noisy)
     if basis.size:
-        _product(basis, noisy, size, turned)
+        _product(basis, noisy, size, square)
         for k in range(size):
-            values[k] = 0
+            value = -shrink
             for j in range(size):
-                values[k] += turned[k, j] * basis[k, j]
+                value += square[k, j] * basis[k, j]
+            gain = one / (max(value, 0 * shrink) + one)
             for j in range(width):
-                vectors[k, j] = basis[k, j]
+                rest[k, j] = basis[k, j] * gain
+        result[:] = 0
+        _multiply_add(rest, 0, 1, width, basis, 0, size, size, result, 0)
     else:
-        vectors[:] = 0
-        for k in range(size):
-            vectors[k, k] = 1
-        _tridiagonal(noisy, size, vectors, lines)
-        _diagonal(lines, size, vectors)
-    if whitening.size:
-        _product(vectors, whitening, size, turned)
-        for k in range(size):
+        for i in range(size):
+            noisy[i, i] += one
+        _invert(noisy, size, square, rest)
+        for i in range(size):
             for j in range(width):
-                vectors[k, j] = turned[k, j]
-    for k in range(size):
-        gain = one / (max(values[k] - shrink, 0 * shrink) + one)
-        for j in range(width):
-            turned[k, j] = vectors[k, j] * gain
-    noisy[:] = 0
-    _multiply_add(turned, 0, 1, width, vectors, 0, size, size, noisy, 0)
+                noisy[i, j] += noisy[i, j]
+            noisy[i, i] -= one
+        # With S = 2 B - 1: (q0 + q1 S + q2 S^2) + S^3 ((q3 + q4 S + q5 S^2) + S^3 (q6 + q7 S + q8 S^2)).
+        _product(noisy, noisy, size, square)
+        _product(noisy, square, size, cube)
+        _quadratic(powers, 6, noisy, square, size, rest)
+        _quadratic(powers, 3, noisy, square, size, result)
+        _multiply_add(cube, 0, width, 1, rest, 0, size, size, result, 0)
+        _quadratic(powers, 0, noisy, square, size, rest)
+        _multiply_add(cube, 0, width, 1, result, 0, size, size, rest, 0)
+        for i in range(size):
+            for j in range(width):
+                rest[i, j] *= half
+                result[i, j] = rest[i, j]
+        _multiply_add(noisy, 0, width, 1, rest, 0, size, size, result, 0)
+    if whitening.size:
+        _product(result, whitening, size, rest)
+        _product(whitening, rest, size, result)
     for i in range(size):
         for j in range(size):
-            noisy[i, j] /= math.sqrt(noise[i] * noise[j])
+            noisy[i, j] = result[i, j] / math.sqrt(noise[i] * noise[j])
 
 
 @njit(fastmath=_FLAGS)
@@ -378,7 +261,8 @@ def _mix_across(tokens, source, count, size, noise, across, members, removed, ch
 
 @njit(cache=True, fastmath=_FLAGS)
 def wiener(
-    tokens, source, count, size, noise, correlation, whitening, basis, shrink, across, room, among, change, weight
+    tokens, source, count, size, noise, correlation, whitening, basis, shrink, powers, across, room, among, change,
+    weight,
 ):  # fmt: skip
     """Filter the tokens of a group, all in one precision. Matrices have rows of a `padded` length.
 
@@ -398,11 +282,13 @@ def wiener(
         Orthonormal rows that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
+    powers : (9,)
+        As in `nlflow.denoising.patches.filters.removed`; anything where `shrink` is 0.
     across : float
         Share of the step across the members in `change` and in the variances.
-    room : (6, max(padded, LINES, members), padded)
+    room : (6, max(padded, members), padded)
         Scratch.
-    among : (4, max(padded, LINES, samples), padded by members)
+    among : (4, max(padded, samples), padded by members)
         Scratch of the step across the members.
     change : (.., padded), output
         N (C + N)^-1 (z - m), mixed with the step across the members.
@@ -434,7 +320,7 @@ def wiener(
         for i in range(size):
             for j in range(width):
                 matrix[i, j] *= share
-        _clipped_inverse(matrix, size, noise, whitening, basis, shrink, room)
+        _shrunk_inverse(matrix, size, noise, whitening, basis, shrink, powers, room)
     else:
         _invert(matrix, size, room[0], room[1])
         for i in range(size):
@@ -479,5 +365,5 @@ def callee(real):
     line, matrix, rooms = (types.Array(real, dimensions, "C") for dimensions in (1, 2, 3))
     number = types.int64
     return Callee(
-        wiener, (matrix, matrix, number, number, line, *(matrix,) * 3, real, real, rooms, rooms, matrix, matrix)
+        wiener, (matrix, matrix, number, number, line, *(matrix,) * 3, real, line, real, rooms, rooms, matrix, matrix)
     )  # fmt: skip

@@ -22,15 +22,19 @@ class Matrices:
         R and R^-1/2 of the noise of each plane; none for noise that is not correlated.
     basis : (D, D) or None
         Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
+    powers : tuple of 9 floats
+        As in `nlflow.denoising.patches.filters.removed`.
     """
 
     correlation: Tensor | None
     whitening: Tensor | None
     basis: Tensor | None
+    powers: tuple[float, ...]
 
     def to(self, dtype: torch.dtype) -> Matrices:
         """Return the matrices in a precision."""
-        return Matrices(*(None if m is None else m.to(dtype) for m in (self.correlation, self.whitening, self.basis)))
+        held = (None if m is None else m.to(dtype) for m in (self.correlation, self.whitening, self.basis))
+        return Matrices(*held, self.powers)
 
 
 def wiener(
@@ -64,7 +68,7 @@ def wiener(
     correlation = matrices.correlation
     full = None if correlation is None else correlation * scale
     if shrink > 0:
-        inverse = _clipped_inverse(covariance / scale, shrink, matrices) / scale
+        inverse = _shrunk_inverse(covariance / scale, shrink, matrices) / scale
     else:
         inverse = _Inverse.apply(covariance + (torch.diag_embed(noise) if full is None else full))  # type: ignore[no-untyped-call]  # torch's
     share = 1 / count
@@ -94,16 +98,22 @@ def across_members(tokens: Tensor, source: Tensor, noise: Tensor, count: Tensor)
     return filtered @ tokens, noise[..., None, :] * kept[..., None]
 
 
-def _clipped_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor:
-    """Return (C' + R)^-1, where R^-1/2 C' R^-1/2 has the eigenvalues of R^-1/2 C R^-1/2 less `shrink`, 0 at least."""
+def _shrunk_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor:
+    """Return R^-1/2 h(R^-1/2 C R^-1/2) R^-1/2; see `nlflow.backends.numba.wiener`."""
     whitening, basis = matrices.whitening, matrices.basis
     white = noisy if whitening is None else whitening @ noisy @ whitening
     if basis is None:
-        inverse = _Clipped.apply(white, shrink)  # type: ignore[no-untyped-call]  # torch's apply is untyped
+        one = torch.eye(white.shape[-1], dtype=white.dtype, device=white.device)
+        b = _Inverse.apply(white + one)  # type: ignore[no-untyped-call]  # torch's
+        s = 2 * b - one
+        s2 = s @ s
+        s3 = s @ s2
+        low, middle, high = (q[0] * one + q[1] * s + q[2] * s2 for q in (matrices.powers[k : k + 3] for k in (0, 3, 6)))
+        inverse = b @ (low + s3 @ (middle + s3 @ high))
     else:
         values = (basis * (white @ basis)).sum(-2)
         inverse = (basis / ((values - shrink).clamp(min=0) + 1)[..., None, :]) @ basis.mT
-    return inverse if whitening is None else whitening @ inverse @ whitening  # type: ignore[no-any-return]
+    return inverse if whitening is None else whitening @ inverse @ whitening
 
 
 class _Inverse(torch.autograd.Function):
@@ -128,40 +138,3 @@ class _Inverse(torch.autograd.Function):
     def jvp(ctx: Any, tangent: Tensor) -> Tensor:
         inverse: Tensor = ctx.saved_tensors[0]
         return -inverse @ tangent @ inverse
-
-
-class _Clipped(torch.autograd.Function):
-    """The function 1 / (max(x - shrink, 0) + 1) of symmetric matrices.
-
-    Its derivative is that of Daleckii and Krein, V (F o (V^T E V)) V^T, with the divided differences F of the function.
-    They are formed without a difference of values that are alike, so that eigenvalues may be equal.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, shrink: float) -> Tensor:
-        values, vectors = torch.linalg.eigh(matrix)
-        above = values - shrink
-        gain = 1 / (above.clamp(min=0) + 1)
-        ctx.save_for_backward(above, vectors, gain)
-        ctx.save_for_forward(above, vectors, gain)
-        inverse: Tensor = (vectors * gain[..., None, :]) @ vectors.mT
-        return inverse
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return _daleckii_krein((gradient + gradient.mT) / 2, *ctx.saved_tensors), None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, shrink: None) -> Tensor:
-        del shrink
-        return _daleckii_krein(tangent, *ctx.saved_tensors)
-
-
-def _daleckii_krein(direction: Tensor, above: Tensor, vectors: Tensor, gain: Tensor) -> Tensor:
-    """Return the derivative of 1 / (max(x, 0) + 1) in the direction of a symmetric matrix, a symmetric map."""
-    high, low = (pick(above[..., :, None], above[..., None, :]) for pick in (torch.maximum, torch.minimum))
-    # Slopes between two eigenvalues of max(x, 0): 1, 0, or what of the way between them lies above 0.
-    mixed = high / torch.where(high > low, high - low, 1)
-    slope = torch.where(low > 0, 1, torch.where(high > 0, mixed, 0))
-    inner: Tensor = vectors.mT @ direction @ vectors
-    return -vectors @ (inner * slope * gain[..., :, None] * gain[..., None, :]) @ vectors.mT

@@ -63,10 +63,10 @@ class GroupFlow(Flow):
         Whether the first axis is time: the search then follows motion from frame to frame, which the first channel
         tells.
     shrink : float
-        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise.
+        Multiple of the noise by which the eigenvalues of the first covariances are lowered, since f holds noise; see
+        `nlflow.denoising.patches.filters.removed`.
     cosine : bool
-        Whether the first covariances count as diagonal in the cosines of a patch: a few tenths of a decibel less, in a
-        fourth of the time.
+        Whether the first covariances count as diagonal in the cosines of a patch, as blocks ask for.
     factor : float
         On the variance of the noise in the later steps; below 1 since estimates lack some of the signal's variance.
     across : float
@@ -111,7 +111,7 @@ class GroupFlow(Flow):
         missing: Any = None,
         channels: bool = False,
         moving: bool = False,
-        shrink: float = 1.4,
+        shrink: float = 1.5,
         cosine: bool = False,
         factor: float = 0.8,
         across: float = 0.0,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
+from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage, removed
 from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
@@ -116,7 +116,12 @@ class PlainFilter(CompiledFilter):
         covariance = np.swapaxes(centred, 1, 2) @ centred / z.shape[1]
         if stage.shrink:
             values, vectors = tokens.cosine(covariance) if stage.cosine else np.linalg.eigh(covariance)
-            covariance = (vectors * np.maximum(values - stage.shrink, 0)[:, None]) @ np.swapaxes(vectors, -1, -2)
+            if stage.cosine:
+                values = np.maximum(values - stage.shrink, 0)
+            else:  # 1 / (1 + value) goes
+                share = 1 / (1 + np.maximum(values, 0))
+                values = 1 / (share * np.polynomial.Polynomial(removed(stage.shrink))(2 * share - 1)) - 1
+            covariance = (vectors * values[:, None]) @ np.swapaxes(vectors, -1, -2)
         matrices = self.fidelity((covariance + np.swapaxes(covariance, 1, 2)) / 2)
         if np.shape(matrices) != covariance.shape:
             raise InputError(
