@@ -33,8 +33,11 @@ class Matrices:
 
     def to(self, dtype: torch.dtype) -> Matrices:
         """Return the matrices in a precision."""
-        held = (None if m is None else m.to(dtype) for m in (self.correlation, self.whitening, self.basis))
-        return Matrices(*held, self.powers)
+
+        def turned(matrix: Tensor | None) -> Tensor | None:
+            return None if matrix is None else matrix.to(dtype)
+
+        return Matrices(turned(self.correlation), turned(self.whitening), turned(self.basis), self.powers)
 
 
 def wiener(
@@ -104,12 +107,12 @@ def _shrunk_inverse(noisy: Tensor, shrink: float, matrices: Matrices) -> Tensor:
     white = noisy if whitening is None else whitening @ noisy @ whitening
     if basis is None:
         one = torch.eye(white.shape[-1], dtype=white.dtype, device=white.device)
-        b = _Inverse.apply(white + one)  # type: ignore[no-untyped-call]  # torch's
+        b: Tensor = _Inverse.apply(white + one)  # type: ignore[no-untyped-call]  # torch's
         s = 2 * b - one
         s2 = s @ s
         s3 = s @ s2
         low, middle, high = (q[0] * one + q[1] * s + q[2] * s2 for q in (matrices.powers[k : k + 3] for k in (0, 3, 6)))
-        inverse = b @ (low + s3 @ (middle + s3 @ high))
+        inverse: Tensor = b @ (low + s3 @ (middle + s3 @ high))
     else:
         values = (basis * (white @ basis)).sum(-2)
         inverse = (basis / ((values - shrink).clamp(min=0) + 1)[..., None, :]) @ basis.mT
