@@ -22,6 +22,7 @@ from nlflow.backends.numba.wiener import ROWS, callee, padded, wiener
 # which the smallest is 1/n of the largest, so an error of the inverse of C + N counts n times. Its condition is at most
 # kappa = (trace C + max N) / min N, and the error eps kappa.
 ERROR = 0.1
+_BAND = 32  # rows that a thread adds up
 _SHORT = 32  # bytes of a vector that holds the row of a patch
 _FLAGS = {"contract", "reassoc", "nnan", "ninf", "nsz"}
 
@@ -412,29 +413,31 @@ def filter_groups(
         )  # fmt: skip
 
 
-@njit(cache=True)
+@njit(parallel=True, cache=True)
 def add_windows(windows, slices, rows, columns, jobs, radii, run, motion, out):
-    """Add the windows of `filter_groups` to the image ``out`` (3, C, Z, H, W), in the order of the jobs."""
+    """Add the windows of `filter_groups` to the image ``out`` (3, C, Z, H, W), in the order of the jobs.
+
+    Each thread has some rows of the image.
+    """
     D, H, W = out.shape[2:]
     runs = (columns.shape[0] + run - 1) // run
-    for slot in range(jobs[1] - jobs[0]):
-        job = jobs[0] + slot
-        follow = motion[min(job, motion.shape[0] - 1)]
-        earliest = slices[job // (runs * rows.shape[0])] - radii[0]
-        top = rows[job // runs % rows.shape[0]] - radii[1]
-        for q in range(max(0, -earliest), min(windows.shape[3], D - earliest)):
-            left = columns[(job % runs) * run] - radii[2] + follow[q, 1]
-            start = max(-left, 0)
-            stop = min(windows.shape[5], W - left)
-            for kind in range(windows.shape[1]):
-                for c in range(windows.shape[2]):
-                    for r in range(windows.shape[4]):
-                        y = top + follow[q, 0] + r
-                        if 0 <= y < H:
-                            target = out[kind, c, earliest + q, y]
-                            source = windows[slot, kind, c, q, r]
+    for band in prange((H + _BAND - 1) // _BAND):
+        for slot in range(jobs[1] - jobs[0]):
+            job = jobs[0] + slot
+            follow = motion[min(job, motion.shape[0] - 1)]
+            earliest = slices[job // (runs * rows.shape[0])] - radii[0]
+            top = rows[job // runs % rows.shape[0]] - radii[1]
+            for q in range(max(0, -earliest), min(windows.shape[3], D - earliest)):
+                left = columns[(job % runs) * run] - radii[2] + follow[q, 1]
+                start, stop = max(-left, 0), min(windows.shape[5], W - left)
+                above = top + follow[q, 0]
+                first = max(band * _BAND - above, 0)
+                last = min(min((band + 1) * _BAND, H) - above, windows.shape[4])
+                for kind in range(windows.shape[1]):
+                    for c in range(windows.shape[2]):
+                        for r in range(first, last):
                             for j in range(start, stop):
-                                target[left + j] += source[j]
+                                out[kind, c, earliest + q, above + r, left + j] += windows[slot, kind, c, q, r, j]
 
 
 def _loops(real):
