@@ -360,10 +360,12 @@ def rounding(log: Log, device: str, n: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, help="folder for gpu.json")
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
-    parser.add_argument("--quick", action="store_true", help="up to 2^12 nodes: under a minute on two cores")
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="cuda; with --quick cpu where there is no GPU")
+    parser.add_argument("--quick", action="store_true", help="up to 2^12 nodes: a minute on two cores")
     parser.add_argument("--minutes", type=float, default=7.5, help="begin no row that would end later [7.5]")
     chosen = parser.parse_args()
+    if chosen.device is None:
+        chosen.device = "cpu" if chosen.quick and not torch.cuda.is_available() else "cuda"
     if chosen.device == "cuda" and not torch.cuda.is_available():
         parser.error(f"--device: got cuda, and torch {torch.__version__} finds none; use --device cpu")
     log, device = Log(chosen.out, chosen.device, 60 * chosen.minutes), chosen.device
