@@ -84,6 +84,7 @@ def test_a_row_on_a_plane_is_a_picture() -> None:
     law = np.zeros((7, 9))
     law[3, 4] = 1
     row = P.push(law)
+    assert row.min() > 0
     assert np.array_equal(pixels, np.round(255 * (row - row.min()) / np.ptp(row)))
 
 
@@ -104,6 +105,8 @@ def test_a_flow_and_a_chain_show_what_is_known() -> None:
     assert rows_of(other)["descends"] == "no functional"
     assert rows_of(other)["k is"] == "not symmetric"
     assert captions(other) == ["row of P: weights of node 6"]
+    row = np.array([given.average(one)[6] for one in np.eye(12)])
+    assert heights(other) == pytest.approx((row - row.min()) / np.ptp(row), abs=0.05 / 80 + 1e-12)
     evolving = nl.GradientFlow(nl.J(affinity(Gaussian(width=2.0), Grid(40), U)), "degree", evolving=True, every=3)
     assert "3" in rows_of(evolving._repr_html_())["its kernel is"]
 

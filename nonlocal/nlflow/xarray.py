@@ -256,7 +256,7 @@ class Accessor:
 
     def _axes(self, dims: Any, channel_dim: Any) -> _Axes:
         """Return which dimensions are what, as arguments and names say."""
-        there = tuple(map(str, self._array.dims))
+        there = tuple(self._array.dims)
         if channel_dim is not None and channel_dim not in there:
             raise InputError(f"channel_dim: got {channel_dim!r}, expected one of {_listed(there)}")
         found = self._found(there, channel_dim) if dims is None else self._told(there, dims, channel_dim)
@@ -269,7 +269,7 @@ class Accessor:
 
     def _told(self, there: tuple[str, ...], dims: Any, channel_dim: str | None) -> _Axes:
         """Return which dimensions are what when those of an image were named."""
-        named = (dims,) if isinstance(dims, str) else tuple(dims)
+        named = (dims,) if isinstance(dims, str) else tuple(dims) if isinstance(dims, Sequence) else ()
         if not 1 <= len(named) <= 3 or len(set(named)) < len(named) or channel_dim in named or set(named) - set(there):
             raise InputError(f"dims: got {dims!r}, expected one to three different dimensions of an image out of "
                              f"{_listed(name for name in there if name != channel_dim)}")  # fmt: skip
@@ -296,7 +296,7 @@ class Accessor:
     def _letter(self, name: str) -> str:
         """Return which axis of space, time or channels a dimension is; an empty text where that is not known."""
         said = self._array[name].attrs.get("axis") if name in self._array.coords else None
-        return said if said in _NAMES else _LETTERS.get(name.lower(), "")
+        return said if said in _NAMES else _LETTERS.get(str(name).lower(), "")
 
     def _spacing(self, given: Any, image: tuple[str, ...]) -> tuple[float, ...] | None:
         """Return the distance of samples along each dimension of an image."""

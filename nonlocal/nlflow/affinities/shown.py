@@ -54,7 +54,7 @@ def row_pictured(affinity: Any) -> str:
     def row() -> Any:
         law = np.zeros(affinity.domain.shape)
         law[node] = 1.0
-        return affinity.push(affinity.as_signal(law))
+        return np.maximum(affinity.push(affinity.as_signal(law)), 0)  # transforms leave roundings below 0
 
     return pictured(affinity, f"row of P: weights of node {node[0] if len(node) == 1 else node}", row)
 

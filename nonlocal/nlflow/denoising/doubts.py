@@ -22,7 +22,7 @@ _PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
 
 def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
-    """Warn of a sigma that is less than what rounding to integers adds, 1/sqrt(12): meant for values from 0 to 1?"""
+    """Warn of a sigma that is less than what rounding to integers adds: it may be meant for values from 0 to 1."""
     if dtype.kind not in "iu" or sigma is None:
         return
     level, top = float(np.max(sigma)), np.iinfo(dtype).max
