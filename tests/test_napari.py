@@ -161,10 +161,11 @@ def test_what_is_no_picture_is_refused_by_name(image: Any) -> None:
 
     good = image(NOISY, name="good")
     refused("layer: got none", None)
-    waves = Plain((NOISY + 1j).astype(np.complex64), name="cells")  # napari makes no layer of them with these values
+    # napari itself stumbles over layers with these values, and may not do so in another version.
+    waves = Plain((NOISY + 1j).astype(np.complex64), name="cells")
     refused("layer: got 'cells' of complex64, expected real", waves)
+    refused(r"layer: got 'cells' of shape \(0, 4\)", Plain(np.zeros((0, 4)), name="cells"))
     refused("layer: got 'cells' of 2 scales", image([NOISY, NOISY[::2, ::2]], name="cells"))
-    refused(r"layer: got 'cells' of shape \(0, 4\)", image(np.zeros((0, 4)), name="cells", contrast_limits=(0, 1)))
     refused("takes: got 'volumes' for a layer of shape", good, Settings("volumes"))
     refused("takes: got 'slices', expected one of 'planes'", good, Settings("slices"))
     refused("channel_axis: got 2, expected an axis of a layer of 2", good, Settings(channel_axis=2))

@@ -52,7 +52,7 @@ class DenoiseWidget(base("magicgui.widgets", "Container", _INSTALL)):  # type: i
             PushButton(name="preview", text="Preview", tooltip="a part around the middle of the view"),
             PushButton(name="denoise", text="Denoise", tooltip="the whole layer"),
             ProgressBar(name="share", label="done", value=0, max=100),
-            Label(name="said", label="", value=""),
+            Label(name="said", label=" ", value=""),
         ]
         super().__init__(widgets=fields, labels=True)
         self.said.native.setWordWrap(True)
