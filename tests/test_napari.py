@@ -241,6 +241,8 @@ def test_the_widget_shows_a_preview_and_denoises(desk: Any) -> None:
     desk.viewer.add_labels(np.ones((9, 9), int))
     assert [name for name, _ in desk.widget._layers()] == ["wide"]
     desk.widget.quality.value = "fast"
+    camera = getattr(desk.viewer, "scene", desk.viewer).camera
+    camera.center = (0, 400, 300)
     for _ in range(2):  # the second takes the place of the first
         desk.widget.preview.changed.emit(True)
     assert [one.name for one in desk.viewer.layers] == ["wide", "Labels", "wide preview"]
