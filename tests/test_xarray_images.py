@@ -100,7 +100,7 @@ def test_coordinates_say_what_dimensions_are() -> None:
     told = odd.assign_coords(a=("a", Y, {"axis": "Y"}), b=("b", X, {"axis": "X"}))
     assert np.array_equal(told.nlflow.denoise(0.2, **FAST), nl.denoise(NOISY, 0.2, **FAST))
     signal = np.tile(NOISY[:, 0], 8)
-    line = xarray.DataArray(signal, dims=3)  # a name may be anything
+    line = xarray.DataArray(signal, dims=(3,))  # a name may be anything
     assert np.array_equal(line.nlflow.denoise(0.2, **FAST), nl.denoise(signal, 0.2, **FAST))
 
 
