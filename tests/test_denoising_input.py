@@ -255,6 +255,16 @@ def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: 
     np.testing.assert_allclose(denoise(value, 0, quality=quality), img_as_float(value), rtol=1e-7)
 
 
+@pytest.mark.parametrize("sigma", [0.1, [0.1, 0.02]])
+def test_a_sigma_for_values_from_0_to_1_is_doubted_for_integers(sigma: Any):
+    """Other functions of scikit-image convert integers first, and take sigma on the scale from 0 to 1."""
+    grey = np.arange(24 * 24 * 2, dtype=np.uint8).reshape(24, 24, 2)[..., : np.size(sigma)]
+    with pytest.warns(NlflowWarning, match=r"sigma: got 0\.1 for integers.*0\.1 of the range of uint8 is 25\.5"):
+        denoise(grey, sigma, channel_axis=-1, quality="fast")
+    for value, level in ((grey, 0.3), (grey, 0), (grey / 255, 0.1), (grey > 99, 0.1)):  # none of these is doubted
+        denoise(value, level, channel_axis=-1, quality="fast")
+
+
 @pytest.mark.parametrize(
     ("quality", "dtype"),
     [

@@ -22,9 +22,11 @@ from nlflow._array import (
     scalar,
     underflowing,
 )
+from nlflow.affinities import shown
 from nlflow.affinities.graph import Sparse, functional_graph
 from nlflow.affinities.structure import Structure
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.io.notebook import card
 
 MASS = 1e-6
 """How far the mass of a law may be from what it was, relatively, after one move."""
@@ -388,8 +390,9 @@ class Affinity(Structure):
         return mean_over_nodes(u, measure / xp.sum(measure, axis=axes, keepdims=True), axes)
 
     def __repr__(self) -> str:
-        tags = [name for name in ("symmetric", "positive_semidefinite") if getattr(self, name)]
-        return (
-            f"<{type(self).__name__} {self.kernel!r} on {math.prod(self.whole_shape)} nodes, method={self.method!r}, "
-            f"{', '.join(tags) or 'not symmetric'}>"
-        )
+        nodes = math.prod(self.whole_shape)
+        return f"<{type(self).__name__} {self.kernel!r} on {nodes} nodes, method={self.method!r}, {shown.tags(self)}>"
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook: what it says, and a row of P for up to 4096 nodes, which is one move of a law."""
+        return card(type(self).__name__, shown.said(self), shown.row_pictured(self))

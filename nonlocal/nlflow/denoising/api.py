@@ -160,7 +160,8 @@ def denoise(
     Warns
     -----
     NlflowWarning
-        ``fast``: when the search window is larger than the image and is shrunk.
+        ``fast``: when the search window is larger than the image and is shrunk. For integers, when `sigma` is less than
+        their rounding adds, as a number for values from 0 to 1 is.
 
     Notes
     -----

@@ -1,8 +1,9 @@
-"""Channels that are denoised each by itself: signals of different units that lie side by side."""
+"""What lies side by side in one array and is denoised each by itself: channels of different units, many images."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -69,6 +70,41 @@ def each_by_itself(
     return np.stack(parts, axis), _together(infos)
 
 
+def each_item(
+    denoise: Callable[..., Any],
+    items: tuple[int, ...],
+    image: Callable[[tuple[int, ...]], Any],
+    own: Mapping[str, Callable[[tuple[int, ...]], Any]],
+    progress: Any = False,
+    **words: Any,
+) -> tuple[list[Any], DenoiseInfo]:
+    """Return what `denoise` makes of each image of an array of images, in C order, and what it did to all.
+
+    Parameters
+    ----------
+    denoise : callable
+        `nlflow.denoise`, or what takes and returns the like.
+    items : tuple of int
+        Shape of the array of images; () for one image.
+    image : callable
+        Gives the image with an index.
+    own : mapping of str to callable
+        Arguments that each image has of its own, as ``image`` gives the images.
+    progress
+        As `nlflow.denoise` takes it.
+    **words
+        What else `denoise` takes, the same for all images.
+    """
+    results, infos, count = [], [], math.prod(items)
+    for number, index in enumerate(np.ndindex(*items)):
+        with _telling(progress, number / count, (number + 1) / count) as told:
+            given = {**words, **{name: of(index) for name, of in own.items()}}
+            result, info = denoise(image(index), return_info=True, **({"progress": told} if told else {}), **given)
+        results.append(result)
+        infos.append(info)
+    return results, infos[0] if count == 1 else _together(infos)
+
+
 def _of_channels(name: str, value: Any, shape: tuple[int, ...], axis: int, *, numbers: bool = False) -> list[Any]:
     """Return what an argument says of each channel: the same for all, or its own part of an array."""
     count, given = shape[axis], () if value is None or isinstance(value, str) else shape_of(name, value)
@@ -104,7 +140,7 @@ def _telling(progress: Any, low: float, high: float) -> Iterator[Any]:
 
 
 def _together(infos: list[DenoiseInfo]) -> DenoiseInfo:
-    """Return what was done to all channels: means over them, what they share, and each by itself."""
+    """Return what was done to all channels or images: means over them, what they share, and each by itself."""
     first, risks = infos[0], [info.risk for info in infos]
 
     def joined(name: str) -> str:

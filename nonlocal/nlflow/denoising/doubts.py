@@ -1,7 +1,9 @@
-"""What a user should know of a result for which the noise was found out: nearly unchanged, too smooth, unsure."""
+"""What a user should know of a result, or of the noise that was given: nearly unchanged, too smooth, unsure."""
 
 from __future__ import annotations
 
+import math
+import warnings
 from typing import Any, Final
 
 import numpy as np
@@ -10,11 +12,27 @@ from numpy.typing import NDArray
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise import NoiseEstimate
 from nlflow.domains.samples import range_of
+from nlflow.errors import NlflowWarning
 
 _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than an eighth of a grey level
 _CLEAN: Final = 1e-6  # of the range: there is no noise at all
 _TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
+_ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
 _PARTS: Final = 5  # flat parts, and edges, are this share of the samples
+
+
+def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
+    """Warn of a sigma that is less than what rounding to integers adds: it may be meant for values from 0 to 1."""
+    if dtype.kind not in "iu" or sigma is None:
+        return
+    level, top = float(np.max(sigma)), np.iinfo(dtype).max
+    if 0 < level < _ROUNDING:
+        text = (
+            f"sigma: got {level:.3g} for integers, less than their rounding adds ({_ROUNDING:.3g}), so that next to "
+            f"nothing is removed; it is in the units of the input: {level:.3g} of the range of {dtype} is "
+            f"{level * top:.4g}"
+        )
+        warnings.warn(text, NlflowWarning, stacklevel=stacklevel + 1)
 
 
 def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list[str]:

@@ -47,8 +47,8 @@ class DenoiseInfo:
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
     columns : tuple of DenoiseInfo
-        With ``separate``, what was done to each channel; the rest then tells of all: root mean squares, sums of times,
-        the largest of counts, and of texts and parameters what they share.
+        With ``separate``, what was done to each channel, and of an array of images to each image; the rest then tells
+        of all: root mean squares, sums of times, the largest of counts, and of texts and parameters what they share.
     """
 
     sigma: float

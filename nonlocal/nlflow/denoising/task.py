@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising import groupwise, pixelwise
-from nlflow.denoising.doubts import doubts
+from nlflow.denoising.doubts import check_units, doubts
 from nlflow.denoising.inpainting import filled
 from nlflow.denoising.inputs import (
     Observation,
@@ -84,6 +84,8 @@ class Task:
 
         seen = observed(samples, missing, sigma if sigma is None or strength == 1 else np.asarray(sigma) * strength,
                         used, channel_axis, estimate)  # fmt: skip
+        if isinstance(given, str):
+            check_units(np.asarray(image).dtype, sigma, stacklevel=4)
         if found is not None:
             seen = replace(seen, estimated=True)
         return cls(preset, options, seen, samples, restore, model, found, kept)

@@ -18,7 +18,7 @@ from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.pictures import Scale, data_url, envelope, grey_scale, picture, residual_scale
 from nlflow.explorer.sources import Source, preview, saved
-from nlflow.explorer.texts import decibels, digits, note, table
+from nlflow.explorer.texts import decibels, digits, note
 from nlflow.explorer.uploads import SUFFIXES, received_reference, received_source
 from nlflow.explorer.widgets import (
     Download,
@@ -34,6 +34,7 @@ from nlflow.explorer.widgets import (
     offer,
 )
 from nlflow.io.formats import written_extension
+from nlflow.io.notebook import table
 
 _QUALITIES = {
     "fast": "fast: pixels, answers at once",

@@ -11,8 +11,9 @@ from nlflow.explorer import flow_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_view import FlowSettings
 from nlflow.explorer.pictures import data_url, grey_scale, picture
-from nlflow.explorer.texts import digits, table
+from nlflow.explorer.texts import digits
 from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, columns
+from nlflow.io.notebook import table
 from nlflow.plotting.base import PALETTE
 
 _CHOICES = {

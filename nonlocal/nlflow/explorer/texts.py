@@ -1,9 +1,9 @@
-"""Texts of the explorer: numbers, tables as HTML, and the programs and commands that users copy."""
+"""Texts of the explorer: numbers and notes as HTML, and the programs and commands that users copy."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 from typing import Any
 
@@ -20,16 +20,6 @@ def digits(value: float | None, form: str = ".4g") -> str:
 def decibels(value: float | None) -> str:
     """Return a number of decibels for people."""
     return "–" if value is None else f"{digits(value, '.2f')} dB"
-
-
-def table(rows: Sequence[Sequence[str]], head: Sequence[str] = ()) -> str:
-    """Return a table as HTML: in each row a name, then values; above them the names of the columns, if there are."""
-    names = "".join(f"<th scope='col'>{escape(name)}</th>" for name in head)
-    lines = [f"<tr>{names}</tr>"] if head else []
-    for name, *values in rows:
-        cells = "".join(f"<td>{escape(value)}</td>" for value in values)
-        lines.append(f"<tr><th scope='row'>{escape(name)}</th>{cells}</tr>")
-    return f'<table class="numbers">{"".join(lines)}</table>'
 
 
 def note(*texts: str) -> str:

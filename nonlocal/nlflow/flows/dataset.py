@@ -21,7 +21,7 @@ _LETTERS = ("x", "y", "z")
 
 def to_dataset(solution: Any, domain: Any) -> Any:
     """Return an `xarray.Dataset` of a `Solution` on a domain; see `Solution.to_xarray`."""
-    xarray = _xarray()
+    xarray = need_xarray("to_xarray")
     u = to_numpy(solution.u)
     dims = ("t", *_dims(domain, u.shape[1:], "to_xarray"))
     variables = {"u": (dims, u), "energy": (("t",), solution.energy)}
@@ -75,11 +75,12 @@ def _dims(domain: Any, shape: tuple[int, ...], method: str) -> tuple[str, ...]:
     return (*names, *(("channel",) if len(shape) > len(names) else ()))
 
 
-def _xarray() -> Any:
+def need_xarray(name: str) -> Any:
+    """Return xarray, which `name` needs, or raise `InputError`."""
     try:
         import xarray
     except ImportError as error:
-        raise InputError("to_xarray: it needs xarray, which is not installed: pip install 'nlflow[xarray]'") from error
+        raise InputError(f"{name}: it needs xarray, which is not installed: pip install 'nlflow[xarray]'") from error
     return xarray
 
 

@@ -14,9 +14,10 @@ from typing import Any, Self
 import numpy as np
 
 from nlflow._array import Array, namespace, over_channels, power_of_two, same_kind, scalar, underflowing
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, shown
 from nlflow.errors import InputError, NumericalError, check_choice, check_integer
 from nlflow.functionals.energies import METRICS
+from nlflow.io.notebook import card
 
 
 @underflowing
@@ -221,6 +222,18 @@ class Flow:
     def rebuilt(self, u: Array) -> Self:
         """Return the flow with its kernel taken from the signal `u`; a subclass stays one, and counts go on."""
         raise NotImplementedError  # pragma: no cover - abstract
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook: what it says, and for up to 4096 nodes a row of P and known eigenvalues."""
+        kernel = f"that of u(t), taken at every step that {self.every} divides" if self.evolving else "frozen"
+        rows = [
+            ("descends", type(self.functional).__name__ if self.has_energy else "no functional"),
+            ("metric", self.metric),
+            ("its kernel is", kernel),
+            ("observed", None if self.observed is None else f"a signal of shape {tuple(self.observed.shape)}"),
+        ]
+        pictures = shown.row_pictured(self.affinity), shown.spectrum_pictured(self.affinity)
+        return card(type(self).__name__, [*rows, *shown.said(self.affinity)], *pictures)
 
     def _with(self, affinity: Affinity, u: Array) -> Self:
         """Return a copy with this affinity, which was taken from the signal `u`."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from nlflow._array import Array, to_numpy
 from nlflow.domains import Domain
 from nlflow.flows.dataset import to_dataset, write_series
+from nlflow.io.notebook import card, picture
 from nlflow.io.storage import load_archive, save_archive
 
 
@@ -159,3 +160,28 @@ class Solution:
             f"<Solution {self.status.value} at t={self.t[-1]:.6g} after {self.stats.get('steps')} steps, "
             f"energy {self.energy[-1]:.6g}: {self.message}>"
         )
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook: what it says, the energy against time, and the last signal of one or two axes."""
+        stats = self.stats
+        return card(
+            "Solution",
+            [
+                ("status", self.status.value),
+                ("message", self.message),
+                ("t", f"{self.t[0]:.6g} to {self.t[-1]:.6g}, {len(self.t)} output times"),
+                ("u", f"{' x '.join(map(str, self.u.shape))}, {self.u.dtype}"),
+                ("energy", f"{self.energy[0]:.6g} to {self.energy[-1]:.6g}"),
+                ("steps", f"{stats.get('steps')} ({stats.get('rejected', 0)} rejected) of {stats.get('integrator')}"),
+                ("method", stats.get("method")),
+                ("seconds", f"{stats['solve_seconds']:.3g}" if "solve_seconds" in stats else None),
+                ("records", ", ".join(self.records)),
+            ],
+            picture("energy against t", self.energy, self.t) if len(self.t) > 1 else "",
+            picture(f"u at t = {self.t[-1]:.6g}", to_numpy(self.u[-1])) if self._shown else "",
+        )
+
+    @property
+    def _shown(self) -> bool:
+        """Whether a signal is one number a node along one or two axes, which a picture can show."""
+        return self.domain is not None and not self.domain.leading and self.u.shape[1:] == self.domain.shape

@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
+from nlflow.affinities import shown
 from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.flows.spectrum import extreme, largest_eigenvalue, relaxation_rate
+from nlflow.io.notebook import card
 from nlflow.kernels import ExpDotProduct
 from nlflow.markov.operator import Transitions
 from nlflow.markov.stationary import (
@@ -39,6 +41,16 @@ _LAWS: dict[int, Floats] = {}
 @underflowing
 class Equilibrated(Transitions):
     """A chain with what decides its long run: see `nlflow.MarkovChain`."""
+
+    def _repr_html_(self) -> str:
+        """Return it for a notebook: what it says, and for up to 4096 states a row of P, pi and known eigenvalues."""
+        return card(
+            type(self).__name__,
+            [("states", self.states), ("laziness", f"{self.laziness:g}"), *shown.said(self.affinity)],
+            shown.row_pictured(self.affinity),
+            shown.pictured(self.affinity, "stationary law pi", lambda: self._mass) if self.affinity.symmetric else "",
+            shown.spectrum_pictured(self.affinity),
+        )
 
     @cached_property
     def reversible(self) -> bool:

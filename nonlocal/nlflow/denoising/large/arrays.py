@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising import DenoiseInfo, groupwise, pixelwise
+from nlflow.denoising.doubts import check_units
 from nlflow.denoising.inputs import (
     channels_for,
     check_options,
@@ -156,6 +157,7 @@ def denoised(
         model.scaled(strength)  # refused
     check_patch(options["patch_size"], blocks.shape)
     levels = None if sigma is None else levels_of(sigma, blocks.image.shape, blocks.channel_axis)
+    check_units(blocks.image.dtype, levels, stacklevel=3)
     found = statistics(blocks, model)
     if model is not None:
         levels = np.ones(len(found.mean))
