@@ -14,7 +14,7 @@ import typer
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.io.terminal import close_stdout, echo, mendable
+from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,10 +66,10 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                 if leave.exit_code == 130 and terminated():
                     raise typer.Exit(143) from None
                 raise
-            except BrokenPipeError:  # the reader of stdout has had enough
-                close_stdout()
-                raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
             except Exception as error:
+                if nobody_reads(error):
+                    close_stdout()
+                    raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
                 message = mendable(error)
                 if message is None:
                     raise
