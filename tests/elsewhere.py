@@ -142,16 +142,8 @@ def jobs(folder: Path, one: bool) -> None:
     command("denoise", str(folder / "in0.npy"), str(folder / "out.npy"), "--sigma", "10", "--quiet")
     if one:
         return
-    command(
-        "denoise",
-        str(folder / "in1.npy"),
-        str(folder / "out.npy"),
-        "--sigma",
-        "10",
-        "--quiet",
-        "--existing",
-        "overwrite",
-    )
+    told = ("--sigma", "10", "--quiet")
+    command("denoise", str(folder / "in1.npy"), str(folder / "out.npy"), *told, "--existing", "overwrite")
     photos = folder / "photos"
     photos.mkdir()
     shutil.copyfile(folder / "in0.npy", photos / "a.npy")
