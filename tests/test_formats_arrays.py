@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zipfile
 import zlib
-import warnings
 from pathlib import Path
 from typing import Any
 

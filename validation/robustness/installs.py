@@ -1,7 +1,7 @@
 """Wheel and sdist in empty environments: ``python -m validation.robustness.installs``, or ``make installs``.
 
 Each environment gets the wheel with the lowest or the newest versions of what it asks for, and runs the tests that are
-not slow, from the unpacked sdist without its sources. uv finds the versions. Tests that need an extra are counted apart.
+not slow, from the unpacked sdist without its sources. uv finds the versions. Tests that need an extra count apart.
 For systems that are not this one only the versions are looked for: there have to be wheels of all of them.
 """
 
