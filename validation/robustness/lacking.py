@@ -9,9 +9,9 @@ import pytest
 
 # Import names of what the extras bring, and of tools of tests.
 OPTIONAL = frozenset({
-    *("av", "dask", "distributed", "finufft", "h5netcdf", "h5py", "jax", "mpmath", "networkx", "nibabel", "panel"),
-    *("param", "pylops", "pynndescent", "pyproximal", "rawpy", "safetensors", "selenium", "sklearn", "torch"),
-    *("transformers", "xarray", "zarr"),
+    *("av", "bokeh", "dask", "distributed", "finufft", "h5netcdf", "h5py", "jax", "mpmath", "networkx", "nibabel"),
+    *("panel", "param", "pylops", "pynndescent", "pyproximal", "rawpy", "safetensors", "selenium", "sklearn"),
+    *("torch", "tornado", "transformers", "xarray", "zarr"),
 })  # fmt: skip
 
 
