@@ -15,7 +15,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all portable lint format docs bench history robustness installs mutants constraints clean distclean
+.PHONY: help demo test test-all portable lint format docs bench history paper robustness installs mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -28,6 +28,7 @@ help:
 	@echo 'make docs         build the documentation, and run its gallery: docs/_build/html/index.html'
 	@echo 'make bench        run the benchmarks against peers'
 	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
+	@echo 'make paper        draw the figures of the paper in paper/'
 	@echo 'make robustness   faults and fuzzing, with a table (hours; ARGS="--kills 20 --minutes 1" for less)'
 	@echo 'make installs     wheel and sdist in empty environments, lowest and newest versions, with a table (an hour; needs an index)'
 	@echo 'make mutants      wrong changes that the tests have to notice, with a table (hours; ARGS="--number 20" for less)'
@@ -111,6 +112,9 @@ $(BENCH): $(INPUT)
 	@echo '== installing nlflow and what it is compared with (once)'
 	@$(PIP) -e '.[bench,torch]'
 	@touch $(CORE) $@
+
+paper: $(DEV)
+	@$(BIN)/python -m paper.figures $(ARGS)
 
 robustness: $(DEV)
 	@$(BIN)/python -m validation.robustness $(ARGS)
