@@ -20,7 +20,7 @@ def done(folder: Path, *options: str) -> Path:
     """Do the jobs of `elsewhere` in a folder, in a fresh process; return the folder."""
     folder.mkdir()
     ended = subprocess.run(
-        [sys.executable, "-W", "error", PROGRAM, folder, *options], capture_output=True, text=True, timeout=300,
+        [sys.executable, PROGRAM, folder, *options], capture_output=True, text=True, timeout=300,
         cwd=PROGRAM.parents[1],
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr

@@ -1,4 +1,4 @@
-"""The paper about the package: its figures are drawn, its references are there, its numbers are those that were measured."""
+"""The paper about the package: its figures are drawn, its references are there, its numbers were measured."""
 
 from __future__ import annotations
 
