@@ -115,7 +115,7 @@ html_theme_options = {
 # Pages without pages below them.
 ALONE = (
     *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "comparison", "changelog"),
-    *("use/photographs", "use/equations", "use/transformers", "use/theory"),
+    *("use/photographs", "use/equations", "use/transformers", "use/theory", "families"),
 )
 html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing")}
 
