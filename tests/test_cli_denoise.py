@@ -392,6 +392,16 @@ def test_wrong_usage(folder: Path, denoiser: Denoiser, arguments: list[str]) -> 
         assert f"{arguments[3]}: is a property of counts; give --noise poisson too" in result.stderr
 
 
+@pytest.mark.parametrize("words", [["photo.jpg"], ["photo.jpg", "--sigma", "10"], ["--quality", "fast", "photo.jpg"]])
+def test_one_name_alone_lacks_out(folder: Path, words: list[str]) -> None:
+    assert "OUT: got 'photo.jpg' alone, expected where to write too" in run("denoise", *words, code=2).stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--quality", "fast"]])
+def test_without_a_name_in_is_missing(folder: Path, words: list[str]) -> None:
+    assert "Missing argument 'IN'" in run("denoise", *words, code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
@@ -79,6 +80,24 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
+class _FromTo(TyperCommand):
+    """A command with IN and OUT: of one name alone it says that OUT is missing, where the parser misses IN."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.message or error.param is None or error.param.name != "sources":
+                raise
+            name = self.make_parser(ctx).parse_args(args=given)[0].get("target")
+            if not isinstance(name, str):
+                raise
+            told = f"got {name!r} alone, expected where to write too; add a name after it"
+            raise typer.BadParameter(told, ctx, param_hint="OUT") from None
+
+
 def _print_version(wanted: bool) -> None:
     if wanted:
         from nlflow.backends.machine import version
@@ -107,7 +126,8 @@ for _command, _short in (
     (info, None),
 ):
     _name = _command.__name__.rpartition(".")[2]
-    app.command(_name, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
+    _class = _FromTo if _command is denoise else TyperCommand
+    app.command(_name, cls=_class, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
 
 
 def main() -> None:
