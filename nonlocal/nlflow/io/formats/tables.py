@@ -23,6 +23,7 @@ _TIME = re.compile(
 )
 
 _COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # what may as well be a whole number
 
 _LEAST = 3  # rows from which on a monotone column counts as a scale; fewer are monotone by chance
 _CELL = 200  # bytes that a cell takes while it is text, lists and all
@@ -122,8 +123,7 @@ def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]
     delimiter = next((mark for mark in ";\t," if mark in first), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
-    cells_of = [cell for _, row in rows for cell in row]
-    decimal = "," if delimiter != "," and any(map(_COMMA.fullmatch, cells_of)) and not _with_points(cells_of) else "."
+    decimal = "," if delimiter != "," and _has_commas([cell for _, row in rows for cell in row]) else "."
     if decimal == ",":
         rows = [(n, [cell.replace(",", ".") if _COMMA.fullmatch(cell) else cell for cell in row]) for n, row in rows]
     header = tuple(rows.pop(0)[1]) if rows and not any(map(_is_number, rows[0][1])) else None
@@ -132,9 +132,10 @@ def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]
     return header, rows, delimiter, decimal
 
 
-def _with_points(cells: list[str]) -> bool:
-    """Whether numbers among the cells have decimal points: then commas are not the same."""
-    return any("." in cell and _is_number(cell) for cell in cells)
+def _has_commas(cells: list[str]) -> bool:
+    """Whether the decimal points of numbers are commas for sure: none has a point, and not all may be thousands."""
+    points = any("." in cell and _is_number(cell) for cell in cells)
+    return not points and any(_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in cells)
 
 
 def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, ...] | None, start: int) -> Array:
