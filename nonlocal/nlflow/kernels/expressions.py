@@ -298,7 +298,7 @@ _LIKE: Final[dict[str, Callable[..., Expression]]] = {
 class _Functions(SimpleNamespace):
     """A namespace that can be an element of a set, where array-api-compat < 1.15 puts it."""
 
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]  # None in the base class
 
 
 FUNCTIONS: Final = _Functions(
