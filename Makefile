@@ -15,7 +15,7 @@ DEV   := $(VENV)/.dev-installed
 BENCH := $(VENV)/.bench-installed
 INPUT := $(MADE) pyproject.toml constraints.txt
 
-.PHONY: help demo test test-all portable lint format docs bench history robustness mutants constraints clean distclean
+.PHONY: help demo test test-all portable lint format docs bench history paper robustness installs mutants constraints clean distclean
 .NOTPARALLEL:
 
 help:
@@ -28,7 +28,9 @@ help:
 	@echo 'make docs         build the documentation, and run its gallery: docs/_build/html/index.html'
 	@echo 'make bench        run the benchmarks against peers'
 	@echo 'make history      time and peak memory of this commit with asv (ARGS=... for others)'
+	@echo 'make paper        draw the figures of the paper in paper/'
 	@echo 'make robustness   faults and fuzzing, with a table (hours; ARGS="--kills 20 --minutes 1" for less)'
+	@echo 'make installs     wheel and sdist in empty environments, lowest and newest versions, with a table (an hour; needs an index)'
 	@echo 'make mutants      wrong changes that the tests have to notice, with a table (hours; ARGS="--number 20" for less)'
 	@echo 'make constraints  write the versions that .venv holds to constraints.txt'
 	@echo 'make clean        remove caches and built files;  make distclean: and .venv'
@@ -111,8 +113,15 @@ $(BENCH): $(INPUT)
 	@$(PIP) -e '.[bench,torch]'
 	@touch $(CORE) $@
 
+paper: $(DEV)
+	@$(BIN)/python -m paper.figures $(ARGS)
+
 robustness: $(DEV)
 	@$(BIN)/python -m validation.robustness $(ARGS)
+
+installs: $(CORE)
+	@$(PIP) -e '.[installs]'
+	@$(BIN)/python -m validation.robustness.installs $(ARGS)
 
 mutants: $(DEV)
 	@$(BIN)/python -m validation.robustness.mutants $(ARGS)
@@ -124,7 +133,7 @@ constraints: $(DEV) $(BENCH)
 	@touch $(CORE) $(DEV) $(BENCH)
 
 clean:
-	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output portable-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@rm -rf build dist docs/_build docs/gallery docs/reference/generated docs/reference/used_in docs/sg_execution_times.rst demo-output installs-output portable-output robustness-output training-output validation-output htmlcov mutants-output .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find nonlocal benchmarks tests validation -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -36,6 +37,24 @@ extensions = [
     "measured",
 ]
 exclude_patterns = ["_build", "examples"]
+
+# Names of other packages become links where their lists can be fetched: on Read the Docs, and with DOCS_ONLINE=1. The
+# build without a network stays the same but for these links. Python itself is left out: `signal` is an argument here.
+ONLINE = os.environ.get("READTHEDOCS") == "True" or os.environ.get("DOCS_ONLINE") == "1"
+extensions += ["sphinx.ext.intersphinx"] if ONLINE else []
+intersphinx_mapping = {
+    name: (f"https://{place}/", None)
+    for name, place in (
+        ("numpy", "numpy.org/doc/stable"),
+        ("scipy", "docs.scipy.org/doc/scipy"),
+        ("matplotlib", "matplotlib.org/stable"),
+        ("skimage", "scikit-image.org/docs/stable"),
+        ("sklearn", "scikit-learn.org/stable"),
+        ("joblib", "joblib.readthedocs.io/en/stable"),
+        ("xarray", "docs.xarray.dev/en/stable"),
+        ("torch", "docs.pytorch.org/docs/stable"),
+    )
+}
 # The gallery's pages are written anew by each build.
 suppress_warnings = ["config.cache"]
 
@@ -96,7 +115,7 @@ html_theme_options = {
 # Pages without pages below them.
 ALONE = (
     *("start", "parameters", "explorer", "scale", "scope", "mathematics", "performance", "comparison", "changelog"),
-    *("use/photographs", "use/equations", "use/transformers", "use/theory"),
+    *("use/photographs", "use/equations", "use/transformers", "use/theory", "families"),
 )
 html_sidebars = {page: [] for page in (*ALONE, "architecture", "contributing")}
 

@@ -392,6 +392,21 @@ def test_wrong_usage(folder: Path, denoiser: Denoiser, arguments: list[str]) -> 
         assert f"{arguments[3]}: is a property of counts; give --noise poisson too" in result.stderr
 
 
+@pytest.mark.parametrize("words", [["photo.jpg"], ["photo.jpg", "--sigma", "10"], ["--quality", "fast", "photo.jpg"]])
+def test_one_name_alone_lacks_out(folder: Path, words: list[str]) -> None:
+    assert "OUT: got 'photo.jpg' alone, expected where to write too" in run("denoise", *words, code=2).stderr
+
+
+@pytest.mark.parametrize("name", ["nowhere", "nowhere.txt", "nowhere.png"])
+def test_what_is_not_there_is_not_judged_by_its_name(folder: Path, name: str) -> None:
+    assert f"{name}: got no such file" in fails("denoise", name, "out.png")
+
+
+@pytest.mark.parametrize("words", [[], ["--quality", "fast"]])
+def test_without_a_name_in_is_missing(folder: Path, words: list[str]) -> None:
+    assert "Missing argument 'IN'" in run("denoise", *words, code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [

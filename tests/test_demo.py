@@ -5,10 +5,19 @@ import re
 import numpy as np
 import pytest
 from matplotlib import image
+from scipy.signal import find_peaks
 
-from nlflow.commands.demonstration import run_demo
+from nlflow.commands.demonstration import _heartbeats, run_demo
 
-pytestmark = pytest.mark.slow
+
+def test_a_heart_beats():
+    heart = _heartbeats(3600)  # 20 seconds
+    beats, _ = find_peaks(heart, height=900)
+    assert len(beats) == 22  # 1.15 a second, and one on the first sample
+    # R is 1000 high, less what Q and S take from it where their waves end.
+    peak = 1000 * (1 - (0.167 + 0.25) * np.exp(-((np.pi / 12) ** 2) / (2 * 0.1**2)))
+    assert np.abs(heart[beats] - peak).max() < 25  # it may lie between two samples
+    assert np.ptp(np.diff(beats)) > 10  # it breathes
 
 
 @pytest.fixture(scope="module")
@@ -17,6 +26,7 @@ def shown(tmp_path_factory):
     return out, run_demo(out, progress=False)
 
 
+@pytest.mark.slow
 def test_the_table_shows_gains_and_limits(shown):
     _, table = shown
     names = ("photograph 512x512, noisy", "  scikit-image NLM", "  nlflow.denoise")
@@ -38,6 +48,7 @@ def test_the_table_shows_gains_and_limits(shown):
     assert max(gaps) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_figure_is_drawn(shown):
     out, table = shown
     assert [p.name for p in out.iterdir()] == ["demo.png"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -94,6 +95,18 @@ def test_five_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert low <= share <= high
     cosines = [names[which].rows()[-1]["cosine"] for which in ("plain", "repaired")]
     assert cosines[1] < cosines[0]
+
+
+@pytest.mark.parametrize(("name", "online"), [("READTHEDOCS", "True"), ("DOCS_ONLINE", "1"), ("DOCS_ONLINE", "0")])
+def test_other_packages_are_linked_only_where_there_is_a_network(
+    name: str, online: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("sphinx", reason="optional")
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    monkeypatch.setenv(name, online)
+    conf = runpy.run_path(str(DOCS / "conf.py"))
+    assert ("sphinx.ext.intersphinx" in conf["extensions"]) == (online != "0")
+    assert {"numpy", "scipy", "torch"} <= set(conf["intersphinx_mapping"])
 
 
 @pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)

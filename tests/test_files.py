@@ -225,7 +225,7 @@ def test_very_large_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         (b"1,2\n3,x\n", "'x' in line 2, cell 2"),
         (b"a,b\n3,\n", r"'' in line 2, cell 2 \(column 'b'\)"),
         (b"a,1\n3,4\n", "'a' in line 1, cell 1"),
-        (b"1,5;2,5\n2,5;3,5\n", "decimal point"),
+        (b"1,500;2,500\n2,500;3,500\n", "decimal point"),
         (b"a,b\n", "no row of numbers"),
         (b"\n \n", "no row of numbers"),
         (b"\xff\xfe1\x00", "UTF-8"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import PIL
 import pytest
 import tifffile
 from PIL import Image
@@ -399,10 +401,18 @@ def test_tiff_parts_that_unfold_to_more_than_their_place_are_refused(tmp_path: P
             files.read(path)
 
 
+def release(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
 def test_tiff_of_faxes(tmp_path: Path) -> None:
     bits = np.arange(16 * 24).reshape(16, 24) % 5 == 0
     for compression in ("group3", "group4"):
         Image.fromarray(bits).save(tmp_path / "a.tif", compression=compression)
+        if release(tifffile.__version__) < (2026, 3, 3):
+            with pytest.raises(FileFormatError, match=r"CCITT_T\d: \d> not supported.*export it again"):
+                files.read(tmp_path / "a.tif")
+            continue
         np.testing.assert_array_equal(files.read(tmp_path / "a.tif").data, np.where(bits, 255, 0))
 
 
@@ -414,6 +424,8 @@ def test_tiff_in_other_colours(tmp_path: Path, compression: str | None) -> None:
         ramp.convert(mode).save(tmp_path / "a.tif", compression=compression)
         media = files.read(tmp_path / "a.tif")
         assert np.abs(media.data.astype(int) - np.asarray(ramp)).max() <= (12 if compression == "jpeg" else 2)
+        if release(PIL.__version__) < (13,) and (mode, compression) == ("YCbCr", None):
+            continue  # which Pillow itself writes, but does not read
         with Image.open(tmp_path / "a.tif") as image:
             np.testing.assert_array_equal(media.data, np.asarray(image.convert("RGB")))
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.numerical
 
 def pieces() -> Any:
     """Return two rings and a node alone."""
-    return sparse.block_diag([weights(n=8), weights(n=5, seed=2), np.zeros((1, 1))]).tocsr()
+    return sparse.block_diag([weights(n=8), weights(n=5, seed=2), sparse.csr_array((1, 1))]).tocsr()
 
 
 def test_nodes_without_edges_keep_their_value() -> None:

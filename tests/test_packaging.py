@@ -7,14 +7,22 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 CONDA = {"matplotlib": "matplotlib-base"}  # without windows
+EXTRAS = {None: [], "[codecs]": ["imagecodecs"]}  # conda has no extras
 
 
 def test_the_recipe_asks_for_what_the_wheel_asks_for():
     recipe = (ROOT / "conda" / "meta.yaml").read_text(encoding="utf-8")
-    asked = re.findall(r"^    - (\S+ >=\S+)$", recipe.partition("  run:")[2], flags=re.M)
-    wanted = [re.fullmatch(r"([\w-]+)(>=[\d.]+)", one).groups() for one in PROJECT["dependencies"]]
-    python = ("python", PROJECT["requires-python"])
-    assert asked == [f"{CONDA.get(name.lower(), name.lower())} {least}" for name, least in [python, *wanted]]
+    asked = re.findall(r"^    - (.+)$", recipe.partition("  run:")[2].partition("\n\n")[0], flags=re.M)
+    wanted = [f"python {PROJECT['requires-python']}"]
+    for one in PROJECT["dependencies"]:
+        name, extra, least = re.fullmatch(r"([\w-]+)(\[\w+\])?(>=[\d.]+)", one).groups()
+        wanted.append(f"{CONDA.get(name.lower(), name.lower())} {least}")
+        wanted += EXTRAS[extra]
+    assert asked == wanted
+
+
+def test_few_packages_are_asked_for():
+    assert len(PROJECT["dependencies"]) < 15
 
 
 def test_versions_agree():

@@ -181,3 +181,31 @@ def test_the_figure_has_the_noise_of_each_column(monkeypatch: pytest.MonkeyPatch
     table("in.csv", NOISY)
     found = report("in.csv", "out.csv", "--compare", "fig.png", "--steps", "1")
     assert seen == [[column["sigma"] for column in found["columns"]]]
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_decimal_commas_come_back(mark: str) -> None:
+    table("points.csv", NOISY)
+    text = Path("points.csv").read_text()
+    Path("commas.csv").write_text(text.replace(",", mark).replace(".", ","))
+    run("denoise", "points.csv", "a.csv", *FAST)
+    result = run("denoise", "commas.csv", "b.csv", *FAST)
+    assert "nonlocal: note: commas.csv: commas count as decimal points, and OUT has them too" in result.stderr
+    assert Path("b.csv").read_text() == Path("a.csv").read_text().replace(",", mark).replace(".", ",")
+
+
+def test_dates_keep_their_points_beside_decimal_commas() -> None:
+    lines = [f"{1 + n // 60:02}.02.2024 10:{n % 60:02};{v:.5f}".replace(".", ",") for n, v in enumerate(NOISY[:200, 0])]
+    lines = [line.replace(",02,2024", ".02.2024") for line in lines]
+    Path("in.csv").write_text("\n".join(["Zeit;Volt", *lines]))
+    run("denoise", "in.csv", "out.csv", *FAST, "--first-column", "keep")
+    written = Path("out.csv").read_text().splitlines()
+    assert [line.partition(";")[0] for line in written[1:]] == [line.partition(";")[0] for line in lines]
+    assert all("," in line.partition(";")[2] and "." not in line.partition(";")[2] for line in written[1:])
+
+
+def test_points_and_commas_together_are_refused() -> None:
+    Path("in.csv").write_text("a;b\n1.5;2,5\n1.6;2,6\n1.7;2,7\n")
+    assert "got '2,5' in line 2, cell 2 (column 'b'), expected a number with a decimal point" in fails(
+        "denoise", "in.csv", "out.csv"
+    )

@@ -244,11 +244,24 @@ def memory_limit() -> int:
 
 
 def physical_memory() -> int | None:
-    """Return the machine's memory in bytes; None where the system, one that is not POSIX, does not say."""
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
+    """Return the machine's memory in bytes; None where the system does not say."""
+    if hasattr(os, "sysconf"):
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        except (OSError, ValueError):
+            return None
+    return _memory_of_windows()
+
+
+def _memory_of_windows() -> int | None:
+    import ctypes
+
+    kernel: Any = getattr(getattr(ctypes, "windll", None), "kernel32", None)
+    if kernel is None:
         return None
+    # MEMORYSTATUSEX: two numbers of 32 bits, the first of them its own length, and seven of 64, the first the memory.
+    status = (ctypes.c_uint64 * 8)(64)
+    return int(status[1]) if kernel.GlobalMemoryStatusEx(ctypes.byref(status)) else None
 
 
 def check_memory(what: str, needed: int, remedy: str, limit: float | None = None) -> None:

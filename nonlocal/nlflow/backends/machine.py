@@ -53,7 +53,7 @@ def git_state() -> dict[str, Any] | None:
 def processor() -> str:
     """Return the name of the processor."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:  # no Linux
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

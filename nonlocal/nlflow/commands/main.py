@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.io.terminal import close_stdout, echo, mendable
+from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -66,10 +67,10 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                 if leave.exit_code == 130 and terminated():
                     raise typer.Exit(143) from None
                 raise
-            except BrokenPipeError:  # the reader of stdout has had enough
-                close_stdout()
-                raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
             except Exception as error:
+                if nobody_reads(error):
+                    close_stdout()
+                    raise typer.Exit(141) from None  # as of a program that SIGPIPE has ended
                 message = mendable(error)
                 if message is None:
                     raise
@@ -77,6 +78,24 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
                 raise typer.Exit(1) from None
 
     return run
+
+
+class _FromTo(TyperCommand):
+    """A command with IN and OUT: of one name alone it says that OUT is missing, where the parser misses IN."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        given = list(args)
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            if error.message or error.param is None or error.param.name != "sources":
+                raise
+            name = self.make_parser(ctx).parse_args(args=given)[0].get("target")
+            if not isinstance(name, str):
+                raise
+            told = f"got {name!r} alone, expected where to write too; add a name after it"
+            raise typer.BadParameter(told, ctx, param_hint="OUT") from None
 
 
 def _print_version(wanted: bool) -> None:
@@ -107,7 +126,8 @@ for _command, _short in (
     (info, None),
 ):
     _name = _command.__name__.rpartition(".")[2]
-    app.command(_name, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
+    _class = _FromTo if _command is denoise else TyperCommand
+    app.command(_name, cls=_class, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
 
 
 def main() -> None:

@@ -46,6 +46,8 @@ def found_format(path: Path) -> tuple[str, list[str]]:
         return named, []
     if not got:
         got, way = foreign(path, path.suffix.lower())
+    if not got and not path.exists():
+        raise file_error(path, "no such file or folder", f"one of {READABLE}", "check the name and the folder")
     got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
     raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
 

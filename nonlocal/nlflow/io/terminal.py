@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -20,6 +21,13 @@ def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
+
+
+def nobody_reads(error: Exception) -> bool:
+    """Whether it says that the reader of stdout has had enough; Windows has no name of its own for that."""
+    if isinstance(error, BrokenPipeError):
+        return True
+    return os.name == "nt" and isinstance(error, OSError) and error.errno == errno.EINVAL and error.filename is None
 
 
 def close_stdout() -> None:

@@ -293,7 +293,15 @@ _LIKE: Final[dict[str, Callable[..., Expression]]] = {
     "ones_like": lambda a, **options: _ONE,
     "full_like": lambda a, value, **options: as_expression(value),
 }
-FUNCTIONS: Final = SimpleNamespace(
+
+
+class _Functions(SimpleNamespace):
+    """A namespace that can be an element of a set, where array-api-compat < 1.15 puts it."""
+
+    __hash__ = object.__hash__  # type: ignore[assignment]  # None in the base class
+
+
+FUNCTIONS: Final = _Functions(
     __name__=__name__,
     **NAMES,
     **_LIKE,

@@ -70,6 +70,8 @@ class Media:
         unchanged.
     delimiter : str
         What separates the columns of a CSV file.
+    decimal : str
+        The decimal point of a CSV file: a comma in many countries.
     extras : dict
         What else comes with the samples, written back unchanged where the output's format has a place for it:
         ``exif``, ``icc_profile``, ``xmp`` and ``comment`` (bytes), ``dpi`` (two numbers), ``gamma`` (a number) and
@@ -101,6 +103,7 @@ class Media:
     header: tuple[str, ...] | None = None
     time: tuple[str, ...] | None = None
     delimiter: str = ","
+    decimal: str = "."
     extras: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     axes: str = ""

@@ -22,6 +22,9 @@ _TIME = re.compile(
     re.IGNORECASE,
 )
 
+_COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal comma
+_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # what may as well be a whole number
+
 _LEAST = 3  # rows from which on a monotone column counts as a scale; fewer are monotone by chance
 _CELL = 200  # bytes that a cell takes while it is text, lists and all
 
@@ -67,7 +70,7 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
         What becomes of the first of several columns. By default it is kept if its name is one of times or if it is
         strictly monotone (times, depths, an index), and is one of the signals otherwise.
     """
-    header, lines, delimiter = _rows(path)
+    header, lines, delimiter, decimal = _rows(path)
     width = len(header or lines[0][1])
     for line, row in lines:
         if len(row) != width:
@@ -80,7 +83,7 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     named = header is not None and _TIME.fullmatch(header[0]) is not None
     kept = first_column == "keep" or (width > 1 and first_column is None and (named or trend != ""))
     name = "column 1" if header is None else f"column {header[0]!r}"
-    notes = []
+    notes = [f"{path}: commas count as decimal points, and OUT has them too"] if decimal == "," else []
     if kept:
         why = "" if named or first_column else f"is strictly {trend} and "
         remedy = "; give --first-column denoise if it is data" if why else ""
@@ -94,13 +97,19 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
         notes.append(f"{path}: {name} is strictly {trend} and is denoised all the same, since there is no other")
     values = _values(path, lines, header, int(kept))
     data = values[:, 0] if values.shape[1] == 1 else values
-    time = tuple(row[0] for _, row in lines) if kept else None
+    firsts = (row[0] for _, row in lines)  # as they stood there; dates have points of their own
+    time = tuple(cell.replace(".", decimal) if _is_number(cell) else cell for cell in firsts) if kept else None
     told = tuple(notes)
-    return Media(path, "csv", "signal", data, header=header, time=time, delimiter=delimiter, notes=told)
+    return Media(
+        path, "csv", "signal", data, header=header, time=time, delimiter=delimiter, decimal=decimal, notes=told
+    )
 
 
-def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]]], str]:
-    """Return the header of a table, the cells of its lines with their numbers, and what separates them."""
+def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]]], str, str]:
+    """Return the header of a table, the cells of its lines with their numbers, what separates them, and the point.
+
+    Cells have points; where they had commas, the last is a comma.
+    """
     remedy = "split it, or save it as .npy"
     check_memory(f"{path}: a text of {path.stat().st_size} bytes", 2 * path.stat().st_size, remedy)
     cells = _count_cells(path)
@@ -114,10 +123,19 @@ def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]
     delimiter = next((mark for mark in ";\t," if mark in first), ",")
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = [(reader.line_num, [cell.strip() for cell in row]) for row in reader if any(cell.strip() for cell in row)]
+    decimal = "," if delimiter != "," and _has_commas([cell for _, row in rows for cell in row]) else "."
+    if decimal == ",":
+        rows = [(n, [cell.replace(",", ".") if _COMMA.fullmatch(cell) else cell for cell in row]) for n, row in rows]
     header = tuple(rows.pop(0)[1]) if rows and not any(map(_is_number, rows[0][1])) else None
     if not rows:
         raise file_error(path, "no row of numbers", "columns of numbers", "export it again")
-    return header, rows, delimiter
+    return header, rows, delimiter, decimal
+
+
+def _has_commas(cells: list[str]) -> bool:
+    """Whether the decimal points of numbers are commas for sure: none has a point, and not all may be thousands."""
+    points = any("." in cell and _is_number(cell) for cell in cells)
+    return not points and any(_COMMA.fullmatch(cell) and not _THOUSANDS.fullmatch(cell) for cell in cells)
 
 
 def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, ...] | None, start: int) -> Array:
@@ -164,5 +182,6 @@ def encode_csv(stream: BinaryIO, values: Array, media: Media) -> None:
     # The shortest digits that give back the same number; str of a float32 has fewer of them than that of a float64.
     cells = [[str(value) for value in row] for row in values.reshape(len(values), -1)]
     for number, row in enumerate(cells):
-        writer.writerow(row if media.time is None else [media.time[number], *row])
+        numbers = [value.replace(".", media.decimal) for value in row]
+        writer.writerow(numbers if media.time is None else [media.time[number], *numbers])
     stream.write(text.getvalue().encode())

@@ -28,9 +28,8 @@ _UNEQUAL = 3  # kinds of pages that a message names
 
 def decode_stack(path: Path, tif: Any, count: int) -> Media:
     """Read a stack from an open TIFF file of so many pages."""
-    series = tif.series[0]
+    series, axes, shape = _whole(tif)
     _check_one(path, tif, count)
-    axes, shape = series.get_axes(squeeze=False), series.get_shape(squeeze=False)
     pages = [page for page in series.pages if page is not None]
     if len(pages) < len(series.pages):
         got = f"{len(pages)} of {len(series.pages)} pages that its description tells of"
@@ -71,6 +70,15 @@ def decode_stack(path: Path, tif: Any, count: int) -> Media:
     return Media(
         path, "tiff", "volume", data, alpha=alpha, extras=extras, notes=told, axes=letters, scale=scale, bits=bits
     )
+
+
+def _whole(tif: Any) -> tuple[Any, str, tuple[int, ...]]:
+    """Return the first series with all of its axes and its shape, lengths of 1 among them."""
+    if callable(tif.series):  # tifffile >= 2026.5.2
+        series = tif.series(squeeze=False)[0]
+        return series, series.axes, series.shape
+    series = tif.series[0]
+    return series, series.get_axes(squeeze=False), series.get_shape(squeeze=False)
 
 
 def _check_one(path: Path, tif: Any, count: int) -> None:

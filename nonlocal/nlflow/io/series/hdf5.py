@@ -102,7 +102,7 @@ class Hdf5Series(Series):
 
     def _take(self, other: Path) -> None:
         """Give a closed file the name."""
-        with other.open("rb") as stream:
+        with other.open("r+b") as stream:  # Windows flushes no file that is open for reading alone
             os.fsync(stream.fileno())
         other.replace(self.path)
         sync_folder(self.path.absolute().parent)
