@@ -74,17 +74,40 @@ def offer(one: Any, options: Mapping[str, str]) -> None:
     one.param.update(options={text: word for word, text in options.items()}, value=value)
 
 
-def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
+def columns(*parts: Any, least: int = 300) -> Any:
     """Return parts beside each other, or below each other if one would have less than `least` pixels."""
-    for part, weight in zip(parts, weights or [1] * len(parts), strict=True):
-        basis = least if weight == 1 else 2 * least
-        part.styles = {"flex": f"{weight} 1 {basis}px", "min-width": f"min({least}px, 100%)"}
-    return pn.FlexBox(*parts, gap="16px", align_items="flex-start", sizing_mode="stretch_width")
+    for part in parts:
+        part.styles = {"flex": f"1 1 {least}px", "min-width": f"min({least}px, 100%)"}
+    return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
 
 
-def beside(controls: Sequence[Any], views: Sequence[Any]) -> Any:
-    """Return controls with their views at the right, or below on a narrow page."""
-    return columns(*(pn.Column(*parts, sizing_mode="stretch_width") for parts in (controls, views)), weights=(1, 3))
+#: The settings stand at the left of the views; on a narrow page the pictures come first, then the settings.
+_PLACES = """
+:host { display: grid; gap: 0 20px; align-items: start; grid-template: "views" "controls" "more" / minmax(0, 1fr); }
+.controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
+@media (min-width: 800px) {
+  :host { grid-template: "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr); }
+}
+"""
+#: While something else is computed, what is shown is that of other settings, and grey.
+_STALE = ":host(.stale) { opacity: 0.45; filter: grayscale(1); transition: opacity 0.05s; }"
+
+
+def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:
+    """Return controls with their views at the right and more below these; on a narrow page the views come first."""
+    places = zip(("views", "controls", "more"), (views, controls, more), strict=True)
+    parts = [column(*parts, css_classes=[name]) for name, parts in places]
+    return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
+
+
+def column(*parts: Any, **words: Any) -> Any:
+    """Return parts below each other; see `stale`."""
+    return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
+
+
+def stale(part: Any, *, yes: bool) -> None:
+    """Grey a `column` that shows what no longer is so, or undo that."""
+    part.css_classes = [name for name in part.css_classes if name != "stale"] + ["stale"] * yes
 
 
 # ---- parts of the page's own
@@ -119,7 +142,7 @@ def _script(*names: str) -> str:
 
 
 class Knob(Part):
-    """A slider for a number with its unit; if the program can choose the number, with a box for that.
+    """A slider and a field for a number with its unit; if it can be automatic, with a box for that.
 
     Own, because Panel's slider and check box have no names for screen readers.
 
@@ -131,8 +154,10 @@ class Knob(Part):
     start : float
         Shown first.
     unit : str
-    choosable : bool
-        Whether there is a box; it is marked at first.
+    optional : bool
+        Whether the program can choose the number: then there is a box, which is marked at first.
+    whole : bool
+        Whether the number lies on a step; else any number can be written.
     moved : callable
         Called without arguments after a move.
     """
@@ -149,28 +174,32 @@ class Knob(Part):
         start: float,
         *,
         unit: str = "",
-        choosable: bool = True,
+        optional: bool = True,
+        whole: bool = False,
         moved: Callable[[], Any],
     ) -> None:
         self._start, self._moved = start, moved
         limits = {"low": low, "high": high, "step": step, "value": start}
-        flags = {"choosable": choosable, "chosen": choosable, "disabled": False}
+        flags = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
         super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
 
     @property
     def value(self) -> float | None:
         """The number that the user has set; None if the program chooses it."""
-        return None if self.shown["chosen"] else self.shown["value"]
+        return None if self.shown["automatic"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:
-        value = min(max(float(data["value"]), self.shown["low"]), self.shown["high"])
-        chosen = bool(data["chosen"]) and self.shown["choosable"]
-        self.show(value=value, chosen=chosen, move=int(data["move"]))
+        low, step = self.shown["low"], self.shown["step"]
+        value = min(max(float(data["value"]), low), self.shown["high"])
+        if self.shown["whole"]:
+            value = low + step * round((value - low) / step)
+        automatic = bool(data["automatic"]) and self.shown["optional"]
+        self.show(value=value, automatic=automatic, move=int(data["move"]))
         self._moved()
 
-    def show_chosen(self, value: float) -> None:
-        """Show the number that the program has chosen, unless the user has set one."""
-        if self.shown["chosen"]:
+    def show_automatic(self, value: float) -> None:
+        """Show the number that the program has taken, unless the user has set one."""
+        if self.shown["automatic"]:
             self.show(value=float(value))
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
@@ -181,7 +210,7 @@ class Knob(Part):
 
     def reset(self) -> None:
         """Undo what the user has set."""
-        self.show(value=self._start, chosen=self.shown["choosable"])
+        self.show(value=self._start, automatic=self.shown["optional"])
 
 
 class TabBar(Part):
@@ -220,6 +249,18 @@ class Pictures(Part):
             self.still = dict(still)
         serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
         self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial)
+
+
+class Overview(Part):
+    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares.
+
+    Own, because no part of Panel's gives the place of a click in a picture.
+    """
+
+    _esm = _script("overview")
+
+    def __init__(self, heard: Callable[[Any], Any]) -> None:
+        super().__init__(heard, src="", place=None)
 
 
 class Upload(Part):
@@ -297,6 +338,9 @@ class Lines(Part):
         Pixels.
     markers : bool
         Mark the points.
+    heard : callable, optional
+        Gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms; the
+        places then fill the whole width.
     """
 
     _esm = _script("svg", "chart")
@@ -311,12 +355,14 @@ class Lines(Part):
         log: str = "",
         height: int = 230,
         markers: bool = False,
+        heard: Callable[[Any], Any] | None = None,
     ) -> None:
         self._styles = {
             name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
             for number, (name, style) in enumerate(names.items())
         }
-        super().__init__(title=title, xlabel=xlabel, ylabel=ylabel, log=log, height=height, lines=[])
+        words = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}
+        super().__init__(heard or (lambda _: None), **words, height=height, lines=[], moves=heard is not None)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
         """Show lines by their names.
