@@ -58,7 +58,10 @@ _NOISES = {
 _OF_FILE = "file"
 _ORIGINAL = {"color": "#aab3bc", "width": 1}
 _RESULT = {"color": "#0b5394", "width": 1.5}
-_KINDS = "or drop it on the button: PNG, JPEG, TIFF, WebP, BMP or NPY; WAV or CSV; a TIFF of slices or frames"
+_KINDS = (
+    "or drop it on the button: PNG, JPEG, TIFF, WebP, BMP or NPY; WAV or CSV; a TIFF of slices or frames. A reference is "
+    "the same without noise, for PSNR."
+)
 
 
 class DenoiseTab(Tab):
@@ -120,10 +123,10 @@ class DenoiseTab(Tab):
             Knob(name, name, 0, 255, 1, start, moved=self._look_again) for name, start in (("black", 0), ("white", 255))
         )
         self.upload = self.open_button(
-            "noisy", "Open a noisy file", "", SUFFIXES, received_source, self._open, self._refuse
+            "noisy", "Open noisy file", "", SUFFIXES, received_source, self._open, self._refuse
         )
         self.reference = self.open_button(
-            "clean", "Add a clean reference", "", SUFFIXES,
+            "clean", "Add reference", "", SUFFIXES,
             lambda name, content, limits: received_reference(name, content, limits, self._source),
             self._open_reference, self._refuse_reference,
         )  # fmt: skip

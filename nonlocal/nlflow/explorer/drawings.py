@@ -97,9 +97,7 @@ class Drawn:
         self.scale = scale = Scale(black, max(black, self.fitted.high if look.white is None else look.white))
         rest = residual_scale(result.info.sigma)
         told = f"noisy and result: black is {digits(scale.low)}, white is {digits(scale.high)}"
-        removed = (
-            f"removed: input minus result; grey is 0, black is −3σ = {digits(rest.low)}, white is {digits(rest.high)}"
-        )
+        removed = f"removed: input minus result; grey is 0, black and white are −3σ and +3σ, ±{digits(rest.high)}"
 
         def draw(name: str, values: Array, used: Scale, caption: str) -> dict[str, str]:
             content, more = picture(self._plane(values), used, self._channels(), media.orientation)
