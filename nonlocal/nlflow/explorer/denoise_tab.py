@@ -59,8 +59,8 @@ _OF_FILE = "file"
 _ORIGINAL = {"color": "#aab3bc", "width": 1}
 _RESULT = {"color": "#0b5394", "width": 1.5}
 _KINDS = (
-    "or drop it on the button: PNG, JPEG, TIFF, WebP, BMP or NPY; WAV or CSV; a TIFF of slices or frames. A reference is "
-    "the same without noise, for PSNR."
+    "or drop it on the button: PNG, JPEG, TIFF, WebP, BMP or NPY; WAV or CSV; a TIFF of slices or frames. A reference "
+    "is the same without noise, for PSNR."
 )
 
 
@@ -91,7 +91,7 @@ class DenoiseTab(Tab):
         noise = column(heading("Noise"), self.noise_text, self.noise)
         self.shown = [
             column(self.part, self.pictures, self.signal),
-            columns(numbers, column(course, noise), column(program, self.download), least=360),
+            columns(column(numbers, program, self.download), column(course, noise), least=360),
         ]
         self.panel = beside(
             [columns(self.upload, self.reference, least=120), markup(note(_KINDS)), self.kept],

@@ -90,7 +90,7 @@ _PLACES = """
 }
 """
 #: While something else is computed, what is shown is that of other settings, and grey.
-_STALE = ":host(.stale) { opacity: 0.45; filter: grayscale(1); transition: opacity 0.05s; }"
+_STALE = ":host(.stale) { opacity: 0.5; }"
 
 
 def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:

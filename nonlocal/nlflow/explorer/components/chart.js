@@ -9,6 +9,9 @@ const ticks = (low, high, logarithmic, most) => {
     for (let k = first; k <= last; k += stride) marks.push(k);
     if (marks.length > 1) return marks;
     marks.length = 0;
+    for (let k = Math.floor(low); k <= high; k++) for (const one of [1, 2, 5]) marks.push(k + Math.log10(one));
+    const inside = marks.splice(0).filter((mark) => mark >= low && mark <= high);
+    if (inside.length > 1) return inside;
   }
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= rough);
