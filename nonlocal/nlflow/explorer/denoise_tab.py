@@ -17,26 +17,24 @@ from nlflow.explorer import denoising_view as view
 from nlflow.explorer import stacks
 from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
 from nlflow.explorer.desk import Desk, Tab
-from nlflow.explorer.drawings import Drawn, Look, Stills, opened, plane_axes, remarks, rows, told_part, verdict
+from nlflow.explorer.drawings import (
+    Drawn,
+    Look,
+    Stills,
+    of_counts,
+    plane_axes,
+    remarks,
+    rows,
+    told_part,
+    verdict,
+)
+from nlflow.explorer.layout import beside, button, choice, column, columns, heading, markup, offer
 from nlflow.explorer.pictures import full_range, stored_place
+from nlflow.explorer.signal_view import ORIGINAL, RESULT, SignalView
 from nlflow.explorer.sources import Source, preview, saved
 from nlflow.explorer.texts import note, table
 from nlflow.explorer.uploads import SUFFIXES, received_noise, received_reference, received_source
-from nlflow.explorer.widgets import (
-    Download,
-    Knob,
-    Lines,
-    Overview,
-    Pictures,
-    beside,
-    button,
-    choice,
-    column,
-    columns,
-    heading,
-    markup,
-    offer,
-)
+from nlflow.explorer.widgets import Download, Knob, Lines, Overview, Pictures
 from nlflow.io.formats import written_extension
 
 _QUALITIES = {
@@ -56,12 +54,7 @@ _NOISES = {
     "rician": "MRI magnitudes (Rician)",
 }
 _OF_FILE = "file"
-_ORIGINAL = {"color": "#aab3bc", "width": 1}
-_RESULT = {"color": "#0b5394", "width": 1.5}
-_KINDS = (
-    "or drop it on the button: PNG, JPEG, TIFF, WebP, BMP or NPY; WAV or CSV; a TIFF of slices or frames. A reference "
-    "is the same without noise, for PSNR."
-)
+_KINDS = "Images, WAV or CSV signals, NPY, TIFF stacks; or drop them here. A reference has no noise, for PSNR."
 
 
 class DenoiseTab(Tab):
@@ -75,8 +68,8 @@ class DenoiseTab(Tab):
         self._trail, self._stills = Trail(), Stills()  # used in the computing thread alone
         self._result: DenoiseResult | None = None
         self._model: NoiseFile | None = None
+        self._opened = 0  # how many files were opened before
         self._refused = False  # the last file could not be read: there is nothing to compute
-        self._window = opened(source.shape[0])
         self._make_settings()
         self._make_views()
         undo = button("Undo to defaults", self.undo)
@@ -90,8 +83,8 @@ class DenoiseTab(Tab):
         self.noise = columns(self.levels, self.powers)
         noise = column(heading("Noise"), self.noise_text, self.noise)
         self.shown = [
-            column(self.part, self.pictures, self.signal),
-            columns(column(numbers, program, self.download), column(course, noise), least=360),
+            column(self.part, self.pictures, self.signal.panel),
+            column(columns(column(numbers, program, self.download), column(course, noise), least=360)),
         ]
         self.panel = beside(
             [columns(self.upload, self.reference, least=120), markup(note(_KINDS)), self.kept],
@@ -136,20 +129,10 @@ class DenoiseTab(Tab):
         )  # fmt: skip
 
     def _make_views(self) -> None:
-        self.pictures, self.part, self.refusal, self.whole = Pictures(), markup(), markup(), Overview(self._move_part)
-        names: dict[str, dict[str, Any]] = {"noisy": _ORIGINAL, "result": _RESULT, "clean": {"color": "#009e73"}}
-        self.lines = Lines("", "sample", "", names, height=340, heard=self._move_window)
-        self.rest = Lines(
-            "removed: input minus result", "sample", "", {"removed": _ORIGINAL}, height=200, heard=self._move_window
-        )
-        moves = {"Zoom in": 0.5, "Zoom out": 2.0, "All": np.inf}
-        zooms = (button(name, partial(self._move_window, {"factor": factor})) for name, factor in moves.items())
-        self.first = Knob(
-            "first", "shown from", 0, 1, 1, 0, optional=False, whole=True, unit="samples on", moved=self._set_first
-        )
-        self.signal = column(columns(columns(*zooms, least=80), self.first, least=240), self.lines, self.rest)
+        self.pictures, self.whole = Pictures(), Overview(self._move_part)
+        self.part, self.refusal, self.signal = markup(), markup(), SignalView(self._look_again)
         ends: dict[str, Any] = {"black": {"color": "#000000"}, "white": {"color": "#8a949e", "dash": "4 3"}}
-        self.histogram = Lines("", "", "", {"noisy": _ORIGINAL, "result": _RESULT, **ends}, height=120)
+        self.histogram = Lines("", "", "", {"noisy": ORIGINAL, "result": RESULT, **ends}, height=120)
         self.contrast = column(heading("Contrast"), self.histogram, self.black, self.white)
         self.energies = Lines(
             "energies of the flow", "time", "over the degrees, in σ²", {"E": {}, "J": {"dash": "6 4"}}, markers=True
@@ -172,7 +155,9 @@ class DenoiseTab(Tab):
             given["strength"] = None
         if not self._of_pixels():
             given |= dict.fromkeys(OF_FAST)
-        kind = self._model if self.noise_kind.value == _OF_FILE else self.noise_kind.value
+        kind: str | NoiseFile = self.noise_kind.value
+        if self._model is not None and kind == _OF_FILE:
+            kind = self._model
         crop = None if full else preview(self._source, place, self._at())
         return DenoiseSettings(quality=self.quality.value, noise=kind, crop=crop, **given)
 
@@ -201,7 +186,7 @@ class DenoiseTab(Tab):
             self.ask(lambda tell: Drawn(result, source, stills, look), self._show, "drawing …")
 
     def _look(self) -> Look:
-        return Look(self._at(), self.black.value, self.white.value, self._window)
+        return Look(self._at(), self.black.value, self.white.value, self.signal.window)
 
     def _at(self) -> int:
         """Return the number of the picture of a stack that is shown, from 0."""
@@ -235,6 +220,7 @@ class DenoiseTab(Tab):
     def _take(self, source: Source) -> None:
         self._source, self._trail, self._stills, self._result = source, Trail(), Stills(), None
         self._refused, self.refusal.object = False, ""
+        self._opened += 1
 
     def _refuse(self, message: str) -> str:
         """Leave nothing of the former file: it could be taken for the result of this one."""
@@ -286,35 +272,6 @@ class DenoiseTab(Tab):
                 knob.show(value=100 * min(max((share * n - size / 2) / (n - size), 0.0), 1.0))
         self.start()
 
-    def _move_window(self, data: Any) -> None:
-        """Show more, less or other samples of a signal: by a factor, or by a shift in shares of what is seen."""
-        first, count = self._window
-        wide = count * min(float(data.get("factor", 1.0)), float(self._samples()))
-        self._set_window(first + (count - wide) / 2 - count * float(data.get("shift", 0.0)), wide)
-
-    def _set_first(self) -> None:
-        self._set_window(self.first.value or 0.0, self._window[1])
-
-    def _set_window(self, first: float, count: float) -> None:
-        samples = self._samples()
-        count = round(min(max(count, 20), samples))
-        self._window = round(min(max(first, 0), samples - count)), count
-        self._show_window()
-        self._look_again()
-
-    def _show_window(self) -> None:
-        first, count = self._window
-        self.first.visible = count < self._samples()
-        self.first.show(
-            high=max(self._samples() - count, 1), value=first, unit=f"samples on, {count} of {self._samples()}"
-        )
-
-    def _samples(self) -> int:
-        """Return how many samples of a signal are computed."""
-        result = self._result
-        part = preview(self._source) if result is None else result.settings.crop
-        return self._source.shape[0] if part is None else part[0][1] - part[0][0]
-
     def _adapt(self) -> None:
         """Give the controls the ranges and units of a source."""
         media, shape = self._source.media, self._source.shape
@@ -345,11 +302,9 @@ class DenoiseTab(Tab):
             self.slice.show(label=stacks.word(media))
             self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None
-        self.pictures.visible, self.contrast.visible, self.signal.visible = image, image, not image
+        self.pictures.visible, self.contrast.visible, self.signal.panel.visible = image, image, not image
         self.whole.show(src="")
-        if not image:
-            self._window = opened(self._samples())
-            self._show_window()
+        self.signal.window = None
         suffix = "npy" if media.stacked else written_extension(Path(self._source.name)).lstrip(".")
         self.download.show(label=f"Download result ({suffix.upper()})")
 
@@ -366,20 +321,22 @@ class DenoiseTab(Tab):
         unit = self.knobs["sigma"].shown["unit"]
         self.part.object = told_part(result, source, shown.look)
         if shown.items:
-            self.pictures.draw(shown.items, shown.still)
+            self.pictures.draw(shown.items, shown.still, self._opened)
             self.histogram.draw(shown.levels, xlabel=unit)
             self.black.show_automatic(shown.fitted.low)
             self.white.show_automatic(shown.fitted.high)
             self.whole.show(src=shown.whole, place=shown.place)
         else:
-            self.lines.draw(shown.lines, xlabel=shown.axis, ylabel=unit)
-            self.rest.draw(shown.rest, xlabel=shown.axis, ylabel=unit)
+            self.signal.draw(shown, unit)
         self._show_noise(result, unit)
         time = course.get("t", np.empty(0))
         curves = {name: (time, values) for name, values in course.items() if name != "t"}
         self.energies.draw({name: curves[name] for name in ("E", "J") if name in curves})
         self.energies.visible = "E" in curves
-        self.distances.draw({name: curves[name] for name in ("distance",) if name in curves}, ylabel=unit)
+        self.distances.draw(
+            {name: curves[name] for name in ("distance",) if name in curves},
+            ylabel="stabilized counts" if of_counts(info) else unit,
+        )
         self.figures.object = table(rows(result, unit)) + note(*source.notes, *result.notes, *remarks(source))
         self.code.show(
             python=view.as_python(settings, source),

@@ -10,8 +10,9 @@ from typing import Any, ClassVar, TypeVar
 
 from panel.io import hold
 
+from nlflow.explorer.layout import column, heading, markup, stale
 from nlflow.explorer.uploads import Limits, shown_name, unpacked
-from nlflow.explorer.widgets import Code, Status, Upload, column, heading, markup, stale
+from nlflow.explorer.widgets import Code, Status, Upload
 from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 

@@ -42,20 +42,24 @@ class Look:
         Of a stack, the number of the picture, from 0.
     black, white : float or None
         The values that are drawn so; None where they are fitted to the data.
-    window : tuple of int
-        Of a signal, the first sample of the part that was computed that is drawn, and how many.
+    window : tuple of int, or None
+        Of a signal, the first sample that is drawn, and how many; None for some in the middle.
     """
 
     at: int = 0
     black: float | None = None
     white: float | None = None
-    window: tuple[int, int] = (0, _OPENED)
+    window: tuple[int, int] | None = None
 
 
-def opened(samples: int) -> tuple[int, int]:
-    """Return the window in which a signal is opened: the middle, near enough that single samples are seen."""
+def window_in(part: tuple[int, int], window: tuple[int, int] | None) -> tuple[int, int]:
+    """Return a window if it lies in a part of a signal, else one in its middle, near enough to see single samples."""
+    low, high = part
+    if window is not None and low <= window[0] and sum(window) <= high:
+        return window
+    samples = high - low
     count = samples if samples <= 2 * _OPENED else _OPENED
-    return (samples - count) // 2, count
+    return low + (samples - count) // 2, count
 
 
 @dataclass
@@ -95,9 +99,13 @@ class Drawn:
         self.fitted = stills.fitted
         black = self.fitted.low if look.black is None else look.black
         self.scale = scale = Scale(black, max(black, self.fitted.high if look.white is None else look.white))
-        rest = residual_scale(result.info.sigma)
+        counts = of_counts(result.info)
+        rest = residual_scale(result.info.residual if counts else result.info.sigma)
         told = f"noisy and result: black is {digits(scale.low)}, white is {digits(scale.high)}"
-        removed = f"removed: input minus result; grey is 0, black and white are −3σ and +3σ, ±{digits(rest.high)}"
+        reach = "3 root mean squares" if counts else "3σ"
+        removed = (
+            f"removed: input minus result; grey is 0, black and white are −{reach} and +{reach}, ±{digits(rest.high)}"
+        )
 
         def draw(name: str, values: Array, used: Scale, caption: str) -> dict[str, str]:
             content, more = picture(self._plane(values), used, self._channels(), media.orientation)
@@ -156,15 +164,18 @@ class Drawn:
         return None if shares == [(0.0, 1.0)] * 2 else seen_box(shares, media.orientation)
 
     def _lines(self) -> None:
-        result, media, (first, count) = self.result, self.source.media, self.look.window
-        start = 0 if result.settings.crop is None else result.settings.crop[0][0]
+        result, media = self.result, self.source.media
+        crop = result.settings.crop
+        self.part = (0, self.source.shape[0]) if crop is None else crop[0]
+        self.window = first, count = window_in(self.part, self.look.window)
+        first -= self.part[0]
         rate = media.sample_rate or 1
         self.axis = "time in seconds" if media.sample_rate else "sample"
 
         def line(values: Any) -> Any:
             one = values if media.channel_axis is None else np.moveaxis(values, media.channel_axis, 0)[0]
             places, heights = envelope(one[first : first + count])
-            return (places + start + first) / rate, heights
+            return (places + self.window[0]) / rate, heights
 
         given = {"noisy": result.noisy, "result": result.result, "clean": result.clean}
         self.lines = {name: line(values) for name, values in given.items() if values is not None}
@@ -193,6 +204,11 @@ def told_part(result: DenoiseResult, source: Source, look: Look) -> str:
     return f'<p class="part">{told}</p>' if told else ""
 
 
+def of_counts(info: DenoiseInfo) -> bool:
+    """Whether the noise was that of counts, whose standard deviation follows from them: it has no one sigma."""
+    return (info.model or {}).get("kind") == "poisson"
+
+
 def verdict(info: DenoiseInfo) -> str:
     """Return the model of the noise in words, and how sure it is."""
     if not info.confidence:
@@ -211,7 +227,8 @@ def rows(result: DenoiseResult, unit: str) -> list[tuple[str, str]]:
     info, figures = result.info, result.figures
     each = info.columns or (info,)  # the columns of a table have units of their own
     levels = ", ".join(digits(one.sigma) for one in each)
-    found = [("noise σ", f"{levels} {unit} ({'found' if info.sigma_estimated else 'given'})")]
+    how = "found" if info.sigma_estimated else "given"
+    found = [("noise σ", "that of counts" if of_counts(info) else f"{levels} {unit} ({how})")]
     for name, title in (("psnr", "PSNR"), ("snr", "SNR")):
         if f"{name}_output" in figures:
             found.append((title, f"{decibels(figures[f'{name}_input'])} → {decibels(figures[f'{name}_output'])}"))

@@ -10,9 +10,10 @@ import numpy as np
 from nlflow.explorer import flow_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_view import FlowSettings
+from nlflow.explorer.layout import beside, button, choice, column, columns
 from nlflow.explorer.pictures import data_url, grey_scale, picture
 from nlflow.explorer.texts import digits, table
-from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, column, columns
+from nlflow.explorer.widgets import Knob, Lines, Pictures
 from nlflow.plotting.base import PALETTE
 
 _CHOICES = {

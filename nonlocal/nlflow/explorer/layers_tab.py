@@ -7,9 +7,10 @@ import numpy as np
 from nlflow.explorer import layers_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.layers_view import LayersFile, Run
+from nlflow.explorer.layout import choice, column, columns, heading, markup, offer
 from nlflow.explorer.texts import digits, note, table
 from nlflow.explorer.uploads import received_layers
-from nlflow.explorer.widgets import Download, Heatmap, Lines, choice, column, columns, heading, markup, offer
+from nlflow.explorer.widgets import Download, Heatmap, Lines
 
 _OVERVIEW = ("cosine", "J", "gap", "stable")
 _RUNS: dict[str, dict[str, str]] = {"as it is": {}, "with NeuTRENO's term": {}}

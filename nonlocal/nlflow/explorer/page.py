@@ -12,9 +12,10 @@ from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_tab import FlowTab
 from nlflow.explorer.layers_tab import LayersTab
 from nlflow.explorer.layers_view import LayersFile
+from nlflow.explorer.layout import markup
 from nlflow.explorer.sources import Source
 from nlflow.explorer.uploads import Limits
-from nlflow.explorer.widgets import TabBar, markup
+from nlflow.explorer.widgets import TabBar
 from nlflow.explorer.worker import Worker
 
 #: An addition to the page's head: without it telephones show the page for wide screens.

@@ -1,6 +1,6 @@
-"""The parts of the page: Panel's, and where those are not as good, own ones with a script in ``components``.
+"""Parts of the page that are its own, with a script in ``components``, where Panel's are not as good.
 
-An own part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
+A part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
 """
 
 from __future__ import annotations
@@ -8,115 +8,24 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from html import escape
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import panel as pn
 import param
 from numpy.typing import NDArray
 from panel.custom import JSComponent
 from panel.io import state
 
+from nlflow.explorer.layout import FOLDER, STYLE
 from nlflow.plotting.base import PALETTE
 
-_FOLDER = Path(__file__).parent / "components"
-_STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _SHADES = 64
-
-# ---- parts that are Panel's
-
-
-def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
-    """Give a part of Panel's the style and the width of the page's own."""
-    part.param.update(stylesheets=[_STYLE], sizing_mode="stretch_width" if wide else None, margin=(margin, 0))
-    return part
-
-
-def markup(html: str = "") -> Any:
-    """Return a piece of HTML, its ``object``. The caller escapes texts from outside."""
-    return _styled(pn.pane.HTML(html))
-
-
-def heading(text: str) -> Any:
-    """Return a heading."""
-    return markup(f"<h2>{escape(text)}</h2>")
-
-
-def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> Any:
-    """Return a button; `pressed` is called without arguments."""
-    color = "primary" if primary else "default"
-    return _styled(pn.widgets.Button(label=label, color=color, on_click=lambda _: pressed()), 4, wide=False)
-
-
-def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice of one of a few words, its ``value``; at first it is the first word.
-
-    Parameters
-    ----------
-    name, label : str
-        The name in the page's HTML, as a class, and the label that users see.
-    options : mapping of str to str
-        From a word to its text on the page.
-    moved : callable
-        Called without arguments when the user or the program has changed the value.
-    """
-    one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
-    offer(one, options)
-    one.param.watch(lambda _: moved(), "value")
-    return one
-
-
-def offer(one: Any, options: Mapping[str, str]) -> None:
-    """Give a choice other words; the value stays if it is among them."""
-    value = one.value if one.value in options else next(iter(options), None)
-    one.param.update(options={text: word for word, text in options.items()}, value=value)
-
-
-def columns(*parts: Any, least: int = 300) -> Any:
-    """Return parts beside each other, or below each other if one would have less than `least` pixels."""
-    for part in parts:
-        part.styles = {"flex": f"1 1 {least}px", "min-width": f"min({least}px, 100%)"}
-    return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
-
-
-#: The settings stand at the left of the views; on a narrow page the pictures come first, then the settings.
-_PLACES = """
-:host { display: grid; gap: 0 20px; align-items: start; grid-template: "views" "controls" "more" / minmax(0, 1fr); }
-.controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
-@media (min-width: 800px) {
-  :host { grid-template: "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr); }
-}
-"""
-#: While something else is computed, what is shown is that of other settings, and grey.
-_STALE = ":host(.stale) { opacity: 0.5; }"
-
-
-def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with their views at the right and more below these; on a narrow page the views come first."""
-    places = zip(("views", "controls", "more"), (views, controls, more), strict=True)
-    parts = [column(*parts, css_classes=[name]) for name, parts in places]
-    return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
-
-
-def column(*parts: Any, **words: Any) -> Any:
-    """Return parts below each other; see `stale`."""
-    return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
-
-
-def stale(part: Any, *, yes: bool) -> None:
-    """Grey a `column` that shows what no longer is so, or undo that."""
-    part.css_classes = [name for name in part.css_classes if name != "stale"] + ["stale"] * yes
-
-
-# ---- parts of the page's own
 
 
 class Part(JSComponent):
     """A script of ``components`` that draws `shown`; `heard` gets the messages of the browser."""
 
-    _stylesheets: ClassVar[list[str]] = [_STYLE]
+    _stylesheets: ClassVar[list[str]] = [STYLE]
     __abstract = True
     shown = param.Dict(default={})
 
@@ -138,7 +47,7 @@ class Part(JSComponent):
 
 def _script(*names: str) -> str:
     """Return the script of a part: files joined into one, since the page loads no further files."""
-    return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
+    return "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class Knob(Part):
@@ -232,9 +141,9 @@ class Pictures(Part):
     still = param.Dict(default={})
 
     def __init__(self) -> None:
-        super().__init__(items=[], compare=False, serial=0)
+        super().__init__(items=[], compare=False, serial=0, source=0)
 
-    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None) -> None:
+    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None, source: int = 0) -> None:
         """Show pictures.
 
         Parameters
@@ -244,11 +153,13 @@ class Pictures(Part):
         still : mapping of str to str, optional
             Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
             two pictures are compared, and the caption of the first is shown.
+        source : int
+            The number of the file; the first pictures of another one are shown whole, later ones where the user looks.
         """
         if still is not None and still != self.still:
             self.still = dict(still)
         serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
-        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial)
+        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial, source=source)
 
 
 class Overview(Part):

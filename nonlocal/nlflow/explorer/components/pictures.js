@@ -23,7 +23,7 @@ export function render({ model }) {
   const row = root.querySelector(".row"), divider = root.querySelector(".divider"), blink = root.querySelector(".blink");
   const zoomed = root.querySelector("output"), fingers = new Map();
   // The place that is shown: how much larger than what fits, and what lies in the middle, as shares of the picture.
-  let built = "", timer, blinking = false, zoom = 1, x = 0.5, y = 0.5;
+  let built = "", opened, timer, blinking = false, zoom = 1, x = 0.5, y = 0.5;
 
   const measure = () => {
     const image = row.querySelector("img");
@@ -119,7 +119,8 @@ export function render({ model }) {
   new ResizeObserver(place).observe(row);
 
   const show = () => {
-    const { items, compare, serial } = model.shown;
+    const { items, compare, serial, source } = model.shown;
+    if (opened !== source) { opened = source; acts.fit(); }  // another file is seen whole
     if (built !== `${items.length} ${compare}`) {
       built = `${items.length} ${compare}`;
       row.innerHTML = (compare ? compared : "") + plain.repeat(items.length - (compare ? 2 : 0));
