@@ -54,7 +54,7 @@ _NOISES = {
     "rician": "MRI magnitudes (Rician)",
 }
 _OF_FILE = "file"
-_KINDS = "Images, WAV or CSV signals, NPY, TIFF stacks; or drop them here. A reference has no noise, for PSNR."
+_KINDS = "Images, TIFF stacks, WAV, CSV or NPY; or drop a file on a button. A reference is the same without noise."
 
 
 class DenoiseTab(Tab):
@@ -116,7 +116,14 @@ class DenoiseTab(Tab):
             Knob(name, name, 0, 255, 1, start, moved=self._look_again) for name, start in (("black", 0), ("white", 255))
         )
         self.upload = self.open_button(
-            "noisy", "Open noisy file", "", SUFFIXES, received_source, self._open, self._refuse
+            "noisy",
+            "Open noisy file",
+            "",
+            SUFFIXES,
+            received_source,
+            self._open,
+            self._refuse,
+            replaces=True,
         )
         self.reference = self.open_button(
             "clean", "Add reference", "", SUFFIXES,

@@ -131,12 +131,19 @@ class Tab:
         read: Callable[[str, bytes, Limits], T],
         show: Callable[[T], str | None],
         failed: Callable[[str], str | None] = lambda message: message,
+        *,
+        replaces: bool = False,
     ) -> Upload:
-        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`."""
+        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`.
+
+        With `replaces` the file takes the place of what is shown, which turns grey.
+        """
         limits = self._desk.limits
 
         def take(data: Any) -> None:
             called = shown_name(str(data["name"]))
+            if replaces:
+                self._grey(yes=True)
             self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file", failed)
 
         accept = ",".join(suffixes)
@@ -145,7 +152,7 @@ class Tab:
     def _cancel(self) -> None:
         mine = id(self._desk), self.name
         self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[:2] == mine)
-        self.status.say("cancelled: what is grey is the result of other settings" if self._is_grey else "cancelled")
+        self.status.say("cancelled: what is grey is the last result" if self._is_grey else "cancelled")
 
     def _grey(self, *, yes: bool) -> None:
         self._is_grey = yes
