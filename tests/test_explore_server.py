@@ -332,7 +332,7 @@ def test_a_refused_reference_takes_the_former_one_along(desk: Desk) -> None:
     tab.start()
     settle(tab)
     assert "PSNR" in tab.figures.object
-    tab.reference._handle_msg(sent("<b>.png", small()))
+    tab.reference._handle_msg(sent("<b>.png", small(30)))
     until(lambda: tab.refusal.object)
     settle(tab)
     assert "PSNR" not in tab.figures.object

@@ -159,14 +159,14 @@ def test_noise_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     counts = np.random.default_rng(0).poisson(20 + 15 * np.sin(np.arange(48) / 5)[:, None] * np.ones(40))
     np.save("counts.npy", counts.astype(np.uint16))
-    GaussianNoise(3.0, (1.0, 0.2)).save("model.json")
+    GaussianNoise.from_kernel([[1, 2, 1]], sigma=3.0).save("model.json")
     model = uploads.received_noise("model.json", Path("model.json").read_bytes(), uploads.Limits())
     source = sources.open_source("counts.npy")
     results = []
     for noise in ("auto", "white", "poisson", "rician", model):
         settings = DenoiseSettings(noise=noise)
         result = denoising_view.compute(settings, source)
-        results.append(result.result)
+        results += [result.result] if noise != "auto" else []  # which may be white
         said = {} if noise == "auto" else {"noise": load_noise("model.json") if noise is model else noise}
         expected = denoise(source.media.data, quality="fast", preserve_range=True, **said)
         assert np.array_equal(result.result, expected)

@@ -73,7 +73,10 @@ def grey_scale(values: Array) -> Scale:
 
 def histogram(values: Array, whole: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the middles of bins over a range, and the share of the samples in each, relative to the largest."""
-    counts, edges = np.histogram(sampled(values), _BINS, (whole.low, max(whole.high, np.nextafter(whole.low, np.inf))))
+    # A range without room for bins, as that of a constant, gets some.
+    room = _BINS * np.spacing(max(abs(whole.low), abs(whole.high)))
+    high = whole.high if whole.high - whole.low > room else whole.low + max(abs(whole.low), 1.0)
+    counts, edges = np.histogram(sampled(values), _BINS, (whole.low, high))
     return (edges[:-1] + edges[1:]) / 2, counts / max(int(counts.max()), 1)
 
 
