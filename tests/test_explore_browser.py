@@ -46,12 +46,11 @@ def page(place: Path) -> Iterator[Page]:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_wrong(request: pytest.FixtureRequest) -> Iterator[None]:
+def nothing_is_wrong(page: Page) -> Iterator[None]:
     """After each test: no error in the console, and no request to anywhere else."""
     yield
-    one: Page = request.getfixturevalue("page")
-    assert one.errors() == []
-    for address in one.requests():
+    assert page.errors() == []
+    for address in page.requests():
         assert address.startswith(("http://127.0.0.1:", "ws://127.0.0.1:", "data:", "blob:http://127.0.0.1:")), address
 
 
@@ -404,10 +403,10 @@ def test_no_page_needs_scrolling_to_the_side(page: Page, name: str, width: int) 
 
 
 def test_the_page_says_when_the_server_has_gone() -> None:
-    with serving() as (url, process), browsing(url) as page:
-        page.open()
-        assert page.all(".nl-gone") == []
+    with serving() as (url, process), browsing(url) as other:
+        other.open()
+        assert other.all(".nl-gone") == []
         process.terminate()
-        notice = page.wait(lambda: page.one(".nl-gone"), "the notice")
+        notice = other.wait(lambda: other.one(".nl-gone"), "the notice")
         assert notice.get_attribute("role") == "alert"
         assert "Start `nonlocal explore` again" in notice.text
