@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tifffile
 from PIL import Image
+from skimage import data
 
 from nlflow.explorer import pictures
 from tests.explorer import Page, browsing, missing, serving
@@ -29,8 +30,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small_image(folder / "a.png")
     small_image(folder / "large.png", (500, 700))
     small_sound(folder / "a.wav")
-    dark = np.asarray(Image.open(folder / "large.png")).astype(np.uint16) * 16  # 12 bits
-    tifffile.imwrite(folder / "twelve.tif", dark)
+    dark = 3600 / 255 * data.camera() + 200 + np.random.default_rng(0).normal(0, 120, (512, 512))  # 12 bits
+    tifffile.imwrite(folder / "twelve.tif", np.clip(np.rint(dark), 0, 4095).astype(np.uint16))
     (folder / "broken.png").write_bytes(b"no picture")
     (folder / "huge.png").write_bytes(bytes(3 * 2**20))
     (folder / "result.json").write_text(json.dumps(layers_report()))
@@ -99,6 +100,13 @@ def test_the_example_is_what_its_text_computes(
     agrees(page, place, monkeypatch)
     before, after = (float(word) for word in capsys.readouterr().out.splitlines()[0].split()[1:])
     assert page.numbers()["PSNR"] == f"{before:.2f} dB → {after:.2f} dB"
+
+
+def test_marks_of_an_axis_differ(page: Page) -> None:
+    """What is constant to rounding is drawn as a constant."""
+    for drawing in page.all(".chart svg"):
+        marks = [one.text for one in drawing.find_elements("css selector", "text[text-anchor=end]")]
+        assert len(set(marks)) == len(marks), marks
 
 
 @pytest.mark.parametrize("name", ["sigma", "fidelity", "steps", "width", "patch_size", "search_radius"])
