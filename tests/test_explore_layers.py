@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from nlflow.commands import main as cli
-from nlflow.explorer.layers_view import read_layers
+from nlflow.explorer.layers_view import example, read_layers
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -49,3 +49,25 @@ def test_attention_writes_what_is_opened(spectra: bool, tmp_path: Path, monkeypa
                 assert run.heads["stable"][k + 1] == pytest.approx(known["stable_fidelity"].mean(axis=0), rel=1e-12)
                 assert rows[k + 1]["gap"] == pytest.approx(run.heads["gap"][k + 1].mean(), rel=1e-12)
         assert ("gap" in run.heads) == spectra
+
+
+@pytest.mark.slow
+def test_the_example_is_what_the_command_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import Image
+    from skimage import data
+
+    monkeypatch.chdir(Path(__file__).parent.parent)
+    photograph = Image.fromarray(data.astronaut()[0:224, 110:334]).resize((32, 32), Image.Resampling.LANCZOS)
+    photograph.save(tmp_path / "astronaut.png")
+    words = ["attention", "validation/checkpoints/cifar10-softmax", "--image", str(tmp_path / "astronaut.png"),
+             "--neutreno", "0.6", "--out", str(tmp_path / "probe"), "--quiet"]  # fmt: skip
+    assert CliRunner().invoke(cli.app, words, prog_name="nonlocal", catch_exceptions=False).exit_code == 0
+    found, stored = read_layers(tmp_path / "probe" / "result.json"), example()
+    assert (found.model, found.kind, found.tokens) == (stored.model, stored.kind, stored.tokens)
+    hidden = json.loads(Path("validation/checkpoints/cifar10-softmax/config.json").read_text())["hidden_size"]
+    for run, kept in zip(found.runs, stored.runs, strict=True):
+        assert (run.layers, run.fidelity) == (kept.layers, kept.fidelity)
+        assert set(run.columns) == set(kept.columns)
+        # Rounding times the operations of a sum over the features, in both parts of each layer, for two tokens.
+        bound = 2 * np.finfo(np.float32).eps * hidden * 2 * len(run.layers)
+        np.testing.assert_allclose(run.columns["cosine"], kept.columns["cosine"], rtol=0, atol=bound)

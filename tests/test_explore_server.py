@@ -6,12 +6,14 @@ import asyncio
 import base64
 import functools
 import http.client
+import io
 import re
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,14 +24,15 @@ from typer.testing import CliRunner
 
 from nlflow import InputError
 from nlflow.commands import main as cli
-from nlflow.explorer import server, uploads
-from nlflow.explorer.sources import example
+from nlflow.explorer import denoising_view, server, uploads
+from nlflow.explorer.sources import Source, example
+from nlflow.io.formats.media import Media
 from tests.explorer import serving
 
 pytest.importorskip("panel")
 tornado = pytest.importorskip("tornado.websocket")
 
-from nlflow.explorer import widgets  # noqa: E402
+from nlflow.explorer import layout  # noqa: E402
 from nlflow.explorer.denoise_tab import DenoiseTab  # noqa: E402
 from nlflow.explorer.desk import Desk  # noqa: E402
 from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
@@ -254,47 +257,214 @@ def desk() -> Iterator[Desk]:
     worker.close()
 
 
-def settle(tab: Any, kind: str = "done") -> str:
-    """Wait until a tab says that it is done, and return what it says."""
+def until(there: Callable[[], Any]) -> None:
+    """Wait until something is so."""
     import time
 
-    for _ in range(1500):
-        if tab.status.shown["kind"] == kind:
-            return str(tab.status.shown["words"])
+    end = time.monotonic() + 15
+    while not there():
+        assert time.monotonic() < end
         time.sleep(0.01)
-    raise AssertionError(tab.status.shown)
 
 
-def test_a_broken_file_gives_a_message_and_the_picture_stays(desk: Desk) -> None:
-    tab = DenoiseTab(desk, example())
+def settle(tab: Any, kind: str = "done") -> str:
+    """Wait until a tab says that it is done, and return what it says."""
+    until(lambda: tab.status.shown["kind"] == kind)
+    return str(tab.status.shown["words"])
+
+
+def small(size: int = 40) -> bytes:
+    """Return a noisy PNG."""
+    from PIL import Image
+
+    stream = io.BytesIO()
+    values = np.random.default_rng(0).normal(128, 20, (size, size))
+    Image.fromarray(np.clip(values, 0, 255).astype(np.uint8)).save(stream, "PNG")
+    return stream.getvalue()
+
+
+def little() -> Source:
+    """Return a picture of 40 x 40 pixels with its reference, which takes less time than the example."""
+    one = example()
+    assert one.clean is not None
+    cut = slice(100, 140), slice(100, 140)
+    return replace(one, media=replace(one.media, data=one.media.data[cut]), clean=one.clean[cut])
+
+
+def sent(name: str, content: bytes) -> dict[str, str]:
+    return {"name": name, "content": base64.b64encode(content).decode()}
+
+
+BROKEN = {
+    "content": ({"name": "../x.png", "content": "bm8gcGljdHVyZQ=="}, "x.png: got content that is no PNG"),
+    "encoding": ({"name": "x.png", "content": "***"}, "base64"),
+    "size": ({"name": "x.png", "size": 5e9}, "expected at most 9.766 KiB"),
+    "bytes": (sent("x.png", bytes(10_001)), "--max-upload"),
+    "gone": ({"name": "x.png"}, "cannot read"),
+    "kind": (sent("x.exe", b""), "expected one of"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.sampled(2)
+def test_a_broken_file_leaves_nothing_of_the_former_one(desk: Desk, case: str) -> None:
+    tab = DenoiseTab(desk, little())
     tab.start()
-    assert "camera.png" in settle(tab)
-    items = tab.pictures.shown
-    content = base64.b64encode(b"no picture").decode()
-    tab.upload._handle_msg({"name": "../x.png", "content": content})
-    assert settle(tab, "error").startswith("x.png: got content that is no PNG")
-    tab.upload._handle_msg({"name": "x.png", "content": "***"})
-    assert "base64" in settle(tab, "error")
-    tab.upload._handle_msg({"name": "x.png", "size": 5e9})
-    assert "expected at most 9.766 KiB" in settle(tab, "error")
-    tab.upload._handle_msg({"name": "x.png", "content": base64.b64encode(bytes(10_001)).decode()})
-    assert "--max-upload" in settle(tab, "error")
-    tab.upload._handle_msg({"name": "x.png"})
-    assert "cannot read" in settle(tab, "error")
-    assert tab.pictures.shown == items
+    settle(tab)
+    message, words = BROKEN[case]
+    tab.upload._handle_msg(message)
+    told = settle(tab, "error")
+    assert words in told
+    assert told.endswith("open another file.")
+    assert not any(part.visible for part in (*tab.shown, tab.kept, tab.reference))
+    tab.start()  # a setting is moved all the same
+    tab._look_again()
+    tab._download()
+    assert (tab.status.shown["words"], tab.status.shown["kind"]) == (told, "error")
+    tab.upload._handle_msg(sent("a.png", small()))
+    assert settle(tab).startswith("a.png: ")
+    assert all(part.visible for part in (*tab.shown, tab.kept, tab.reference))
+    assert "'a.png'" in tab.code.shown["python"]
+
+
+def test_a_refused_reference_takes_the_former_one_along(desk: Desk) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.start()
+    settle(tab)
+    assert "PSNR" in tab.figures.object
+    tab.reference._handle_msg(sent("<b>.png", small(30)))
+    until(lambda: tab.refusal.object)
+    settle(tab)
+    assert "PSNR" not in tab.figures.object
+    assert "clean" not in {item["name"] for item in tab.pictures.shown["items"]}
+    assert tab.refusal.object.startswith('<p class="refused" role="alert">clean: got &lt;b&gt;.png of')
+    assert tab.refusal.object.endswith("The result has no reference.</p>")
+    tab.upload._handle_msg(sent("a.png", small()))
+    settle(tab)
+    assert tab.refusal.object == ""
+
+
+def test_the_last_result_is_grey_while_another_is_computed(desk: Desk) -> None:
+    tab = DenoiseTab(desk, little())
+    grey: list[set[bool]] = []
+
+    def look() -> None:
+        grey.append({"stale" in part.css_classes for part in tab.shown})
+
+    tab.start()
+    look()
+    settle(tab)
+    look()
+    tab.knobs["sigma"]._take({"value": 20.0, "automatic": False, "move": 1})
+    look()
+    tab._cancel()
+    look()
+    assert tab.status.shown["words"] == "cancelled: what is grey is the last result"
+    tab.start()
+    settle(tab)
+    tab._download()  # which shows nothing else
+    look()
+    settle(tab)
+    assert grey == [{True}, {False}, {True}, {True}, {False}]
+
+
+def test_contrast_is_drawn_anew_and_nothing_is_computed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.start()
+    settle(tab)
+    assert (tab.black.shown["value"], tab.white.shown["value"]) == (0.0, 255.0)
+    monkeypatch.setattr(denoising_view, "compute", lambda *given, **words: pytest.fail("it was computed"))
+    tab.white._take({"value": 100.0, "automatic": False, "move": 1})
+    settle(tab)
+    assert "white is 100" in tab.pictures.shown["items"][0]["caption"]
+    shown = base64.b64decode(tab.pictures.still["noisy"].partition(",")[2])
+    from PIL import Image
+
+    levels = np.asarray(Image.open(io.BytesIO(shown)))
+    expected = np.rint(np.minimum(little().media.data / 100.0, 1) * 255)
+    np.testing.assert_array_equal(levels, expected)
+    white = next(line for line in tab.histogram.shown["lines"] if line["name"] == "white")
+    assert white["x"] == [100.0, 100.0]
+
+
+def test_the_part_is_where_the_whole_picture_was_clicked(desk: Desk) -> None:
+    large = Source(Media(Path("a.png"), "png", "image", np.zeros((400, 600), np.uint8)), "a.png")
+    tab = DenoiseTab(desk, large)
+    tab._move_part({"y": 0.5, "x": 0.0})
+    assert tab.settings(full=False).crop == ((72, 328), (0, 256))
+    tab._move_part({"y": 1.0, "x": 0.6})
+    assert tab.settings(full=False).crop == ((144, 400), (232, 488))
+
+
+def test_a_model_of_noise_is_used_once_it_is_sent(desk: Desk) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.start()
+    settle(tab)
+    tab.model._handle_msg(sent("m.json", b'{"kind": "gaussian", "sigma": 9}'))
+    until(lambda: tab.noise_kind.value == "file")
+    settle(tab)
+    assert "load_noise('m.json')" in tab.code.shown["python"]
+    assert not tab.knobs["sigma"].visible
+    tab.model._handle_msg(sent("m.json", b'{"kind": "worst"}'))
+    assert "m.json: noise: got the kind 'worst'" in settle(tab, "error")
+    tab.noise_kind.value = "poisson"
+    settle(tab)
+    assert not tab.knobs["strength"].visible
+    assert "that of counts" in tab.figures.object
+    tab.undo()
+    assert tab.noise_kind.value == "auto"
+    assert tab.knobs["sigma"].visible
+
+
+def test_sliders_and_numbers_agree(desk: Desk) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.start()
+    settle(tab)
+    assert tab._result is not None
+    info = tab._result.info
+    assert tab.knobs["sigma"].shown["value"] == info.sigma
+    assert tab.knobs["fidelity"].shown["value"] == info.parameters["fidelity_mean"]
+    assert f"<td>{info.sigma:.4g} grey levels" in tab.figures.object
+    tab.knobs["sigma"]._take({"value": 21.37, "automatic": False, "move": 1})  # no step of the slider
+    assert tab.settings(full=False).sigma == 21.37
+    tab.knobs["patch_size"]._take({"value": 6.2, "automatic": False, "move": 1})
+    assert tab.settings(full=False).patch_size == 7  # odd
+
+
+def test_the_window_of_a_signal_is_moved(desk: Desk) -> None:
+    values = np.random.default_rng(0).normal(size=4050)
+    tab = DenoiseTab(desk, Source(Media(Path("a.npy"), "npy", "signal", values), "a.npy"))
+    tab.start()
+    settle(tab)
+
+    def window() -> tuple[float, ...]:
+        x = tab.signal.lines.shown["lines"][0]["x"]
+        return x[0], len(x)
+
+    assert window() == (1025, 2000)
+    for data, expected in (
+        ({"factor": 0.5}, (1525, 1000)), ({"shift": 0.1}, (1425, 1000)), ({"factor": 1e-9}, (1925, 20)),
+        ({"factor": float("inf")}, (0, 4050)), ({"factor": 0.2}, (1620, 810)), ({"shift": -99.0}, (3240, 810)),
+    ):  # fmt: skip
+        tab.signal.move(data)
+        settle(tab)
+        assert window() == expected
+    tab.signal.first._take({"value": 17, "automatic": False, "move": 1})
+    settle(tab)
+    assert window() == (17, 810)
 
 
 def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
     tab = DenoiseTab(desk, example())
-    tab.knobs["sigma"]._handle_msg({"value": 1e9, "chosen": False, "move": 1})
+    tab.knobs["sigma"]._handle_msg({"value": 1e9, "automatic": False, "move": 1})
     assert tab.settings(full=False).sigma == 80
-    tab.knobs["sigma"]._handle_msg({"value": -1e9, "chosen": False, "move": 2})
+    tab.knobs["sigma"]._handle_msg({"value": -1e9, "automatic": False, "move": 2})
     assert tab.settings(full=False).sigma == 0.5
     with pytest.raises(ValueError, match="worst not in list"):
         tab.quality._process_events({"value": "worst"})
     assert tab.settings(full=False).quality == "fast"
     tab.quality._process_events({"value": "best"})
-    tab.knobs["steps"]._handle_msg({"value": 7, "chosen": False, "move": 3})
+    tab.knobs["steps"]._handle_msg({"value": 7, "automatic": False, "move": 3})
     assert tab.settings(full=False).steps is None  # best has none
     tab.undo()
     assert tab.settings(full=False) == DenoiseTab(desk, example()).settings(full=False)
@@ -304,13 +474,13 @@ def test_knobs_are_kept_in_their_ranges(desk: Desk) -> None:
 def test_strength_is_for_noise_that_is_found(desk: Desk) -> None:
     tab = DenoiseTab(desk, example())
     assert tab.settings(full=False).strength is None
-    tab.knobs["strength"]._handle_msg({"value": 1.5, "chosen": False, "move": 1})
+    tab.knobs["strength"]._handle_msg({"value": 1.5, "automatic": False, "move": 1})
     assert tab.settings(full=False).strength == 1.5
     settle(tab)
     assert "confidence" in tab.noise_text.object
     assert tab.noise.visible
     assert [line["name"] for line in tab.levels.shown["lines"] + tab.powers.shown["lines"]] == ["σ", "power"]
-    tab.knobs["sigma"]._handle_msg({"value": 20.0, "chosen": False, "move": 1})
+    tab.knobs["sigma"]._handle_msg({"value": 20.0, "automatic": False, "move": 1})
     assert tab.settings(full=False).strength is None
     settle(tab)
     assert tab.knobs["strength"].shown["disabled"]
@@ -319,19 +489,19 @@ def test_strength_is_for_noise_that_is_found(desk: Desk) -> None:
 
 
 def test_parts_beside_each_other_keep_their_least_width() -> None:
-    narrow = widgets.columns(widgets.heading("a"), widgets.heading("b"), weights=(1, 2), least=120)
-    assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "2 1 240px"]
+    narrow = layout.columns(layout.heading("a"), layout.heading("b"), least=120)
+    assert [part.styles["flex"] for part in narrow] == ["1 1 120px", "1 1 120px"]
     assert {part.styles["min-width"] for part in narrow} == {"min(120px, 100%)"}
 
 
 def test_a_choice_keeps_what_is_chosen_where_it_can() -> None:
     moves: list[Any] = []
-    one = widgets.choice("run", "run", {}, lambda: moves.append(one.value))
-    widgets.offer(one, {"0": "as it is", "1": "with it"})
+    one = layout.choice("run", "run", {}, lambda: moves.append(one.value))
+    layout.offer(one, {"0": "as it is", "1": "with it"})
     one.value = "1"
-    widgets.offer(one, {"1": "with it", "2": "more"})
+    layout.offer(one, {"1": "with it", "2": "more"})
     assert one.value == "1"
-    widgets.offer(one, {"0": "as it is"})
+    layout.offer(one, {"0": "as it is"})
     assert (one.value, one.options) == ("0", {"as it is": "0"})
     assert moves == ["0", "1", "0"]
 
@@ -356,9 +526,12 @@ def test_other_tabs_without_a_browser(desk: Desk, tmp_path: Path) -> None:
     assert "equilibrium" in flow.code.shown["python"]
     layers = LayersTab(desk)
     layers.start()
-    assert "nonlocal attention" in layers.status.shown["words"]
+    assert layers.status.shown["words"].startswith("example.json: ViTModel")
+    assert len(layers.charts["cosine"].shown["lines"]) == 2
+    assert "nonlocal attention" in layers.about.object
     layers.upload._handle_msg({"name": "r.json", "content": base64.b64encode(b"[]").decode()})
     assert "r.json: got" in settle(layers, "error")
+    assert not layers.shown[0].visible
 
 
 # ---- the command

@@ -136,7 +136,7 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     tab = tab_of(source)
     assert tab.slice.visible
     assert (tab.slice.shown["low"], tab.slice.shown["high"], tab.slice.shown["value"]) == (1, 40, 21)
-    assert all(tab.knobs[name].shown["disabled"] for name in ("fidelity", "steps", "width", "patch_size"))
+    assert not any(tab.knobs[name].visible for name in ("fidelity", "steps", "width", "patch_size"))
     assert not tab.knobs["sigma"].shown["disabled"]
     assert "Shown: slice 21 of 40, denoised together with the whole stack." in tab.part.object
 
@@ -148,15 +148,15 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert np.array_equal(seen(tab, "result"), levels(tab._result.result[at - low]))
 
     shows(20)
-    tab.slice._take({"value": 4, "chosen": False, "move": 1})
+    tab.slice._take({"value": 4, "automatic": False, "move": 1})
     shows(3)
     assert len(calls) == 1  # the result is there already
     monkeypatch.setattr(stacks, "_SAMPLES", 40 * 20 * 24 - 1)
-    tab.slice._take({"value": 40, "chosen": False, "move": 2})
+    tab.slice._take({"value": 40, "automatic": False, "move": 2})
     tab.start()
     shows(39)
     assert "slice 40 of 40, denoised together with slices 24 to 40." in tab.part.object
-    tab.slice._take({"value": 2, "chosen": False, "move": 3})
+    tab.slice._take({"value": 2, "automatic": False, "move": 3})
     shows(1)
     assert calls[-1].crop[0] == (0, 18)
     assert "[0:18, 0:20, 0:24]" in tab.code.shown["python"]
@@ -169,7 +169,7 @@ def test_an_image_after_a_stack(tmp_path: Path) -> None:
     assert seen(tab, "result").shape == (20, 22)
     tab._open(sources.example())
     assert not tab.slice.visible
-    assert not tab.knobs["width"].shown["disabled"]
+    assert tab.knobs["width"].visible
     assert seen(tab, "result").shape == (256, 256)
 
 

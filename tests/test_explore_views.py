@@ -24,9 +24,10 @@ from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, MemoryLimitError, denoise
 from nlflow.commands import main as cli
+from nlflow.denoising.noise import GaussianNoise, load_noise
 from nlflow.denoising.progress import Trail
 from nlflow.denoising.quality import psnr, ssim
-from nlflow.explorer import denoising_view, flow_view, layers_view, pictures, sources, uploads
+from nlflow.explorer import denoising_view, drawings, flow_view, layers_view, pictures, sources, uploads
 from nlflow.explorer.denoising_view import DenoiseSettings
 from nlflow.explorer.flow_view import FlowSettings
 from nlflow.explorer.texts import call, decibels, digits
@@ -152,6 +153,57 @@ def test_noise_is_examined_once_for_a_picture(monkeypatch: pytest.MonkeyPatch) -
     trail.examine(picture, np.zeros((96, 96), bool))
     assert trail.examine(picture + 1, None) is not first
     assert len(seen) == 3
+
+
+def test_noise_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    counts = np.random.default_rng(0).poisson(20 + 15 * np.sin(np.arange(48) / 5)[:, None] * np.ones(40))
+    np.save("counts.npy", counts.astype(np.uint16))
+    GaussianNoise.from_kernel([[1, 2, 1]], sigma=3.0).save("model.json")
+    model = uploads.received_noise("model.json", Path("model.json").read_bytes(), uploads.Limits())
+    source = sources.open_source("counts.npy")
+    results = []
+    for noise in ("auto", "white", "poisson", "rician", model):
+        settings = DenoiseSettings(noise=noise)
+        result = denoising_view.compute(settings, source)
+        results += [result.result] if noise != "auto" else []  # which may be white
+        said = {} if noise == "auto" else {"noise": load_noise("model.json") if noise is model else noise}
+        expected = denoise(source.media.data, quality="fast", preserve_range=True, **said)
+        assert np.array_equal(result.result, expected)
+        assert np.array_equal(executed(denoising_view.as_python(settings, source))["result"], expected)
+        words = denoising_view.as_command(settings, source).split()
+        assert words[words.index("--noise") + 1] == getattr(noise, "name", noise) if said else "--noise" not in words
+        assert drawings.of_counts(result.info) == (noise == "poisson")
+        done = CliRunner().invoke(cli.app, words[1:], prog_name="nonlocal", catch_exceptions=False)
+        assert done.exit_code == 0, done.output
+        np.testing.assert_array_equal(np.load("counts-denoised.npy"), expected)
+        Path("counts-denoised.npy").unlink()
+    assert not any(np.array_equal(one, other) for k, one in enumerate(results) for other in results[:k])
+
+
+@pytest.mark.parametrize("content", [b"[]", b"{}", b'{"kind": "worst"}', b"\xff"])
+def test_what_is_no_model_of_noise_is_refused_by_name(content: bytes) -> None:
+    with pytest.raises(FileFormatError, match=re.escape("model.json: ")):
+        uploads.received_noise("model.json", content, uploads.Limits())
+
+
+def test_a_window_lies_in_what_is_computed() -> None:
+    assert drawings.window_in((0, 3000), None) == (0, 3000)  # short: all of it
+    assert drawings.window_in((1000, 33_768), None) == (1000 + (32_768 - 2000) // 2, 2000)
+    assert drawings.window_in((1000, 33_768), (5000, 70)) == (5000, 70)
+    for outside in ((900, 200), (33_700, 100)):
+        assert drawings.window_in((1000, 33_768), outside)[1] == 2000
+
+
+def test_a_long_signal_is_opened_near(tmp_path: Path) -> None:
+    source = sources.open_source(small_sound(tmp_path / "a.wav", 9000))
+    result = denoising_view.compute(DenoiseSettings(), source)
+    drawn = drawings.Drawn(result, source, drawings.Stills(), drawings.Look())
+    places, heights = drawn.lines["result"]
+    assert np.array_equal(heights, result.result[3500:5500])
+    assert np.array_equal(places, np.arange(3500, 5500) / 8000)
+    drawn = drawings.Drawn(result, source, drawings.Stills(), drawings.Look(window=(100, 40)))
+    assert np.array_equal(drawn.rest["removed"][1], result.residual[100:140])
 
 
 OWN = {"patch_size": 5, "search_radius": 4, "fidelity": 0.25, "steps": 3}
@@ -390,6 +442,7 @@ def test_layers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert found.runs[0].heads["J"][1:].tolist() == [[0, 2], [1, 2], [2, 2]]
     assert np.isnan(found.runs[0].heads["J"][0]).all()
     assert layers_view.as_command(found) == "nonlocal explore --trace result.json"
+    assert not found.built_in
     for quantity in ("cosine", "J", "gap", "stable"):
         copied = executed(layers_view.as_python(found, quantity))
         for run in found.runs:
@@ -399,6 +452,17 @@ def test_layers_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
                 assert np.array_equal(np.array(list(own.values())), run.heads[quantity][1:], equal_nan=True)
     with pytest.raises(InputError, match="quantity"):
         layers_view.as_python(found, "x'; import os #")
+
+
+def test_the_example_of_layers_is_there() -> None:
+    found = layers_view.example()
+    assert found.built_in
+    assert (found.tokens, len(found.runs), found.fidelity) == (65, 2, 0.6)
+    assert all(set(run.heads) == set(layers_view.HEAD_QUANTITIES) for run in found.runs)
+    copied = executed(layers_view.as_python(found, "cosine"))
+    for run in found.runs:
+        assert np.array_equal(copied["values"][run.fidelity], run.columns["cosine"])
+    assert layers_view.as_command(found) == "nonlocal explore"
 
 
 def broken(change: Callable[[dict[str, Any]], Any]) -> bytes:
@@ -596,27 +660,77 @@ def test_pictures_hold_the_grey_levels() -> None:
 
 
 def test_large_pictures_are_shown_reduced_and_say_so() -> None:
-    values = RNG.integers(0, 256, (2100, 500), np.uint8)
+    values = RNG.integers(0, 256, (4200, 500), np.uint8)
     content, note = pictures.picture(values, pictures.Scale(0, 255))
     shown = np.asarray(Image.open(io.BytesIO(content)))
-    assert shown.shape == (700, 166)
+    assert shown.shape == (1400, 166)
     assert "1/3" in note
     assert shown[0, 0] == np.rint(values[:3, :3].mean())
     content, note = pictures.picture(np.zeros((4, 4, 2)), pictures.Scale(0, 1), channel_axis=2, orientation=6)
     assert "mean of 2 channels" in note
 
 
-def test_pictures_of_twelve_bits_in_sixteen_are_shown_in_their_own_range() -> None:
-    values = RNG.integers(100, 4000, (200, 200)).astype(np.uint16)
+def test_contrast_is_fitted_to_the_data() -> None:
+    values = RNG.integers(100, 4000, (200, 200)).astype(np.uint16)  # 12 bits in 16
     values[0, :3] = 65535  # hot pixels
     scale = pictures.grey_scale(values)
     assert 100 <= scale.low < 110
     assert 3990 < scale.high < 4000
-    whole = pictures.Scale(0.0, 65535.0)
-    for wide in (values * 16, np.full((3, 3), 700, np.uint16), np.zeros((0, 3), np.uint16)):
-        assert pictures.grey_scale(wide) == whole
-    dark = RNG.integers(0, 20, (30, 40), np.uint8)  # 8 bits are meant to be looked at as they are
-    assert pictures.grey_scale(dark) == pictures.Scale(0.0, 255.0)
+    floats = values * 1e-3
+    floats[5, 5] = np.nan
+    assert pictures.grey_scale(floats).high == pytest.approx(scale.high * 1e-3, rel=1e-3)
+    assert pictures.grey_scale(np.full((3, 3), 700, np.uint16)) == pictures.Scale(700.0, 700.0)
+    assert pictures.grey_scale(np.zeros((0, 3), np.uint16)) == pictures.Scale(0.0, 1.0)
+    full = pictures.Scale(0.0, 255.0)
+    for usual in (RNG.integers(0, 70, (30, 40), np.uint8), np.zeros((3, 3), np.uint8)):
+        assert pictures.grey_scale(usual) == full  # 8 bits are meant to be looked at as they are
+    counts = RNG.poisson(8, (100, 100)).astype(np.uint8)  # but these would be black
+    assert pictures.grey_scale(counts).high < 30
+    assert pictures.full_range(counts) == full
+    assert pictures.full_range(values) == pictures.Scale(float(values.min()), 65535.0)
+
+
+def test_a_scale_of_many_samples_is_that_of_some() -> None:
+    values = RNG.normal(size=(1500, 1500))
+    some = pictures.sampled(values)
+    assert 2**19 < some.size <= 2**20
+    assert set(some[:100].tolist()) <= set(values.reshape(-1)[:400].tolist())
+    whole = np.percentile(values, [0.1, 99.9])
+    # A percentile of n samples of a normal law strays by sqrt(p (1 - p) / n) over the density there: 5 of these.
+    density = np.exp(-0.5 * 3.0902**2) / np.sqrt(2 * np.pi)
+    stray = 5 * np.sqrt(0.001 * 0.999 / some.size) / density
+    scale = pictures.grey_scale(values)
+    np.testing.assert_allclose([scale.low, scale.high], whole, rtol=0, atol=stray)
+
+
+def test_histograms_count_every_sample_once() -> None:
+    values = RNG.integers(0, 256, (64, 64), np.uint8)
+    middles, shares = pictures.histogram(values, pictures.Scale(0.0, 255.0))
+    counts = np.array([np.sum(np.abs(values - middle) <= 255 / 128) for middle in middles])
+    np.testing.assert_array_equal(shares, counts / counts.max())
+    assert counts.sum() == values.size
+    middles, shares = pictures.histogram(np.full((3, 3), 7.0), pictures.Scale(7.0, 7.0))
+    assert shares.max() == 1.0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_places_of_a_turned_picture(orientation: int) -> None:
+    stored = np.zeros((40, 60), np.uint8)
+    stored[10:20, 45:60] = 255
+    top, left, height, width = pictures.seen_box(((10 / 40, 20 / 40), (45 / 60, 1.0)), orientation)
+    content = pictures.overview(stored, pictures.Scale(0, 255), orientation=orientation)
+    seen = np.asarray(Image.open(io.BytesIO(content)))
+    rows, columns = (np.flatnonzero(seen.any(axis=axis)) for axis in (1, 0))
+    assert [rows[0], len(rows)] == pytest.approx([top * seen.shape[0], height * seen.shape[0]])
+    assert [columns[0], len(columns)] == pytest.approx([left * seen.shape[1], width * seen.shape[1]])
+    middle = pictures.stored_place((top + height / 2, left + width / 2), orientation)
+    assert middle == pytest.approx((15 / 40, 52.5 / 60))
+
+
+def test_an_overview_is_small_and_keeps_the_shape() -> None:
+    large = np.broadcast_to(np.arange(3000, dtype=np.uint16)[:, None, None], (3000, 6000, 3))
+    content = pictures.overview(large, pictures.Scale(0, 2999), channel_axis=2)
+    assert np.asarray(Image.open(io.BytesIO(content))).shape == (180, 360, 3)
 
 
 def test_residuals_have_grey_for_nothing() -> None:
@@ -630,7 +744,7 @@ def test_envelopes_lose_no_peak() -> None:
     values = RNG.normal(size=100_000)
     values[12345], values[77777] = 50, -60
     places, heights = pictures.envelope(values)
-    assert len(places) == len(heights) < 4000
+    assert len(places) == len(heights) == 4096  # more than a page has pixels
     assert heights.max() == 50
     assert heights.min() == -60
     assert abs(places[heights.argmax()] - 12345) < 100
@@ -753,7 +867,8 @@ def test_a_closed_worker_ends() -> None:
 
 def test_views_load_no_panel() -> None:
     program = (
-        "import sys; from nlflow.explorer import denoising_view, flow_view, layers_view, uploads, pictures, worker;"
+        "import sys; "
+        "from nlflow.explorer import denoising_view, drawings, flow_view, layers_view, uploads, pictures, worker;"
         "print({'panel', 'bokeh', 'param', 'tornado'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from nlflow.denoising import Trail, denoise
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import OF_FAST
-from nlflow.denoising.noise import GaussianNoise, noise_of
+from nlflow.denoising.noise import GaussianNoise, Noise, noise_of
 from nlflow.denoising.quality import psnr, snr, ssim
 from nlflow.explorer import stacks
 from nlflow.explorer.sources import EXAMPLE, Crop, Source, slices
@@ -23,6 +23,18 @@ from nlflow.explorer.texts import call, shell
 from nlflow.io.formats import written_extension
 from nlflow.io.formats.media import ARRAYS, Array, Media, extension
 from nlflow.plotting.noise import NoiseCurves, model_curves
+
+
+@dataclass(frozen=True)
+class NoiseFile:
+    """A model of noise and the file it is from; its representation is the Python text that reads it."""
+
+    name: str
+    model: Noise
+
+    def __repr__(self) -> str:
+        return f"load_noise({self.name!r})"
+
 
 _MEASURES: dict[str, Callable[..., float | None]] = {"psnr": psnr, "snr": snr, "ssim": ssim}
 
@@ -38,6 +50,8 @@ class DenoiseSettings:
     strength : float or None
         How many times the noise that was found counts.
     quality : {'fast', 'balanced', 'best'}
+    noise : {'auto', 'white', 'poisson', 'rician'} or NoiseFile
+        Which noise it is.
     width : float or None
         Filter parameter of the kernel, in the units of the file; ``fast`` only, as all that follow.
     patch_size, search_radius : int or None
@@ -53,6 +67,7 @@ class DenoiseSettings:
     sigma: float | None = None
     strength: float | None = None
     quality: str = "fast"
+    noise: str | NoiseFile = "auto"
     width: float | None = None
     patch_size: int | None = None
     search_radius: int | None = None
@@ -64,7 +79,9 @@ class DenoiseSettings:
         """Return the arguments for `nlflow.denoise` that are set; those of pixels belong to ``fast`` without stacks."""
         skipped = {"crop"} if self.quality == "fast" and not stacked else {"crop", *OF_FAST}
         given = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in skipped}
-        return {name: value for name, value in given.items() if value is not None}
+        return {
+            name: value for name, value in given.items() if value is not None and (name, value) != ("noise", "auto")
+        }
 
 
 @dataclass(frozen=True)
@@ -138,7 +155,10 @@ def compute(
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         trail.tell = progress
-        result, info = denoise(noisy, **_words(settings, source), progress=trail)
+        words = _words(settings, source)
+        if isinstance(settings.noise, NoiseFile):
+            words["noise"] = settings.noise.model
+        result, info = denoise(noisy, **words, progress=trail)
     figures: dict[str, float | None] = {}
     for measure in _measures(source.media) if clean is not None else ():
         figures[f"{measure}_input"] = _figure(measure, clean, noisy, source.media)
@@ -201,6 +221,8 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
             imports = ["from pathlib import Path", "", *imports, "from nlflow.io.companions import read_reference"]
             lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
         imports.append("from nlflow.io.files import read")
+    if isinstance(settings.noise, NoiseFile):
+        imports.append("from nlflow.denoising.noise import load_noise")
     if settings.crop is not None:
         cuts = (":" if one == slice(None) else f"{one.start}:{one.stop}" for one in slices(source, settings.crop))
         part = ", ".join(cuts)
@@ -240,6 +262,8 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
         return shell(as_python(settings, source), _array_name(settings, source), "np.save(file, result)")
     path, media = PurePath(source.name), source.media
     options = {"quality": settings.quality, **settings.words(stacked=media.stacked)}
+    if isinstance(settings.noise, NoiseFile):
+        options["noise"] = settings.noise.name
     known, written = extension(Path(source.name)), written_extension(Path(source.name))
     suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
     new = suffix if written in ("", known) else written

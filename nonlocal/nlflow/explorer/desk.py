@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 from panel.io import hold
 
+from nlflow.explorer.layout import column, heading, markup, stale
 from nlflow.explorer.uploads import Limits, shown_name, unpacked
-from nlflow.explorer.widgets import Code, Status, Upload, heading, markup
+from nlflow.explorer.widgets import Code, Status, Upload
 from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 
@@ -56,14 +57,20 @@ class Tab:
     Parameters
     ----------
     desk : Desk
+
+    Attributes
+    ----------
+    shown : sequence of columns
+        Where a result is shown; grey from the moment that another is asked for until it is there.
     """
 
     name: ClassVar[str]
     panel: Any
+    shown: Sequence[Any] = ()
 
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
-        self.started = False
+        self.started = self._is_grey = False
         self.status = Status(lambda _: self._cancel())
         self.figures, self.code = markup(), Code()
 
@@ -71,9 +78,9 @@ class Tab:
         """Compute for the first time."""
         raise NotImplementedError
 
-    def below(self, *views: Any) -> list[Any]:
-        """Return what is below the main views: numbers, other views, and the texts to copy."""
-        return [heading("Numbers"), self.figures, *views, heading("The same from a program"), self.code]
+    def below(self) -> tuple[Any, Any]:
+        """Return what is below the main views: numbers, and the texts to copy."""
+        return column(heading("Numbers"), self.figures), column(heading("The same from a program"), self.code)
 
     def ask(
         self,
@@ -81,6 +88,7 @@ class Tab:
         show: Callable[[T], str | None],
         words: str = "computing …",
         what: str = "view",
+        failed: Callable[[str], str | None] = lambda message: message,
     ) -> None:
         """Compute something in the computing thread and show it; cancel the older job for the same purpose.
 
@@ -95,6 +103,9 @@ class Tab:
             Status while the job waits and runs.
         what : str
             The purpose.
+        failed : callable, optional
+            Gets the message of an error that a user can mend, in the page's own thread. Returns what the status says,
+            or None if it has asked for a further job.
         """
         told = 0.0
 
@@ -105,8 +116,10 @@ class Tab:
                 told = now
                 self._desk.later(partial(self._busy, job, words, share))
 
-        job = Job(work, lambda job: self._desk.later(partial(self._finish, job, show)), tell)
+        job = Job(work, lambda job: self._desk.later(partial(self._finish, job, show, failed)), tell)
         self.status.say(words, "busy")
+        if what == "view":
+            self._grey(yes=True)
         self._desk.worker.submit((id(self._desk), self.name, what), job)
 
     def open_button(
@@ -117,13 +130,21 @@ class Tab:
         suffixes: tuple[str, ...],
         read: Callable[[str, bytes, Limits], T],
         show: Callable[[T], str | None],
+        failed: Callable[[str], str | None] = lambda message: message,
+        *,
+        replaces: bool = False,
     ) -> Upload:
-        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`."""
+        """Return an upload; the computing thread reads its file, and `show` gets what was read. See `ask`.
+
+        With `replaces` the file takes the place of what is shown, which turns grey.
+        """
         limits = self._desk.limits
 
         def take(data: Any) -> None:
             called = shown_name(str(data["name"]))
-            self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file")
+            if replaces:
+                self._grey(yes=True)
+            self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file", failed)
 
         accept = ",".join(suffixes)
         return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
@@ -131,17 +152,23 @@ class Tab:
     def _cancel(self) -> None:
         mine = id(self._desk), self.name
         self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[:2] == mine)
-        self.status.say("cancelled")
+        self.status.say("cancelled: what is grey is the last result" if self._is_grey else "cancelled")
+
+    def _grey(self, *, yes: bool) -> None:
+        self._is_grey = yes
+        for part in self.shown:
+            stale(part, yes=yes)
 
     def _busy(self, job: Job, words: str, share: float) -> None:
         if not job.cancelled and self.status.shown["kind"] == "busy":
             self.status.say(words, "busy", share)
 
-    def _finish(self, job: Job, show: Callable[[Any], str | None]) -> None:
+    def _finish(self, job: Job, show: Callable[[Any], str | None], failed: Callable[[str], str | None]) -> None:
         if job.cancelled:
             return
         with hold(self._desk.document):
             if job.error is None:
+                self._grey(yes=False)
                 words = show(job.result)
                 if words is not None:
                     self.status.say(words, "done", 1.0)
@@ -150,4 +177,6 @@ class Tab:
             if message is None:
                 self.status.say(f"internal error: {type(job.error).__name__}; please report it", "error")
                 raise job.error  # for the log of the server
-            self.status.say(message, "error")
+            words = failed(message)
+            if words is not None:
+                self.status.say(words, "error")

@@ -10,9 +10,10 @@ import numpy as np
 from nlflow.explorer import flow_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_view import FlowSettings
+from nlflow.explorer.layout import beside, button, choice, column, columns
 from nlflow.explorer.pictures import data_url, grey_scale, picture
 from nlflow.explorer.texts import digits
-from nlflow.explorer.widgets import Knob, Lines, Pictures, beside, button, choice, columns
+from nlflow.explorer.widgets import Knob, Lines, Pictures
 from nlflow.io.notebook import table
 from nlflow.plotting.base import PALETTE
 
@@ -54,7 +55,7 @@ class FlowTab(Tab):
         super().__init__(desk)
         self._shown: tuple[FlowSettings, SimpleNamespace] | None = None
         self.choices = {name: choice(name, name, words, self.start) for name, words in _CHOICES.items()}
-        plain: dict[str, Any] = {"choosable": False, "moved": self.start}
+        plain: dict[str, Any] = {"optional": False, "moved": self.start}
         self.knobs = {
             "noise": Knob("noise", "noise σ", 0, 1, 0.05, _DEFAULT.noise, unit="of the height", **plain),
             "width": Knob("width", "kernel width", 0.01, 0.3, 0.005, _DEFAULT.width, unit="of the side", **plain),
@@ -62,7 +63,7 @@ class FlowTab(Tab):
             "span": Knob("span", "length of the flow", 1, 30, 1, _DEFAULT.span, unit="times 1/μ₂", **plain),
         }
         last = view.MOMENTS - 1
-        self.frame = Knob("frame", "time shown", 0, last, 1, last, unit=f"of {last} moments", choosable=False,
+        self.frame = Knob("frame", "time shown", 0, last, 1, last, unit=f"of {last} moments", optional=False,
                           moved=self._draw_state)  # fmt: skip
         self.pictures = Pictures()
         self.state = Lines("", "place", "", _STATES, height=300)
@@ -77,8 +78,8 @@ class FlowTab(Tab):
         undo = button("Undo to defaults", self.undo)
         controls = [*self.choices.values(), *self.knobs.values(), undo]
         charts = columns(self.distances, self.remaining, self.energies)
-        views = [self.status, self.frame, self.state, self.pictures, charts, *self.below()]
-        self.panel = beside(controls, views)
+        self.shown = [column(self.frame, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
+        self.panel = beside(controls, [self.status, self.shown[0]], [self.shown[1]])
 
     def settings(self) -> FlowSettings:
         """Return what the controls say."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import numpy as np
-import panel as pn
 
 from nlflow.explorer import layers_view as view
 from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.layers_view import LayersFile, Run
+from nlflow.explorer.layout import choice, column, columns, heading, markup, offer
 from nlflow.explorer.texts import digits, note
 from nlflow.explorer.uploads import received_layers
-from nlflow.explorer.widgets import Download, Heatmap, Lines, choice, columns, heading, markup, offer
+from nlflow.explorer.widgets import Download, Heatmap, Lines
 from nlflow.io.notebook import table
 
 _OVERVIEW = ("cosine", "J", "gap", "stable")
 _RUNS: dict[str, dict[str, str]] = {"as it is": {}, "with NeuTRENO's term": {}}
-_EMPTY = "Open the file result.json that `nonlocal attention MODEL --out DIR` has written."
+_EXAMPLE = (
+    "An example: a vision transformer of 12 layers and 4 heads, trained on CIFAR-10, looks at a photograph of 32 × 32 "
+    "pixels, once as it is and once with NeuTRENO's term. For your own model run nonlocal attention MODEL --out DIR, "
+    "and open DIR/result.json here."
+)
 
 
 class LayersTab(Tab):
@@ -27,25 +31,29 @@ class LayersTab(Tab):
         super().__init__(desk)
         self._found = found
         hint = "result.json of nonlocal attention MODEL --out DIR, or drop it here"
-        self.upload = self.open_button("trace", "Open a layer trace", hint, (".json",), received_layers, self._show)
+        self.upload = self.open_button(
+            "trace", "Open a layer trace", hint, (".json",), received_layers, self._show, self._refuse
+        )
         self.quantity = choice("quantity", "by head", view.HEAD_QUANTITIES, self._draw_heads)
         self.run = choice("run", "run", {}, self._draw_heads)
         charts = [Lines(view.QUANTITIES[name], "layer (0: input)", "", _RUNS, markers=True) for name in _OVERVIEW]
         self.charts = dict(zip(_OVERVIEW, charts, strict=True))
         self.heads, self.no_heads = Heatmap("layer (0: input)", "head"), markup()
         self.download = Download(lambda _: self._download(), label="Download the trace")
-        self.panel = pn.Column(
-            self.upload, self.status, columns(*charts[:2]), columns(*charts[2:]),
-            heading("Heads"), columns(self.quantity, self.run), self.no_heads, self.heads,
-            *self.below(), self.download, sizing_mode="stretch_width",
-        )  # fmt: skip
+        self.about = markup()
+        numbers, program = self.below()
+        heads = column(heading("Heads"), columns(self.quantity, self.run), self.no_heads, self.heads)
+        self.shown = [column(self.about, columns(*charts, least=440), heads, numbers, column(program, self.download))]
+        self.panel = column(self.upload, self.status, *self.shown)
 
     def start(self) -> None:
-        """Show the file of the command line, or say what to open."""
-        if self._found is None:
-            self.status.say(_EMPTY)
-        else:
-            self.status.say(self._show(self._found), "done")
+        """Show the file of the command line, or the example."""
+        self.status.say(self._show(self._found or view.example()), "done")
+
+    def _refuse(self, message: str) -> str:
+        """Leave nothing of the former file: it could be taken for what this one holds."""
+        self._found, self.shown[0].visible = None, False
+        return f"{message}. Nothing is shown: open another file."
 
     def _download(self) -> None:
         if self._found is not None:
@@ -53,6 +61,7 @@ class LayersTab(Tab):
 
     def _show(self, found: LayersFile) -> str:
         self._found = None  # while the choices change, there is nothing to draw
+        self.shown[0].visible, self.about.object = True, note(_EXAMPLE) if found.built_in else ""
         for name, chart in self.charts.items():
             known = [(called, run.columns.get(name)) for called, run in zip(_RUNS, found.runs, strict=False)]
             chart.draw({called: (np.arange(len(u)), u) for called, u in known if u is not None})

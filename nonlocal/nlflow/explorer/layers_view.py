@@ -7,7 +7,7 @@ import math
 import os
 import shlex
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,6 +37,7 @@ HEAD_QUANTITIES = {
     "mixing": "mixing time in moves",
     "gradient": "cosine with the gradient of J",
 }
+_EXAMPLE = "example.json"
 _MOST_BYTES = 2**26
 _MOST_ROWS, _MOST_HEADS, _MOST_TEXT = 20_000, 4096, 400
 _MOST_NUMBERS = 2**20  # of a quantity of all heads
@@ -84,6 +85,8 @@ class LayersFile:
     runs : tuple of Run
     content : bytes
         The file itself.
+    built_in : bool
+        Whether it is the example.
     """
 
     name: str
@@ -93,6 +96,7 @@ class LayersFile:
     fidelity: float | None
     runs: tuple[Run, ...]
     content: bytes
+    built_in: bool = False
 
 
 class _UnfitError(ValueError):
@@ -100,6 +104,11 @@ class _UnfitError(ValueError):
 
     def __init__(self, got: str, expected: str) -> None:
         super().__init__(f"got {got}, expected {expected}")
+
+
+def example() -> LayersFile:
+    """Return the trace of a small vision transformer; the page on the explorer says how it was made."""
+    return replace(read_layers(Path(__file__).parent / _EXAMPLE, _EXAMPLE), built_in=True)
 
 
 def read_layers(path: str | os.PathLike[str], name: str | None = None) -> LayersFile:
@@ -240,11 +249,14 @@ def as_python(found: LayersFile, quantity: str) -> str:
     """
     if quantity not in QUANTITIES | HEAD_QUANTITIES:
         raise InputError(f"quantity: got {quantity!r}, expected one of {', '.join(QUANTITIES | HEAD_QUANTITIES)}")
-    return f"""import json
-
+    imports, path = "import json\n", repr(found.name)
+    if found.built_in:
+        imports += "from importlib.resources import files\n"
+        path = f'files("nlflow.explorer") / {found.name!r}'
+    return f"""{imports}
 import numpy as np
 
-with open({found.name!r}) as stream:
+with open({path}) as stream:
     report = json.load(stream)
 
 quantity = {quantity!r}
@@ -260,5 +272,7 @@ print(values, heads)
 
 
 def as_command(found: LayersFile) -> str:
-    """Return the command that shows the file again."""
+    """Return the command that shows the file again; the example is shown where no file is named."""
+    if found.built_in:
+        return "nonlocal explore"
     return shlex.join(["nonlocal", "explore", "--trace", found.name])

@@ -12,9 +12,10 @@ from nlflow.explorer.desk import Desk, Tab
 from nlflow.explorer.flow_tab import FlowTab
 from nlflow.explorer.layers_tab import LayersTab
 from nlflow.explorer.layers_view import LayersFile
+from nlflow.explorer.layout import markup
 from nlflow.explorer.sources import Source
 from nlflow.explorer.uploads import Limits
-from nlflow.explorer.widgets import TabBar, markup
+from nlflow.explorer.widgets import TabBar
 from nlflow.explorer.worker import Worker
 
 #: An addition to the page's head: without it telephones show the page for wide screens.
@@ -53,6 +54,8 @@ def build(contents: Contents, worker: Worker) -> Any:
     """
     if pn.state.curdoc is not None:
         pn.state.curdoc.template = _HEAD
+        # The page says by itself that the server has gone. A new server knows nothing of an old page.
+        pn.state.curdoc.config.update(reconnect_session=False, notify_connection_status=False)
     desk = Desk(worker, contents.limits, pn.state.curdoc)
     pn.state.on_session_destroyed(lambda context: desk.close())
     tabs: list[Tab] = [DenoiseTab(desk, contents.source), FlowTab(desk), LayersTab(desk, contents.layers)]
@@ -79,10 +82,11 @@ def build(contents: Contents, worker: Worker) -> Any:
     look(first)
     # Some changes are lost while the page loads, so the first tab starts a moment later.
     pn.state.onload(lambda: desk.later(load))
+    title, bar = markup("<h1>nonlocal explore</h1>"), TabBar(look, names=list(_TABS), first=first)
+    title.sizing_mode, bar.styles = None, {"flex": "1 1 280px"}
     return pn.Column(
-        markup("<h1>nonlocal explore</h1>"),
-        TabBar(look, names=list(_TABS), first=first),
+        pn.FlexBox(title, bar, gap="0 24px", sizing_mode="stretch_width"),
         *places,
         sizing_mode="stretch_width",
-        styles={"max-width": "1280px", "margin": "0 auto", "padding": "8px 12px"},
+        styles={"max-width": "2400px", "margin": "0 auto", "padding": "8px 12px"},
     )

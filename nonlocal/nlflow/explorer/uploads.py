@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any, TypeVar
 
+from nlflow.denoising.noise import load_noise
 from nlflow.errors import InputError, NlflowError, format_bytes
+from nlflow.explorer.denoising_view import NoiseFile
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import EXTENSIONS
@@ -108,6 +110,11 @@ def received_reference(name: str, content: bytes, limits: Limits, source: Source
 def received_layers(name: str, content: bytes, limits: Limits) -> LayersFile:
     """Return the layers of a transformer that were sent; see `nlflow.explorer.layers_view.read_layers`."""
     return _read(name, content, limits, (".json",), read_layers)
+
+
+def received_noise(name: str, content: bytes, limits: Limits) -> NoiseFile:
+    """Return a model of noise that was sent; see `nlflow.denoising.noise.load_noise`."""
+    return _read(name, content, limits, (".json",), lambda path, name: NoiseFile(name, load_noise(path)))
 
 
 def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], reader: Callable[[Path, str], T]) -> T:

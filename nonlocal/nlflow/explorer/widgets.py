@@ -1,6 +1,6 @@
-"""The parts of the page: Panel's, and where those are not as good, own ones with a script in ``components``.
+"""Parts of the page that are its own, with a script in ``components``, where Panel's are not as good.
 
-An own part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
+A part sends messages to Python when the user does something, and draws one dictionary, `Part.shown`.
 """
 
 from __future__ import annotations
@@ -8,92 +8,24 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
-from html import escape
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-import panel as pn
 import param
 from numpy.typing import NDArray
 from panel.custom import JSComponent
 from panel.io import state
 
+from nlflow.explorer.layout import FOLDER, STYLE
 from nlflow.plotting.base import PALETTE
 
-_FOLDER = Path(__file__).parent / "components"
-_STYLE = (_FOLDER / "style.css").read_text(encoding="utf-8")
 _SHADES = 64
-
-# ---- parts that are Panel's
-
-
-def _styled(part: Any, margin: int = 0, *, wide: bool = True) -> Any:
-    """Give a part of Panel's the style and the width of the page's own."""
-    part.param.update(stylesheets=[_STYLE], sizing_mode="stretch_width" if wide else None, margin=(margin, 0))
-    return part
-
-
-def markup(html: str = "") -> Any:
-    """Return a piece of HTML, its ``object``. The caller escapes texts from outside."""
-    return _styled(pn.pane.HTML(html))
-
-
-def heading(text: str) -> Any:
-    """Return a heading."""
-    return markup(f"<h2>{escape(text)}</h2>")
-
-
-def button(label: str, pressed: Callable[[], Any], *, primary: bool = False) -> Any:
-    """Return a button; `pressed` is called without arguments."""
-    color = "primary" if primary else "default"
-    return _styled(pn.widgets.Button(label=label, color=color, on_click=lambda _: pressed()), 4, wide=False)
-
-
-def choice(name: str, label: str, options: Mapping[str, str], moved: Callable[[], Any]) -> Any:
-    """Return a choice of one of a few words, its ``value``; at first it is the first word.
-
-    Parameters
-    ----------
-    name, label : str
-        The name in the page's HTML, as a class, and the label that users see.
-    options : mapping of str to str
-        From a word to its text on the page.
-    moved : callable
-        Called without arguments when the user or the program has changed the value.
-    """
-    one = _styled(pn.widgets.Select(label=label, css_classes=[f"choice-{name}"]), 3)
-    offer(one, options)
-    one.param.watch(lambda _: moved(), "value")
-    return one
-
-
-def offer(one: Any, options: Mapping[str, str]) -> None:
-    """Give a choice other words; the value stays if it is among them."""
-    value = one.value if one.value in options else next(iter(options), None)
-    one.param.update(options={text: word for word, text in options.items()}, value=value)
-
-
-def columns(*parts: Any, weights: Sequence[int] = (), least: int = 300) -> Any:
-    """Return parts beside each other, or below each other if one would have less than `least` pixels."""
-    for part, weight in zip(parts, weights or [1] * len(parts), strict=True):
-        basis = least if weight == 1 else 2 * least
-        part.styles = {"flex": f"{weight} 1 {basis}px", "min-width": f"min({least}px, 100%)"}
-    return pn.FlexBox(*parts, gap="16px", align_items="flex-start", sizing_mode="stretch_width")
-
-
-def beside(controls: Sequence[Any], views: Sequence[Any]) -> Any:
-    """Return controls with their views at the right, or below on a narrow page."""
-    return columns(*(pn.Column(*parts, sizing_mode="stretch_width") for parts in (controls, views)), weights=(1, 3))
-
-
-# ---- parts of the page's own
 
 
 class Part(JSComponent):
     """A script of ``components`` that draws `shown`; `heard` gets the messages of the browser."""
 
-    _stylesheets: ClassVar[list[str]] = [_STYLE]
+    _stylesheets: ClassVar[list[str]] = [STYLE]
     __abstract = True
     shown = param.Dict(default={})
 
@@ -115,11 +47,11 @@ class Part(JSComponent):
 
 def _script(*names: str) -> str:
     """Return the script of a part: files joined into one, since the page loads no further files."""
-    return "\n".join((_FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
+    return "\n".join((FOLDER / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class Knob(Part):
-    """A slider for a number with its unit; if the program can choose the number, with a box for that.
+    """A slider and a field for a number with its unit; if it can be automatic, with a box for that.
 
     Own, because Panel's slider and check box have no names for screen readers.
 
@@ -131,8 +63,10 @@ class Knob(Part):
     start : float
         Shown first.
     unit : str
-    choosable : bool
-        Whether there is a box; it is marked at first.
+    optional : bool
+        Whether the program can choose the number: then there is a box, which is marked at first.
+    whole : bool
+        Whether the number lies on a step; else any number can be written.
     moved : callable
         Called without arguments after a move.
     """
@@ -149,28 +83,32 @@ class Knob(Part):
         start: float,
         *,
         unit: str = "",
-        choosable: bool = True,
+        optional: bool = True,
+        whole: bool = False,
         moved: Callable[[], Any],
     ) -> None:
         self._start, self._moved = start, moved
         limits = {"low": low, "high": high, "step": step, "value": start}
-        flags = {"choosable": choosable, "chosen": choosable, "disabled": False}
+        flags = {"optional": optional, "automatic": optional, "whole": whole, "disabled": False}
         super().__init__(self._take, name=name, label=label, unit=unit, move=0, **limits, **flags)
 
     @property
     def value(self) -> float | None:
         """The number that the user has set; None if the program chooses it."""
-        return None if self.shown["chosen"] else self.shown["value"]
+        return None if self.shown["automatic"] else self.shown["value"]
 
     def _take(self, data: Any) -> None:
-        value = min(max(float(data["value"]), self.shown["low"]), self.shown["high"])
-        chosen = bool(data["chosen"]) and self.shown["choosable"]
-        self.show(value=value, chosen=chosen, move=int(data["move"]))
+        low, step = self.shown["low"], self.shown["step"]
+        value = min(max(float(data["value"]), low), self.shown["high"])
+        if self.shown["whole"]:
+            value = low + step * round((value - low) / step)
+        automatic = bool(data["automatic"]) and self.shown["optional"]
+        self.show(value=value, automatic=automatic, move=int(data["move"]))
         self._moved()
 
-    def show_chosen(self, value: float) -> None:
-        """Show the number that the program has chosen, unless the user has set one."""
-        if self.shown["chosen"]:
+    def show_automatic(self, value: float) -> None:
+        """Show the number that the program has taken, unless the user has set one."""
+        if self.shown["automatic"]:
             self.show(value=float(value))
 
     def rescale(self, low: float, high: float, step: float, start: float, unit: str) -> None:
@@ -181,7 +119,7 @@ class Knob(Part):
 
     def reset(self) -> None:
         """Undo what the user has set."""
-        self.show(value=self._start, chosen=self.shown["choosable"])
+        self.show(value=self._start, automatic=self.shown["optional"])
 
 
 class TabBar(Part):
@@ -203,9 +141,9 @@ class Pictures(Part):
     still = param.Dict(default={})
 
     def __init__(self) -> None:
-        super().__init__(items=[], compare=False, serial=0)
+        super().__init__(items=[], compare=False, serial=0, source=0)
 
-    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None) -> None:
+    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None, source: int = 0) -> None:
         """Show pictures.
 
         Parameters
@@ -215,11 +153,25 @@ class Pictures(Part):
         still : mapping of str to str, optional
             Addresses by names, for pictures whose own is empty; sent only where they have changed. With it the first
             two pictures are compared, and the caption of the first is shown.
+        source : int
+            The number of the file; the first pictures of another one are shown whole, later ones where the user looks.
         """
         if still is not None and still != self.still:
             self.still = dict(still)
         serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
-        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial)
+        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial, source=source)
+
+
+class Overview(Part):
+    """The whole picture, small, with the part that is shown; `heard` gets a place that is clicked, in shares.
+
+    Own, because no part of Panel's gives the place of a click in a picture.
+    """
+
+    _esm = _script("overview")
+
+    def __init__(self, heard: Callable[[Any], Any]) -> None:
+        super().__init__(heard, src="", place=None)
 
 
 class Upload(Part):
@@ -297,6 +249,9 @@ class Lines(Part):
         Pixels.
     markers : bool
         Mark the points.
+    heard : callable, optional
+        Gets ``{"shift": share}`` when the lines are dragged, and ``{"factor": number}`` when the wheel zooms; the
+        places then fill the whole width.
     """
 
     _esm = _script("svg", "chart")
@@ -311,12 +266,14 @@ class Lines(Part):
         log: str = "",
         height: int = 230,
         markers: bool = False,
+        heard: Callable[[Any], Any] | None = None,
     ) -> None:
         self._styles = {
             name: {"color": PALETTE[number % len(PALETTE)], "width": 2, "dash": "none", "markers": markers, **style}
             for number, (name, style) in enumerate(names.items())
         }
-        super().__init__(title=title, xlabel=xlabel, ylabel=ylabel, log=log, height=height, lines=[])
+        words = {"title": title, "xlabel": xlabel, "ylabel": ylabel, "log": log}
+        super().__init__(heard or (lambda _: None), **words, height=height, lines=[], moves=heard is not None)
 
     def draw(self, lines: Mapping[str, tuple[NDArray[Any], NDArray[Any]]], **words: str) -> None:
         """Show lines by their names.

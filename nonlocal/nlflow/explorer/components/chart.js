@@ -9,6 +9,9 @@ const ticks = (low, high, logarithmic, most) => {
     for (let k = first; k <= last; k += stride) marks.push(k);
     if (marks.length > 1) return marks;
     marks.length = 0;
+    for (let k = Math.floor(low); k <= high; k++) for (const one of [1, 2, 5]) marks.push(k + Math.log10(one));
+    const inside = marks.splice(0).filter((mark) => mark >= low && mark <= high);
+    if (inside.length > 1) return inside;
   }
   const rough = (high - low) / most, power = 10 ** Math.floor(Math.log10(rough));
   const step = [1, 2, 5, 10].map((k) => k * power).find((k) => k >= rough);
@@ -19,7 +22,7 @@ const ticks = (low, high, logarithmic, most) => {
 const SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹";
 const words = (value, logarithmic) => {
   if (!logarithmic) return String(Number(value.toPrecision(6))).replace("-", "−");
-  if (!Number.isInteger(value)) return (10 ** value).toPrecision(3);
+  if (!Number.isInteger(value)) return String(Number((10 ** value).toPrecision(3)));
   if (value >= -2 && value <= 3) return String(10 ** value).slice(0, 5);
   return `10${value < 0 ? "⁻" : ""}${[...String(Math.abs(value))].map((k) => SUPERSCRIPTS[k]).join("")}`;
 };
@@ -28,7 +31,9 @@ const range = (values) => {
   let low = Infinity, high = -Infinity;
   for (const value of values) if (Number.isFinite(value)) { low = Math.min(low, value); high = Math.max(high, value); }
   if (!(low <= high)) return [0, 1];
-  const room = high > low ? 0.04 * (high - low) : 0.1 * Math.max(Math.abs(high), 1);
+  // What differs by rounding alone is one value: its axis would have marks without end.
+  const one = high - low <= 1e-9 * Math.max(Math.abs(low), Math.abs(high));
+  const room = one ? 0.1 * (Math.abs(high) || 1) : 0.04 * (high - low);
   return [low - room, high + room];
 };
 
@@ -75,4 +80,21 @@ const draw = ({ title, xlabel, ylabel, log, height, lines }, place, legend) => {
   }
 };
 
-export const render = ({ model }) => figure(model, draw);
+// A long line shows a window of its samples, which the server draws: the mouse says how it is to move.
+export const render = ({ model }) => {
+  const root = figure(model, draw), place = root.querySelector(".place");
+  if (!model.shown.moves) return root;
+  place.classList.add("moves");
+  let from = null;
+  place.addEventListener("pointerdown", (event) => { from = event.clientX; place.setPointerCapture(event.pointerId); });
+  place.addEventListener("pointerup", (event) => {
+    if (from !== null && Math.abs(event.clientX - from) > 3) model.send_msg({ shift: (event.clientX - from) / place.clientWidth });
+    from = null;
+  });
+  place.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;  // the page is scrolled
+    event.preventDefault();
+    model.send_msg({ factor: Math.exp(event.deltaY / 300) });
+  }, { passive: false });
+  return root;
+};

@@ -1,38 +1,46 @@
-// A number: a slider with its value, and a box for "chosen", where the program chooses it.
+// A number: a slider, a field with its value, and a box for "automatic", where the program chooses it.
 // The page owns the value while the user moves it. Every move has a number, and a value from the server is shown only
 // if the server knew the last move.
 export function render({ model }) {
   const root = document.createElement("div");
   root.className = "nl-knob";
   root.dataset.name = model.shown.name;
-  root.innerHTML = `<div class="name"><span><span class="text"></span> <span class="unit"></span></span><output></output>
-    <input type="range"></div><label class="chosen"
-    title="chosen by the program, from the noise"><input type="checkbox"> chosen</label>`;
+  root.innerHTML = `<div class="name"><span><span class="text"></span> <span class="unit"></span></span>
+    <input type="number"></div><div class="number"><input type="range"><label class="automatic"
+    title="the program takes the value from the file"><input type="checkbox"> automatic</label></div>`;
   const find = (selector) => root.querySelector(selector);
-  const range = find("input[type=range]"), box = find("input[type=checkbox]"), output = find("output");
+  const range = find("input[type=range]"), box = find("input[type=checkbox]"), field = find("input[type=number]");
   let move = 0;
-  const write = () => {
-    const decimals = model.shown.step.toFixed(6).replace(/0+$/, "").split(".")[1].length;
-    output.textContent = Number(range.value).toFixed(decimals);
-    range.setAttribute("aria-valuetext", `${output.textContent} ${model.shown.unit}`);
+  // The slider stands at the nearest of its steps; the field has the number itself, with four digits.
+  const write = (value) => {
+    field.value = String(Number(value.toPrecision(4)));
+    range.setAttribute("aria-valuetext", `${field.value} ${model.shown.unit}`);
   };
-  const send = () => model.send_msg({ value: Number(range.value), chosen: box.checked, move: ++move });
+  const send = () => model.send_msg({ value: Number(field.value), automatic: box.checked, move: ++move });
   const show = () => {
-    const { label, unit, low, high, step, choosable, disabled } = model.shown;
+    const { label, unit, low, high, step, value, automatic, optional, whole, disabled } = model.shown;
     find(".text").textContent = label;
     find(".unit").textContent = unit;
-    find(".chosen").style.display = choosable ? "" : "none";
+    find(".automatic").style.display = optional ? "" : "none";
     Object.assign(range, { min: low, max: high, step, disabled });
+    Object.assign(field, { min: low, max: high, step: whole ? step : "any", disabled });
     range.setAttribute("aria-label", `${label} ${unit}`);
-    box.setAttribute("aria-label", `${label}: chosen by the program`);
+    field.setAttribute("aria-label", `${label} ${unit}, as a number`);
+    box.setAttribute("aria-label", `${label}: automatic`);
     box.disabled = disabled;
     root.classList.toggle("off", disabled);
     if (model.shown.move < move) return;
-    range.value = model.shown.value;
-    box.checked = model.shown.chosen;
-    write();
+    range.value = value;
+    box.checked = automatic;
+    write(value);
   };
-  range.addEventListener("input", () => { box.checked = false; write(); send(); });
+  range.addEventListener("input", () => { box.checked = false; write(Number(range.value)); send(); });
+  field.addEventListener("change", () => {
+    if (!field.checkValidity() || field.value === "") { field.reportValidity(); write(model.shown.value); return; }
+    box.checked = false;
+    range.value = field.value;
+    send();
+  });
   box.addEventListener("change", send);
   model.on("shown", show);
   show();

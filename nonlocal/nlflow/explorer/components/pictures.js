@@ -1,62 +1,150 @@
 // Pictures beside each other; the first two, where there is something to compare, in one frame with a divider.
-const BLINK = 700;  // milliseconds
+// All show the same place: they are moved and made larger together.
+const BLINK = 700, MOST = 64, STEP = 1.5, REACH = 18;  // milliseconds; screen pixels a pixel; a press of + ; pixels
 
-const plain = (root) => {
-  const one = document.createElement("figure");
-  one.innerHTML = `<img><figcaption></figcaption>`;
-  root.append(one);
-};
+const lens = (name) => `<div class="frame" tabindex="0" role="group" aria-keyshortcuts="+ - 0 ArrowLeft ArrowRight"
+  title="drag to move, + and − or Ctrl and the wheel to zoom, 0 fits">${name}</div><figcaption></figcaption>`;
+const plain = `<figure>${lens("<img>")}</figure>`;
+const compared = `<figure class="main">${lens(`<img><div class="above"><img></div><div class="line"></div>
+  <span class="tag left"></span><span class="tag right"></span>`)}</figure>`;
+const tools = `<div class="tools"><span class="zoom" role="group" aria-label="zoom"><button data-do="out" aria-label="zoom out">−</button>
+  <button data-do="in" aria-label="zoom in">+</button><button data-do="fit">Fit</button>
+  <button data-do="true" title="a pixel of the picture is a pixel of the page">1:1</button>
+  <output aria-live="polite"></output></span>
+  <span class="two"><label>divider <input type="range" class="divider" min="0" max="100" value="50"></label>
+  <button class="blink" aria-pressed="false">Blink</button></span></div>`;
 
-const compared = (root) => {
-  const one = document.createElement("figure");
-  one.innerHTML = `<div class="frame"><img><img class="above"><div class="line"></div>
-    <span class="tag left"></span><span class="tag right"></span></div><figcaption></figcaption>
-    <div class="tools"><label>divider <input type="range" class="divider" min="0" max="100" value="50"></label>
-    <button class="blink" aria-pressed="false">Blink</button></div>`;
-  const frame = one.querySelector(".frame"), divider = one.querySelector(".divider"), button = one.querySelector("button");
-  let timer, blinking = false;
-  divider.addEventListener("input", () => frame.style.setProperty("--cut", `${divider.value}%`));
-  button.addEventListener("click", () => {
-    blinking = divider.disabled = !blinking;
-    button.setAttribute("aria-pressed", String(blinking));
-    button.textContent = blinking ? "Swipe" : "Blink";
-    frame.classList.toggle("blink", blinking);
-    frame.classList.remove("first");
-    clearInterval(timer);
-    if (blinking) timer = setInterval(() => frame.classList.toggle("first"), BLINK);
-  });
-  const drag = (event) => {
-    if (blinking || event.buttons !== 1) return;
-    const box = frame.getBoundingClientRect();
-    divider.value = (100 * (event.clientX - box.left)) / box.width;
-    divider.dispatchEvent(new Event("input"));
-    event.preventDefault();
-  };
-  frame.addEventListener("pointerdown", drag);
-  frame.addEventListener("pointermove", drag);
-  root.append(one);
-};
+const within = (value, low, high) => Math.min(Math.max(value, low), high);
 
 export function render({ model }) {
   const root = document.createElement("div");
   root.className = "views";
-  let built = "";
+  root.innerHTML = `${tools}<div class="row"></div>`;
+  const row = root.querySelector(".row"), divider = root.querySelector(".divider"), blink = root.querySelector(".blink");
+  const zoomed = root.querySelector("output"), fingers = new Map();
+  // The place that is shown: how much larger than what fits, and what lies in the middle, as shares of the picture.
+  let built = "", opened, timer, blinking = false, zoom = 1, x = 0.5, y = 0.5;
+
+  const measure = () => {
+    const image = row.querySelector("img");
+    return image && image.naturalWidth ? row.querySelector(".frame").clientWidth / image.naturalWidth : 0;
+  };
+  const place = () => {
+    const fit = measure();
+    if (!fit) return;
+    zoom = within(zoom, Math.min(1, 1 / fit), Math.max(MOST / fit, 1));
+    const half = Math.min(0.5, 0.5 / zoom);
+    [x, y] = [within(x, half, 1 - half), within(y, half, 1 - half)];
+    row.style.setProperty("--move", `translate(${(0.5 - x * zoom) * 100}%, ${(0.5 - y * zoom) * 100}%) scale(${zoom})`);
+    row.classList.toggle("fine", fit * zoom < 1);
+    row.classList.toggle("near", zoom > 1);
+    zoomed.textContent = `${Number((fit * zoom * 100).toPrecision(3))} %`;
+  };
+  // Make it larger, with the same thing under a point of the frame.
+  const larger = (factor, px = 0.5, py = 0.5) => {
+    const before = zoom;
+    zoom *= factor;
+    const fit = measure();
+    zoom = within(zoom, Math.min(1, 1 / fit), Math.max(MOST / fit, 1));
+    x += (px - 0.5) * (1 / before - 1 / zoom);
+    y += (py - 0.5) * (1 / before - 1 / zoom);
+    place();
+  };
+  const acts = {
+    in: () => larger(STEP), out: () => larger(1 / STEP), true: () => larger(1 / (measure() * zoom)),
+    fit: () => { [zoom, x, y] = [1, 0.5, 0.5]; place(); },
+  };
+  const keys = { "+": acts.in, "=": acts.in, "-": acts.out, 0: acts.fit };
+  const arrows = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  const cut = (value) => { divider.value = value; divider.dispatchEvent(new Event("input")); };
+
+  const listen = (frame) => {
+    const shares = (event) => {
+      const box = frame.getBoundingClientRect();
+      return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height, box];
+    };
+    let cutting = false;
+    frame.addEventListener("wheel", (event) => {
+      if (!event.ctrlKey && !event.metaKey) return;  // the page is scrolled
+      event.preventDefault();
+      larger(Math.exp(-event.deltaY / 300), ...shares(event));
+    }, { passive: false });
+    frame.addEventListener("dblclick", (event) => larger(2, ...shares(event)));
+    frame.addEventListener("keydown", (event) => {
+      const arrow = arrows[event.key];
+      if (keys[event.key]) keys[event.key]();
+      else if (arrow && zoom > 1) { x += (0.1 * arrow[0]) / zoom; y += (0.1 * arrow[1]) / zoom; place(); }
+      else return;
+      event.preventDefault();
+    });
+    frame.addEventListener("pointerdown", (event) => {
+      const [px, , box] = shares(event);
+      fingers.set(event.pointerId, [event.clientX, event.clientY]);
+      const line = frame.querySelector(".line") && !blinking;
+      cutting = line && (zoom <= 1 || Math.abs(px * 100 - divider.value) * box.width < REACH * 100);
+      if (cutting) cut(px * 100);
+      frame.setPointerCapture(event.pointerId);
+    });
+    frame.addEventListener("pointermove", (event) => {
+      const before = fingers.get(event.pointerId);
+      if (!before) return;
+      const [px, py, box] = shares(event), now = [event.clientX, event.clientY];
+      const other = [...fingers].find(([id]) => id !== event.pointerId);
+      fingers.set(event.pointerId, now);
+      if (other) {  // two fingers: their distance
+        const far = ([a, b]) => Math.hypot(a - other[1][0], b - other[1][1]);
+        larger(far(now) / Math.max(far(before), 1), px, py);
+      } else if (cutting) {
+        cut(px * 100);
+      } else {
+        x -= (now[0] - before[0]) / box.width / zoom;
+        y -= (now[1] - before[1]) / box.height / zoom;
+        place();
+      }
+    });
+    for (const end of ["pointerup", "pointercancel"]) frame.addEventListener(end, (event) => fingers.delete(event.pointerId));
+  };
+
+  root.querySelectorAll("[data-do]").forEach((one) => one.addEventListener("click", acts[one.dataset.do]));
+  divider.addEventListener("input", () => row.style.setProperty("--cut", `${divider.value}%`));
+  blink.addEventListener("click", () => {
+    blinking = divider.disabled = !blinking;
+    blink.setAttribute("aria-pressed", String(blinking));
+    blink.textContent = blinking ? "Swipe" : "Blink";
+    row.classList.toggle("blink", blinking);
+    row.classList.remove("first");
+    clearInterval(timer);
+    if (blinking) timer = setInterval(() => row.classList.toggle("first"), BLINK);
+  });
+  new ResizeObserver(place).observe(row);
+
   const show = () => {
-    const { items, compare, serial } = model.shown;
+    const { items, compare, serial, source } = model.shown;
+    if (opened !== source) { opened = source; acts.fit(); }  // another file is seen whole
     if (built !== `${items.length} ${compare}`) {
       built = `${items.length} ${compare}`;
-      root.replaceChildren();
-      if (compare) compared(root);
-      items.slice(compare ? 2 : 0).forEach(() => plain(root));
+      row.innerHTML = (compare ? compared : "") + plain.repeat(items.length - (compare ? 2 : 0));
+      row.querySelectorAll(".frame").forEach(listen);
+      row.classList.toggle("compare", compare);
+      root.querySelector(".two").hidden = !compare;
     }
-    root.querySelectorAll("img").forEach((image, k) => {
+    root.hidden = items.length === 0;
+    row.querySelectorAll("img").forEach((image, k) => {
       // What stays while settings move is sent once, apart from what changes.
       image.src = items[k].src || model.still[items[k].name] || "";
       image.alt = items[k].alt;
+      image.draggable = false;
+      if (k === 0) image.onload = () => {
+        const shape = image.naturalWidth / image.naturalHeight;
+        row.style.setProperty("--shape", shape);
+        row.classList.toggle("broad", shape > 1.7);
+        place();
+      };
     });
     const captions = compare ? [items[0], ...items.slice(2)] : items;
-    root.querySelectorAll("figcaption").forEach((one, k) => { one.textContent = captions[k].caption; });
-    root.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name; });
+    row.querySelectorAll("figcaption").forEach((one, k) => { one.textContent = captions[k].caption; });
+    row.querySelectorAll(".frame").forEach((one, k) => one.setAttribute("aria-label", captions[k].alt));
+    row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name; });
     root.dataset.serial = serial;  // the pictures are on the screen, for those who wait for it
   };
   model.on(["still", "shown"], show);

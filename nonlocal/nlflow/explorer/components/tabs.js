@@ -1,5 +1,21 @@
 // The bar of tabs: buttons that arrow keys go through, as the pattern for tabs of the ARIA practices has it.
-export function render({ model }) {
+// And a notice when the server has gone: nothing on the page answers then.
+const GONE = "The server has gone: nothing on this page is computed any more. Start `nonlocal explore` again where it ran, \
+then reload this page.";
+
+const watch = (page) => page.on_event("connection_lost", () => {
+  if (document.querySelector(".nl-gone")) return;
+  const notice = document.createElement("div");
+  notice.className = "nl-gone";
+  notice.setAttribute("role", "alert");
+  notice.style.cssText = "position:fixed; inset:0 0 auto 0; z-index:9; padding:12px 20px; background:#a3160b; color:#fff; \
+    font:600 15px/1.45 system-ui, sans-serif";
+  notice.textContent = GONE;
+  document.body.append(notice);
+});
+
+export function render({ model, view }) {
+  watch(view.model.document);
   const root = document.createElement("div");
   root.className = "tabs";
   root.setAttribute("role", "tablist");

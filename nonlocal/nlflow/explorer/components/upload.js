@@ -1,4 +1,4 @@
-// A file from the user's disk: chosen, or dropped on the box.
+// A file from the user's disk: chosen, or dropped on the button.
 export function render({ model }) {
   const root = document.createElement("div");
   const { name, label, hint, accept, limit } = model.shown;
@@ -7,6 +7,7 @@ export function render({ model }) {
   root.innerHTML = `<label><span></span><input type="file"></label><p class="hint"></p>`;
   root.querySelector("span").textContent = label;
   root.querySelector(".hint").textContent = hint;
+  root.querySelector(".hint").hidden = !hint;
   const input = root.querySelector("input");
   input.accept = accept;
   const send = (file) => {
