@@ -349,4 +349,4 @@ def test_duplicates_one_class_and_sparse_features(moons):
         dense, sparse = kind().fit(X, few), kind().fit(csr_array(X), few)
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
     with pytest.warns(ConvergenceWarning, match="raise maxiter"):
-        HarmonicClassifier("knn", max_iter=1).fit(X, few)
+        HarmonicClassifier(gamma=5.0, max_iter=1).fit(X, few)

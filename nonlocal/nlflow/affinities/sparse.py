@@ -43,6 +43,8 @@ class SparseAffinity(Affinity):
     components : array of int32 of shape ``domain.shape``
         Number of the connected component of each node, 0, 1, ... An edge connects its ends whichever way it runs.
     component_count : int
+    kept : dict
+        What was made of the edges once and serves again, such as the factors of a Laplacian; scaled ones share it.
     """
 
     method = "sparse"
@@ -65,6 +67,7 @@ class SparseAffinity(Affinity):
 
     def _take(self, edges: Sparse) -> None:
         self._graph = edges
+        self.kept: dict[str, Any] = {}
         sums = np.asarray(edges.sum(axis=1, dtype=np.float64)).ravel()
         self._alone = sums == 0
         self._some_alone = bool(self._alone.any())

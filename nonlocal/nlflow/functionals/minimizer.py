@@ -137,7 +137,7 @@ def minimize_held(
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
     if name == "transform":
         raise InputError(
-            "preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a constraint"
+            "preconditioner: got 'transform', expected 'auto', 'diagonal', 'multigrid' or 'direct' with a constraint"
         )
     xp, axes = namespace(f), tuple(range(len(affinity.domain.shape)))
     held.check_reached(affinity, _determined(fidelity, f, affinity.domain.shape))
@@ -154,7 +154,7 @@ def minimize_held(
     stiff = fidelity
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
         stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
-    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol)
+    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, held.mask)
 
     def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: held.free(precondition(v))
@@ -180,7 +180,7 @@ def minimize_source(
     components both s and u have mean 0 on each. Arguments are those of `minimize`; s is the source in the measure w.
     """
     if name == "transform":
-        raise InputError("preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a source")
+        raise InputError("preconditioner: got 'transform', expected another one with a source")
     xp, shape = namespace(source), affinity.domain.shape
     axes = tuple(range(len(shape)))
     parts = _parts(affinity, source)

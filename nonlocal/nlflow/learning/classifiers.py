@@ -137,7 +137,7 @@ class LabelSpreading(ProbabilisticClassifier):
             return energy.minimizer(preconditioner="direct")
         if p.method == "dense" and alpha <= _QUICK:  # steps alone converge as fast
             return self._settled(Minimizer(energy.observed, math.inf, 0, True, ""))
-        name = self._preconditioner if alpha > _SLOW else "auto"
+        name = "graph" if alpha > _SLOW else "auto"
         found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=name)
         if p.error_estimate > 0:  # the sums have no digits below it
             return found
@@ -182,7 +182,7 @@ class _Held(GraphEstimator):
                 constraint=Constraint(fixed, to_numpy(values)[fixed]),
                 rtol=self.tol,
                 maxiter=self.max_iter,
-                preconditioner=self._preconditioner,
+                preconditioner="graph",
             )
             return self._took(found)
         strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
@@ -191,7 +191,7 @@ class _Held(GraphEstimator):
         self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
         return self._took(
             self.functional_.minimizer(
-                rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=self._preconditioner
+                rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner="graph"
             )
         )
 
@@ -344,7 +344,7 @@ class PoissonClassifier(GraphClassifier):
             return self._took(Minimizer(one_hot, 0.0, 0, True, "one class in each component"))
         u = self._took(
             self.functional_.potential(
-                self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner=self._preconditioner
+                self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph"
             )
         )
         # With mean 0 in the degrees without loops, on each component: the classes are compared with each other.
