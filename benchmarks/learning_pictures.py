@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import zipfile
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def convolutional(folder: Path, pictures: Any, epochs: int = EPOCHS) -> tuple[An
     images = _tensor(seen)
     widths = (3, 32, 64, 128)
     layers: list[Any] = []
-    for here, there in zip(widths, widths[1:], strict=False):
+    for here, there in pairwise(widths):
         layers += [nn.Conv2d(here, there, 3, padding=1, bias=False), nn.BatchNorm2d(there), nn.ReLU(), nn.MaxPool2d(2)]
     body = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
     model = nn.Sequential(body, nn.Linear(widths[-1], 10))

@@ -14,7 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, solve
+from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, affinity_from_graph, solve
 from nlflow.learning import (
     HarmonicClassifier,
     HarmonicRegressor,
@@ -259,6 +259,35 @@ def test_components_without_a_label_get_no_class(kind):
     numbers = np.where(y == "a", 0, np.where(y == "b", 1, -1)).astype(int)
     with pytest.warns(NlflowWarning, match="without a label"):
         assert kind("knn", n_neighbors=2).fit(X, numbers).transduction_[3:].tolist() == [-1, -1, -1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, how) for kind in CLASSIFIERS for how in ("matrix", "neighbours")),
+        *((kind, "sums") for kind in CLASSIFIERS if kind is not PLaplacianClassifier),  # which lists its edges
+    ],
+)
+def test_parts_without_a_label_are_counted(kind, how, monkeypatch):
+    """Groups of samples so far apart that their kernels underflow; labels in the first alone."""
+    if how == "sums":
+        monkeypatch.setattr(graphs, "DENSE_NODES", 5)
+    # Of sums single samples are told; of a matrix they belong to the nearest ones, since rows sum to 1.
+    sizes = [5, 1, 1, 1] if how == "sums" else [5, 3, 2, 4, 2, 2, 2]
+    X = np.concatenate([100.0 * i + 0.05 * np.arange(n) for i, n in enumerate(sizes)])[:, None]
+    y = np.full(len(X), -1)
+    y[0], y[4] = 0, 1
+    if how == "neighbours":
+        given = affinity_from_graph(np.where(cdist(X, X) < 1, 1.0, 0.0) - np.eye(len(X)))
+    told = r"15 samples \(the first is 5\) lie in 6 components .* \(sizes 4, 3, 2, 2, 2, \.\.\.\)"
+    if how == "sums":
+        told = r"3 samples \(the first is 5\) lie in 3 components .* \(sizes 1, 1, 1\)"
+    with pytest.warns(NlflowWarning, match=told):
+        model = kind(given if how == "neighbours" else "rbf", gamma=1.0).fit(X, y)
+    assert set(model.transduction_[:5].tolist()) == {0, 1}
+    assert (model.transduction_[5:] == -1).all()
+    assert np.isnan(model.label_distributions_[5:]).all()
+    assert np.isfinite(model.label_distributions_[:5]).all()
 
 
 def test_a_regression_has_no_value_there():

@@ -358,19 +358,18 @@ class E(J):
         preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'direct'}
             ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
             where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
-            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids;
-            one or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for
-            stencils and graphs of NumPy features; 10 to 40 iterations of three averages each, after a set-up that takes
-            20 to 30 bytes an edge (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies
-            by a factor of 4 at most and more than a few iterations are saved; otherwise the diagonal, and multigrid
-            from where 100 more iterations, and 2 for each edge of a node, are expected at the rate of the last 16: that
-            is what set-up and solution cost. The message tells which one was used. ``direct``: for a given symmetric
-            graph the factors of sparse elimination, which are exact, so that one or two iterations are left; without a
-            fidelity they are kept with the graph, for other constraints and sources (`Elimination`). For dense
-            affinities Cholesky's method, without an iteration, N^3 / 3 operations; where f >= 0 each entry of u keeps
-            its digits, however small it is beside the others, and `rtol`, `maxiter` and `start` have no part in it.
-            ``graph``: for graphs up to 2048 nodes ``direct``, where no digits are lost, else multigrid from the start
-            where memory allows, else ``auto``.
+            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids; one
+            or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for stencils and graphs of NumPy
+            features; 10 to 40 iterations of three averages each, after a set-up that takes 20 to 30 bytes an edge
+            (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few
+            iterations are saved; otherwise the diagonal, and multigrid from where 100 more iterations, and 2 for each
+            edge of a node, are expected at the rate of the last 16: that is what set-up and solution cost. The message
+            tells which one was used. ``direct``: for a given symmetric graph the factors of sparse elimination, which
+            are exact, so that one or two iterations are left; without a fidelity they are kept with the graph, for
+            other constraints and sources (`Elimination`). For dense affinities Cholesky's method, without an iteration,
+            N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it is beside the others,
+            and `rtol`, `maxiter` and `start` have no part in it. ``graph``: for graphs up to 2048 nodes ``direct``,
+            where no digits are lost, else ``auto``.
 
         Raises
         ------

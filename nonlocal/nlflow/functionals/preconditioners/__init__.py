@@ -12,4 +12,14 @@ from nlflow.functionals.preconditioners.elimination import Elimination
 from nlflow.functionals.preconditioners.multigrid import Multigrid
 from nlflow.functionals.preconditioners.transform import Diagonal, Transform
 
-__all__ = ["PAYS", "PAYS_EDGE", "PRECONDITIONERS", "Capacitance", "Choice", "Diagonal", "Elimination", "Multigrid", "Transform"]
+__all__ = [
+    "PAYS",
+    "PAYS_EDGE",
+    "PRECONDITIONERS",
+    "Capacitance",
+    "Choice",
+    "Diagonal",
+    "Elimination",
+    "Multigrid",
+    "Transform",
+]

