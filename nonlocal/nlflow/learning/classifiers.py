@@ -244,10 +244,10 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
 
     This is the variational p-Laplacian, of all classes together. GraphLearning's ``plaplace`` solves another equation,
-    the game-theoretic one, for each class alone: u_i = ((max + min) of its neighbours) / 2 (p - 2) / (p - 1) + (Pu)_i /
-    (p - 1). Both are harmonic functions for p = 2 and differ otherwise. With p above the dimension of the data few labels suffice, and no spikes appear at
-    them (El Alaoui, Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
-    10.1016/j.acha.2022.01.004).
+    the game-theoretic one, for each class alone: u_i is (p - 2) / (p - 1) of the mean of its largest and least
+    neighbour and 1 / (p - 1) of (Pu)_i. Both are harmonic functions for p = 2 and differ otherwise. With p above the
+    dimension of the data few labels suffice, and no spikes appear at them (El Alaoui, Cheng, Ramdas, Wainwright and
+    Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004).
 
     Parameters
     ----------

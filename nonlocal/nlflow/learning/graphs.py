@@ -15,6 +15,7 @@ from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, to_
 from nlflow.affinities import Affinity, DenseAffinity, SparseAffinity, affinity, affinity_from_graph, neighbour_graph
 from nlflow.affinities.nearest import neighbour_rows
 from nlflow.affinities.pair_sums import PairSums
+from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
 from nlflow.errors import InputError
 from nlflow.kernels import Gaussian, RadialKernel
@@ -247,27 +248,31 @@ class PointGraph:
 def _dense(kernel: RadialKernel, domain: Points, points: Any, recipe: Recipe) -> DenseAffinity:
     """Return the affinity of all pairs as a matrix; distances of Gaussians by one product where it has the digits."""
     width = kernel.gaussian_width
-    if is_numpy(points) and width is not None:
+    if not is_numpy(points) or width is None:
+        return DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+    with np.errstate(over="ignore", invalid="ignore"):  # such points have no digits to spare
         x = points.astype(np.float64)
         x = (x - x.mean(axis=0)) / (math.sqrt(2) * width)  # so that log k = -|x - y|^2
         squares = (x * x).sum(axis=1)
-        # Each entry is a sum of d + 2 products, of moduli below 4 max |x|^2 in all.
-        if 4 * (x.shape[1] + 2) * float(np.finfo(np.float64).eps) * float(squares.max()) < _EXACT:
-            left = np.column_stack([2 * x, -squares, -np.ones(len(x))])
-            right = np.column_stack([x, np.ones(len(x)), squares]).T
+        # Each logarithm is a sum of d + 2 products, whose moduli are below 4 max |x|^2 in all.
+        rounding = 4 * (x.shape[1] + 2) * float(np.finfo(np.float64).eps) * float(squares.max())
+    if not rounding < _EXACT:
+        return DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+    left = np.column_stack([2 * x, -squares, -np.ones(len(x))])
+    right = np.column_stack([x, np.ones(len(x)), squares]).T
 
-            def logs(start: int, stop: int) -> Floats:
-                block = np.minimum(left[start:stop] @ right, 0)
-                if not recipe.loops:
-                    own = np.arange(start, stop)
-                    block[own - start, own] = -math.inf
-                return block
+    def logs(start: int, stop: int) -> Floats:
+        block = np.minimum(left[start:stop] @ right, 0)
+        if not recipe.loops:
+            own = np.arange(start, stop)
+            block[own - start, own] = -math.inf
+        return block
 
-            return DenseAffinity(
-                domain, kernel, logs, points, symmetric=True, memory_limit=recipe.memory_limit,
-                positive_semidefinite=recipe.loops and kernel.is_definite(x.shape[1]),
-            )  # fmt: skip
-    return DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+    with one_blas_thread():
+        return DenseAffinity(
+            domain, kernel, logs, points, symmetric=True, memory_limit=recipe.memory_limit,
+            positive_semidefinite=recipe.loops and kernel.is_definite(x.shape[1]),
+        )  # fmt: skip
 
 
 def _all_from_first(there: NDArray[np.bool_]) -> bool:
