@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
 import numpy as np
@@ -112,6 +114,10 @@ def test_factors_are_kept_with_the_graph(graph: Any) -> None:
     J(graph.scaled(3.0)).minimizer(constraint=Constraint([0, 95, 130], [0.0, 1.0, 2.0]), preconditioner="graph")
     assert graph.kept["elimination"] is kept
     assert graph.scaled(2.0).kept is graph.kept
+    for other in (copy.deepcopy(graph), pickle.loads(pickle.dumps(graph))):  # factors cannot be copied
+        assert other.kept == {}
+        again = J(other).potential(source, preconditioner="direct").u
+        assert np.array_equal(again, J(graph).potential(source, preconditioner="direct").u)
 
 
 def test_weak_ties_are_refused_or_left_to_iterations() -> None:
