@@ -144,16 +144,17 @@ class _Charges:
         system = np.block(
             [[self._responses[nodes] / self._unit, inside], [inside.T, np.zeros((self._number, self._number))]]
         )
-        self._system = lu_factor(system, check_finite=False)
+        with one_blas_thread():
+            self._system = lu_factor(system, check_finite=False)
 
     def balanced(self, v: Floats, right: Floats) -> Floats:
         """Return the solution `v` for a right-hand side with the charges that make it 0 at held nodes."""
         from scipy.linalg import lu_solve
 
-        totals = np.zeros((self._number, v.shape[1]))
-        np.add.at(totals, self._parts, right)
+        totals = np.stack([np.bincount(self._parts, column, self._number) for column in right.T], axis=1)
         wanted = -np.concatenate([v[self._nodes] / self._unit, totals])
-        found = lu_solve(self._system, wanted, check_finite=False)
+        with one_blas_thread():
+            found = lu_solve(self._system, wanted, check_finite=False)
         charges, constants = found[: len(self._nodes)], found[len(self._nodes) :] * self._unit
         v = v + self._responses @ charges + constants[self._parts]
         v[self._nodes] = 0
