@@ -100,9 +100,9 @@ def spreading() -> list[Row]:
         ours = found["ours"].label_distributions_
         apart = {side: float(np.abs(found[side].label_distributions_ - ours).max()) for side in ("settled", "plain")}
         work = f"label spreading, digits / 16, defaults, alpha {alpha:g}"
-        for side, how in (("settled", "tol 1e-12"), ("plain", "as it comes, tol 1e-3")):
+        for side, how in (("settled", "to tol 1e-12"), ("plain", "as it comes, tol 1e-3")):
             rows.append(Row.of(
-                NAME, f"{work}: time; theirs with {how}, {found[side].n_iter_} steps, {apart[side]:.0e} from ours",
+                NAME, f"{work}: time; theirs {how}, {found[side].n_iter_} steps, {apart[side]:.0e} from ours",
                 f"{seconds[side] * 1e3:.0f} ms", f"{seconds['ours'] * 1e3:.0f} ms", seconds[side] / seconds["ours"],
                 least=5, also=side == "plain" or apart[side] < 1e-8,
             ))  # fmt: skip
@@ -213,7 +213,7 @@ def roll() -> list[Row]:
         worst = max(worst, float(np.abs(found.eigenvalues_ - expected).max()))
     rows = [Row.of(NAME, "diffusion map, swiss roll of 3 000: 9 eigenvalues, largest error (alpha 0, 1/2, 1)",
                    "dense eigenvalues", f"{worst:.0e}", worst, most=1e-6)]  # fmt: skip
-    work = f"diffusion map, swiss roll of {ROLL:,}, 64 neighbours, 4 modes: time".replace(",", " ", 1)
+    work = f"diffusion map, swiss roll of {ROLL}, 64 neighbours, 4 modes: time"
     absent = missing(work, "pydiffmap", ">= 5")
     if absent is not None:
         return [*rows, absent]
