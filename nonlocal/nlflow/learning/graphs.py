@@ -262,7 +262,7 @@ def _dense(kernel: RadialKernel, domain: Points, points: Any, recipe: Recipe) ->
     right = np.column_stack([x, np.ones(len(x)), squares]).T
 
     def logs(start: int, stop: int) -> Floats:
-        block = np.minimum(left[start:stop] @ right, 0)
+        block: Floats = np.minimum(left[start:stop] @ right, 0)
         if not recipe.loops:
             own = np.arange(start, stop)
             block[own - start, own] = -math.inf
