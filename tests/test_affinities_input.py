@@ -244,15 +244,15 @@ LARGE = np.zeros((1500, 1500), np.float32)
 TOO_LARGE: dict[str, tuple[Any, str]] = {
     "dense points": (
         lambda **limit: affinity(Gaussian(1.0), Points(np.arange(20000.0)), method="dense", **limit),
-        r"a dense affinity of 20000 nodes needs 3\.\d+ GiB \(3\d{9} bytes\), the limit is .*; use fewer nodes, a grid",
+        r"a dense affinity of 20000 nodes needs 2\.9\d+ GiB \(3\d{9} bytes\), the limit is .*; use fewer nodes, a grid",
     ),
     "dense features": (
         lambda **limit: affinity(ExpDotProduct(), Points(np.arange(2e4)), np.zeros(20000), method="dense", **limit),
-        r"a dense affinity of 20000 nodes needs 3\.\d+ GiB",
+        r"a dense affinity of 20000 nodes needs 2\.9\d+ GiB",
     ),
     "dense grid": (
         lambda **limit: affinity(Gaussian(0.1), Grid((150, 150)), method="dense", **limit),
-        r"a dense affinity of 22500 nodes needs 4\.\d+ GiB .* raise memory_limit",
+        r"a dense affinity of 22500 nodes needs 3\.7\d+ GiB .* raise memory_limit",
     ),
     "dense patches": (
         lambda **limit: affinity(PATCH, Grid((200, 200)), np.zeros((200, 200)), method="dense", **limit),

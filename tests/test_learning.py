@@ -1,5 +1,6 @@
 """Learning on graphs: each estimator against a solution that was not written here, and what it does with bad input."""
 
+import re
 import warnings
 
 import numpy as np
@@ -14,7 +15,7 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, solve
+from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, affinity_from_graph, solve
 from nlflow.learning import (
     HarmonicClassifier,
     HarmonicRegressor,
@@ -261,6 +262,39 @@ def test_components_without_a_label_get_no_class(kind):
         assert kind("knn", n_neighbors=2).fit(X, numbers).transduction_[3:].tolist() == [-1, -1, -1]
 
 
+@pytest.mark.parametrize(
+    ("kind", "how"),
+    [
+        *((kind, how) for kind in CLASSIFIERS for how in ("matrix", "neighbours")),
+        *((kind, "sums") for kind in CLASSIFIERS if kind is not PLaplacianClassifier),  # which lists its edges
+    ],
+)
+def test_parts_without_a_label_are_counted(kind, how, monkeypatch):
+    """Groups of samples so far apart that their kernels underflow; labels in the first alone."""
+    if how == "sums":
+        monkeypatch.setattr(graphs, "DENSE_NODES", 5)
+        monkeypatch.setattr("nlflow.affinities.choice._DENSE_NODES", 5)
+    # Of sums single samples are told; of a matrix they belong to the nearest ones, since rows sum to 1.
+    sizes = [5, 1, 1, 1] if how == "sums" else [5, 3, 2, 4, 2, 2, 2]
+    X = np.concatenate([100.0 * i + 0.05 * np.arange(n) for i, n in enumerate(sizes)])[:, None]
+    y = np.full(len(X), -1)
+    y[0], y[4] = 0, 1
+    if how == "neighbours":
+        given = affinity_from_graph(np.where(cdist(X, X) < 1, 1.0, 0.0) - np.eye(len(X)))
+    told = r"15 samples \(the first is 5\) lie in 6 components .* \(sizes 4, 3, 2, 2, 2, \.\.\.\)"
+    if how == "sums":
+        told = r"3 samples \(the first is 5\) lie in 3 components .* \(sizes 1, 1, 1\)"
+    with warnings.catch_warnings(record=True) as caught:  # sums warn of such samples too
+        warnings.simplefilter("always")
+        model = kind(given if how == "neighbours" else "rbf", gamma=1.0).fit(X, y)
+    assert any(re.search(told, str(one.message)) for one in caught), [str(one.message) for one in caught]
+    assert (model.method_ in ("dense", "sparse")) == (how != "sums")
+    assert set(model.transduction_[:5].tolist()) == {0, 1}
+    assert (model.transduction_[5:] == -1).all()
+    assert np.isnan(model.label_distributions_[5:]).all()
+    assert np.isfinite(model.label_distributions_[:5]).all()
+
+
 def test_a_regression_has_no_value_there():
     X, y = islands()
     values = np.where(y == "a", 1.0, np.where(y == "b", 3.0, np.nan))
@@ -349,4 +383,4 @@ def test_duplicates_one_class_and_sparse_features(moons):
         dense, sparse = kind().fit(X, few), kind().fit(csr_array(X), few)
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
     with pytest.warns(ConvergenceWarning, match="raise maxiter"):
-        HarmonicClassifier("knn", max_iter=1).fit(X, few)
+        HarmonicClassifier(gamma=5.0, max_iter=1).fit(X, few)

@@ -14,7 +14,7 @@ from sklearn.datasets import make_moons, make_swiss_roll
 from sklearn.metrics import adjusted_rand_score
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import Gaussian, InputError, affinity_from_graph, neighbour_graph
+from nlflow import Gaussian, InputError, Points, affinity_from_graph, neighbour_graph
 from nlflow.learning import (
     DiffusionMap,
     HarmonicClassifier,
@@ -163,6 +163,15 @@ def test_evidence_is_that_of_the_dense_field():
     z = contrasts.T @ y
     expected = -2 * np.log(z @ np.linalg.solve(v, z) / 4) - 0.5 * np.linalg.slogdet(v)[1]
     assert log_evidence(graph, nodes, y, fidelity=2.0) == pytest.approx(expected, rel=1e-8)
+    # Quadrature weights are a part of the edges, W_ij = w_i w_j k_ij, and of the noise, s^2 / (fidelity w_i d_i).
+    w = rng.uniform(0.2, 3.0, 40)
+    weighted = affinity_from_graph(neighbour_graph(X, 5, Gaussian(width=1.0)), Points(X[:, 0], w))
+    edges = w[:, None] * neighbour_graph(X, 5, Gaussian(width=1.0)).toarray() * w
+    lap = np.diag(edges.sum(axis=1)) - edges
+    covariance = np.linalg.pinv(lap)[np.ix_(nodes, nodes)] + np.diag(1 / (2.0 * np.diag(lap)[nodes]))
+    v = contrasts.T @ covariance @ contrasts
+    expected = -2 * np.log(z @ np.linalg.solve(v, z) / 4) - 0.5 * np.linalg.slogdet(v)[1]
+    assert log_evidence(weighted, nodes, y, fidelity=2.0) == pytest.approx(expected, rel=1e-8)
     # A field that is smooth on the graph prefers it to one that is not.
     smooth = np.sort(X[nodes, 0])
     order = nodes[np.argsort(X[nodes, 0])]

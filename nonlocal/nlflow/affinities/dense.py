@@ -23,7 +23,7 @@ from nlflow.kernels import Kernel, Patch, PositionKernel
 LogBlock = Callable[[int, int], Array]
 """Rows [start, stop) of log k, shape (stop - start, N)."""
 
-_BLOCK_BYTES = 2**26
+_BLOCK_BYTES = 2**20  # of the logits of some rows, which stay in the cache until they are weights
 _SUMMED = 128  # nodes whose float32 terms are added up before float64 takes over
 _DENSE_REMEDY = (
     "use fewer nodes, a grid with a position kernel (method='convolution'), a windowed kernel (method='stencil'), "
@@ -65,6 +65,7 @@ class DenseAffinity(Affinity):
         self._limit = memory_limit
         xp = namespace(like)
         log_weights = np.log(domain.weights).reshape(-1)
+        weighted = bool(log_weights.any())
         device = array_api_compat.device(like)
         self.device = None if is_numpy(like) else device
         self._matrix = xp.empty((n, n), dtype=like.dtype, device=device)
@@ -73,12 +74,16 @@ class DenseAffinity(Affinity):
         for start in range(0, n, step):
             stop = min(start + step, n)
             logits = log_block(start, stop)
-            logits = logits + (log_weights if is_numpy(logits) else constant_like(log_weights, logits))
+            if weighted:
+                logits = logits + (log_weights if is_numpy(logits) else constant_like(log_weights, logits))
             highest = xp.max(logits, axis=1, keepdims=True)
             check_rows(highest[:, 0], start)
             weights = xp.exp(logits - highest)
             total = xp.sum(weights, axis=1, keepdims=True)
-            self._matrix[start:stop, :] = xp.astype(weights / total, like.dtype)
+            if is_numpy(weights):
+                np.divide(weights, total, out=self._matrix[start:stop], casting="same_kind")
+            else:
+                self._matrix[start:stop, :] = xp.astype(weights / total, like.dtype)
             self._log_degrees[start:stop] = xp.astype((highest + xp.log(total))[:, 0], xp.float64)
         self._log_degrees = xp.reshape(self._log_degrees, domain.shape)
 

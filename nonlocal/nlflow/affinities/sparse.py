@@ -22,6 +22,14 @@ _NEAR_ONE = 1e-3
 LAPLACIANS = ("combinatorial", "random walk", "symmetric")
 
 
+class Kept(dict[str, Any]):
+    """What was made of edges and can be made again; empty in a deep copy and in another process."""
+
+    def __reduce__(self) -> tuple[type[Kept], tuple[()]]:
+        """Leave all out: factors of SuperLU can neither be copied nor sent."""
+        return Kept, ()
+
+
 class SparseAffinity(Affinity):
     """The affinity of a graph; O(edges) memory and O(edges D) time an average.
 
@@ -43,6 +51,8 @@ class SparseAffinity(Affinity):
     components : array of int32 of shape ``domain.shape``
         Number of the connected component of each node, 0, 1, ... An edge connects its ends whichever way it runs.
     component_count : int
+    kept : Kept
+        What was made of the edges once and serves again, such as the factors of a Laplacian; scaled ones share it.
     """
 
     method = "sparse"
@@ -65,6 +75,7 @@ class SparseAffinity(Affinity):
 
     def _take(self, edges: Sparse) -> None:
         self._graph = edges
+        self.kept = Kept()
         sums = np.asarray(edges.sum(axis=1, dtype=np.float64)).ravel()
         self._alone = sums == 0
         self._some_alone = bool(self._alone.any())

@@ -168,7 +168,7 @@ class Held:
 
     def free(self, v: Array) -> Array:
         """Return `v` with 0 at the constrained nodes."""
-        return namespace(v).where(self._mask(v), 0 * v, v)
+        return namespace(v).where(self._mask(v), v.dtype.type(0) if is_numpy(v) else 0 * v, v)
 
     def given(self) -> list[Any]:
         """Return what tells the constraint from others; values that change with time are those of `at`."""

@@ -33,7 +33,7 @@ from nlflow.functionals.minimizer import (
     minimize_held,
     minimize_source,
 )
-from nlflow.functionals.preconditioners import PRECONDITIONERS
+from nlflow.functionals.preconditioners import PRECONDITIONERS, Elimination
 
 METRICS = ("l2", "degree")
 _LARGEST = math.log(np.finfo(np.float64).max)
@@ -170,7 +170,6 @@ class J:
         zeros = held.zeros(self.affinity) if start is None else 0 * self.affinity.check_signal("start", start)
         check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
         options = self._options(zeros, rtol, maxiter, start, preconditioner)
-        _no_direct(options["name"])
         return minimize_held(self.affinity, NodeFidelity(0.0), zeros, held, **options)
 
     def potential(
@@ -207,7 +206,6 @@ class J:
         s = self.affinity.check_signal("source", source)
         check_untracked("features", self.affinity.tracked, "the steps of nlflow.flows.derivatives.run")
         options = self._options(s, rtol, maxiter, start, preconditioner)
-        _no_direct(options["name"])
         held = as_constraint(self.affinity, constraint)
         if held is None:
             return minimize_source(self.affinity, s, **options)
@@ -357,18 +355,21 @@ class E(J):
         maxiter : int
         start : array, optional
             First guess; f by default, or a constant for a transform.
-        preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'direct'}
+        preconditioner : {'auto', 'diagonal', 'transform', 'multigrid', 'graph', 'direct'}
             ``diagonal``: that of the fidelity, at no cost; about sqrt((2 + lambda~) / lambda~) log(1 / rtol) iterations
             where the fidelity is uniform, many more where pixels that hardly see others have none. ``transform``: the
-            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids;
-            one or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for
-            stencils and graphs of NumPy features; 10 to 40 iterations of three averages each, after a set-up that takes
-            20 to 30 bytes an edge (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies
-            by a factor of 4 at most and more than a few iterations are saved; otherwise the diagonal, and multigrid
-            from where 100 more iterations, and 2 for each edge of a node, are expected at the rate of the last 16: that
-            is what set-up and solution cost. The message tells which one was used. ``direct``: no iteration at all,
-            for dense affinities: Cholesky's method, N^3 / 3 operations; where f >= 0 each entry of u keeps its digits,
-            however small it is beside the others. `rtol`, `maxiter` and `start` have no part in it.
+            Fourier or cosine transform that diagonalizes P, for position kernels on periodic and reflecting grids; one
+            or two iterations where lambda~ is uniform (`Transform`). ``multigrid``: for stencils and graphs of NumPy
+            features; 10 to 40 iterations of three averages each, after a set-up that takes 20 to 30 bytes an edge
+            (`Multigrid`). ``auto``: the transform where lambda~ > 0 varies by a factor of 4 at most and more than a few
+            iterations are saved; otherwise the diagonal, and multigrid from where 100 more iterations, and 2 for each
+            edge of a node, are expected at the rate of the last 16: that is what set-up and solution cost. The message
+            tells which one was used. ``direct``: for a given symmetric graph the factors of sparse elimination, which
+            are exact, so that one or two iterations are left; without a fidelity they are kept with the graph, for
+            other constraints and sources (`Elimination`). For dense affinities Cholesky's method, without an iteration,
+            N^3 / 3 operations; where f >= 0 each entry of u keeps its digits, however small it is beside the others,
+            and `rtol`, `maxiter` and `start` have no part in it. ``graph``: for graphs up to 2048 nodes ``direct``,
+            where no digits are lost, else ``auto``.
 
         Raises
         ------
@@ -385,7 +386,6 @@ class E(J):
         options = self._options(f, rtol, maxiter, start, preconditioner)
         held = as_constraint(self.affinity, constraint)
         if held is not None:
-            _no_direct(options["name"])
             return minimize_held(self.affinity, self.fidelity_in("degree"), f, held, **options)
         if self._fidelity.bounds()[1] == 0:
             raise InputError(
@@ -395,17 +395,9 @@ class E(J):
         fidelity = self.fidelity_in("degree")
         if fidelity.bounds()[1] == 0:
             raise NumericalError("degree: so large that fidelity / degree underflows to 0; use measure='degree'")
-        if options["name"] == "direct":
+        if options["name"] == "direct" and not Elimination.offered(self.affinity):
             return minimize_direct(self.affinity, fidelity, f)
         return minimize(self.affinity, fidelity, f, **options)
-
-
-def _no_direct(name: str) -> None:
-    """Raise `InputError` where there is no direct method."""
-    if name == "direct":
-        raise InputError(
-            "preconditioner: got 'direct', expected 'auto', 'diagonal' or 'multigrid' with a constraint or a source"
-        )
 
 
 def _unit(*signals: Array) -> float:

@@ -137,7 +137,7 @@ def minimize_held(
         raise InputError("constraint: got values that depend on time, expected those of one moment for a minimizer")
     if name == "transform":
         raise InputError(
-            "preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a constraint"
+            "preconditioner: got 'transform', expected 'auto', 'diagonal', 'multigrid' or 'direct' with a constraint"
         )
     xp, axes = namespace(f), tuple(range(len(affinity.domain.shape)))
     held.check_reached(affinity, _determined(fidelity, f, affinity.domain.shape))
@@ -154,7 +154,7 @@ def minimize_held(
     stiff = fidelity
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
         stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
-    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol)
+    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, held.mask)
 
     def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: held.free(precondition(v))
@@ -180,18 +180,22 @@ def minimize_source(
     components both s and u have mean 0 on each. Arguments are those of `minimize`; s is the source in the measure w.
     """
     if name == "transform":
-        raise InputError("preconditioner: got 'transform', expected 'auto', 'diagonal' or 'multigrid' with a source")
+        raise InputError("preconditioner: got 'transform', expected another one with a source")
     xp, shape = namespace(source), affinity.domain.shape
     axes = tuple(range(len(shape)))
     parts = _parts(affinity, source)
     measure = over_channels(affinity.measure("degree", source), source)
     inner = _inner(measure, axes, NodeFidelity(0.0))
 
+    shares = []
+    for part in parts:
+        weight = over_channels(part, source) * measure
+        shares.append((over_channels(part, source), weight / xp.sum(weight)))
+
     def centred(v: Array) -> Array:
-        for part in parts:
-            weight = over_channels(part, v) * measure
-            mean = xp.sum(weight * v, axis=axes, keepdims=True, dtype=xp.float64) / xp.sum(weight)
-            v = v - xp.astype(over_channels(part, v) * mean, v.dtype)
+        for part, share in shares:
+            mean = _total(share, v, axes)
+            v = v - xp.astype(mean if len(shares) == 1 else part * mean, v.dtype)
         return v
 
     # In the degree metric the source is s / d, relative to its largest entries: other degrees need have no float.
@@ -287,10 +291,21 @@ def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callabl
     xp = namespace(measure)
 
     def inner(a: Array, b: Array) -> Array:
-        products = xp.sum(measure * a * b, axis=axes, keepdims=True, dtype=xp.float64)
+        products = _total(measure * a, b, axes)
         return products if fidelity.width == 1 else xp.sum(products, axis=-1, keepdims=True)
 
     return inner
+
+
+def _total(weights: Array, v: Array, axes: tuple[int, ...]) -> Array:
+    """Return the sum of weights v over nodes, of each channel, float64; `weights` has the channels of `v`, or one."""
+    xp = namespace(v)
+    if not is_numpy(v) or v.ndim == len(axes) or v.shape[-1] == 1:
+        return xp.sum(weights * v, axis=axes, keepdims=True, dtype=xp.float64)
+    # Several times as fast as a sum over the first axes; for one channel that sum is pairwise, which keeps more digits.
+    flat = v.reshape(-1, v.shape[-1]).astype(np.float64, copy=False)
+    sums = np.einsum("nc,nc->c", np.broadcast_to(weights, v.shape).reshape(flat.shape), flat)
+    return np.asarray(sums.reshape((1,) * len(axes) + sums.shape))
 
 
 Precondition = Callable[[Array], Array]

@@ -2,7 +2,6 @@ from .active import Question as Question
 from .active import ask_next as ask_next
 from .classifiers import HarmonicClassifier as HarmonicClassifier
 from .classifiers import HarmonicRegressor as HarmonicRegressor
-from .classifiers import LabelSpreading as LabelSpreading
 from .classifiers import PLaplacianClassifier as PLaplacianClassifier
 from .classifiers import PLaplacianRegressor as PLaplacianRegressor
 from .classifiers import PoissonClassifier as PoissonClassifier
@@ -11,6 +10,7 @@ from .embedding import spectral_clustering as spectral_clustering
 from .selection import Curve as Curve
 from .selection import choose as choose
 from .selection import log_evidence as log_evidence
+from .spreading import LabelSpreading as LabelSpreading
 
 __all__ = [
     "Curve",

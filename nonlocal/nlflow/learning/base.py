@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory, memory_limit
+from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.functionals.minimizer import Minimizer
-from nlflow.functionals.preconditioners import Multigrid
 from nlflow.learning.graphs import PointGraph, Recipe
 
 try:
@@ -110,13 +109,6 @@ class GraphEstimator(PointEstimator):
         p = self.graph_.affinity
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         return self.graph_
-
-    @property
-    def _preconditioner(self) -> str:
-        """Multigrid from the start for graphs of few edges, whose iterations do not grow with N then."""
-        p = self.graph_.affinity
-        few = Multigrid.offered(p) and Multigrid.setup_bytes(p) <= memory_limit()
-        return "multigrid" if few else "auto"
 
     def _took(self, found: Minimizer) -> Array:
         self.n_iter_, self.residual_, self.message_ = max(found.iterations, 1), found.residual, found.message

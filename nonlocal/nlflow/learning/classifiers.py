@@ -1,6 +1,5 @@
-"""Label spreading, harmonic functions, Poisson learning and p-Laplace learning: minimizers of E, J and J_p with labels.
+"""Harmonic functions, Poisson learning and p-Laplace learning: minimizers of J, E and J_p with labels.
 
-LabelSpreading   E(u) = J(u) + lambda~/2 sum_i d_i |u_i - f_i|^2, f = D^-1/2 Y, lambda~ = (1 - alpha) / alpha
 Harmonic         J(u) with u = y at labelled nodes; E with a fidelity there alone
 Poisson          J(u) - sum of (y_j - mean y) . u_j over labelled nodes j
 PLaplacian       J_p(u) with u = y at labelled nodes
@@ -14,155 +13,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy
-from nlflow.errors import InputError, NumericalError, check_number
+from nlflow._array import Array, constant_like, is_numpy, to_numpy
+from nlflow.errors import InputError, check_number
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import default_rtol, verdict
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
 from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
 
-_STEPS = 200  # of the flow after conjugate gradients
 _SMALL = -30.0  # logarithm of a degree
-_QUICK = 0.3  # alpha up to which steps alone are taken between all pairs
-_SLOW = 0.8  # alpha from which on the direct method is faster than these
-
-
-class LabelSpreading(ProbabilisticClassifier):
-    """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, whose rows are probabilities.
-
-    The minimizer u of E with the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f = D^-1/2 Y, F =
-    D^1/2 u (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency). The model of
-    `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096 points, without its N x N matrix.
-
-    Parameters
-    ----------
-    affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or Affinity
-        W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
-        exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
-        affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
-    gamma : float
-    n_neighbors : int
-    alpha : float
-        In (0, 1): how much a node takes from its neighbours, and not from its own label.
-    class_prior : None, 'labels' or array of shape (C,)
-        Probabilities of the classes that unlabelled samples are to have; 'labels' takes their shares of the labels.
-    balance : {'mass', 'count'}
-        What has them: the sums of the scores (class mass normalization, Zhu, Ghahramani and Lafferty 2003), or the
-        numbers of samples of each class.
-    accuracy : float or None
-        How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
-        tell how they are computed, ``error_estimate_`` what was reached.
-    tol : float or None
-        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
-    max_iter : int
-        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none; its residual is rounding.
-    memory_limit : float, optional
-        Bytes.
-
-    Attributes
-    ----------
-    classes_ : array of shape (C,)
-    label_distributions_ : array of shape (N, C)
-        Probabilities; NaN in components without a label.
-    transduction_ : array of shape (N,)
-        Class of each sample; -1 in components without a label.
-    functional_ : E
-        Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
-    n_iter_, residual_, message_
-        Of the solution; see `nlflow.functionals.minimizer.Minimizer`.
-    affinity_, method_, reason_, error_estimate_
-        Of the sums.
-    reached_ : array of bool of shape (N,)
-        Which samples share a component with a label.
-
-    Notes
-    -----
-    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points. Below, each probability keeps its
-    digits, however weakly labels reach a sample.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> from nlflow.learning import LabelSpreading
-    >>> X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
-    >>> LabelSpreading().fit(X, ["left", -1, -1, "right", -1]).transduction_.tolist()
-    ['left', 'left', 'left', 'right', 'right']
-    """
-
-    def __init__(
-        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
-        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
-        max_iter: int = 10_000, memory_limit: float | None = None,
-    ) -> None:  # fmt: skip
-        self.affinity = affinity
-        self.gamma = gamma
-        self.n_neighbors = n_neighbors
-        self.alpha = alpha
-        self.class_prior = class_prior
-        self.balance = balance
-        self.accuracy = accuracy
-        self.tol = tol
-        self.max_iter = max_iter
-        self.memory_limit = memory_limit
-
-    @property
-    def _weakest(self) -> float:
-        return 0.0  # each probability keeps its digits
-
-    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        alpha = check_number("alpha", self.alpha, minimum=0, strict=True, below=1)
-        graph, xp = self.graph_, namespace(one_hot)
-        lonely = self.graph_.own > 1 - 1e-15
-        rest = np.where(lonely, 1.0, 1 - graph.own)  # of the degree, without the loop
-        logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
-        logs = np.where(lonely, logs.max(), logs)
-        if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
-            raise NumericalError(
-                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; use a "
-                "smaller gamma, or affinity='knn', whose widths are local"
-            )
-        root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
-        phi = (1 - alpha) / alpha * rest
-        self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
-        u = self._took(self._minimizer(alpha)) * root
-        there = constant_like(self.reached_.astype(np.float64), u)[:, None]
-        total = xp.sum(xp.where(u > 0, u, xp.zeros_like(u)), axis=1, keepdims=True)
-        return there * u / xp.where(total > 0, total, xp.ones_like(total))
-
-    def _minimizer(self, alpha: float) -> Minimizer:
-        energy, p = self.functional_, self.graph_.affinity
-        if p.method == "dense" and is_numpy(energy.observed) and alpha > _SLOW:
-            return energy.minimizer(preconditioner="direct")
-        if p.method == "dense" and alpha <= _QUICK:  # steps alone converge as fast
-            return self._settled(Minimizer(energy.observed, math.inf, 0, True, ""))
-        name = self._preconditioner if alpha > _SLOW else "auto"
-        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=name)
-        if p.error_estimate > 0:  # the sums have no digits below it
-            return found
-        return self._settled(found)
-
-    def _settled(self, found: Minimizer) -> Minimizer:
-        """Return a minimizer after semi-implicit steps of the flow, until none changes a node by `tol` of its values.
-
-        Conjugate gradients make the residual small beside the largest values; where labels reach a node weakly that may
-        be all of its own. Steps average numbers >= 0, in which nothing cancels.
-        """
-        energy = self.functional_
-        xp, fidelity, f = namespace(found.u), energy.fidelity_in("degree"), energy.observed
-        rtol = default_rtol(f) if self.tol is None else self.tol
-        u = xp.where(found.u > 0, found.u, xp.zeros_like(found.u))
-        done, left = 0, math.inf
-        while done < min(_STEPS, self.max_iter) and left > rtol:
-            new = fidelity.damped(energy.affinity._average(u) + fidelity.times(f), 1.0)
-            size = xp.sum(new, axis=1)
-            change = xp.sum(xp.abs(new - u), axis=1)
-            left = float(xp.max(change / xp.where(size > 0, size, xp.ones_like(size))))
-            u, done = new, done + 1
-        success, advice = verdict(left, rtol)
-        message = f"residual {left:.3g} of each node's own values after {found.iterations} iterations and {done} steps"
-        return Minimizer(u, left, found.iterations + done, found.success and success, message + advice)
 
 
 class _Held(GraphEstimator):
@@ -182,7 +41,7 @@ class _Held(GraphEstimator):
                 constraint=Constraint(fixed, to_numpy(values)[fixed]),
                 rtol=self.tol,
                 maxiter=self.max_iter,
-                preconditioner=self._preconditioner,
+                preconditioner="graph",
             )
             return self._took(found)
         strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
@@ -190,9 +49,7 @@ class _Held(GraphEstimator):
         phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
         self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
         return self._took(
-            self.functional_.minimizer(
-                rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=self._preconditioner
-            )
+            self.functional_.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner="graph")
         )
 
 
@@ -212,8 +69,9 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
 
     Notes
     -----
-    Graphs of neighbours are solved by conjugate gradients with algebraic multigrid where that pays, all classes at
-    once: O(edges) a step.
+    All classes at once. Graphs up to 2048 nodes are solved by elimination, whose factors are kept with the affinity:
+    give a further fit ``affinity=model.affinity_``. Larger ones take conjugate gradients, with algebraic multigrid
+    where that pays: O(edges) a step.
 
     Examples
     --------
@@ -343,9 +201,7 @@ class PoissonClassifier(GraphClassifier):
         if not source.any():  # one class in each component
             return self._took(Minimizer(one_hot, 0.0, 0, True, "one class in each component"))
         u = self._took(
-            self.functional_.potential(
-                self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner=self._preconditioner
-            )
+            self.functional_.potential(self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph")
         )
         # With mean 0 in the degrees without loops, on each component: the classes are compared with each other.
         mass = to_numpy(graph.affinity.measure("degree", u)).ravel() * (1 - graph.own)
@@ -387,9 +243,11 @@ class _PHarmonic(GraphEstimator):
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
     """p-Laplace learning: J_p is minimized with u = y at labelled nodes, |u_i - u_j| being Euclidean over the classes.
 
-    p = 2 are harmonic functions. With p above the dimension of the data few labels suffice, and no spikes appear at
-    them (El Alaoui, Cheng, Ramdas, Wainwright and Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi
-    10.1016/j.acha.2022.01.004).
+    This is the variational p-Laplacian, of all classes together. GraphLearning's ``plaplace`` solves another equation,
+    the game-theoretic one, for each class alone: u_i is (p - 2) / (p - 1) of the mean of its largest and least
+    neighbour and 1 / (p - 1) of (Pu)_i. Both are harmonic functions for p = 2 and differ otherwise. With p above the
+    dimension of the data few labels suffice, and no spikes appear at them (El Alaoui, Cheng, Ramdas, Wainwright and
+    Jordan 2016, arXiv 1603.00564; Flores, Calder and Lerman 2022, doi 10.1016/j.acha.2022.01.004).
 
     Parameters
     ----------

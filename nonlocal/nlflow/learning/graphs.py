@@ -15,6 +15,7 @@ from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, to_
 from nlflow.affinities import Affinity, DenseAffinity, SparseAffinity, affinity, affinity_from_graph, neighbour_graph
 from nlflow.affinities.nearest import neighbour_rows
 from nlflow.affinities.pair_sums import PairSums
+from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
 from nlflow.errors import InputError
 from nlflow.kernels import Gaussian, RadialKernel
@@ -23,6 +24,7 @@ KINDS = ("rbf", "knn", "precomputed")
 DENSE_NODES = 4096
 """Up to here all pairs are kept as a matrix without its diagonal."""
 _ROWS = 2**22  # pairs of new and old points at a time
+_EXACT = 1e-10  # relative error of k up to which distances come from a product of matrices
 _ALONE = 1e-9  # of a degree: what a node sees of others is rounding below
 SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 """exp(-r^2), of distances over local widths."""
@@ -136,7 +138,7 @@ class PointGraph:
         if count == 1:
             raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
         if count <= DENSE_NODES:
-            dense = DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+            dense = _dense(kernel, domain, points, recipe)
             dense.reason = f"no more than {DENSE_NODES} points: all pairs as a matrix"
             return dense
         accuracy = recipe.accuracy if is_numpy(points) else None
@@ -185,7 +187,7 @@ class PointGraph:
             return np.asarray(p.components.ravel(), np.int64)
         if isinstance(p, DenseAffinity):
             there = to_numpy(p.matrix) > weakest
-            if np.count_nonzero(there) >= self.size * (self.size - 1):
+            if _all_from_first(there):
                 return np.zeros(self.size, np.int64)
             edges: Any = csr_array(there)
             return np.asarray(connected_components(edges, directed=True, connection="weak")[1], np.int64)
@@ -241,6 +243,48 @@ class PointGraph:
             dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
             return np.asarray(values, dtype or np.float64)
         return constant_like(values, self._points)
+
+
+def _dense(kernel: RadialKernel, domain: Points, points: Any, recipe: Recipe) -> DenseAffinity:
+    """Return the affinity of all pairs as a matrix; distances of Gaussians by one product where it has the digits."""
+    width = kernel.gaussian_width
+    if not is_numpy(points) or width is None:
+        return DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+    with np.errstate(over="ignore", invalid="ignore"):  # such points have no digits to spare
+        x = points.astype(np.float64)
+        x = (x - x.mean(axis=0)) / (math.sqrt(2) * width)  # so that log k = -|x - y|^2
+        squares = (x * x).sum(axis=1)
+        # Each logarithm is a sum of d + 2 products, whose moduli are below 4 max |x|^2 in all.
+        rounding = 4 * (x.shape[1] + 2) * float(np.finfo(np.float64).eps) * float(squares.max())
+    if not rounding < _EXACT:
+        return DenseAffinity.from_features(kernel, domain, points, points, recipe.memory_limit, loops=recipe.loops)
+    left = np.column_stack([2 * x, -squares, -np.ones(len(x))])
+    right = np.column_stack([x, np.ones(len(x)), squares]).T
+
+    def logs(start: int, stop: int) -> Floats:
+        block: Floats = np.minimum(left[start:stop] @ right, 0)
+        if not recipe.loops:
+            own = np.arange(start, stop)
+            block[own - start, own] = -math.inf
+        return block
+
+    with one_blas_thread():
+        return DenseAffinity(
+            domain, kernel, logs, points, symmetric=True, memory_limit=recipe.memory_limit,
+            positive_semidefinite=recipe.loops and kernel.is_definite(x.shape[1]),
+        )  # fmt: skip
+
+
+def _all_from_first(there: NDArray[np.bool_]) -> bool:
+    """Tell whether walks along the entries of a matrix come from the first node to all others; reads a row once."""
+    seen = there[0].copy()
+    seen[0] = True
+    new = np.flatnonzero(seen)[1:]
+    while len(new) and not seen.all():
+        found = there[new].any(axis=0) & ~seen
+        seen |= found
+        new = np.flatnonzero(found)
+    return bool(seen.all())
 
 
 def _median_rate(points: Any, samples: int = 200) -> float:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
-from nlflow._array import Array, is_numpy
+from nlflow._array import Array, Floats, is_numpy
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, check_memory, memory_limit
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.preconditioners.coarsening import PAIRS
+from nlflow.functionals.preconditioners.elimination import Elimination, LostDigitsError
 from nlflow.functionals.preconditioners.multigrid import Multigrid
 from nlflow.functionals.preconditioners.transform import Transform
 
 Operator: TypeAlias = Callable[[Array], Array]
 
-PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid")
+PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid", "graph")
 PAYS, PAYS_EDGE = 100.0, 2.0
 """Multigrid pays from this many further iterations with the diagonal, and this many more for each edge of a node.
 
@@ -26,6 +29,12 @@ Measured on 256 x 256 (``python -m benchmarks.equilibrium crossover``): set-up a
 in a window of 3 x 3, 92 and 135 in one of 5 x 5, 194 in one of 7 x 7.
 """
 
+_NEEDS = {
+    "transform": "a position kernel on a periodic or reflecting grid",
+    "multigrid": f"a stencil or a sparse graph of at most {PAIRS} edges a node",
+    "direct": "a symmetric graph of edges",
+}
+_SMALL = 2048  # nodes up to which elimination is the first choice for a graph: 0.05 s for the worst fill measured
 _UNIFORM = 4.0  # ratio of fidelities up to which a transform is the first choice
 _QUICK = 16  # iterations with the diagonal below which it is not
 
@@ -43,15 +52,17 @@ class Choice:
         v to ((I - P) + phi) v.
     like : array
         A signal.
-    name : one of `PRECONDITIONERS`
+    name : one of `PRECONDITIONERS`, or 'direct'
     rtol : float
+    held : array of bool of shape ``domain.shape``, optional
+        Nodes of a constraint, which elimination takes into account.
 
     Raises
     ------
     InputError
         For one that does not exist for this system.
     MemoryLimitError
-        When multigrid is asked for and its set-up would pass the limit; ``auto`` does without it then.
+        When multigrid or elimination is asked for and its set-up would pass the limit; ``auto`` does without it then.
 
     Notes
     -----
@@ -59,8 +70,9 @@ class Choice:
     """
 
     def __init__(
-        self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float
-    ) -> None:
+        self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float,
+        held: NDArray[np.bool_] | None = None,
+    ) -> None:  # fmt: skip
         self._affinity, self._fidelity, self._operator = affinity, fidelity, operator
         self._rtol = rtol
         self._before = (0, math.inf)
@@ -70,17 +82,16 @@ class Choice:
         low, high = fidelity.bounds()
         transform = numbers and Transform.offered(affinity)
         self._multigrid = numbers and Multigrid.offered(affinity)
-        if (name == "transform" and not transform) or (name == "multigrid" and not self._multigrid):
-            needs = (
-                "a position kernel on a periodic or reflecting grid"
-                if name == "transform"
-                else f"a stencil or a sparse graph of at most {PAIRS} edges a node"
-            )
+        direct = numbers and Elimination.offered(affinity)
+        self.first: Operator = lambda r: fidelity.damped(r, 1.0)
+        if name == "graph":
+            name = self._for_graph(direct, held)
+        if not {"transform": transform, "multigrid": self._multigrid, "direct": direct}.get(name, True):
+            needs = _NEEDS[name]
             raise InputError(
                 f"preconditioner: got {name!r}, expected 'auto' or 'diagonal' here: it needs {needs}, and a fidelity "
                 "of one number for each node"
             )
-        self.first: Operator = lambda r: fidelity.damped(r, 1.0)
         pays = transform and 0 < high <= _UNIFORM * low and _expected(low, high, affinity.domain.size, rtol) >= _QUICK
         if name == "transform" or (name == "auto" and pays):
             self.used = "transform"
@@ -92,6 +103,13 @@ class Choice:
                 "use preconditioner='diagonal', or a smaller window",
             )
             self.first = self._set_up()
+        elif name == "direct" and self.used != "direct":
+            check_memory(
+                f"the factors for {affinity.domain.size} nodes, if none of their entries is 0",
+                Elimination.worst_bytes(affinity),
+                "use preconditioner='auto'",
+            )
+            self._eliminate(held)
         self._open = name == "auto" and self.used == "diagonal" and self._multigrid
         if self._open:
             self._open = Multigrid.setup_bytes(affinity) <= memory_limit()
@@ -109,12 +127,28 @@ class Choice:
         self._open = False
         return self._set_up()
 
+    def _for_graph(self, direct: bool, held: NDArray[np.bool_] | None) -> str:
+        """Return the first choice for a graph; elimination, where it is that, is set up."""
+        if direct and self._affinity.domain.size <= _SMALL:
+            with suppress(LostDigitsError):
+                self._eliminate(held)
+                return "direct"
+        return "auto"
+
+    def _eliminate(self, held: NDArray[np.bool_] | None) -> None:
+        self.first = Elimination(self._affinity, self._values(), None if held is None else held.ravel())
+        self.used = "direct"
+
     def _set_up(self) -> Multigrid:
         size = self._affinity.domain.size
-        values = np.broadcast_to(np.asarray(self._fidelity.values, np.float64), self._affinity.domain.shape)
         self.used = "multigrid"
         measure = self._affinity.measure("degree", np.empty(0))
-        return Multigrid(self._affinity, self._operator, measure.reshape(size), values.reshape(size))
+        return Multigrid(self._affinity, self._operator, measure.reshape(size), self._values())
+
+    def _values(self) -> Floats:
+        """Return phi at each node, (N,)."""
+        values = np.asarray(self._fidelity.values, np.float64)
+        return np.broadcast_to(values, self._affinity.domain.shape).reshape(-1)
 
 
 def _expected(low: float, high: float, nodes: int, rtol: float) -> float:

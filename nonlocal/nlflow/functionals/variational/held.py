@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.errors import InputError, check_integer, check_number, memory_limit
+from nlflow.errors import InputError, check_integer, check_number
 from nlflow.functionals.constraint import Constraint, Held
 from nlflow.functionals.energies import J
 from nlflow.functionals.fidelity import NodeFidelity
 from nlflow.functionals.minimizer import Minimizer, minimize_held
-from nlflow.functionals.preconditioners import Multigrid
 from nlflow.functionals.variational.jp import Jp
 
 _GROWTH = 1.5  # of q - 1 from one stage to the next
@@ -99,8 +98,6 @@ def _stages(p: float) -> list[float]:
 
 def _linear(jp: Jp, factors: Floats, held: Held, rtol: float) -> Floats:
     weighted = J(jp.graph.affinity(jp.on_edges(factors / factors.max())))
-    offered = Multigrid.offered(weighted.affinity) and Multigrid.setup_bytes(weighted.affinity) <= memory_limit()
-    name = "multigrid" if offered else "auto"
     found = minimize_held(
         weighted.affinity,
         NodeFidelity(0.0),
@@ -109,7 +106,7 @@ def _linear(jp: Jp, factors: Floats, held: Held, rtol: float) -> Floats:
         None,
         rtol=rtol,
         maxiter=10_000,
-        name=name,
+        name="graph",
     )
     return np.asarray(found.u)
 

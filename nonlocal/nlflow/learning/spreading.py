@@ -1,0 +1,211 @@
+"""Label spreading: E(u) = J(u) + lambda~/2 sum_i d_i |u_i - f_i|^2, f = D^-1/2 Y, lambda~ = (1 - alpha) / alpha."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy
+from nlflow.affinities import DenseAffinity
+from nlflow.errors import NumericalError, check_number
+from nlflow.functionals.energies import E
+from nlflow.functionals.krylov import default_rtol, verdict
+from nlflow.functionals.minimizer import Minimizer
+from nlflow.learning.base import ProbabilisticClassifier
+
+_STEPS = 200  # of the flow after conjugate gradients
+_QUICK = 0.3  # alpha up to which steps alone are taken between all pairs
+_SLOW = 0.8  # alpha from which on the direct method is faster than these
+_ROUGH = 1e-2  # change of a node's values up to which the first choice of edges serves
+_CHOICES = 4  # of edges after the first
+_ROWS = 64  # of a matrix, which stay in the cache
+_FEW = 1 / 8  # of the pairs: up to so many are worth a graph of their own
+
+
+class LabelSpreading(ProbabilisticClassifier):
+    """Label spreading: F = (1 - alpha) (I - alpha S)^-1 Y with S = D^-1/2 W D^-1/2, whose rows are probabilities.
+
+    The minimizer u of E with the fidelity lambda~ = (1 - alpha) / alpha in the degree measure and f = D^-1/2 Y, F =
+    D^1/2 u (Zhou, Bousquet, Lal, Weston and Schoelkopf 2004, learning with local and global consistency). The model of
+    `sklearn.semi_supervised.LabelSpreading`, solved to convergence and, beyond 4096 points, without its N x N matrix.
+
+    Parameters
+    ----------
+    affinity : {'rbf', 'knn', 'precomputed'}, RadialKernel or Affinity
+        W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
+        exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
+        affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
+    gamma : float
+    n_neighbors : int
+    alpha : float
+        In (0, 1): how much a node takes from its neighbours, and not from its own label.
+    class_prior : None, 'labels' or array of shape (C,)
+        Probabilities of the classes that unlabelled samples are to have; 'labels' takes their shares of the labels.
+    balance : {'mass', 'count'}
+        What has them: the sums of the scores (class mass normalization, Zhu, Ghahramani and Lafferty 2003), or the
+        numbers of samples of each class.
+    accuracy : float or None
+        How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
+        tell how they are computed, ``error_estimate_`` what was reached.
+    tol : float or None
+        Relative residual; 1e-10 in float64 and 1e-5 in float32 by default.
+    max_iter : int
+        Of iterations. Up to 4096 points and for alpha > 0.8 a direct method takes none; its residual is rounding.
+    memory_limit : float, optional
+        Bytes.
+
+    Attributes
+    ----------
+    classes_ : array of shape (C,)
+    label_distributions_ : array of shape (N, C)
+        Probabilities; NaN in components without a label.
+    transduction_ : array of shape (N,)
+        Class of each sample; -1 in components without a label.
+    functional_ : E
+        Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
+    n_iter_, residual_, message_
+        Of the solution; see `nlflow.functionals.minimizer.Minimizer`.
+    affinity_, method_, reason_, error_estimate_
+        Of the sums.
+    reached_ : array of bool of shape (N,)
+        Which samples share a component with a label.
+
+    Notes
+    -----
+    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points. Below, each probability keeps its
+    digits, however weakly labels reach a sample.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from nlflow.learning import LabelSpreading
+    >>> X = np.array([[0.0], [0.1], [0.2], [1.0], [1.1]])
+    >>> LabelSpreading().fit(X, ["left", -1, -1, "right", -1]).transduction_.tolist()
+    ['left', 'left', 'left', 'right', 'right']
+    """
+
+    def __init__(
+        self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
+        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        max_iter: int = 10_000, memory_limit: float | None = None,
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.alpha = alpha
+        self.class_prior = class_prior
+        self.balance = balance
+        self.accuracy = accuracy
+        self.tol = tol
+        self.max_iter = max_iter
+        self.memory_limit = memory_limit
+
+    @property
+    def _weakest(self) -> float:
+        return 0.0  # each probability keeps its digits
+
+    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
+        alpha = check_number("alpha", self.alpha, minimum=0, strict=True, below=1)
+        graph, xp = self.graph_, namespace(one_hot)
+        lonely = self.graph_.own > 1 - 1e-15
+        rest = np.where(lonely, 1.0, 1 - graph.own)  # of the degree, without the loop
+        logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
+        logs = np.where(lonely, logs.max(), logs)
+        if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
+            raise NumericalError(
+                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; use a "
+                "smaller gamma, or affinity='knn', whose widths are local"
+            )
+        root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
+        phi = (1 - alpha) / alpha * rest
+        self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
+        u = self._took(self._minimizer(alpha)) * root
+        there = constant_like(self.reached_.astype(np.float64), u)[:, None]
+        total = xp.sum(xp.where(u > 0, u, xp.zeros_like(u)), axis=1, keepdims=True)
+        return there * u / xp.where(total > 0, total, xp.ones_like(total))
+
+    def _minimizer(self, alpha: float) -> Minimizer:
+        energy, p = self.functional_, self.graph_.affinity
+        if p.method == "dense" and is_numpy(energy.observed) and alpha > _SLOW:
+            return energy.minimizer(preconditioner="direct")
+        if p.method == "dense" and alpha <= _QUICK:  # steps alone converge as fast
+            return self._settled(*self._rough(energy.observed), "steps along the strongest edges")
+        name = "graph" if alpha > _SLOW else "auto"
+        found = energy.minimizer(rtol=self.tol, maxiter=self.max_iter, start=self._start, preconditioner=name)
+        if p.error_estimate > 0 or not found.success:  # the sums have no digits below it
+            return found
+        return self._settled(found.u, found.iterations, "iterations")
+
+    def _settled(self, u: Array, before: int, kind: str) -> Minimizer:
+        """Return a minimizer after steps with all edges, until none changes a node by `tol` of its values.
+
+        Conjugate gradients make the residual small beside the largest values; where labels reach a node weakly that may
+        be all of its own. Steps average numbers >= 0, in which nothing cancels.
+        """
+        u, left, done = self._stepped(u, self.functional_.affinity._average)
+        success, advice = verdict(left, self._rtol)
+        message = f"residual {left:.3g} of each node's own values after {before} {kind} and {done} steps"
+        return Minimizer(u, left, before + done, success, message + advice)
+
+    def _rough(self, u: Array) -> tuple[Array, int]:
+        """Return a first guess for all pairs, and how many steps it took along the edges that decide about it.
+
+        The first step gives each node a value below its last one. Edges are chosen by such values, and again where they
+        have grown: what is left out must not change a node in a step with all edges. Such steps come after as well, so
+        that no digits hang on the choice.
+        """
+        p, done, left = self.graph_.affinity, 0, math.inf
+        if not isinstance(p, DenseAffinity) or not is_numpy(u):
+            return u, 0
+        u, _, _ = self._stepped(u, p._average, 1)
+        for rtol in (_ROUGH, *(self._rtol,) * _CHOICES):
+            graph = _deciding(p.matrix, u.sum(axis=1), self._rtol / len(u))
+            if graph is None:
+                break
+            u, _, steps = self._stepped(u, graph.__matmul__, _STEPS, rtol)
+            done += steps
+            if rtol < _ROUGH:
+                u, left, _ = self._stepped(u, p._average, 1)
+            if left <= rtol:
+                break
+        return u, done
+
+    @property
+    def _rtol(self) -> float:
+        return default_rtol(self.functional_.observed) if self.tol is None else self.tol
+
+    def _stepped(
+        self, u: Array, average: Callable[[Array], Array], most: int = _STEPS, rtol: float | None = None
+    ) -> tuple[Array, float, int]:
+        """Return a signal after semi-implicit steps, the last change relative to each node's values, and how many."""
+        rtol, most = self._rtol if rtol is None else rtol, min(most, self.max_iter)
+        fidelity, f = self.functional_.fidelity_in("degree"), self.functional_.observed
+        xp, done, left = namespace(u), 0, math.inf
+        u, drawn = xp.where(u > 0, u, xp.zeros_like(u)), fidelity.times(f)
+        while done < most and left > rtol:
+            new = fidelity.damped(average(u) + drawn, 1.0)
+            size = xp.sum(new, axis=1)
+            change = xp.sum(xp.abs(new - u), axis=1)
+            left = float(xp.max(change / xp.where(size > 0, size, xp.ones_like(size))))
+            u, done = new, done + 1
+        return u, left, done
+
+
+def _deciding(matrix: NDArray[Any], values: NDArray[Any], share: float) -> Any:
+    """Return the entries of P that bring a node more than a share of its value; None where these are not few."""
+    from scipy.sparse import csr_array
+
+    size, places = len(values), []
+    for start in range(0, size, _ROWS):
+        rows = slice(start, start + _ROWS)
+        there = matrix[rows] * values > share * values[rows, None]
+        places.append(np.flatnonzero(there) + start * size)
+        if len(places[-1]) > _FEW * there.size:
+            return None
+    rows_of, columns = np.divmod(np.concatenate(places), size)
+    starts = np.searchsorted(rows_of, np.arange(size + 1))
+    return csr_array((matrix[rows_of, columns], columns.astype(np.int32), starts.astype(np.int32)), shape=matrix.shape)
