@@ -1,4 +1,4 @@
-"""Blocks of nodes, how far they are apart, and sums that leave out what a tolerance allows, against plain double sums."""
+"""Blocks of nodes, how far they are apart, and sums that leave out what a tolerance allows, against double sums."""
 
 import numpy as np
 import pytest

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes
+from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.expressions import structure
@@ -229,7 +229,9 @@ class PairSums:
             return tables
         # The nearest alone give a lower bound of each degree, at little cost.
         near = np.full(len(tables.sources.limits), self._limit(_NEAR))
-        few = replace(tables, queries=replace(tables.queries, limits=near), sources=replace(tables.sources, limits=near))
+        few = replace(
+            tables, queries=replace(tables.queries, limits=near), sources=replace(tables.sources, limits=near)
+        )
         degrees = self._sum(few, np.empty((len(self._y), 0), name), None, True, True)[1][self._orders[1]]
         least = np.minimum.reduceat(degrees, np.arange(0, len(degrees), BLOCK))
         cuts = 0.5 * self._rtol * least / float(self.weights.sum())
@@ -260,9 +262,7 @@ class PairSums:
         if self._rate is not None and y.shape[1] > WIDEST and lost <= _ROUNDING[f.name]:
             middle, steep = y.mean(axis=0), -2 * self._rate
             x, y = x - middle, y - middle
-            tables = _Tables.of_products(
-                f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights, **regions
-            )
+            tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights, **regions)
             return replace(tables, offset=np.asarray(-0.5 * steep * np.sum(x * x, axis=1, dtype=np.float64)))
         return _Tables.of(
             self._form, x.T.astype(f), y.astype(f), weights, numbers=np.array(self._numbers, f), **regions
@@ -372,20 +372,6 @@ def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
     more = [(0, 0), (0, 0)]
     more[axis] = (0, -a.shape[axis] % multiple)
     return np.ascontiguousarray(np.pad(a, more, "edge"))
-
-
-def along_tree(points: NDArray[Any]) -> NDArray[np.intp]:
-    """Return an order of points (N, d) in which near ones are near each other in number as well; O(N log N)."""
-    from scipy.spatial import cKDTree
-
-    return np.asarray(cKDTree(points, leafsize=64, compact_nodes=False).indices)
-
-
-def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return where each node is in an order: the inverse permutation."""
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return places
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:

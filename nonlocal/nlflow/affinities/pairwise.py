@@ -24,7 +24,7 @@ class PairwiseAffinity(Affinity):
     against the domain cost less. The degree comes with the first average, in one pass.
 
     With `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its
-    degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, besides
+    degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, and by
     rounding; ``error_estimate`` is that bound. What is left out is left out for both nodes of a pair, so P stays
     self-adjoint, and constants stay.
 

@@ -271,7 +271,7 @@ def _room(rows, columns, like):
 
 @njit(inline="always")
 def _near(lows, highs, own, others_lows, others_highs, other, limit):
-    """Whether two boxes come within ``limit`` (squared) of each other; the longest axes, which tell most, come first."""
+    """Whether two boxes come within ``limit`` (squared) of each other; the axes that tell most come first."""
     square = 0.0
     for c in range(lows.shape[1]):
         gap = max(max(others_lows[other, c] - highs[own, c], lows[own, c] - others_highs[other, c]), 0.0)
