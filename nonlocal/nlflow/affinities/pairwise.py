@@ -12,6 +12,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
+from nlflow.affinities.regions import BLOCK
 from nlflow.domains import Domain
 from nlflow.kernels import ExpDotProduct, Kernel
 
@@ -46,6 +47,7 @@ class PairwiseAffinity(Affinity):
     """
 
     method = "pairwise"
+    terms = BLOCK
     kernel: Kernel
 
     def __init__(
