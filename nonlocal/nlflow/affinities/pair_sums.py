@@ -199,12 +199,16 @@ class PairSums:
         if not isinstance(self._kernel, RadialKernel) or len(self._y) <= BLOCK:
             return False
         widest = 2 * self._size * self._kernel.scale * math.sqrt(self._y.shape[1])
-        return self._kernel.support(max(self._cut("float64"), self._rtol / (2 * len(self._y)))) < widest
+        return self._reach(max(self._cut("float64"), self._rtol / (2 * len(self._y)))) < widest
 
     @property
     def approximates(self) -> bool:
         """Whether `rtol` has a part in what is left out."""
-        return bool(self._rtol and self._same and self._skips and math.isinf(self._kernel.support(0.0)))  # type: ignore[attr-defined]
+        return bool(self._rtol and self._same and self._skips and math.isinf(self._reach(0.0)))
+
+    def _reach(self, cut: float) -> float:
+        """Return the distance beyond which weights are at most `cut`; a dot product has none."""
+        return self._kernel.support(cut) if isinstance(self._kernel, RadialKernel) else math.inf
 
     def _cut(self, name: str) -> float:
         """Return the weight below which all weights of a row together are a hundredth of a rounding of its own."""
@@ -213,7 +217,7 @@ class PairSums:
     def _limit(self, cut: float) -> float:
         """Return the squared distance beyond which weights are at most `cut`."""
         with np.errstate(over="ignore"):
-            reach = np.float64(self._kernel.support(cut)) * self._unit + self._frame.slack  # type: ignore[attr-defined]
+            reach = np.float64(self._reach(cut)) * self._unit + self._frame.slack
             return min(float(reach**2) * (1 + 1e-6), 1e300)
 
     def share_seen(self) -> float:

@@ -260,7 +260,7 @@ class Metastable(Passages):
 def _crispest(x: Floats) -> Floats:
     """Return the memberships X A with the largest crispness that is found, from several starts."""
     m, states = x.shape[1], _corners(x)
-    a = np.linalg.inv(x[states])
+    a: Floats = np.asarray(np.linalg.inv(x[states]), np.float64)
     changes = np.random.default_rng(0).normal(0, 0.5, (_STARTS, m, m))
     starts = [_feasible(x, a), *(_feasible(x, a + a * change) for change in changes)]
     found = [_climbed(x, states, start) for start in starts]
@@ -306,8 +306,9 @@ def _vertex(x: Floats, states: list[int], slope: Floats) -> Floats:
     one = np.eye(m)
     cost = -slope.ravel() / np.abs(slope).max()
     options = {"primal_feasibility_tolerance": _FEASIBLE, "dual_feasibility_tolerance": _FEASIBLE}
+    program: Any = linprog
     while True:
-        found = linprog(
+        found = program(
             cost, A_ub=-np.kron(x[states], one), b_ub=np.zeros(len(states) * m), A_eq=np.kron(one, np.ones(m)),
             b_eq=one[0], bounds=(None, None), options=options,
         )  # fmt: skip
