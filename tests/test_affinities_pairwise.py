@@ -480,7 +480,7 @@ def test_what_is_chosen() -> None:
     fast = affinity(Gaussian(0.1), many, rtol=1e-6)
     assert fast.method == "nufft"
     assert "rtol=1e-06: estimated at" in fast.reason
-    assert affinity(Laplace(0.002), many, rtol=1e-3).method == "sparse"
+    assert affinity(Laplace(0.001), many, rtol=1e-3).method == "sparse"
     assert affinity(Laplace(1.0), many, rtol=1e-3).method == "pairwise"
     assert affinity(Gaussian(5.0), Grid((64, 64)), rtol=1e-3).method == "convolution"
 

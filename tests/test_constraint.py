@@ -370,3 +370,13 @@ def test_a_penalty_tends_to_the_constraint(strength: float, measure: Any) -> Non
     # What a penalty leaves is below the largest degree over it; then there is the tolerance of both iterations.
     scale = float(weights.degree.max()) if measure == "l2" else 1.0
     assert np.abs(found.u - held.u).max() <= 40 * max(scale, 1.0) / strength + 1e-8
+
+
+def test_a_weak_link_in_float32_is_one() -> None:
+    # Two clusters see each other with 3e-4 of their weight. All terms are positive, so sums know it to the rounding of
+    # a block of them, though it is less than the rounding of 3000 terms that were added up in float32.
+    x = np.concatenate([np.zeros(1500), np.full(1500, 4.03)])[:, None] + np.linspace(0, 0.01, 3000)[:, None]
+    k = nl.affinity(nl.Gaussian(1.0), nl.Points(np.arange(3000.0)), x.astype(np.float32), method="pairwise")
+    fixed = np.arange(3000) == 0
+    found = nl.J(k).minimizer(constraint=nl.Constraint(fixed, np.ones(1, np.float32)), rtol=1e-3)
+    np.testing.assert_allclose(found.u, 1, atol=1e-3)

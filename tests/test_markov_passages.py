@@ -1,8 +1,11 @@
 """First passages, slow modes and metastable sets, against exact small chains, SciPy and other packages."""
 
+import itertools
+
 import numpy as np
 import pytest
 import scipy.linalg
+import scipy.spatial
 
 from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity_from_graph, from_matrix
 from nlflow import neighbour_graph as neighbours
@@ -160,20 +163,74 @@ def matched(a, b):
     return b[:, linear_sum_assignment(-a.T @ b)[1]]
 
 
+def crispest_of_all(x):
+    """Return the crispest memberships by trying every m facets of the convex hull of the modes as borders of the sets.
+
+    A membership that is 0 at m - 1 states of a corner of what is allowed is 0 along a facet of the hull.
+    """
+    m, best, result = x.shape[1], 0.0, None
+    planes = scipy.spatial.ConvexHull(x[:, 1:]).equations
+    columns = -np.column_stack([planes[:, -1], planes[:, :-1]])
+    for some in itertools.combinations(columns, m):
+        a = np.transpose(some)
+        if np.linalg.cond(a) > 1e10:
+            continue
+        factors = np.linalg.solve(a, np.eye(m)[0])
+        if factors.min() > 0:
+            a = a * factors
+            crispness = ((a**2).sum(axis=0) / a[0]).mean()
+            if crispness > best:
+                best, result = crispness, x @ a
+    return best, result
+
+
+@pytest.mark.parametrize(("m", "eps"), [(3, 1e-3), (3, 1e-1), (4, 1e-2)])
+def test_no_memberships_are_crisper(m, eps):
+    found = chain_of(blocks(24, m, eps)).metastable_sets(m)
+    x = found.modes.vectors.copy()
+    x[:, 0] = 1
+    best, expected = crispest_of_all(x)
+    assert found.crispness == pytest.approx(best, abs=1e-13)
+    # Of two solutions of one linear program with entries up to 1, whose condition is that of the corners of the modes.
+    assert np.abs(found.memberships - matched(found.memberships, expected)).max() < 1e-12
+
+
+def test_two_sets_lie_along_the_second_mode():
+    found = chain_of(blocks(24, 2)).metastable_sets(2)
+    second = found.modes.vectors[:, 1]
+    expected = (second - second.min()) / np.ptp(second)
+    expected = matched(found.memberships, np.column_stack([expected, 1 - expected]))
+    assert np.abs(found.memberships - expected).max() < 1e-13
+
+
+def test_memberships_of_chains_without_sets():
+    for seed in range(3):  # of the next, some have crisper vertices far from the corners
+        k = np.random.default_rng(seed).random((20, 20)) ** 4
+        found = chain_of(k + k.T).metastable_sets(3)
+        x = found.modes.vectors.copy()
+        x[:, 0] = 1
+        assert found.crispness == pytest.approx(crispest_of_all(x)[0], abs=1e-13)
+        assert np.abs(np.sort(found.memberships, axis=0)[:2]).max() < 1e-12  # a vertex
+
+
 @pytest.mark.parametrize("m", [2, 3])
-def test_pcca_of_other_packages(m):
+def test_pcca_of_other_packages(m, monkeypatch):
     pcca = pytest.importorskip("deeptime.markov", reason="deeptime is compared with where it is installed").pcca
+    import scipy.optimize
+
+    search = scipy.optimize.fmin
+
+    def settled(function, start, args=(), **options):
+        """Their simplex search, which ends at 1e-4, continued."""
+        for _ in range(5):
+            start = search(function, start, args=args, xtol=1e-12 * np.abs(start).max(), ftol=1e-15, disp=False)
+        return start
+
+    monkeypatch.setattr(scipy.optimize, "fmin", settled)
     chain = chain_of(blocks(24, m))
     found = chain.metastable_sets(m)
     theirs = pcca(chain.matrix(), m).memberships
-    theirs = matched(found.memberships, theirs)
-    if m == 2:  # all transformations give the same
-        assert np.abs(found.memberships - theirs).max() < 1e-10
-        return
-    law = chain.stationary
-    crispness = np.mean((law @ theirs**2) / (law @ theirs))
-    assert found.crispness >= crispness - 1e-12  # theirs ends its search earlier
-    assert np.abs(found.memberships - theirs).max() < 5e-3
+    assert np.abs(found.memberships - matched(found.memberships, theirs)).max() < 1e-8
 
 
 @pytest.mark.parametrize(("count", "message"), [(1, ">= 2"), (99, "at most")])

@@ -258,8 +258,8 @@ class Affinity(Structure):
     def measure_error(self, u: Array | None = None, *, samples: int = 100, rng: Any = 0) -> float:
         """Return how far averages are off at sampled nodes, against exact sums over all nodes.
 
-        For the methods that approximate (``sparse``, ``nufft``, ``lowrank``): what `error_estimate` promises for all
-        nodes, measured at some. O(samples N d) time.
+        For the methods that approximate (``sparse``, ``nufft``, ``lowrank``, and ``pairwise`` with a tolerance): what
+        `error_estimate` promises for all nodes, measured at some. O(samples N d) time.
 
         Parameters
         ----------

@@ -61,7 +61,8 @@ def affinity(
     method : {'auto', 'dense', 'pairwise', 'tiled', 'sparse', 'nufft', 'lowrank', 'stencil', 'convolution'}
         How sums are computed. On grids, for positions and patches: ``stencil`` sums over a window, ``convolution``
         transforms. Between scattered nodes or features, exact: ``dense`` stores the matrix, ``pairwise`` computes its
-        entries anew at each average, and so does ``tiled`` for torch tensors, on their device. Approximate, to `rtol`:
+        entries anew at each average (of radial kernels those that `rtol` leaves in, where it is given), and so does
+        ``tiled`` for torch tensors, on their device. Approximate, to `rtol`:
         ``sparse`` stores the pairs within reach of a radial kernel, ``nufft`` is for Gaussians in up to three
         dimensions (``pip install 'nlflow[nufft]'``), ``lowrank`` for positive definite kernels in many.
 

@@ -16,7 +16,7 @@ from nlflow.affinities.dense import DenseAffinity
 from nlflow.affinities.lowrank import LowRankAffinity
 from nlflow.affinities.neighbours import NeighbourAffinity, count_neighbours
 from nlflow.affinities.nonuniform import NonuniformAffinity, count_modes
-from nlflow.affinities.pair_sums import BLOCK, WIDEST, PairSums, not_compiled
+from nlflow.affinities.pair_sums import WIDEST, PairSums, not_compiled
 from nlflow.affinities.pairwise import PairwiseAffinity
 from nlflow.affinities.tiled import TiledAffinity
 from nlflow.domains import Domain
@@ -38,7 +38,7 @@ _SAMPLED = 32  # nodes between which symmetry is looked at
 _PAIR, _COORDINATE = 0.2, 0.02
 _NODE = (150.0, 300.0, 1500.0)
 _MODE = 40.0
-_STORED = 15.0
+_STORED = 5.0
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def from_pairs(pairs: Pairs) -> Affinity:
     tried: list[str] = []
     for name in sorted(costs, key=lambda name: costs[name]):
         share = costs[name] / costs["pairwise"]
-        reason = f"rtol={rtol:g}: estimated at {share:.2g} of the cost of exact sums"
+        reason = f"rtol={rtol:g}: estimated at {share:.2g} of the cost of sums without a matrix"
         if name == "pairwise":
-            reason = f"rtol={rtol:g}: exact sums are estimated to be the fastest"
+            reason = f"rtol={rtol:g}: sums without a matrix are estimated to be the fastest"
         try:
             return _built(name, pairs, "; ".join([reason, *tried]))
         except (NumericalError, MemoryLimitError) as error:
@@ -167,19 +167,14 @@ def _costs(pairs: Pairs) -> dict[str, float]:
     """Estimate the nanoseconds of an average of one channel for every method that may serve."""
     kernel, domain, _, keys = pairs.among
     n, d, rtol = domain.size, int(keys.shape[-1]), pairs.options["rtol"]
-    pair = _PAIR + _COORDINATE * d
-    costs = {"pairwise": pair * n * n}
+    every = (_PAIR + _COORDINATE * d) * n * n
+    share = PairSums(kernel, pairs.queries, keys, domain.weights.reshape(-1)).share_seen()
+    costs = {"pairwise": share * every}
     if isinstance(kernel, RadialKernel) and d <= WIDEST:
         points = np.asarray(keys, dtype=np.float64)
-        weights = domain.weights.reshape(-1)
         # `NeighbourAffinity` cuts in proportion to the least degree, which is taken for a thousandth of all weight.
         cut = 0.5e-3 * rtol
-        finest = float(np.finfo(keys.dtype).eps) / 100 * float(weights.min() / weights.sum())
-        stored, seen = count_neighbours(points, [kernel.support(cut), kernel.support(finest)])
-        costs["sparse"] = _STORED * n * stored
-        # Blocks of nodes are skipped as a whole: a node meets the blocks that are less than its reach away.
-        reach = seen ** (1 / d) + 1.5 * BLOCK ** (1 / d)
-        costs["pairwise"] = pair * n * min(n, reach**d)
+        costs["sparse"] = _STORED * n * count_neighbours(points, [kernel.support(cut)])[0]
         width = kernel.gaussian_width
         if width is not None and d <= len(_NODE) and importlib.util.find_spec("finufft"):
             modes, _ = count_modes(np.ptp(points, axis=0), width, 1e-3 * rtol)
@@ -187,7 +182,7 @@ def _costs(pairs: Pairs) -> dict[str, float]:
     many = not isinstance(kernel, RadialKernel) or d > len(_NODE)  # dimensions; in few, the others are better
     if n >= _LOW_RANK_NODES and kernel.is_definite(d) and many:
         # Before it is built nobody knows the rank; it is tried, and given up early where it would not pay.
-        costs["lowrank"] = 0.1 * costs["pairwise"]
+        costs["lowrank"] = 0.1 * every
     return costs
 
 
@@ -197,7 +192,7 @@ def _built(method: str, pairs: Pairs, reason: str) -> Affinity:
     result.reason = reason
     if pairs.asked.features is None:
         result.dtype = None  # positions are no features: signals may have either precision
-    if method in APPROXIMATE:
+    if method in APPROXIMATE or result.error_estimate > 0:
         kernel, domain, queries, keys = pairs.among
         same = queries is keys
         # Copies, as the affinity has its own: the features may change.
@@ -215,7 +210,7 @@ def _low_rank(pairs: Pairs) -> Affinity:
 
 _BUILDERS: dict[str, Callable[[Pairs], Affinity]] = {
     "dense": lambda p: DenseAffinity.from_features(*p.among, p.asked.memory_limit, p.asked.mask),
-    "pairwise": lambda p: PairwiseAffinity(*p.among, memory_limit=p.asked.memory_limit),
+    "pairwise": lambda p: PairwiseAffinity(*p.among, rtol=p.asked.rtol or 0.0, memory_limit=p.asked.memory_limit),
     "tiled": lambda p: TiledAffinity(
         *p.among, mask=p.asked.mask, precision=p.asked.precision, memory_limit=p.asked.memory_limit
     ),

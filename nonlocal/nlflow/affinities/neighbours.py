@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
-from nlflow.affinities.pair_sums import WIDEST, along_tree, places_in, relative_weights, warn_isolated
+from nlflow.affinities.pair_sums import WIDEST, relative_weights, warn_isolated
+from nlflow.affinities.regions import along_tree, places_in
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_memory

@@ -15,28 +15,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
+from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.kernels import ExpDotProduct, Kernel, RadialKernel
 from nlflow.kernels.expressions import structure
 from nlflow.kernels.forms import rate
 
 WIDEST = 16
-"""Columns of features up to which trees tell near nodes from far ones, and squared distances are sums of squares."""
+"""Columns of features up to which trees find neighbours, and squared distances are sums of squares."""
 _LOG2E = 1 / math.log(2)
 # Relative error of a weight from which float32 features, or squared distances out of squares, are not taken any more.
 _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
-BLOCK = 1024
-"""Nodes that are skipped together."""
+_NEAR = 0.5  # of k(0): nodes with at least this much of it give a lower bound of the degree
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
 
 class PairSums:
     """The sums sum_j k(x_i, y_j) v_j for all i, with O(N (d + D)) memory and O(N M (d + D)) time.
 
-    Radial kernels leave out what cannot change a sum by a hundredth of a rounding: nodes are sorted along a tree
-    (`scipy.spatial.cKDTree`), and blocks of them that are too far from each other are skipped, so narrow kernels cost
-    less than all pairs.
+    Radial kernels leave out what cannot change a sum by a hundredth of a rounding: nodes are sorted into compact blocks
+    (`nlflow.affinities.regions`), and blocks that are too far from each other are skipped, so narrow kernels cost less
+    than all pairs. With `rtol` what is left out of a row is, whatever the nodes, at most ``rtol / 2`` of its degree.
 
     Parameters
     ----------
@@ -49,6 +49,9 @@ class PairSums:
         Quadrature weights of the keys, > 0.
     bias : array of shape (N,), optional
         Added to the logits of a dot product.
+    rtol : float
+        Where queries are the keys of a radial kernel; 0 for sums that are exact to rounding. Pairs are left out for
+        both of their nodes or for none, so that the sums are those of a symmetric kernel.
 
     Attributes
     ----------
@@ -65,14 +68,15 @@ class PairSums:
     """
 
     def __init__(
-        self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None
-    ) -> None:
+        self, kernel: Kernel, queries: NDArray[Any], keys: NDArray[Any], weights: Floats, bias: Floats | None = None,
+        rtol: float = 0.0,
+    ) -> None:  # fmt: skip
         if not isinstance(kernel, RadialKernel | ExpDotProduct):
             raise InputError(_no_sums(kernel))
         self._kernel = kernel
         self.weights, self.log_unit = relative_weights(weights, _WEIGHTS["float64"])
         self._lightest = float(self.weights.min())
-        self._same = queries is keys
+        self._same, self._rtol = queries is keys, rtol
         self._tables: dict[str, _Tables] = {}
         if isinstance(kernel, RadialKernel):
             width = kernel.scale
@@ -173,28 +177,87 @@ class PairSums:
         return sum(kept.values()) + sum(t.memory_bytes for t in self._tables.values())
 
     @cached_property
-    def order(self) -> NDArray[np.intp]:
-        """Order of the keys in which near ones are near each other in number as well."""
-        if isinstance(self._kernel, ExpDotProduct) or self._y.shape[1] > WIDEST or len(self._y) <= BLOCK:
-            return np.arange(len(self._y))
-        return along_tree(self._y)
+    def _frame(self) -> Frame:
+        return Frame(self._y)
+
+    @cached_property
+    def _orders(self) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """Orders of queries and keys in which blocks of them are compact."""
+        if not self._skips:
+            return np.arange(len(self._x)), np.arange(len(self._y))
+        keys = along_axes(self._frame.place(self._y))
+        return (keys if self._same else along_axes(self._frame.place(self._x))), keys
 
     @cached_property
     def _places(self) -> NDArray[np.intp]:
-        """Where each node is in that order."""
-        return places_in(self.order)
+        """Where each query is in that order."""
+        return places_in(self._orders[0])
+
+    @cached_property
+    def _skips(self) -> bool:
+        """Whether there may be blocks that do not see each other."""
+        if not isinstance(self._kernel, RadialKernel) or len(self._y) <= BLOCK:
+            return False
+        widest = 2 * self._size * self._kernel.scale * math.sqrt(self._y.shape[1])
+        return self._reach(max(self._cut("float64"), self._rtol / (2 * len(self._y)))) < widest
 
     @property
-    def _sorted(self) -> bool:
-        """Whether the queries are in that order too; then they are compact, and blocks can be skipped."""
-        return self._same and isinstance(self._kernel, RadialKernel)
+    def approximates(self) -> bool:
+        """Whether `rtol` has a part in what is left out."""
+        return bool(self._rtol and self._same and self._skips and math.isinf(self._reach(0.0)))
+
+    def _reach(self, cut: float) -> float:
+        """Return the distance beyond which weights are at most `cut`; a dot product has none."""
+        return self._kernel.support(cut) if isinstance(self._kernel, RadialKernel) else math.inf
+
+    def _cut(self, name: str) -> float:
+        """Return the weight below which all weights of a row together are a hundredth of a rounding of its own."""
+        return float(np.finfo(name).eps) / 100 * self._lightest / float(self.weights.sum())
+
+    def _limit(self, cut: float) -> float:
+        """Return the squared distance beyond which weights are at most `cut`."""
+        with np.errstate(over="ignore"):
+            reach = np.float64(self._reach(cut)) * self._unit + self._frame.slack
+            return min(float(reach**2) * (1 + 1e-6), 1e300)
+
+    def share_seen(self) -> float:
+        """Return an estimate of the share of pairs that are not skipped, with `rtol` = 0."""
+        if not self._skips:
+            return 1.0
+        regions = Regions.of(self._frame.place(self._y[self._orders[1]]), self._limit(self._cut(self._y.dtype.name)))
+        return regions.share_seen(regions)
 
     def _prepare(self, name: str) -> _Tables:
-        f, kernel = np.dtype(name), self._kernel
-        x, y = self._x, self._y[self.order]
-        weights = self.weights[self.order].astype(f)
+        tables = self._exact_tables(np.dtype(name))
+        if not self.approximates:
+            return tables
+        # The nearest alone give a lower bound of each degree, at little cost.
+        near = np.full(len(tables.sources.limits), self._limit(_NEAR))
+        few = replace(
+            tables, queries=replace(tables.queries, limits=near), sources=replace(tables.sources, limits=near)
+        )
+        degrees = self._sum(few, np.empty((len(self._y), 0), name), None, True, True)[1][self._orders[1]]
+        least = np.minimum.reduceat(degrees, np.arange(0, len(degrees), BLOCK))
+        cuts = 0.5 * self._rtol * least / float(self.weights.sum())
+        # Down to powers of two, of which there are few.
+        cuts, which = np.unique(np.exp2(np.floor(np.log2(np.minimum(cuts, _NEAR)))), return_inverse=True)
+        limits = np.minimum(tables.sources.limits, np.array([self._limit(cut) for cut in cuts])[which])
+        own = replace(tables.sources, limits=limits)
+        return replace(tables, queries=own, sources=own)
+
+    def _exact_tables(self, f: np.dtype[Any]) -> _Tables:
+        kernel, (first, last) = self._kernel, self._orders
+        y, weights = self._y[last], self.weights[last].astype(f)
+        x = y if self._x is self._y else self._x[first]
+        if self._skips:
+            limit = self._limit(self._cut(f.name))
+            sources = Regions.of(self._frame.place(y), limit)
+            queries = sources if self._same else Regions.of(self._frame.place(x), limit)
+        else:
+            queries, sources = Regions.without_end(len(x)), Regions.without_end(len(y))
+        regions = {"queries": queries, "sources": sources}
         if not isinstance(kernel, RadialKernel):
-            return _Tables.of_products(f, x, y, self._bias[self.order], weights)
+            return _Tables.of_products(f, x, y, self._bias, weights, **regions)
         if f != y.dtype and f == np.float32:
             x, y = x - self._middle, y - self._middle  # where float32 has the most digits for differences
         # By |x|^2 + |y|^2 - 2 x.y half as much is to be done as by differences, but not where the squares are so large
@@ -203,18 +266,11 @@ class PairSums:
         if self._rate is not None and y.shape[1] > WIDEST and lost <= _ROUNDING[f.name]:
             middle, steep = y.mean(axis=0), -2 * self._rate
             x, y = x - middle, y - middle
-            tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights)
+            tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights, **regions)
             return replace(tables, offset=np.asarray(-0.5 * steep * np.sum(x * x, axis=1, dtype=np.float64)))
-        starts = np.arange(0, len(y), BLOCK)
-        lows, highs = np.minimum.reduceat(y, starts), np.maximum.reduceat(y, starts)
-        # Whatever is farther, all of it together, is below a hundredth of a rounding of the node's own weight.
-        cut = float(np.finfo(f).eps) / 100 * self._lightest / float(self.weights.sum())
-        limit = (kernel.support(cut) * self._unit) ** 2 * (1 + 1e-6)
         return _Tables.of(
-            self._form, (y if self._sorted else x).T.astype(f), y.astype(f), weights,
-            numbers=np.array(self._numbers, f), limit=min(limit, 1e300), lows=lows.astype(np.float64),
-            highs=highs.astype(np.float64),
-        )  # fmt: skip
+            self._form, x.T.astype(f), y.astype(f), weights, numbers=np.array(self._numbers, f), **regions
+        )
 
     def _sum(
         self, tables: _Tables, values: NDArray[Any], rows: NDArray[np.intp] | None, degrees: bool, by_weight: bool
@@ -227,23 +283,27 @@ class PairSums:
         weighted = np.zeros((len(tables.y), channels + degrees), f)
         own = weighted[:nodes]
         factors = tables.weights[:, None] if by_weight else f.type(1)
-        np.multiply(values[self.order], factors, out=own[:, :channels], casting="same_kind")
+        np.multiply(values[self._orders[1]], factors, out=own[:, :channels], casting="same_kind")
         own[:, channels:] = tables.weights[:, None]
-        x, offset, count = tables.x, tables.offset, len(self._x)
+        x, offset, count, queries, sources = tables.x, tables.offset, len(self._x), tables.queries, tables.sources
         if rows is not None:
-            places, count = (self._places[rows] if self._sorted else rows), len(rows)
+            places, count = self._places[rows], len(rows)
             x, offset = _filled(x[:, places], 1, group(f)), None if offset is None else offset[places]
+            seen = self._frame.place(self._x[rows]) if self._skips else np.empty((count, 0))
+            limits = np.maximum.reduceat(queries.limits[places // BLOCK], np.arange(0, count, BLOCK))
+            queries = Regions.of(seen, limits)
         sums, peaks = np.empty((x.shape[1], weighted.shape[1])), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
-            weigher(tables.form, f.name), tables.form == DOT_PRODUCT, tables.numbers, tables.limit, BLOCK, x,
-            tables.y, tables.lows, tables.highs, weighted, sums, peaks,
+            weigher(tables.form, f.name), tables.form == DOT_PRODUCT, tables.numbers, BLOCK, x, tables.y,
+            queries.lows, queries.highs, queries.limits, sources.lows, sources.highs, sources.limits, weighted, sums,
+            peaks,
         )  # fmt: skip
         sums, peaks = sums[:count], peaks[:count]
         if offset is not None:  # squared distances: with |x|^2 there is no weight above 1, and none to keep apart
             with np.errstate(under="ignore"):
                 sums *= np.exp2(peaks + offset)[:, None]
             peaks = np.zeros(count)
-        if self._sorted and rows is None:
+        if self._skips and rows is None:
             sums = sums[self._places]
         totals = sums[:, channels] if degrees else np.zeros(count)
         return sums[:, :channels], totals, peaks * math.log(2)
@@ -251,7 +311,7 @@ class PairSums:
 
 @dataclass(frozen=True)
 class _Tables:
-    """What the loop takes, in one precision: features of queries and of keys in order, boxes around blocks of keys."""
+    """What the loop takes, in one precision: features of queries and of keys in order, and which blocks meet."""
 
     form: str
     """Of the weights, see `nlflow.backends.numba.pairwise`."""
@@ -260,11 +320,10 @@ class _Tables:
     y: NDArray[Any]
     """(N and a few more, d)"""
     weights: NDArray[Any]
-    lows: Floats
-    highs: Floats
     numbers: NDArray[Any]
     """Of the kernel's formula."""
-    limit: float = 0.0
+    queries: Regions
+    sources: Regions
     offset: Floats | None = None
     """Added to the logits of each query afterwards, (M,)."""
 
@@ -276,8 +335,9 @@ class _Tables:
 
     @classmethod
     def of_products(
-        cls, f: np.dtype[Any], x: NDArray[Any], y: NDArray[Any], bias: NDArray[Any], weights: NDArray[Any]
-    ) -> _Tables:
+        cls, f: np.dtype[Any], x: NDArray[Any], y: NDArray[Any], bias: NDArray[Any], weights: NDArray[Any],
+        **regions: Regions,
+    ) -> _Tables:  # fmt: skip
         """Return those of logits x.y + bias; the bias is one more coordinate, where there is one."""
         from nlflow.backends.numba.pairwise import DOT_PRODUCT
 
@@ -285,13 +345,13 @@ class _Tables:
         planar, rows = np.ones((x.shape[1] + more, len(x)), f), np.empty((len(y), y.shape[1] + more), f)
         planar[: x.shape[1]], rows[:, : y.shape[1]] = x.T, y
         rows[:, y.shape[1] :] = bias[:, None]
-        boxes = np.zeros((1, rows.shape[1]))  # nothing is skipped
-        return cls.of(DOT_PRODUCT, planar, rows, weights, lows=boxes, highs=boxes, numbers=np.zeros(1, f))
+        return cls.of(DOT_PRODUCT, planar, rows, weights, numbers=np.zeros(1, f), **regions)
 
     @property
     def memory_bytes(self) -> int:
         offset = 0 if self.offset is None else self.offset.nbytes
-        return offset + sum(a.nbytes for a in (self.x, self.y, self.lows, self.highs, self.weights))
+        regions = {id(r): r.memory_bytes for r in (self.queries, self.sources)}
+        return offset + sum(a.nbytes for a in (self.x, self.y, self.weights)) + sum(regions.values())
 
 
 def not_compiled(kernel: Kernel) -> str | None:
@@ -316,20 +376,6 @@ def _filled(a: NDArray[Any], axis: int, multiple: int) -> NDArray[Any]:
     more = [(0, 0), (0, 0)]
     more[axis] = (0, -a.shape[axis] % multiple)
     return np.ascontiguousarray(np.pad(a, more, "edge"))
-
-
-def along_tree(points: NDArray[Any]) -> NDArray[np.intp]:
-    """Return an order of points (N, d) in which near ones are near each other in number as well; O(N log N)."""
-    from scipy.spatial import cKDTree
-
-    return np.asarray(cKDTree(points, leafsize=64, compact_nodes=False).indices)
-
-
-def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return where each node is in an order: the inverse permutation."""
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return places
 
 
 def relative_weights(weights: Floats, least: float) -> tuple[Floats, float]:

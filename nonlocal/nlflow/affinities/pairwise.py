@@ -1,4 +1,4 @@
-"""Exact affinities without a matrix: weights between all pairs of nodes, computed anew at each average."""
+"""Affinities without a matrix: weights between all pairs of nodes, computed anew at each average."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.logits import log_transitions, properties
 from nlflow.affinities.mixed import MixedAffinity
 from nlflow.affinities.pair_sums import PairSums, warn_isolated
+from nlflow.affinities.regions import BLOCK
 from nlflow.domains import Domain
 from nlflow.kernels import ExpDotProduct, Kernel
 
@@ -23,12 +24,19 @@ class PairwiseAffinity(Affinity):
     that are so far apart that their weights cannot be seen are skipped (`PairSums`), so that kernels that are narrow
     against the domain cost less. The degree comes with the first average, in one pass.
 
+    With `rtol` more blocks of a radial kernel are skipped: what is left out of a row is at most ``rtol / 2`` of its
+    degree, hence averages are off by at most ``rtol`` times the largest deviation of the signal from its middle, and by
+    rounding; ``error_estimate`` is that bound. What is left out is left out for both nodes of a pair, so P stays
+    self-adjoint, and constants stay.
+
     Parameters
     ----------
     kernel : RadialKernel or ExpDotProduct
     domain : Grid or Points
     queries, keys : array of shape (N, d)
         Features, float32 or float64; the same array where queries are the keys.
+    rtol : float
+        0 for sums that are exact to rounding.
     memory_limit : float, optional
         Bytes.
 
@@ -39,6 +47,7 @@ class PairwiseAffinity(Affinity):
     """
 
     method = "pairwise"
+    terms = BLOCK
     kernel: Kernel
 
     def __init__(
@@ -48,6 +57,7 @@ class PairwiseAffinity(Affinity):
         queries: NDArray[Any],
         keys: NDArray[Any],
         *,
+        rtol: float = 0.0,
         memory_limit: float | None = None,
     ) -> None:
         same = queries is keys
@@ -57,7 +67,8 @@ class PairwiseAffinity(Affinity):
         self._queries, self._keys = (keys if same else np.array(queries)), keys
         self._limit = memory_limit
         self._weights = domain.weights.reshape(-1)
-        self.pairs = PairSums(kernel, self._queries, self._keys, self._weights)
+        self.pairs = PairSums(kernel, self._queries, self._keys, self._weights, rtol=rtol)
+        self.error_estimate = rtol if self.pairs.approximates else 0.0
         self._backward: PairSums | None = None
         self._degrees: dict[str, tuple[Floats, Floats]] = {}
 

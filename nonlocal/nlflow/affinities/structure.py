@@ -26,6 +26,8 @@ class Structure(ABC):
     method: str
     reason: str = ""
     error_estimate: float = 0.0
+    terms: int | None = None
+    """How many terms of a sum are added up in the precision of signals, the rest in float64; None for all N."""
     device: Any = None
 
     def __init__(

@@ -250,11 +250,12 @@ def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]
 def _spread(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """Return from which nodes walks of averages come to a node that is reached.
 
-    What rounding leaves of a sum of N terms is no weight.
+    What rounding leaves of a sum is no weight.
     """
+    terms = reached.size if affinity.terms is None else affinity.terms
     while True:
         seen = to_numpy(affinity._average(affinity.as_signal(reached.astype(np.float64))))
-        more = reached | (seen > 4 * reached.size * float(np.finfo(seen.dtype).eps))
+        more = reached | (seen > 4 * terms * float(np.finfo(seen.dtype).eps))
         if (more == reached).all():
             return reached
         reached = more

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,9 @@ from nlflow.markov.spectral import DENSE_STATES
 from nlflow.markov.stationary import RESTARTS, communicating_classes
 
 _GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
-_ROUNDS = 5  # restarts of the simplex search
+_STARTS = 10  # of the search for the crispest memberships, beside the simplex of the corners
+_FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, the least that it takes
+_EMPTY = 1e-12  # the probability of a set that has no states
 
 
 @dataclass(frozen=True)
@@ -231,7 +233,9 @@ class Metastable(Passages):
 
         Notes
         -----
-        The objective is not smooth: for m > 2 a simplex search maximizes it over (m - 1)^2 numbers, to 1e-10 of these.
+        The crispness is a convex function of A, and linear inequalities bound A. So a vertex of what they allow is the
+        crispest: m - 1 states have no part in each set. It is found by linear programs, from the corners of the modes
+        and from ten starts near them. Where no sets are there to find, there may be crisper vertices elsewhere.
         """
         m = check_integer("count", count, minimum=2)
         modes = self.modes(m, rtol=rtol)
@@ -243,7 +247,7 @@ class Metastable(Passages):
             turned = np.linalg.qr(np.column_stack([x[:, :ones].T @ law, np.eye(ones)[:, 1:]]))[0]
             x[:, :ones] = x[:, :ones] @ turned
         x[:, 0] = 1.0
-        chi = _crispest(x, law)
+        chi = _crispest(x)
         mass = law @ chi
         order = np.argsort(-mass, kind="stable")
         chi, mass = chi[:, order], mass[order]
@@ -253,37 +257,70 @@ class Metastable(Passages):
         return MetastableSets(chi, chi.argmax(axis=1), coarse, mass, crispness, modes)
 
 
-def _crispest(x: Floats, law: Floats) -> Floats:
-    """Return the memberships X A with the largest crispness."""
-    from scipy.optimize import minimize
+def _crispest(x: Floats) -> Floats:
+    """Return the memberships X A with the largest crispness that is found, from several starts."""
+    m, states = x.shape[1], _corners(x)
+    a: Floats = np.asarray(np.linalg.inv(x[states]), np.float64)
+    changes = np.random.default_rng(0).normal(0, 0.5, (_STARTS, m, m))
+    starts = [_feasible(x, a), *(_feasible(x, a + a * change) for change in changes)]
+    found = [_climbed(x, states, start) for start in starts]
+    return np.maximum(x @ _feasible(x, max(found, key=_crispness)), 0)
+
+
+def _feasible(x: Floats, a: Floats) -> Floats:
+    """Return A from its entries beside the first row and column: rows of chi sum to 1, and the least chi is 0."""
+    a = a.copy()
+    a[1:, 0] = -a[1:, 1:].sum(axis=1)
+    a[0] = -(x[:, 1:] @ a[1:]).min(axis=0)
+    return np.asarray(a / a[0].sum())
+
+
+def _crispness(a: Floats) -> float:
+    # The modes are orthonormal in pi, so <chi_a, chi_a> is the square of a column, and <chi_a, 1> its first entry.
+    return float(((a**2).sum(axis=0) / a[0]).mean())
+
+
+def _climbed(x: Floats, states: list[int], a: Floats) -> Floats:
+    """Return the vertex that is reached from A, each next one being the best by the slope at the last.
+
+    A convex function is nowhere below its tangents, so each is crisper, and there are finitely many. At the last the
+    slope rises to no point that is allowed, without which none can be the maximum.
+    """
+    while True:
+        slope = 2 * a / a[0]
+        slope[0] = 1 - (a[1:] ** 2).sum(axis=0) / a[0] ** 2
+        new = _vertex(x, states, slope)
+        if new[0].min() <= _EMPTY or _crispness(new) <= _crispness(a) + 1e-14:
+            return a
+        a = new
+
+
+def _vertex(x: Floats, states: list[int], slope: Floats) -> Floats:
+    """Return the A with chi = X A >= 0, rows of which sum to 1, where <slope, A> is largest.
+
+    A linear program of m^2 numbers. Few states bound it: to `states` those are added that the others leave below 0.
+    """
+    from scipy.optimize import linprog
 
     m = x.shape[1]
-    start = np.linalg.inv(x[_corners(x)])
-
-    def feasible(inner: Floats) -> Floats:
-        """Return A from its entries beside the first row and column: rows of chi sum to 1, and the least chi is 0."""
-        a = np.zeros((m, m))
-        a[1:, 1:] = inner.reshape(m - 1, m - 1)
-        a[1:, 0] = -a[1:, 1:].sum(axis=1)
-        a[0] = -(x[:, 1:] @ a[1:]).min(axis=0)
-        return np.asarray(a / a[0].sum())
-
-    def blurred(inner: Floats) -> float:
-        a = feasible(inner)
-        # The modes are orthonormal in pi, so <chi_a, chi_a> is the square of a column, and <chi_a, 1> its first entry.
-        return float(m - ((a**2).sum(axis=0) / a[0]).sum())
-
-    inner: Floats = np.asarray(start[1:, 1:].ravel(), np.float64)
-    best, search = blurred(inner), cast(Any, minimize)
-    # For two sets all A give the same memberships.
-    for _ in range(_ROUNDS if m > 2 else 0):
-        options = {"xatol": 1e-12 * max(float(np.abs(inner).max()), 1.0), "fatol": 1e-15, "maxfev": 1000 * len(inner)}
-        found = search(blurred, inner, method="Nelder-Mead", options=options)
-        gained, inner = best - found.fun, found.x if found.fun < best else inner
-        best = min(best, float(found.fun))
-        if gained <= 1e-14 * max(abs(best), 1.0):
-            break
-    return np.maximum(x @ feasible(inner), 0)
+    one = np.eye(m)
+    cost = -slope.ravel() / np.abs(slope).max()
+    options = {"primal_feasibility_tolerance": _FEASIBLE, "dual_feasibility_tolerance": _FEASIBLE}
+    program: Any = linprog
+    while True:
+        found = program(
+            cost, A_ub=-np.kron(x[states], one), b_ub=np.zeros(len(states) * m), A_eq=np.kron(one, np.ones(m)),
+            b_eq=one[0], bounds=(None, None), options=options,
+        )  # fmt: skip
+        if not found.success:
+            raise NumericalError(f"modes: the linear program for the memberships failed ({found.message.strip()})")
+        a = np.asarray(found.x.reshape(m, m), np.float64)
+        chi = x @ a
+        lowest = chi.argmin(axis=0)
+        outside = [int(i) for i in lowest[chi.min(axis=0) < -_FEASIBLE] if i not in states]
+        if not outside:
+            return a
+        states.extend(dict.fromkeys(outside))
 
 
 def _corners(x: Floats) -> list[int]:

@@ -270,13 +270,15 @@ def _room(rows, columns, like):
 
 
 @njit(inline="always")
-def _near(low, high, lows, highs, block, limit):
-    """Whether the box of a group and that of a block come within ``limit`` (squared) of each other."""
+def _near(lows, highs, own, others_lows, others_highs, other, limit):
+    """Whether two boxes come within ``limit`` (squared) of each other; the axes that tell most come first."""
     square = 0.0
-    for c in range(len(low)):
-        gap = max(max(lows[block, c] - high[c], low[c] - highs[block, c]), 0.0)
+    for c in range(lows.shape[1]):
+        gap = max(max(others_lows[other, c] - highs[own, c], lows[own, c] - others_highs[other, c]), 0.0)
         square += gap * gap
-    return square <= limit
+        if square > limit:
+            return False
+    return True
 
 
 @njit
@@ -296,7 +298,10 @@ def _refer(reference, top, first, total):
 
 
 @njit(parallel=True, cache=True)
-def pair_sums(weigh, products, numbers, limit, size, x, y, lows, highs, values, sums, peaks):
+def pair_sums(
+    weigh, products, numbers, size, x, y, lows, highs, limits, others_lows, others_highs, others_limits, values, sums,
+    peaks,
+):  # fmt: skip
     """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
 
     Parameters
@@ -307,16 +312,18 @@ def pair_sums(weigh, products, numbers, limit, size, x, y, lows, highs, values, 
         Whether they are those of `DOT_PRODUCT`.
     numbers : (n,)
         Of the kernel's formula.
-    limit : float
-        Blocks of sources all of which are farther away than that (squared) are left out; radial kernels.
     size : int
-        Of a block of sources.
+        Of a block, a multiple of `group`.
     x : (d, M)
         Queries, as many as a multiple of `group`; for the dot product times the kernel's scale times log2(e).
     y : (N, d)
         Sources, as many as a multiple of `SOURCES`.
-    lows, highs : (blocks, d)
-        Boxes around the blocks of sources, float64.
+    lows, highs : (blocks, axes)
+        Boxes around the blocks of queries, float64.
+    limits : (blocks,)
+        Two blocks are left out where their boxes are farther apart (squared) than the limits of both; float64.
+    others_lows, others_highs, others_limits
+        Of the sources.
     values : (N, C)
         Times the quadrature weights.
     sums : (M, C)
@@ -331,26 +338,25 @@ def pair_sums(weigh, products, numbers, limit, size, x, y, lows, highs, values, 
     for tile in prange(queries // width):
         begin = tile * width
         own, table = _room(d, width, x), _room(_LINE, width, x)
-        low, high = np.empty(d), np.empty(d)
         for c in range(d):
-            low[c] = high[c] = x[c, begin]
             for i in range(width):
                 own[c, i] = x[c, begin + i]
-                low[c] = min(low[c], own[c, i])
-                high[c] = max(high[c], own[c, i])
         part, total = _room(channels, width, x), np.zeros((channels, width))
         reference, top = np.zeros(width, x.dtype), np.empty(width, x.dtype)
         here, weights, at, most = _address(own), _address(table), _address(reference), _address(top)
+        mine, first = begin // size, True
         for block in range((sources + size - 1) // size):
-            if not products and not _near(low, high, lows, highs, block, limit):
+            limit = max(limits[mine], others_limits[block])
+            if not _near(lows, highs, mine, others_lows, others_highs, block, limit):
                 continue
             end = min((block + 1) * size, sources)
             for start in range(block * size, end, _LINE):
                 count = min(_LINE, end - start)
                 there = _address(y) + start * d * y.itemsize
                 _call(weigh, (d, count, here, there, weights, at, known, most))
-                if products and _refer(reference, top, start == 0, total):
+                if products and _refer(reference, top, first, total):
                     _call(weigh, (d, count, here, there, weights, at, known, most))
+                first = False
                 _add(table, count, values, start, part)
                 for c in range(channels):
                     for i in range(width):
@@ -361,12 +367,12 @@ def pair_sums(weigh, products, numbers, limit, size, x, y, lows, highs, values, 
                 sums[begin + i, c] = total[c, i]
 
 
-_BOXES = types.float64[:, ::1]
+_BOXES, _LIMITS = types.float64[:, ::1], types.float64[::1]
 loop = loader(
     lambda f: {
         "pair_sums": (
-            pair_sums, types.intp, types.boolean, f[::1], types.float64, types.int64, f[:, ::1], f[:, ::1], _BOXES,
-            _BOXES, f[:, ::1], _BOXES, types.float64[::1],
+            pair_sums, types.intp, types.boolean, f[::1], types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, _LIMITS,
+            _BOXES, _BOXES, _LIMITS, f[:, ::1], _BOXES, _LIMITS,
         ),
     }
 )  # fmt: skip
