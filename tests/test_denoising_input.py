@@ -11,6 +11,9 @@ import pytest
 from skimage.util import img_as_float
 
 from nlflow import InputError, NlflowWarning, denoise, estimate_sigma
+from nlflow.denoising.doubts import doubts
+from nlflow.denoising.noise import GaussianNoise
+from nlflow.denoising.noise.base import NoiseEstimate
 from tests.covering import pairs
 from tests.pictures import ON_GROUPS, QUALITIES, SLOWLY, Floats, both, noisy, picture, rms, waves
 
@@ -422,6 +425,19 @@ def test_exactly_periodic_images(quality: str, kind: str):
     whole = (255 * (clean > 0.4)).astype(np.uint8)
     assert rms(denoise(whole, 25.0, quality=quality, preserve_range=True), whole) < 3
     assert np.isfinite(denoise(whole, quality=quality)).all()  # without noise, and without a warning
+
+
+@pytest.mark.parametrize(
+    ("found", "text"), [(1e-15, "the result is the input: "), (0.02, "the result is nearly the input: ")]
+)
+def test_a_picture_that_comes_back_unchanged_is_doubted(found: float, text: str):
+    samples = np.random.default_rng(0).uniform(0, 255, (40, 40, 1))
+    estimate = NoiseEstimate(GaussianNoise(found), "medium")
+    (said,) = doubts(samples, samples + found, estimate)
+    assert said.startswith(text)
+    assert "nonlocal noise OTHER --save camera.json" in said
+    assert doubts(np.round(samples / 64), np.round(samples / 64), estimate) == []  # a drawing of five values
+    assert doubts(samples, samples, NoiseEstimate(GaussianNoise(found), "high")) == []
 
 
 @pytest.mark.numerical

@@ -18,6 +18,8 @@ _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than a
 _CLEAN: Final = 1e-6  # of the range: there is no noise at all
 _TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
 _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
+_FEW: Final = 16  # different values, of which a drawing is made
+_SOME: Final = 100_000  # samples that are looked at for them
 _PARTS: Final = 5  # flat parts, and edges, are this share of the samples
 
 
@@ -40,17 +42,24 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
     span, removed = range_of(samples), root_mean_square(samples - u)
     if span == 0:
         return []
+    if removed < _NOTHING * span and found.confidence != "high" and not _drawn(samples):
+        kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
+        return [f"{kept}: {found}; if you see noise, give a model of it from another picture of the same camera (nonlocal "
+                "noise OTHER --save camera.json, then noise=camera.json), or its standard deviation (sigma)"]  # fmt: skip
     if removed < _CLEAN * span:
         return []
-    if removed < _NOTHING * span and found.confidence != "high":
-        return [f"the result is nearly the input: {found}; if you see noise, give its standard deviation (sigma) or a "
-                "model of it (noise)"]  # fmt: skip
     if found.confidence == "low":
         return [f"the noise was hard to find out: {found}; {found.reasons[0]}; look at the result, and give sigma or "
                 "noise where it is wrong"]  # fmt: skip
     if found.confidence == "medium" and _torn(samples, u):
         return [f"what was removed follows the edges of the picture: {found}; a strength below 1 keeps more of it"]
     return []
+
+
+def _drawn(samples: NDArray[Any]) -> bool:
+    """Tell whether samples take so few values that nobody would look for noise."""
+    some = samples.ravel()[:: max(samples.size // _SOME, 1)]
+    return len(np.unique(some)) <= _FEW
 
 
 def _torn(samples: NDArray[Any], u: NDArray[Any]) -> bool:
