@@ -44,8 +44,10 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
         return []
     if removed < _NOTHING * span and found.confidence != "high" and not _drawn(samples):
         kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
-        return [f"{kept}: {found}; if you see noise, give a model of it from another picture of the same camera (nonlocal "
-                "noise OTHER --save camera.json, then noise=camera.json), or its standard deviation (sigma)"]  # fmt: skip
+        return [
+            f"{kept}: {found}; if you see noise, give a model of it from another picture of the same camera "
+            "(nonlocal noise OTHER --save camera.json, then --noise camera.json), or its standard deviation (sigma)"
+        ]
     if removed < _CLEAN * span:
         return []
     if found.confidence == "low":
