@@ -183,6 +183,9 @@ class Affinity(Structure):
     def degree(self) -> Array:
         """d_i = sum_j w_j k_ij, shape ``domain.shape``.
 
+        Of this affinity's own k. J, E and their flows take K = k + k^T, whose degree is twice this one where k is
+        symmetric.
+
         Raises
         ------
         NumericalError

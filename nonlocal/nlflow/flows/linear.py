@@ -255,7 +255,8 @@ class GradientFlow(LinearFlow):
     functional : J or E
     metric : {'l2', 'degree'}
         ``l2``: du/dt = -Lu [- lambda (u - f)], conserves sum w u. ``degree``: the same divided by d,
-        du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work.
+        du/dt = Pu - u [+ lambda~ (f - u)], conserves sum w d u, and needs no degree, so logits of any size work. P, L
+        and d are those of K = k + k^T: for a symmetric k, P is that of k and d is twice the affinity's ``degree``.
     evolving : bool
         Take the kernel from u(t), as a transformer does from layer to layer; from u(0) at the start, so that of the
         affinity's features only the kind counts. Then it is no gradient flow of one J, but Pu is still an average.

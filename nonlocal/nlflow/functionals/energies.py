@@ -255,7 +255,8 @@ class E(J):
         (`nlflow.functionals.fidelity.MatrixFidelity`, which is taken too and saves the eigenvectors).
     measure : {'l2', 'degree'}
         Whether the fidelity is weighted by w or by w d. In the degree metric the second gives a constant lambda~, as in
-        a NeuTRENO layer.
+        a NeuTRENO layer. d is the degree of K = k + k^T, ``functional.affinity.degree``: for a symmetric k twice the
+        ``degree`` of the affinity that is given.
 
     Raises
     ------
