@@ -46,7 +46,7 @@ AFFINITIES: dict[str, Any] = {
 BAD_SIGNALS = [
     (
         np.full((6, 7), np.nan),
-        r"u: got 42 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace them first",
+        r"u: got 42 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace them first$",
     ),
     (np.where(np.arange(42).reshape(6, 7) == 9, np.inf, IMAGE), r"u: got 1 NaN or infinite"),
     (np.empty((6, 0)), r"u: got an empty array of shape \(6, 0\)"),
@@ -55,7 +55,7 @@ BAD_SIGNALS = [
     (np.ones((3, 6, 7)), r"u: got shape \(3, 6, 7\), expected \(6, 7\)"),
     (np.ones((6, 7, 2, 2)), r"u: got shape \(6, 7, 2, 2\), expected \(6, 7\)"),
     (IMAGE * 1j, r"u: got complex values \(complex128\), expected real ones; pass .real or abs\(\)"),
-    (masked(), r"u: got a masked array, expected a plain one; fill it, or use a fidelity of 0 there"),
+    (masked(), r"u: got a masked array, expected a plain one; fill it$"),
     (np.full((6, 7), "a"), r"u: got dtype <U1, expected a real numeric array"),
     (None, r"u: got dtype object, expected a real numeric array"),
 ]

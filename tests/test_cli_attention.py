@@ -292,6 +292,20 @@ def test_inputs_that_cannot_be_used(folder: Path) -> None:
     assert "image: got uint16 of shape (4, 4), expected uint8" in fails(folder / "vit", "--image", "deep.png")
 
 
+def test_a_tokenizer_that_is_not_there(folder: Path, tmp_path: Path) -> None:
+    """The library makes one up, to which every text is unknown words (BERT) or nothing (GPT-2)."""
+    config = transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=9, n_positions=12)
+    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / "gpt")
+    load_model(folder / "bert").save_pretrained(tmp_path / "bert")
+    Path("texts.txt").write_text(TEXT)
+    for name in ("bert", "gpt"):
+        for words in (("--text", TEXT), ("--sweep", "--texts", "texts.txt")):
+            error = fails(tmp_path / name, *words)
+            assert f"{words[0][2:]}: got {tmp_path / name}, which has no tokenizer (there is no " in error
+            assert "save it there with tokenizer.save_pretrained" in error
+    assert "knows no word, expected words of its vocabulary" in fails(folder / "bert", "--text", "other words")
+
+
 def test_without_torch(folder: Path) -> None:
     code = "import sys; sys.modules['torch'] = None; from nlflow.commands.main import main; main()"
     command = [sys.executable, "-c", code, "attention", str(folder / "bert"), "--text", "x"]

@@ -67,6 +67,26 @@ def test_image(folder: Path, denoiser: Denoiser) -> None:
     assert listing() == ["in.npy", "in.png", "out.png"]
 
 
+@pytest.mark.parametrize(
+    ("image", "words", "said"),
+    [
+        (np.repeat(np.arange(16.0), 16).reshape(16, 16), (), "no noise was found"),
+        (np.full((16, 16), 3.0), (), "the input is constant"),
+        (IMAGE / 1.0, ("--sigma", "0"), "there is no noise to remove (sigma=0)"),
+    ],
+)
+def test_what_is_only_copied_says_so_first(
+    folder: Path, image: np.ndarray[Any, Any], words: tuple[str, ...], said: str
+) -> None:
+    Path("in").mkdir()
+    np.save("in/a.npy", image)
+    result = run("denoise", "in/a.npy", "out.npy", "--kind", "image", "--quality", "fast", *words)
+    assert result.stdout.splitlines()[0].split(None, 1) == ["result", f"{said}: OUT is a copy of IN"]
+    np.testing.assert_array_equal(np.load("out.npy"), image)
+    result = run("denoise", "in", "many", "--kind", "image", "--quality", "fast", *words)
+    assert f"{said}: OUT is a copy of IN; sigma" in result.stdout
+
+
 def test_options_are_passed_on(folder: Path, denoiser: Denoiser) -> None:
     result = run(
         "denoise", "in.npy", "out.npy", "--sigma", "0.5", "--kind", "signal", "--channel-axis", "1",
@@ -286,7 +306,7 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["missing.png", "out.png"], "missing.png: got no such file"),
+        (["missing.png", "out.png"], "missing.png: there is no such file"),
         (
             ["in.png", "out.gif"],
             "out.gif: got the name of a GIF file; a GIF file holds 256 colours",
@@ -304,12 +324,12 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
         (["in.png", "out.png", "--compare", "fig.jpg"], "--compare: got fig.jpg, expected a name that ends in .png"),
         (["in.png", "out.png", "--compare", "nowhere/fig.png"], "does not exist"),
         (["in.png", "out.png", "--reference", "in.npy"], "--reference: got in.npy of shape (40, 2)"),
-        (["in.png", "out.png", "--reference", "missing.npy"], "--reference: got missing.npy, no such file"),
-        (["in.png", "out.png", "--mask", "missing.npy"], "--mask: got missing.npy, no such file"),
+        (["in.png", "out.png", "--reference", "missing.npy"], "--reference: missing.npy: there is no such file"),
+        (["in.png", "out.png", "--mask", "missing.npy"], "--mask: missing.npy: there is no such file"),
         (["in.png", "out.png", "--mask", "in.npy"], "--mask: got in.npy of shape (40, 2), expected (12, 16)"),
         (["in.png", "out.png", "--keep", "in.npy"], "--keep: got in.npy of shape (40, 2), expected (12, 16)"),
         (["in.png", "out.png", "--sigma", "in.npy"], "--sigma: got in.npy of shape (40, 2), expected (12, 16)"),
-        (["in.png", "out.png", "--sigma", "missing.tif"], "--sigma: got missing.tif, no such file"),
+        (["in.png", "out.png", "--sigma", "missing.tif"], "--sigma: missing.tif: there is no such file"),
         (["in.png", "out.png", "--kind", "signal"], "kind: got 'signal'"),
         (["in.png", "out.png", "--channel-axis", "2"], "channel_axis: got 2"),
     ],
@@ -399,7 +419,7 @@ def test_one_name_alone_lacks_out(folder: Path, words: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "nowhere.txt", "nowhere.png"])
 def test_what_is_not_there_is_not_judged_by_its_name(folder: Path, name: str) -> None:
-    assert f"{name}: got no such file" in fails("denoise", name, "out.png")
+    assert f"{name}: there is no such file" in fails("denoise", name, "out.png")
 
 
 @pytest.mark.parametrize("words", [[], ["--quality", "fast"]])

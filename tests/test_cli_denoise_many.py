@@ -93,7 +93,7 @@ def test_a_name_with_brackets_is_no_pattern(folder: Path, denoiser: Denoiser) ->
         (["in", "out", "--compare", "fig.png"], "--compare: got fig.png, the name of a file"),
         (["in", "out", "--compare", "fig.pdf"], "--compare: got fig.pdf, the name of a file"),
         (["in", "out", "--compare", "in/a.tif"], "--compare: got in/a.tif, a file"),
-        (["in", "out", "--mask", "nowhere"], "--mask: got nowhere, no such file or folder"),
+        (["in", "out", "--mask", "nowhere"], "--mask: nowhere: there is no such file or folder; check the name"),
         (["in", "masks", "--mask", "masks"], "OUT for in/b.png: got masks/b.png, the same file as --mask masks/b.png"),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_broken_file_does_not_keep_others_from_being_done(folder: Path, denois
     assert listing(Path("out")) == ["a.tif", "c.PNG"]
     errors = [line for line in result.stderr.splitlines() if "error" in line]
     assert len(errors) == 4
-    assert errors[0].startswith("nonlocal: error: in/aa.png: got content that is no PNG image")
+    assert errors[0].startswith("nonlocal: error: in/aa.png: got a text file, expected")
     assert errors[1] == "nonlocal: error: in/b.png: image: got nothing"
     assert errors[2].startswith("nonlocal: error: in/b2.png: got an empty file")
     assert errors[3] == "nonlocal: error: 3 of 5 file(s) failed; they are named above"

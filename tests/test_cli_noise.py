@@ -125,7 +125,7 @@ def test_bad_input_leaves_nothing_behind(folder: Path) -> None:
     (folder / "broken.png").write_bytes(b"no picture")
     np.save("cube.npy", np.zeros((4, 5, 6, 7)))
     outputs = ["--figure", "fig.png", "--save", "model.json"]
-    assert "broken.png: got content that is no PNG image" in fails("noise", "broken.png", *outputs)
+    assert "broken.png: got a text file, expected" in fails("noise", "broken.png", *outputs)
     assert "no such file" in fails("noise", "none.png", *outputs)
     assert "one to three dimensions" in fails("noise", "cube.npy", *outputs)
     assert "--figure: got fig.bmp" in fails("noise", "in.png", "--figure", "fig.bmp", "--save", "model.json")

@@ -110,7 +110,7 @@ def test_one_end_in_a_pipe(folder: Path, denoiser: Denoiser) -> None:
         (b"", ["-", "out.zarr"], 2, "expected one file in and one file out"),
         (b"", ["in.png", "-", "--recursive"], 2, "expected one file in and one file out"),
         (b"", ["in.png", "-", "--json"], 2, "goes to stdout, and so does the file"),
-        (b"", ["none.png", "-"], 1, "none.png: got no such file"),
+        (b"", ["none.png", "-"], 1, "none.png: there is no such file or folder; check the name"),
         (b"", ["none", "-"], 1, "OUT: got - for none, expected a format that fits a stream; say which: --format png"),
     ],
 )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import runpy
+import struct
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from PIL import Image
+
+from nlflow.backends.numba import loading
+from nlflow.denoising.progress import telling
+from nlflow.io import terminal
 
 
 def process(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -123,3 +130,53 @@ def test_errors_of_a_process_have_no_traceback(tmp_path: Path) -> None:
     assert result.stdout == ""
     assert result.stderr.startswith("nonlocal: error: ")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Callable[[], str]]]:
+    """Return what makes a terminal of some size stderr, and returns what reads it."""
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios", reason="terminals are those of POSIX")
+    fcntl = pytest.importorskip("fcntl")
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as stream:
+
+        def begin(lines: int, columns: int) -> Callable[[], str]:
+            fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+            monkeypatch.setattr(sys, "stderr", stream)
+            stream.write(".")  # there is always something to read
+            return lambda: (stream.flush(), os.read(outer, 65536).decode())[1]
+
+        yield begin
+    os.close(outer)
+
+
+@pytest.mark.parametrize("size", [(24, 80), (0, 0)])
+def test_bars_on_any_terminal(screen: Callable[[int, int], Callable[[], str]], size: tuple[int, int]) -> None:
+    """A terminal that nobody has told its size has no rows and no columns; a bar is drawn nevertheless."""
+    read = screen(*size)
+    assert terminal.shows_progress(quiet=False)
+    with telling(True, "balanced") as tell:
+        assert tell is not None
+        tell(0.5)
+    assert "balanced:   0%|" in read()
+
+
+def test_compiling_is_told_once_and_loading_is_not(
+    screen: Callable[[int, int], Callable[[], str]], tmp_path: Path
+) -> None:
+    from numba import types
+
+    (tmp_path / "loops.py").write_text(
+        "from numba import njit\n\n\n@njit(cache=True)\ndef twice(x):\n    return 2 * x\n", encoding="utf-8"
+    )
+    read, told = screen(24, 80), []
+    for signatures in ((types.float64, types.float32), (types.float64, types.float32), (types.int64,)):
+        loops = runpy.run_path(str(tmp_path / "loops.py"))
+        terminal.tell_of_compiling(quiet=False)
+        for signature in signatures:
+            loading.compiled(loops["twice"], (signature,))
+        told.append(read().count("compiling loops, once in this installation"))
+        sys.stderr.write(".")
+    assert told == [1, 0, 1]
+    terminal.tell_of_compiling(quiet=True)
+    assert loading.tell is None

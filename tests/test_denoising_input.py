@@ -54,7 +54,8 @@ def test_nan_and_infinity_are_refused_with_their_number(image: Floats, bad: floa
     broken[3, 4] = broken[5, 6] = bad
     with pytest.raises(
         InputError,
-        match=r"image: got 2 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; replace",
+        match=r"image: got 2 NaN or infinite value\(s\) \(the first at index .*\), expected finite ones; "
+        r"replace them first, or tell with mask which samples are missing$",
     ):
         denoise(broken, SIGMA, quality=quality)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,11 @@ def test_nan_everywhere_hides_everything():
         (np.zeros((0, 4)), "image: got an empty array"),
         ([[1.0, 2.0], [3.0]], "image: got"),
         ("text", "image: got dtype"),
+        (
+            "photo.jpg",
+            "image: got the name of a file, 'photo.jpg', .*; read the file first, .*imread, or use the command",
+        ),
+        (Path("photo.jpg"), "image: got the name of a file, .*photo.jpg'"),
         (3.0, r"image: got 0 dimension\(s\)"),
     ],
 )

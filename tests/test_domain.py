@@ -154,7 +154,7 @@ def test_points() -> None:
         ({"nodes": []}, r"nodes: got an empty array of shape \(0,\)"),
         ({"nodes": 1.0}, r"nodes: got 0 dimension\(s\)"),
         ({"nodes": np.ones((2, 2, 2))}, r"nodes: got 3 dimension\(s\) \(shape \(2, 2, 2\)\), expected 1 or 2"),
-        ({"nodes": [0, math.nan]}, r"nodes: got 1 NaN or infinite"),
+        ({"nodes": [0, math.nan]}, r"nodes: got 1 NaN or infinite.*; replace them first$"),
         ({"nodes": ["a"]}, r"nodes: got dtype <U1"),
         ({"nodes": [1, 2], "weights": [1, 2, 3]}, r"weights: got shape \(3,\), expected \(2,\), one for each node"),
         ({"nodes": [1, 2], "weights": [[1, 2]]}, r"weights: got 2 dimension\(s\)"),

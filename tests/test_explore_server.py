@@ -296,7 +296,7 @@ def sent(name: str, content: bytes) -> dict[str, str]:
 
 
 BROKEN = {
-    "content": ({"name": "../x.png", "content": "bm8gcGljdHVyZQ=="}, "x.png: got content that is no PNG"),
+    "content": ({"name": "../x.png", "content": "bm8gcGljdHVyZQ=="}, "x.png: got a text file"),
     "encoding": ({"name": "x.png", "content": "***"}, "base64"),
     "size": ({"name": "x.png", "size": 5e9}, "expected at most 9.766 KiB"),
     "bytes": (sent("x.png", bytes(10_001)), "--max-upload"),

@@ -123,16 +123,33 @@ def test_truncated(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpeg", "a.tif", "a.npy", "a.wav"])
-def test_foreign_content(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("no such thing as an image\n" * 40)
-    with pytest.raises(FileFormatError, match=name):
+def test_a_text_with_another_name(tmp_path: Path, name: str) -> None:
+    remedy = "give a picture" if name in ("a.png", "a.jpeg", "a.tif") else "copy or export it again"
+    for text in ("no such thing as an image\n" * 400, "\ufefféééé", "é" * 3000, "x" + "é" * 3000):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        with pytest.raises(FileFormatError, match=rf"{name}: got a text file, expected a readable .* file; {remedy}"):
+            files.read(tmp_path / name)
+    (tmp_path / name).write_bytes(b"some words\0")
+    with pytest.raises(FileFormatError, match=name) as caught:
         files.read(tmp_path / name)
+    assert "text file" not in str(caught.value)
+
+
+def test_a_name_that_is_nearly_right(tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").touch()
+    for wrong in ("photo.jgp", "foto.jpg", "photo.png"):
+        with pytest.raises(FileFormatError) as caught:
+            files.read(tmp_path / wrong)
+        right = tmp_path / "photo.jpg"
+        assert str(caught.value) == f"{tmp_path / wrong}: there is no such file or folder; did you mean {right}?"
+    with pytest.raises(FileFormatError, match="no such file or folder; check the name and the folder"):
+        files.read(tmp_path / "elsewhere" / "photo.jgp")
 
 
 @pytest.mark.parametrize("extension", files.EXTENSIONS)
 def test_empty_missing_and_folder(tmp_path: Path, extension: str) -> None:
     path = tmp_path / f"a{extension}"
-    with pytest.raises(FileFormatError, match="got no such file"):
+    with pytest.raises(FileFormatError, match="there is no such file or folder; check the name and the folder"):
         files.read(path)
     path.touch()
     with pytest.raises(FileFormatError, match="got an empty file"):
@@ -188,7 +205,7 @@ def test_npy_that_is_not_numbers(tmp_path: Path) -> None:
         np.save(path, np.zeros(shape))
         with pytest.raises(FileFormatError, match="one to three dimensions"):
             files.read(path)
-    path.write_bytes(b"no array")
+    path.write_bytes(b"no array\0")
     with pytest.raises(FileFormatError, match="no NPY array"):
         files.read(path)
 

@@ -57,7 +57,11 @@ ALPHA = np.full((4, 5), 9, np.uint8)
         ("o.csv", make("image", "f8", (4, 5)), "an image.*png"),
         ("o.wav", make("signal", "f8", (9,)), "sample rate.*csv"),
         ("o.wav", make("signal", "u2", (9,), sample_rate=8000), "uint16.*csv"),
-        ("o.xyz", make("image", "u1", (4, 5)), "one of .png"),
+        (
+            "o.xyz",
+            make("image", "u1", (4, 5)),
+            r"csv, .bmp, .webp, .npz, .mat, .h5, .nii, .zarr, .mp4; choose",
+        ),
         ("o.gif", make("image", "u1", (4, 5)), "256 colours.*such as o.png"),
         ("o.avif", make("image", "u1", (4, 5)), "read only.*such as o.png"),
         ("o.nef", make("image", "u1", (4, 5)), "read only.*such as o.tif"),

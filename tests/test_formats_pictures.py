@@ -237,6 +237,7 @@ def test_what_is_not_read_names_a_way(tmp_path: Path, content: bytes, words: str
 def test_names_of_what_is_not_read(tmp_path: Path, extension: str) -> None:
     """A name alone tells enough."""
     got, way = FOREIGN[{".heif": ".heic", ".fit": ".fits"}.get(extension.lower(), extension.lower())]
+    (tmp_path / f"a{extension}").touch()
     with pytest.raises(FileFormatError) as caught:
         files.read(tmp_path / f"a{extension}")
     assert f"got {got}, expected one of .png, .jpg" in str(caught.value)

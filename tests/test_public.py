@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,12 @@ def test_import_is_light() -> None:
     heavy = {"numba", "torch", "matplotlib", "scipy", "skimage", "tqdm", "typer", "imageio", "PIL", "numpy"}
     assert "nlflow" in loaded
     assert loaded & heavy == set()
+
+
+def test_version() -> None:
+    assert nlflow.__version__ == metadata.version("nlflow")
+    loaded = set(run("import sys, nlflow; nlflow.__version__; print(*sys.modules)").split())
+    assert loaded & {"numpy", "numba", "torch", "typer"} == set()
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ import joblib
 import numpy as np
 import pytest
 from joblib.externals.loky import get_reusable_executor
-from tqdm import tqdm
 
 import nlflow
 from nlflow import FileFormatError, Gaussian, InputError, Laplace, NlflowWarning, NumericalError, run_study
@@ -25,6 +24,7 @@ from nlflow.backends.machine import environment, folder_digest, git_state, sourc
 from nlflow.flows.integrators import ExplicitEuler
 from nlflow.io.encoding import encode
 from nlflow.io.storage import FORMAT, load_record, save_record
+from nlflow.io.terminal import bar
 from nlflow.studies.runner import KINDS
 
 OPTIONS: dict[str, Any] = {
@@ -204,7 +204,7 @@ def test_two_processes_give_the_bits_of_one(tmp_path: Path, workers: None) -> No
 
 
 def test_progress_is_on_stderr(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nlflow.studies.runner.tqdm", partial(tqdm, mininterval=0))  # each case, however fast
+    monkeypatch.setattr("nlflow.studies.runner.bar", partial(bar, mininterval=0))  # each case, however fast
     run_study("time-order", progress=True, **OPTIONS)
     shown = capsys.readouterr()
     assert shown.out == ""

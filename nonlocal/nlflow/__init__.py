@@ -6,6 +6,15 @@ Names are loaded when they are first used, so that ``import nlflow`` costs next 
 import lazy_loader
 
 # The list of names and where they live is the stub beside this file, which type checkers read as well.
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
 
 del lazy_loader
+
+
+def __getattr__(name: str) -> object:
+    """Return a name of the package, loaded now, or its version."""
+    if name == "__version__":
+        from nlflow.backends.machine import version
+
+        return version()
+    return _load(name)

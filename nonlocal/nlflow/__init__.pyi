@@ -92,6 +92,8 @@ from .plotting.film import Live as Live
 from .studies import StudyResult as StudyResult
 from .studies import run_study as run_study
 
+__version__: str
+
 __all__ = [
     "ETD2RK",
     "ETD4RK",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -149,6 +150,7 @@ def check_array(
     *,
     ndim: int | tuple[int, ...] | None = None,
     hint: str = "",
+    missing: str = "",
 ) -> Any:
     """Return `value` as a real floating-point array with finite entries, or raise `InputError` naming `name`.
 
@@ -156,14 +158,22 @@ def check_array(
     and booleans become float64, float16 becomes float32 (half precision loses the digits that averages need), and
     float32 and float64 are kept. The values are not rescaled.
 
+    `hint` ends the message about another kind of array; `missing` says what to do where samples are missing.
+
     Raises
     ------
     InputError
         For masked, complex, non-numeric, empty or non-finite input, and for a wrong number of dimensions.
     """
     tail = f"; {hint}" if hint else ""
+    otherwise = f", or {missing}" if missing else ""
     if isinstance(value, np.ma.MaskedArray):
-        raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or use a fidelity of 0 there")
+        raise InputError(f"{name}: got a masked array, expected a plain one; fill it{otherwise}")
+    if isinstance(value, os.PathLike) or (isinstance(value, str) and Path(value).suffix):
+        raise InputError(
+            f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
+            "instance with skimage.io.imread, or use the command nonlocal"
+        )
     foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
     try:
         array: Any = value if foreign else np.asarray(value)
@@ -203,7 +213,7 @@ def check_array(
     if not bool(finite.all()):
         raise InputError(
             f"{name}: got {int((~finite).sum())} NaN or infinite value(s){_first(~finite)}, expected finite ones; "
-            "replace them first (a fidelity of 0 fills in missing data)"
+            f"replace them first{otherwise}"
         )
     return array
 

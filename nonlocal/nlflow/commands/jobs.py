@@ -17,6 +17,7 @@ from nlflow.io.files import check_distinct, pictures_in, read_kind
 from nlflow.io.files import format_of as known
 from nlflow.io.formats import FORMATS, written_extension
 from nlflow.io.formats.media import READABLE
+from nlflow.io.loading import missing
 
 _SHOWN = 3  # names in a message
 
@@ -103,7 +104,7 @@ def plan(
     """
     for option, path in beside.items():
         if path is not None and not path.exists():
-            raise FileFormatError(f"{option}: got {path}, no such file or folder, expected one; check the name")
+            raise FileFormatError(f"{option}: {missing(path)}")
     if recursive and not any(source.is_dir() and known(source) != "zarr" for source in sources):
         raise InputError(f"--recursive: got {', '.join(map(str, sources))}, expected a folder; leave it out")
     if frames and not recursive and len(sources) == 1 and sources[0].is_dir() and holds_pictures(sources[0]):

@@ -13,14 +13,18 @@ _SHOWN = 8  # columns of a table in a summary; --json has all
 def line(report: dict[str, Any]) -> str:
     """Return what a report says in one line."""
     figures = "".join(f", {name} {value}" for name, value in _figures(report))
-    return f"sigma {_given_sigma(report)}, {_noise(report)}{figures}, {report['seconds_total']:.2f} s"
+    nothing = _unchanged(report)
+    done = f"sigma {_given_sigma(report)}, {_noise(report)}{figures}, {report['seconds_total']:.2f} s"
+    return f"{nothing}; {done}" if nothing else done
 
 
 def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the lines for people: what was given, what was done, what was written."""
     details = dict(report["denoise"])
     size = " x ".join(map(str, report["shape"]))
-    rows = [
+    nothing = _unchanged(report)
+    rows = [("result", nothing)] if nothing else []
+    rows += [
         ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
         ("sigma", _given_sigma(report)),
         ("noise", _noise(report)),
@@ -38,6 +42,19 @@ def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
             rows.append((name.removesuffix("_bytes").replace("_", " "), shown))
     rows += [*_figures(report), ("seconds", f"{seconds:.2f}"), ("written", report["output"])]
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
+
+
+def _unchanged(report: dict[str, Any]) -> str:
+    """Return why OUT is a copy of IN, where nothing of it was denoised; empty otherwise."""
+    details = report["denoise"]
+    prefix = "returned unchanged: "
+    parts = report.get("columns") or details.get("volumes") or [details]
+    whys = dict.fromkeys(part.get("stopped_by", "") for part in parts)
+    if not all(why.startswith(prefix) for why in whys):
+        return ""
+    found = details["sigma_estimated"] and all("no noise to remove" in why for why in whys)
+    why = "no noise was found" if found else "; ".join(why.removeprefix(prefix) for why in whys)
+    return f"{why}: OUT is a copy of IN"
 
 
 def _given_sigma(report: dict[str, Any]) -> str:

@@ -46,6 +46,7 @@ def run_sweep(
 ) -> None:
     """Try terms on a model, and say which one helps it."""
     from nlflow.attention import Adapter, load_model, sweep
+    from nlflow.attention.loading.inputs import tokenizer_of
     from nlflow.backends.machine import provenance
     from nlflow.errors import check_choice, check_integer
 
@@ -57,7 +58,7 @@ def run_sweep(
     with warnings_kept() as warned, quiet_library():
         wanted = _kind(model) if metric == "auto" else metric
         network = load_model(model, head="language" if wanted == "perplexity" else None)
-        task = _task(wanted, _tokenizer(model), read, items, words)
+        task = _task(wanted, tokenizer_of("--sweep", model, ""), read, items, words)
         known = None if adapter is None else Adapter(adapter)
         found = sweep(network, task, strengths=tried, adapter=known, progress=shows_progress(quiet))
     for text in () if quiet else warned:
@@ -126,21 +127,6 @@ def _kind(model: str) -> str:
         ) from error
     names = " ".join(getattr(config, "architectures", None) or ())
     return "perplexity" if "CausalLM" in names or "LMHead" in names else "retrieval"
-
-
-def _tokenizer(model: str) -> Any:
-    from nlflow.attention.injection.adapters import transformers_library
-    from nlflow.errors import InputError, shortened
-
-    try:
-        return transformers_library().AutoTokenizer.from_pretrained(
-            model, local_files_only=Path(model).exists(), trust_remote_code=False
-        )
-    except Exception as error:  # as in load_model
-        raise InputError(
-            f"--sweep: got {model}, which has no tokenizer ({shortened(error, 300)}); expected tokenizer.json beside "
-            "the weights; nlflow.attention.sweep takes a function of your own"
-        ) from error
 
 
 def _task(kind: str, tokenizer: Any, texts: list[str], items: int, words: int) -> Any:

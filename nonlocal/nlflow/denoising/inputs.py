@@ -23,6 +23,7 @@ QUALITIES = ("fast", "balanced", "best")
 NOISES = ("auto", "white")
 STOPPING = ("discrepancy", "sure")
 LEVELS = 2  # coarser images, at most
+TELL_MISSING = "tell with mask which samples are missing"  # ends messages about what is no number
 Estimate = Callable[[Array, NDArray[np.bool_] | None], NDArray[np.float64]]
 #: A sample that is told to be free of noise counts as one with this part of the mean variance, so that all is regular.
 LEAST_VARIANCE = 1e-4
@@ -210,7 +211,7 @@ def opened(image: Any, channel_axis: int | None, mask: Any) -> tuple[Array, NDAr
     given = image
     if mask is not None:
         given, missing = _without_missing(image, mask, channel_axis)
-    samples, restore = as_signal(given, channel_axis)
+    samples, restore = as_signal(given, channel_axis, TELL_MISSING)
     return samples, missing, restore
 
 

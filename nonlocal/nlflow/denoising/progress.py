@@ -21,6 +21,7 @@ from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
 from nlflow.functionals.energies import J
 from nlflow.io.encoding import digest
+from nlflow.io.terminal import bar
 from nlflow.kernels import Kernel
 
 Array = NDArray[Any]
@@ -45,10 +46,8 @@ def telling(progress: bool | Tell, label: str) -> Iterator[Tell | None]:
     if callable(progress) or not progress:
         yield progress if callable(progress) else None
         return
-    from tqdm import tqdm
-
-    with tqdm(total=1.0, desc=label, leave=False, bar_format="{l_bar}{bar}| {elapsed}<{remaining}") as bar:
-        yield lambda share: bar.update(share - bar.n)
+    with bar(total=1.0, desc=label, bar_format="{l_bar}{bar}| {elapsed}<{remaining}") as shown:
+        yield lambda share: shown.update(share - shown.n)
 
 
 class Trail:

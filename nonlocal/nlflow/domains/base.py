@@ -58,7 +58,7 @@ class Domain:
         InputError
             Naming the argument, the shape that was got and the shapes that are expected.
         """
-        array = check_array(name, value)
+        array = check_array(name, value, missing="give a fidelity of 0 there" if name == "observed" else "")
         got, n = tuple(array.shape), len(self.shape)
         if got[:n] != self.shape or len(got) > n + 1:
             raise InputError(

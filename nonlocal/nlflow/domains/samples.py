@@ -15,9 +15,12 @@ _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary dig
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
-def as_signal(image: Any, channel_axis: int | None) -> tuple[NDArray[Any], Any]:
-    """Return the input as (..., C) in its computing precision, and how to give a result the input's shape."""
-    array = check_array("image", image)
+def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[NDArray[Any], Any]:
+    """Return the input as (..., C) in its computing precision, and how to give a result the input's shape.
+
+    `missing` is that of `nlflow.errors.check_array`.
+    """
+    array = check_array("image", image, missing=missing)
     if not isinstance(array, np.ndarray):
         raise InputError(f"image: got {type(array).__name__}, expected a NumPy array; convert it (.cpu().numpy())")
     given = np.asarray(image).dtype

@@ -32,6 +32,7 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.times import Times
 from nlflow.io.checkpoints import Checkpoints, Fits
 from nlflow.io.storage import locked
+from nlflow.io.terminal import bar
 
 About = Callable[[], dict[str, Any]]
 
@@ -178,11 +179,9 @@ class Progress(Tracker):
 
     def start(self, flow: Flow, u: Array, t: float, end: float) -> None:
         """Open the bar."""
-        from tqdm import tqdm
-
         self._origin = t
-        self._bar = tqdm(
-            total=end - t, desc=self.label, unit="t", mininterval=1.0, leave=False,
+        self._bar = bar(
+            total=end - t, desc=self.label, unit="t", mininterval=1.0,
             bar_format="{desc}: {percentage:3.0f}%|{bar}| t={n:.4g}/{total:.4g} [{elapsed}<{remaining}]",
         )  # fmt: skip
 

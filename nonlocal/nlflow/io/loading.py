@@ -6,15 +6,28 @@ import os
 import warnings
 from contextlib import suppress
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 
-from nlflow.errors import InputError, NlflowError
+from nlflow.errors import FileFormatError, InputError, NlflowError
 from nlflow.io.formats import FORMATS
-from nlflow.io.formats.content import HEAD, by_content, foreign
-from nlflow.io.formats.media import CONTAINERS, READABLE, FirstColumn, Media, file_error, format_of
+from nlflow.io.formats.content import HEAD, by_content, foreign, is_text
+from nlflow.io.formats.media import CONTAINERS, PICTURES, READABLE, FirstColumn, Media, file_error, format_of
 
 # Content of a format, and names that say more: camera raws are TIFF files, and MAT files of version 7.3 are HDF5.
 _ALIKE = (("tiff", "raw"), ("hdf5", "mat"))
+#: One extension of each format that is written, for messages.
+WRITABLE = ", ".join(name for name in READABLE.split(", ") if FORMATS[format_of(Path(f"x{name}"))].encode is not None)
+
+
+def missing(path: Path) -> FileFormatError:
+    """Return the exception that says that `path` is not there, and which name in its folder is nearly the same."""
+    names: list[str] = []
+    with suppress(OSError):  # a folder that is missing too, or that nobody may look into
+        names = [entry.name for entry in path.parent.iterdir()]
+    near = get_close_matches(path.name, names, n=1, cutoff=0.75)
+    remedy = f"did you mean {path.with_name(near[0])}?" if near else "check the name and the folder"
+    return FileFormatError(f"{path}: there is no such file or folder; {remedy}")
 
 
 def known_format(path: Path) -> str:
@@ -22,7 +35,7 @@ def known_format(path: Path) -> str:
     form = format_of(path)
     if not form:
         got = f"the extension {path.suffix!r}" if path.suffix else "a name without extension"
-        raise file_error(path, got, f"one of {READABLE}", "choose one of them")
+        raise file_error(path, got, f"one of {WRITABLE}", "choose one of them")
     return form
 
 
@@ -44,10 +57,10 @@ def found_format(path: Path) -> tuple[str, list[str]]:
     got, way = foreign(path, extension)
     if named and not got:
         return named, []
+    if not path.exists():
+        raise missing(path)
     if not got:
         got, way = foreign(path, path.suffix.lower())
-    if not got and not path.exists():
-        raise file_error(path, "no such file or folder", f"one of {READABLE}", "check the name and the folder")
     got = got or (f"the extension {path.suffix!r}" if path.suffix else "a name without extension")
     raise file_error(path, got, f"one of {READABLE}", way or "export it as one of them from the program that made it")
 
@@ -69,7 +82,7 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
     elif array is not None:
         raise InputError(f"array: got {array!r} for {path}, expected a file of several arrays; leave it out")
     if not path.exists():
-        raise file_error(path, "no such file", expected, "check the name and the folder")
+        raise missing(path)
     if FORMATS[form].folder:
         if not path.is_dir():
             raise file_error(path, "a file", "a folder, as zarr stores are", "check the name")
@@ -79,9 +92,13 @@ def load(path: str | os.PathLike[str], *, first_column: FirstColumn | None = Non
         if path.stat().st_size == 0:
             raise file_error(path, "an empty file", expected, "copy or export it again")
         try:
-            path.open("rb").close()
+            with path.open("rb") as stream:
+                head = stream.read(HEAD)
         except OSError as error:
             raise file_error(path, f"{error.strerror}", expected, "check its permissions") from error
+        if form != "csv" and is_text(head):  # no other format is a text
+            remedy = "give a picture" if form in PICTURES else "copy or export it again"
+            raise file_error(path, "a text file", expected, remedy)
     try:
         with warnings.catch_warnings():  # decoders warn about odd metadata; lost samples are errors in every one
             warnings.simplefilter("ignore")

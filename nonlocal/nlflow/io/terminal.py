@@ -14,11 +14,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import typer
-
 
 def echo(text: str, *, err: bool = False) -> None:
     """Print `text`, whatever the terminal's encoding cannot show as escapes: file names may hold any byte."""
+    import typer
+
     encoding = getattr(sys.stderr if err else sys.stdout, "encoding", None) or "utf-8"
     typer.echo(text.encode(encoding, "backslashreplace").decode(encoding), err=err)
 
@@ -79,10 +79,36 @@ def shows_progress(quiet: bool) -> bool:
 
 
 def progress_bar(quiet: bool, **words: Any) -> Any:
+    """Return a bar on stderr where somebody looks."""
+    return bar(disable=not shows_progress(quiet), **words)
+
+
+def tell_of_compiling(quiet: bool) -> None:
+    """Say, where somebody looks, why nothing moves while loops are compiled."""
+    from nlflow.backends.numba import loading
+
+    def say() -> None:
+        from tqdm import tqdm  # writes above the bars that are shown
+
+        tqdm.write("nonlocal: note: compiling loops, once in this installation: about a minute", file=sys.stderr)
+
+    loading.tell = say if shows_progress(quiet) else None
+
+
+def bar(*args: Any, **words: Any) -> Any:
     """Return a bar of tqdm on stderr, which leaves nothing behind."""
     from tqdm import tqdm
 
-    return tqdm(disable=not shows_progress(quiet), leave=False, file=sys.stderr, **words)
+    return tqdm(*args, leave=False, file=sys.stderr, **_size(), **words)
+
+
+def _size() -> dict[str, int]:
+    """Return the usual size for a terminal that does not know its own: in 0 rows tqdm draws nothing."""
+    try:
+        columns, lines = os.get_terminal_size(sys.stderr.fileno())
+    except (AttributeError, OSError, ValueError):  # it is no terminal
+        return {}
+    return {} if columns and lines else {"ncols": 80, "nrows": 24}
 
 
 @contextmanager

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.backends.devices import CPU
@@ -27,6 +25,7 @@ from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import decode, digest, encode
 from nlflow.io.records import Records
 from nlflow.io.storage import locked
+from nlflow.io.terminal import bar
 from nlflow.markov.walks import generator_of
 from nlflow.studies.cases import Case, Done, run_cases
 from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
@@ -177,13 +176,13 @@ def _measured(
     progress: bool,
 ) -> dict[str, Done]:
     """Measure the cases that are not kept yet, and return all by name."""
-    bar = tqdm(total=len(cases), desc=title, unit="case", file=sys.stderr, disable=not progress, leave=False)
+    shown = bar(total=len(cases), desc=title, unit="case", disable=not progress)
     # One thread for linear algebra until all are done: cases that are threads of this process share its number.
     with (
-        bar,
+        shown,
         blas_limited(),
         # Closed, so that Ctrl-C ends the rest.
-        closing(run_cases(cases, keeper, jobs=jobs, scheduler=scheduler, bar=bar)) as results,
+        closing(run_cases(cases, keeper, jobs=jobs, scheduler=scheduler, bar=shown)) as results,
     ):
         return {done.case.name: done for done in results}
 

@@ -39,16 +39,7 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
     """
     if not isinstance(text, str) or not text.strip():
         raise InputError(f"text: got {text!r}, expected some words")
-    library = transformers_library()
-    try:
-        tokenizer = library.AutoTokenizer.from_pretrained(
-            str(source), local_files_only=Path(source).exists(), trust_remote_code=False
-        )
-    except Exception as error:  # as in load_model
-        raise InputError(
-            f"text: got a text for {source}, which has no tokenizer ({shortened(error, 300)}); expected tokenizer.json "
-            "beside the weights; give tokens or an image instead"
-        ) from error
+    tokenizer = tokenizer_of("text", source, ", or give tokens")
     most = min(positions(model), int(min(tokenizer.model_max_length, 10**9)))
     with warnings.catch_warnings():
         # The tokenizer itself warns of a long text, through its log. The warning is below.
@@ -62,6 +53,12 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
                 f"text: got {what} that the tokenizer of {source} does not know ({error}), expected words of its "
                 "vocabulary alone; leave others out"
             ) from error
+        bare = tokenizer(text, truncation=False, padding=False, verbose=False, add_special_tokens=False)["input_ids"]
+    if all(token == tokenizer.unk_token_id for token in bare):
+        raise InputError(
+            f"text: got a text of which the tokenizer of {source} knows no word, expected words of its vocabulary; "
+            "save the model's own there with tokenizer.save_pretrained, or give tokens"
+        )
     count = len(whole["input_ids"])
     if count > most:
         warnings.warn(
@@ -75,6 +72,30 @@ def text_inputs(model: nn.Module, source: str | os.PathLike[str], text: Any) -> 
         for name in ("input_ids", "attention_mask", "token_type_ids")
         if name in whole and _takes(model, name)
     }
+
+
+def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> Any:
+    """Return the tokenizer of a folder or of a model on the hub.
+
+    Where there is none, `InputError` names the argument `name`, and what to do `otherwise`.
+    """
+    folder, why = Path(source), ""
+    try:
+        tokenizer = transformers_library().AutoTokenizer.from_pretrained(
+            str(source), local_files_only=folder.exists(), trust_remote_code=False
+        )
+        # Without its files the library makes a tokenizer that knows no word. Those of bytes have no files.
+        files = list(tokenizer.vocab_files_names.values())
+        if folder.is_dir() and files and not any((folder / file).is_file() for file in files):
+            why = f"there is no {' and no '.join(files)}"
+    except Exception as error:  # as in load_model
+        why = shortened(error, 300)
+    if why:
+        raise InputError(
+            f"{name}: got {source}, which has no tokenizer ({why}), expected one beside the weights; save it there "
+            f"with tokenizer.save_pretrained{otherwise}"
+        )
+    return tokenizer
 
 
 def positions(model: nn.Module) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter
@@ -21,6 +19,7 @@ from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
 from nlflow.attention.probing.trace import LayerTrace
 from nlflow.errors import InputError
+from nlflow.io.terminal import bar
 
 Floats = NDArray[np.float64]
 _OF_STATE = {"mean_cosine": "cosine", "token_similarity": "t_sim", "hfc_lfc": "hfc_lfc", "rank": "rank"}
@@ -190,7 +189,7 @@ def survey(
         )
     parts: list[list[SurveyedState]] = []
     name = ""
-    for batch in tqdm(inputs, desc="inputs", disable=not progress, leave=False, mininterval=1, file=sys.stderr):
+    for batch in bar(inputs, desc="inputs", disable=not progress, mininterval=1):
         alone = isinstance(batch, list | tuple) and len(batch) == 1  # of a TensorDataset
         trace = probe(model, batch[0] if alone else batch, adapter=adapter, take=take)
         name = trace.model

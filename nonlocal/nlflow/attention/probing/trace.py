@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -14,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.attention.probing.heads import Head, rule_or_bias
 from nlflow.attention.probing.metrics import head_redundancy
 from nlflow.attention.terms.averages import seen
 from nlflow.errors import InputError, NlflowError, NlflowWarning, check_integer, check_number
+from nlflow.io.terminal import bar
 
 Floats = NDArray[np.float64]
 _SPECTRAL: dict[str, Any] = {
@@ -307,8 +306,8 @@ class LayerTrace:
         """
         redundancy = self.head_redundancy() if spectra else None
         result: list[dict[str, Any]] = []
-        bar = tqdm(self.layers, desc="layers", disable=not progress, leave=False, mininterval=1, file=sys.stderr)
-        for i, one in enumerate(bar):
+        shown = bar(self.layers, desc="layers", disable=not progress, mininterval=1)
+        for i, one in enumerate(shown):
             if self._begins(i):
                 result.append({"layer": f"{one.stack} input", "index": 0, **_of_state(self.states[one.stack])})
             row: dict[str, Any] = {"layer": one.name, "index": result[-1]["index"] + 1, **_of_state(one.quantities)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,13 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from torch import nn
-from tqdm import tqdm
 
 from nlflow.attention.injection.adapters import Adapter, Block, blocks
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.keeping import RECORD
 from nlflow.attention.sweeping.intervals import paired_differences
 from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.io.terminal import bar
 from nlflow.studies.result import render_rows
 
 Floats = NDArray[np.float64]
@@ -160,7 +159,7 @@ def sweep(
         raise InputError("strengths, layers, forms: got no setting, expected at least one of each")
     scores: dict[tuple[str, float, str] | None, Floats] = {None: _scores(task, model, None)}
     arguments: dict[tuple[str, float, str], dict[str, Any]] = {}
-    for setting in tqdm(settings, desc="sweep", disable=not progress, leave=False, file=sys.stderr):
+    for setting in bar(settings, desc="sweep", disable=not progress):
         form, strength, name = setting
         one = {"fidelity": [strength * on for on in chosen[name]], "semi_implicit": form == FORMS[0]}
         if adapter is not None:

@@ -1,7 +1,8 @@
 """Compiling loops, or loading them from the cache, with the time that it takes kept."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
 
@@ -9,6 +10,9 @@ from nlflow.backends.interrupts import delivered
 
 seconds = 0.0
 """Time spent so far in this process on compiling loops or loading them from the cache."""
+
+tell: Callable[[], None] | None = None
+"""Called once, when the first loop is compiled that the cache lacks: that takes long."""
 
 
 def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
@@ -18,11 +22,33 @@ def compiled(dispatcher: Any, signature: Any) -> Callable[..., None]:
     """
     global seconds
     start = time.perf_counter()
-    with delivered():
+    with delivered(), _told():
         dispatcher.compile(signature)
     seconds += time.perf_counter() - start
     function: Callable[..., None] = dispatcher
     return function
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Have Numba say when it compiles, which it does not where it finds a loop in the cache."""
+    if tell is None:
+        yield
+        return
+    from numba.core import event
+
+    class Told(event.Listener):  # type: ignore[misc]
+        def on_start(self, event: Any) -> None:
+            global tell
+            said, tell = tell, None
+            if said is not None:
+                said()
+
+        def on_end(self, event: Any) -> None:
+            pass
+
+    with event.install_listener("numba:compile", Told()):
+        yield
 
 
 def loader(loops: Callable[[Any], dict[str, tuple[Any, ...]]]) -> Callable[..., Callable[..., None]]:

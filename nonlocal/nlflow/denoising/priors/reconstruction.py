@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tqdm import tqdm
 
 from nlflow._array import underflowing
 from nlflow.denoising.priors.denoisers import Denoiser, check_denoised
@@ -25,6 +24,7 @@ from nlflow.errors import (
 )
 from nlflow.flows.result import Status
 from nlflow.functionals.operators import Forward
+from nlflow.io.terminal import bar
 
 Array = NDArray[Any]
 
@@ -258,7 +258,7 @@ class _Loop:
     def _iterate(self, strengths: list[float], rtol: float) -> tuple[Status, str]:
         """Take the iterations; return how they ended, and the message."""
         largest = _LARGEST * float(np.linalg.norm(self.problem.near(self.state, strengths[0])))
-        for strength in tqdm(strengths, disable=not self.progress, unit="iteration", leave=False):
+        for strength in bar(strengths, disable=not self.progress, unit="iteration"):
             new, estimate = self.step(self.problem, self.state, strength)
             size = float(np.linalg.norm(new))
             if not size <= largest:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nlflow._array import is_tensor
+from nlflow.denoising.inputs import TELL_MISSING
 from nlflow.denoising.layout import Layout, layout_of
 from nlflow.errors import InputError, check_array
 
@@ -31,7 +32,7 @@ def check_tensor(image: Tensor) -> Tensor:
                          "or float64; convert it with .float()")  # fmt: skip
     if not (image.is_floating_point() or image.is_complex()):
         raise InputError(f"image: got a tensor of {image.dtype}, expected float32 or float64; convert it with .float()")
-    checked: Tensor = check_array("image", image)
+    checked: Tensor = check_array("image", image, missing=TELL_MISSING)
     return checked
 
 

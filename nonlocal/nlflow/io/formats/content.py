@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import re
 import zlib
 from pathlib import Path
@@ -86,6 +87,18 @@ def by_content(head: bytes) -> str:
     if re.match(rb"P[1-6]\s+[0-9#]", head):
         return ".ppm"
     return _by_text(head)
+
+
+def is_text(head: bytes) -> bool:
+    """Return whether a file begins as a text does: with printable characters in UTF-8; the last may be cut off.
+
+    Fewer than 8 bytes are none: they may be the letters that other formats begin with.
+    """
+    try:
+        start = codecs.getincrementaldecoder("utf-8-sig")().decode(head)
+    except UnicodeDecodeError:
+        return False
+    return len(head) >= 8 and all(character.isprintable() or character in "\t\n\r\f" for character in start)
 
 
 def _by_tags(head: bytes) -> str:
