@@ -393,7 +393,7 @@ def filter_groups(
         As in `find_groups`.
     leave, factor, shrink, across, running
         As in `nlflow.denoising.patches.filters.Stage`.
-    powers : (9,)
+    powers : (9,) or (0,)
         As in `wiener`.
     rounding : (single, double)
         Relative rounding over `ERROR`: of the precision of the state, in which a group is filtered where that is

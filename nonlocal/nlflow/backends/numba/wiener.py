@@ -282,8 +282,8 @@ def wiener(
         Orthonormal rows that stand in for the eigenvectors of C where `shrink` > 0; empty for those themselves.
     shrink : float
         Multiple of the noise that is taken from the eigenvalues of C.
-    powers : (9,)
-        As in `nlflow.denoising.patches.filters.removed`; anything where `shrink` is 0.
+    powers : (9,) or (0,)
+        As in `nlflow.denoising.patches.filters.Stage`; empty where they have no part.
     across : float
         Share of the step across the members in `change` and in the variances.
     room : (6, max(padded, members), padded)

@@ -22,8 +22,8 @@ class Matrices:
         R and R^-1/2 of the noise of each plane; none for noise that is not correlated.
     basis : (D, D) or None
         Orthonormal columns that stand in for the eigenvectors of covariances that are shrunk.
-    powers : tuple of 9 floats
-        As in `nlflow.denoising.patches.filters.removed`.
+    powers : tuple of 9 floats, or none
+        As in `nlflow.denoising.patches.filters.Stage`.
     """
 
     correlation: Tensor | None

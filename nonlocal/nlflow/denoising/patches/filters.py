@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.polynomial import chebyshev, polynomial
 from numpy.typing import NDArray
-from scipy.optimize import nnls
 
 from nlflow._array import is_tensor, to_numpy
 from nlflow.denoising.patches.correlation import Correlation, cosines
@@ -130,6 +129,11 @@ class Stage:
     cosine: bool = False
     across: float = 0.0
 
+    @property
+    def powers(self) -> tuple[float, ...]:
+        """The polynomial of `removed`; empty where no eigenvalues are lowered by it."""
+        return removed(self.shrink) if self.shrink and not self.cosine else ()
+
 
 @functools.cache
 def removed(shrink: float) -> tuple[float, ...]:
@@ -148,6 +152,8 @@ def removed(shrink: float) -> tuple[float, ...]:
     tuple of 9 floats
         Coefficients, the constant one first.
     """
+    from scipy.optimize import nnls
+
     low, high = (1 - 3**-0.5) ** 2, (1 + 3**-0.5) ** 2
     noise, signal, rest = np.linspace(low, high, 801), np.geomspace(high, 1e3, 401), np.linspace(0, low, 101)
     spread = np.sqrt((high - noise) * (noise - low)) / noise
@@ -304,7 +310,7 @@ class CompiledFilter:
         basis = cosines(lattice.patch).T if stage.cosine else np.zeros((0, 0))
         matrices = tuple(filled(m, size, state.dtype) for m in (found.matrices, found.whitening))
         matrices = (*matrices, np.ascontiguousarray(found.extremes, state.dtype), filled(basis, size, state.dtype))
-        powers = np.array(removed(stage.shrink), state.dtype)
+        powers = np.array(stage.powers, state.dtype)
         places = lattice.slices, lattice.rows, lattice.columns
         for first in range(0, total, _JOBS):
             jobs = (first, min(first + _JOBS, total))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage, removed
+from nlflow.denoising.patches.filters import CompiledFilter, Groups, Images, Stage
 from nlflow.errors import InputError
 from nlflow.flows.integrators import SemiImplicit
 from nlflow.flows.linear import GradientFlow
@@ -120,7 +120,7 @@ class PlainFilter(CompiledFilter):
                 values = np.maximum(values - stage.shrink, 0)
             else:  # 1 / (1 + value) goes
                 share = 1 / (1 + np.maximum(values, 0))
-                values = 1 / (share * np.polynomial.Polynomial(removed(stage.shrink))(2 * share - 1)) - 1
+                values = 1 / (share * np.polynomial.Polynomial(stage.powers)(2 * share - 1)) - 1
             covariance = (vectors * values[:, None]) @ np.swapaxes(vectors, -1, -2)
         matrices = self.fidelity((covariance + np.swapaxes(covariance, 1, 2)) / 2)
         if np.shape(matrices) != covariance.shape:

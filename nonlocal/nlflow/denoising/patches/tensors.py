@@ -10,7 +10,7 @@ import numpy as np
 
 from nlflow._array import Array
 from nlflow.denoising.patches.correlation import Correlation, cosines
-from nlflow.denoising.patches.filters import Groups, Images, Stage, removed
+from nlflow.denoising.patches.filters import Groups, Images, Stage
 from nlflow.denoising.patches.lattice import Lattice
 from nlflow.denoising.patches.search import nearest_offsets
 from nlflow.errors import InputError, NumericalError, check_integer
@@ -96,7 +96,7 @@ class TensorFilter:
         white = images.correlation is None
         matrices = Matrices(
             None if white else placed(found.matrices)[:, None], None if white else placed(found.whitening)[:, None],
-            placed(cosines(lattice.patch)) if stage.cosine else None, removed(stage.shrink),
+            placed(cosines(lattice.patch)) if stage.cosine else None, stage.powers,
         )  # fmt: skip
         step = Step(
             members, groups.counts, bool((groups.counts == members.shape[1]).all()), lattice.references(),
