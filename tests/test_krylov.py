@@ -157,12 +157,13 @@ def test_float32() -> None:
     np.testing.assert_allclose(solved.x, system.x, rtol=0, atol=1e-3)
 
 
-def test_ill_conditioned() -> None:
-    """Hundreds of iterations, in which the recursive residual leaves the true one."""
+@pytest.mark.parametrize("maxiter", [45, 5000])
+def test_ill_conditioned(maxiter: int) -> None:
+    """Iterations in which the recursive residual leaves the true one, within a round and after many."""
     system = System(condition=1e10, channels=2)
-    solved = system.solve(rtol=1e-7, maxiter=5000)
+    solved = system.solve(rtol=1e-7, maxiter=maxiter)
     assert solved.residual == pytest.approx(system.residual(solved.x), rel=1e-9)
-    assert solved.residual <= 1.01e-7
+    assert solved.residual <= 1.01e-7 or maxiter < 50
 
 
 def test_tolerance_that_cannot_be_reached() -> None:

@@ -239,12 +239,14 @@ def _listed(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]
     """Return which nodes share a connected part of the graph with a node that is reached."""
     from scipy.sparse.csgraph import connected_components
 
-    edges: Any = affinity._edges().copy()
-    edges.eliminate_zeros()
-    count, labels = connected_components(edges, directed=True, connection="weak")
-    alive = np.zeros(count, dtype=bool)
-    alive[labels[reached.ravel()]] = True
-    return np.asarray(alive[labels].reshape(reached.shape))
+    labels = getattr(affinity, "components", None)  # a graph keeps them
+    if labels is None:
+        edges: Any = affinity._edges().copy()
+        edges.eliminate_zeros()
+        labels = connected_components(edges, directed=True, connection="weak")[1].reshape(reached.shape)
+    alive = np.zeros(int(labels.max()) + 1, dtype=bool)
+    alive[labels[reached]] = True
+    return np.asarray(alive[labels])
 
 
 def _spread(affinity: Affinity, reached: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -53,6 +53,7 @@ def conjugate_gradients(
     maxiter: int,
     reconsider: Callable[[int, float], Callable[[Array], Array] | None] | None = None,
     measured: Callable[[Array], Array] = lambda r: r,
+    beside: Callable[[], int] = lambda: 0,
 ) -> Solved:
     """Solve ``operator(x) = b`` for an operator that is self-adjoint and positive in `inner`.
 
@@ -68,10 +69,12 @@ def conjugate_gradients(
         Stop when every system's residual norm is at most this times the norm of its right-hand side.
     maxiter : int
     reconsider : callable, optional
-        Asked at the start and each 16 iterations, with the iterations and the residual so far, for another
+        Asked at the start and after each 16 iterations, with the iterations and the residual so far, for another
         preconditioner; None keeps the one there is.
     measured : callable
         What norms are taken of, for residuals and right-hand sides: entries in units that can be compared.
+    beside : callable
+        Iterations that the preconditioner took since it was last asked; they count.
 
     Returns
     -------
@@ -97,9 +100,10 @@ def conjugate_gradients(
         safe = xp.where(b > 0, b, xp.ones_like(b))
         return xp.astype(xp.where(b > 0, a / safe, xp.zeros_like(a)), x.dtype)
 
-    r = b - operator(x)
+    known = not bool(xp.any(x != 0))
+    r = b if known else b - operator(x)
     residual = relative(r)
-    done, best, at = 0, residual, 0
+    done, best, at, asked = 0, residual, 0, 0
     p: Array | None = None
     rz: Array = xp.zeros_like(size)
     if reconsider is not None:
@@ -115,14 +119,18 @@ def conjugate_gradients(
             alpha = quotient(rz, inner(p, q))
             x = x + alpha * p
             r = r - alpha * q
-            done += 1
+            done += 1 + beside()
             recursive = relative(r)
             if done >= maxiter or recursive <= 0.5 * rtol or not math.isfinite(recursive):
                 break
-            other = reconsider(done, recursive) if reconsider is not None and done % _LOOK == 0 else None
+            known = False
+            if reconsider is None or done - asked < _LOOK:
+                continue
+            asked, other = done, reconsider(done, recursive)
             if other is not None:
                 precondition, p = other, None
-        drifted, r = r, b - operator(x)
+        # One iteration from 0 is x = alpha p, of which the operator is known; other residuals have drifted.
+        drifted, r, known = r, r if known else b - operator(x), False
         before, residual = residual, relative(r)
         if not math.isfinite(residual):
             break

@@ -93,7 +93,7 @@ def minimize(
         difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
         return difference + fidelity.times(v)
 
-    choice = Choice(affinity, fidelity, operator, f, name, rtol)
+    choice = Choice(affinity, fidelity, operator, f, name, rtol, maxiter)
     if start is not None:
         guess = start / size - shift
     else:
@@ -154,7 +154,9 @@ def minimize_held(
     stiff = fidelity
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
         stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
-    choice = Choice(affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, held.mask)
+    choice = Choice(
+        affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, maxiter, held.mask
+    )
 
     def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
         return lambda v: held.free(precondition(v))
@@ -221,7 +223,7 @@ def minimize_source(
     def operator(v: Array) -> Array:
         return centred(v - affinity._average(v))
 
-    choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol)
+    choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol, maxiter)
     unit = size * high * (math.exp(-low) if -low < 700 else math.inf)
     guess = 0 * b if start is None or not 0 < unit < math.inf else centred(start / unit)
     result = conjugate_gradients(
@@ -318,7 +320,7 @@ def _conditioned(choice: Choice, change: Callable[[Precondition], Precondition])
         other = choice.reconsider(done, residual)
         return None if other is None else change(other)
 
-    return {"precondition": change(choice.first), "reconsider": reconsider}
+    return {"precondition": change(choice.first), "reconsider": reconsider, "beside": choice.beside}
 
 
 def _determined(fidelity: Fidelity, like: Array, shape: tuple[int, ...]) -> NDArray[np.bool_] | None:

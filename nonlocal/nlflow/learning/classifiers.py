@@ -70,8 +70,8 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
     Notes
     -----
     All classes at once. Graphs up to 2048 nodes are solved by elimination, whose factors are kept with the affinity:
-    give a further fit ``affinity=model.affinity_``. Larger ones take conjugate gradients, with algebraic multigrid
-    where that pays: O(edges) a step.
+    give a further fit ``affinity=model.affinity_``. Larger ones take conjugate gradients with Gauss-Seidel sweeps,
+    or with algebraic multigrid where that pays: O(edges) a step.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Preconditioners of (I - P) + phi: a transform that diagonalizes P, and on the graph of K multigrid and elimination.
+"""Preconditioners of (I - P) + phi: a transform that diagonalizes P; on the graph of K multigrid, elimination, sweeps.
 
 `capacitance` is that of fractional operators.
 

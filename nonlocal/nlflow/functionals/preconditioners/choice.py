@@ -17,11 +17,12 @@ from nlflow.functionals.fidelity import Fidelity, NodeFidelity
 from nlflow.functionals.preconditioners.coarsening import PAIRS
 from nlflow.functionals.preconditioners.elimination import Elimination, LostDigitsError
 from nlflow.functionals.preconditioners.multigrid import Multigrid
+from nlflow.functionals.preconditioners.sweeps import Sweeps
 from nlflow.functionals.preconditioners.transform import Transform
 
 Operator: TypeAlias = Callable[[Array], Array]
 
-PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid", "graph")
+PRECONDITIONERS = ("auto", "diagonal", "transform", "multigrid", "graph", "sweeps")
 PAYS, PAYS_EDGE = 100.0, 2.0
 """Multigrid pays from this many further iterations with the diagonal, and this many more for each edge of a node.
 
@@ -33,8 +34,10 @@ _NEEDS = {
     "transform": "a position kernel on a periodic or reflecting grid",
     "multigrid": f"a stencil or a sparse graph of at most {PAIRS} edges a node",
     "direct": "a symmetric graph of edges",
+    "sweeps": "a symmetric graph of edges, whose degrees are within a factor of 1e30",
 }
 _SMALL = 2048  # nodes up to which elimination is the first choice for a graph: 0.05 s for the worst fill measured
+_SWEEPS = 1.5  # further iterations of sweeps from which on multigrid pays, over those with the diagonal
 _UNIFORM = 4.0  # ratio of fidelities up to which a transform is the first choice
 _QUICK = 16  # iterations with the diagonal below which it is not
 
@@ -54,6 +57,7 @@ class Choice:
         A signal.
     name : one of `PRECONDITIONERS`, or 'direct'
     rtol : float
+    maxiter : int
     held : array of bool of shape ``domain.shape``, optional
         Nodes of a constraint, which elimination takes into account.
 
@@ -71,7 +75,7 @@ class Choice:
 
     def __init__(
         self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float,
-        held: NDArray[np.bool_] | None = None,
+        maxiter: int, held: NDArray[np.bool_] | None = None,
     ) -> None:  # fmt: skip
         self._affinity, self._fidelity, self._operator = affinity, fidelity, operator
         self._rtol = rtol
@@ -84,9 +88,13 @@ class Choice:
         self._multigrid = numbers and Multigrid.offered(affinity)
         direct = numbers and Elimination.offered(affinity)
         self.first: Operator = lambda r: fidelity.damped(r, 1.0)
+        self._sweeps: Sweeps | None = None
+        sweeps = direct and Sweeps.offered(affinity)
+        free = name in ("auto", "graph")
         if name == "graph":
-            name = self._for_graph(direct, held)
-        if not {"transform": transform, "multigrid": self._multigrid, "direct": direct}.get(name, True):
+            name = self._for_graph(direct, sweeps, held)
+        offered = {"transform": transform, "multigrid": self._multigrid, "direct": direct, "sweeps": sweeps}
+        if not offered.get(name, True):
             needs = _NEEDS[name]
             raise InputError(
                 f"preconditioner: got {name!r}, expected 'auto' or 'diagonal' here: it needs {needs}, and a fidelity "
@@ -110,30 +118,43 @@ class Choice:
                 "use preconditioner='auto'",
             )
             self._eliminate(held)
-        self._open = name == "auto" and self.used == "diagonal" and self._multigrid
+        elif name == "sweeps":
+            self._sweeps = Sweeps(affinity, self._values(), rtol, maxiter, None if held is None else held.ravel())
+            self.first, self.used = self._sweeps, "sweeps"
+        self._open = free and self.used in ("diagonal", "sweeps") and self._multigrid
         if self._open:
             self._open = Multigrid.setup_bytes(affinity) <= memory_limit()
             self._pays = PAYS + PAYS_EDGE * affinity._edge_bound() / affinity.domain.size
+            if self._sweeps is not None:
+                self._sweeps.limit(_SWEEPS * self._pays)
+
+    def beside(self) -> int:
+        """Return the iterations of the preconditioner's own since it was last asked."""
+        if self._sweeps is None:
+            return 0
+        taken, self._sweeps.iterations = self._sweeps.iterations, 0
+        return taken
 
     def reconsider(self, done: int, residual: float) -> Operator | None:
         """Return multigrid where the residual falls so slowly that it pays; for `conjugate_gradients`."""
         before, self._before = self._before, (done, residual)
         if done == 0 or not self._open:
             return None
+        if self._sweeps is not None:
+            return self._set_up() if self._sweeps.slow else None
         # At the rate since it was last asked: the first iterations are often the quick ones.
         fall = math.log(before[1] / residual) if residual < before[1] else 0.0
         if (done - before[0]) * math.log(residual / self._rtol) <= self._pays * fall:
             return None
-        self._open = False
         return self._set_up()
 
-    def _for_graph(self, direct: bool, held: NDArray[np.bool_] | None) -> str:
+    def _for_graph(self, direct: bool, sweeps: bool, held: NDArray[np.bool_] | None) -> str:
         """Return the first choice for a graph; elimination, where it is that, is set up."""
         if direct and self._affinity.domain.size <= _SMALL:
             with suppress(LostDigitsError):
                 self._eliminate(held)
                 return "direct"
-        return "auto"
+        return "sweeps" if sweeps else "auto"
 
     def _eliminate(self, held: NDArray[np.bool_] | None) -> None:
         self.first = Elimination(self._affinity, self._values(), None if held is None else held.ravel())
@@ -141,7 +162,7 @@ class Choice:
 
     def _set_up(self) -> Multigrid:
         size = self._affinity.domain.size
-        self.used = "multigrid"
+        self.used, self._sweeps, self._open = "multigrid", None, False
         measure = self._affinity.measure("degree", np.empty(0))
         return Multigrid(self._affinity, self._operator, measure.reshape(size), self._values())
 
