@@ -37,8 +37,10 @@ from nlflow import (
     affinity,
     solve,
 )
+from nlflow.affinities.neighbours import _Nodes
 from nlflow.affinities.nonuniform import count_modes
 from nlflow.affinities.pair_sums import PairSums
+from nlflow.affinities.regions import Frame, along_axes
 from tests.covering import pairs
 
 pytestmark = pytest.mark.numerical
@@ -318,6 +320,45 @@ def test_coincident_nodes_count_as_often_as_they_are_there() -> None:
     k = np.exp(-0.5)
     assert p.degree == pytest.approx([1 + 3 * k, 3 + k, 3 + k, 3 + k])
     assert p.average(np.array([1.0, 0, 0, 0]))[0] == pytest.approx(1 / (1 + 3 * k))
+
+
+@pytest.mark.parametrize(
+    ("n", "d", "radius"), [(1, 2, 1.0), (64, 1, 0.1), (700, 2, 0.2), (5000, 3, 0.05), (700, 16, 2.5)]
+)
+def test_pairs_within_a_radius_are_those_of_a_tree(n: int, d: int, radius: float) -> None:
+    from scipy.spatial import cKDTree
+
+    x = np.random.default_rng(d).normal(size=(n, d))
+    x[n // 2 :: 7] = x[0]  # several at one place
+    frame = Frame(x)
+    places = frame.place(x)
+    order = along_axes(places)
+    nodes = _Nodes(x[order], frame, places[order])
+    counts = nodes.counts(radius)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    indices, squares = nodes.within(radius, indptr)
+    rows = np.repeat(np.arange(n), counts)
+    tree = cKDTree(x[order])
+    expected = {(i, j) for i, row in enumerate(tree.query_ball_point(x[order], radius)) for j in row}
+    assert set(zip(rows.tolist(), indices.tolist(), strict=True)) == expected
+    assert (np.diff(indices)[np.diff(rows) == 0] > 0).all()
+    there = np.sum((x[order][rows] - x[order][indices]) ** 2, axis=1)
+    np.testing.assert_allclose(squares, there, rtol=4 * d * np.finfo(np.float64).eps)
+
+
+def test_too_many_pairs_are_seen_before_they_are_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pairs of a million nodes within a wide kernel take minutes to find, and no memory holds them."""
+    counted, count = [], _Nodes.counts
+
+    def counts(self: _Nodes, radius: float) -> NDArray[np.int64]:
+        counted.append(radius)
+        return count(self, radius)
+
+    monkeypatch.setattr(_Nodes, "counts", counts)
+    x = np.random.default_rng(0).uniform(size=(5000, 3))
+    with pytest.raises(MemoryLimitError, match=r"about 2\.[0-9]e\+07 pairs of neighbours among 5000 nodes"):
+        affinity(Gaussian(0.15), Points(x), method="sparse", memory_limit=2e7)
+    assert len(counted) == 1  # the near ones alone, for the least degree
 
 
 @pytest.mark.parametrize("method", ["pairwise", "sparse", "nufft"])

@@ -12,24 +12,25 @@ from numpy.typing import NDArray
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.pair_sums import WIDEST, relative_weights, warn_isolated
-from nlflow.affinities.regions import along_tree, places_in
+from nlflow.affinities.regions import BLOCK, Frame, Regions, along_axes, places_in
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain
 from nlflow.errors import InputError, check_memory
 from nlflow.kernels import Kernel, RadialKernel
 
-_PAIR_BYTES = 64  # at the moment when pairs, distances, weights and the matrix are there
+_PAIR_BYTES = 12  # of the matrix
+_SURE = 2.0  # times the memory limit: an estimate of so many pairs is not counted any more
 _LIGHTEST = 1e-140  # of the weights over the largest: products of two stay in range
-_CHUNK = 2**22  # pairs whose weights are computed at a time
+_CHUNK = 2**20  # pairs whose weights are computed at a time
 _NEAR = 0.5  # of k(0): neighbours with at least this much of it give a lower bound of the degree at little cost
 
 
 class NeighbourAffinity(SparseAffinity):
     """A radial kernel between scattered nodes, cut off where it is negligible; O(pairs) memory and time an average.
 
-    The neighbours come from `scipy.spatial.cKDTree`. The radius is chosen so that what is left out of a row is,
-    whatever the nodes, at most ``rtol / 2`` of its degree, hence averages are off by at most ``rtol`` times the largest
-    deviation of the signal from its middle; ``error_estimate`` is that bound.
+    The neighbours are found block by block (`nlflow.backends.numba.near`). The radius is chosen so that what is left
+    out of a row is, whatever the nodes, at most ``rtol / 2`` of its degree, hence averages are off by at most ``rtol``
+    times the largest deviation of the signal from its middle; ``error_estimate`` is that bound.
 
     Parameters
     ----------
@@ -63,22 +64,24 @@ class NeighbourAffinity(SparseAffinity):
                 f"features: got {features.shape[1]} dimensions, expected at most {WIDEST} for method='sparse': in "
                 "more, trees find no neighbours faster than all pairs do; use method='lowrank' or 'pairwise'"
             )
-        from scipy.spatial import cKDTree
-
         weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
-        # Along a tree, so that the neighbours of a node are near it in memory too: from a million nodes on, products in
-        # a random order take almost three times as long.
+        # In blocks, so that the neighbours of a node are near it in memory too: from a million nodes on, products in a
+        # random order take almost three times as long.
         points = np.ascontiguousarray(features, dtype=np.float64)
-        self._order = along_tree(points)
+        frame = Frame(points)
+        places = frame.place(points)
+        self._order = along_axes(places)
         points, weights = points[self._order], weights[self._order]
-        tree = cKDTree(points)
+        nodes = _Nodes(points, frame, places[self._order])
         radius, cut = kernel.support(0.0), 0.0
         if math.isinf(radius):
-            near = _graph(kernel, tree, points, weights, kernel.support(_NEAR), memory_limit)
+            near = _graph(kernel, nodes, weights, kernel.support(_NEAR), memory_limit)
             least = float((np.asarray(near.sum(axis=1)).ravel() / weights).min())
             cut = min(0.5 * rtol * least / float(weights.sum()), 0.5)
             radius = kernel.support(cut)
-        graph = _graph(kernel, tree, points, weights, radius, memory_limit)
+        many = count_neighbours(points, [radius])[0] * len(points)
+        _check_pairs(f"about {many:.2g}", many / _SURE, len(points), memory_limit)  # before they are looked for
+        graph = _graph(kernel, nodes, weights, radius, memory_limit)
         super().__init__(domain, graph, kernel=kernel, dtype=features.dtype)
         self._log_unit = 2 * log_unit
         self._weights = relative_weights(domain.weights.reshape(-1), _LIGHTEST)[0]
@@ -115,28 +118,62 @@ def count_neighbours(points: NDArray[Any], radii: Sequence[float], samples: int 
     return [1 + share * int(np.count_nonzero((distances <= r) & apart)) for r in radii]
 
 
-def _graph(
-    kernel: RadialKernel, tree: Any, points: Floats, weights: Floats, radius: float, memory_limit: float | None
-) -> Sparse:
+def _graph(kernel: RadialKernel, nodes: _Nodes, weights: Floats, radius: float, memory_limit: float | None) -> Sparse:
     """Return w_i w_j k(x_i, x_j), the diagonal included, for all pairs within a radius."""
-    from scipy.sparse import coo_array, csr_array, diags_array
+    from scipy.sparse import csr_array
 
-    n = len(points)
-    count = int(tree.count_neighbors(tree, radius))
+    counts = nodes.counts(radius)
+    indptr = np.concatenate([[0], np.cumsum(counts)])
+    _check_pairs(str(indptr[-1]), int(indptr[-1]), len(counts), memory_limit)
+    indices, values = nodes.within(radius, indptr)
+    uniform, step = bool((weights == 1).all()), max(1, _CHUNK * len(counts) // int(indptr[-1]))
+    for start in range(0, len(counts), step):
+        rows = slice(start, start + step)
+        some = slice(indptr[start], indptr[min(start + step, len(counts))])
+        with np.errstate(under="ignore"):
+            values[some] = np.exp(kernel.log_profile(values[some]))
+            if not uniform:
+                values[some] *= np.repeat(weights[rows], counts[rows]) * weights[indices[some]]
+    ends = indptr.astype(np.int32 if indptr[-1] < 2**31 else np.int64)
+    return csr_array((values, indices, ends), shape=(len(counts),) * 2)
+
+
+def _check_pairs(said: str, count: float, nodes: int, memory_limit: float | None) -> None:
     check_memory(
-        f"{count} pairs of neighbours among {n} nodes", _PAIR_BYTES * count,
+        f"{said} pairs of neighbours among {nodes} nodes", int(_PAIR_BYTES * count),
         "use a narrower kernel, fewer nodes, a larger rtol or method='pairwise', which stores no pairs, or raise "
         "memory_limit", memory_limit,
     )  # fmt: skip
-    pairs = tree.query_pairs(radius, output_type="ndarray")
-    values = np.empty(len(pairs))
-    for start in range(0, len(pairs), _CHUNK):
-        i, j = pairs[start : start + _CHUNK].T
-        with np.errstate(under="ignore"):
-            logs = kernel.log_profile(np.sum((points[i] - points[j]) ** 2, axis=1))
-            values[start : start + _CHUNK] = np.exp(logs) * weights[i] * weights[j]
-    ends = pairs.astype(np.int32 if n < 2**31 else np.int64)
-    half = csr_array(coo_array((values, (ends[:, 0], ends[:, 1])), shape=(n, n)))
-    result = csr_array(half + half.T + diags_array(weights * weights))
-    result.sort_indices()
-    return result
+
+
+class _Nodes:
+    """Points (N, d) in order, and the boxes of their blocks."""
+
+    def __init__(self, points: Floats, frame: Frame, places: Floats) -> None:
+        # NaN is near nothing.
+        self._columns = np.full((points.shape[1], -(-len(points) // BLOCK) * BLOCK), np.nan)
+        self._columns[:, : len(points)] = points.T
+        self._count, self._slack = len(points), frame.slack
+        boxes = Regions.of(places, 0.0)
+        starts = np.arange(0, len(boxes.lows), BLOCK)
+        parents = np.minimum.reduceat(boxes.lows, starts), np.maximum.reduceat(boxes.highs, starts)
+        self._boxes = boxes.lows, boxes.highs, *parents
+
+    def counts(self, radius: float) -> NDArray[np.int64]:
+        """Return how many nodes, itself among them, are within a radius of each."""
+        counts = np.zeros(self._count, np.int64)
+        self._loop(radius, counts, np.zeros(1, np.int64), np.empty(0, np.int32), np.empty(0))
+        return counts
+
+    def within(self, radius: float, indptr: NDArray[np.int64]) -> tuple[NDArray[np.int32], Floats]:
+        """Return these nodes row by row, and their squared distances."""
+        indices, squares = np.empty(indptr[-1], np.int32), np.empty(indptr[-1])
+        self._loop(radius, np.zeros(self._count, np.int64), indptr, indices, squares)
+        return indices, squares
+
+    def _loop(self, radius: float, *arrays: NDArray[Any]) -> None:
+        from nlflow.backends.numba.near import loop
+
+        limit = min(radius * radius, 1e300)
+        reach = min((radius + self._slack) ** 2 * (1 + 1e-6), 1e300)
+        loop("near_pairs")(self._columns, *self._boxes, reach, limit, *arrays)

@@ -88,13 +88,6 @@ def _longest(points: Floats) -> Floats:
     return direction
 
 
-def along_tree(points: NDArray[Any]) -> NDArray[np.intp]:
-    """Return an order of points (N, d) in which near ones are near each other in number as well; O(N log N)."""
-    from scipy.spatial import cKDTree
-
-    return np.asarray(cKDTree(points, leafsize=64, compact_nodes=False).indices)
-
-
 def places_in(order: NDArray[np.intp]) -> NDArray[np.intp]:
     """Return where each node is in an order: the inverse permutation."""
     places = np.empty_like(order)
