@@ -323,13 +323,14 @@ def test_coincident_nodes_count_as_often_as_they_are_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "d", "radius"), [(1, 2, 1.0), (64, 1, 0.1), (700, 2, 0.2), (5000, 3, 0.05), (700, 16, 2.5)]
+    ("n", "d", "radius"), [(1, 2, 1.0), (64, 1, 3.0), (700, 2, 0.2), (5000, 3, 0.05), (700, 16, 2.5)]
 )
 def test_pairs_within_a_radius_are_those_of_a_tree(n: int, d: int, radius: float) -> None:
     from scipy.spatial import cKDTree
 
     x = np.random.default_rng(d).normal(size=(n, d))
     x[n // 2 :: 7] = x[0]  # several at one place
+    x = np.arange(float(n)).reshape(n, 1) if d == 1 else x  # some at the radius
     frame = Frame(x)
     places = frame.place(x)
     order = along_axes(places)
