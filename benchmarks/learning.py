@@ -257,8 +257,8 @@ def growth() -> list[Row]:
         counts["Poisson"].append(poisson.functional_.potential(poisson.source_, **given).iterations)
     return [
         Row.of(NAME, f"{kind} functions, {SIZES[0]} to {SIZES[-1]} points in the plane: iterations with multigrid, "
-               f"growth (estimators: {', '.join(map(str, whole[kind]))}, the first by elimination, the others 32 at "
-               "least with the diagonal first)", "", ", ".join(map(str, found)), found[-1] / found[0], most=1.5)
+               f"growth (estimators: {', '.join(map(str, whole[kind]))}, the first by elimination, the others with "
+               "sweeps first)", "", ", ".join(map(str, found)), found[-1] / found[0], most=1.5)
         for kind, found in counts.items()
     ]  # fmt: skip
 
