@@ -15,8 +15,18 @@ from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
 
-from nlflow import GradientFlow, InputError, Laplace, NlflowWarning, NumericalError, affinity_from_graph, solve
+from nlflow import (
+    GradientFlow,
+    InputError,
+    Laplace,
+    MemoryLimitError,
+    NlflowWarning,
+    NumericalError,
+    affinity_from_graph,
+    solve,
+)
 from nlflow.learning import (
+    DiffusionMap,
     HarmonicClassifier,
     HarmonicRegressor,
     LabelSpreading,
@@ -366,9 +376,31 @@ def test_bad_input(moons):
     with pytest.warns(NlflowWarning, match="taken for two classes"):
         signs = HarmonicClassifier().fit(X, 2 * y - 1)
     assert signs.classes_.tolist() == [-1, 1]
+
+
+@pytest.mark.parametrize("affinity", ["rbf", "knn"])
+def test_dask_arrays_are_loaded_to_learn_and_met_by_chunks(moons, monkeypatch, affinity):
     dask = pytest.importorskip("dask.array", reason="Dask is an extra")
-    with pytest.raises(InputError, match="Dask"):
-        HarmonicClassifier().fit(dask.from_array(X), few)
+    X, _, few = moons
+    there, more = dask.from_array(X, chunks=(50, 1)), np.concatenate([X, X + 0.01])
+    blocks = dask.from_array(more, chunks=(60, 2))
+    for kind in CLASSIFIERS:
+        plain, chunked = kind(affinity).fit(X, few), kind(affinity).fit(there, dask.from_array(few))
+        assert np.array_equal(plain.label_distributions_, chunked.label_distributions_)
+        asked = ["predict", "decision_function" if kind is PoissonClassifier else "predict_proba"]
+        for name in asked:
+            later = getattr(chunked, name)(blocks)
+            expected = getattr(plain, name)(more)
+            assert later.chunks[0] == blocks.chunks[0]
+            assert (later.shape, later.dtype) == (expected.shape, expected.dtype)
+            np.testing.assert_allclose(later.compute(), expected, rtol=0, atol=1e-12)
+    with pytest.raises(InputError, match=r"got a Dask array of shape \(240, 1\), expected \(samples, 2\)"):
+        chunked.predict(blocks[:, :1])
+    mapped = DiffusionMap(2, affinity).fit(there)
+    np.testing.assert_allclose(mapped.transform(blocks).compute(), mapped.transform(more), rtol=0, atol=1e-12)
+    monkeypatch.setenv("NLFLOW_MEMORY_LIMIT", "1000")
+    with pytest.raises(MemoryLimitError, match="of a Dask array"):
+        kind(affinity).fit(there, few)
 
 
 def test_duplicates_one_class_and_sparse_features(moons):

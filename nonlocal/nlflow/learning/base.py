@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from nlflow._array import Array, Floats, namespace, to_numpy
 from nlflow.errors import InputError, NlflowWarning, check_memory
 from nlflow.functionals.minimizer import Minimizer
+from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
 
 try:
@@ -56,10 +57,8 @@ class PointEstimator(BaseEstimator):
 
     def _points(self, X: Any, *, reset: bool) -> Any:
         """Return checked points, NumPy or a tensor; a matrix of weights for 'precomputed'."""
-        kind = type(X).__module__.split(".")[0]
-        if kind == "dask":
-            raise InputError("X: got a Dask array, expected NumPy or a torch tensor; load the points (X.compute())")
-        if kind == "torch":
+        X = loaded(X)
+        if type(X).__module__.split(".")[0] == "torch":
             return self._tensor(X, reset)
         sparse_too = ["csr", "csc", "coo"]
         X = validate_data(self, X, accept_sparse=sparse_too, dtype=[np.float64, np.float32], reset=reset)
@@ -156,7 +155,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (N, d)
-            Points; sparse ones are made dense. With ``affinity='precomputed'`` weights (N, N).
+            Points; sparse ones are made dense, and Dask arrays are loaded. With ``affinity='precomputed'`` weights
+            (N, N).
         y : array of shape (N,)
             Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings: of dtype object, where some
             are missing.
@@ -165,7 +165,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         -------
         self
         """
-        X = self._points(X, reset=True)
+        X, y = self._points(X, reset=True), loaded(y)
         labels, labelled = self._labels(y, X.shape[0])
         self.X_, graph = X, self._build(X)
         self.reached_ = self._reached(labelled)
@@ -268,12 +268,14 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     # ---- other points
 
+    @by_chunks
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the classes of points, by one average over the training points; -1 where none with a class is seen.
 
         Parameters
         ----------
         X : array or tensor of shape (M, d)
+            Of a Dask array a Dask array is returned, which is computed a chunk of rows at a time.
 
         Returns
         -------
@@ -295,6 +297,7 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 class ProbabilisticClassifier(GraphClassifier):
     """A classifier whose signals are probabilities."""
 
+    @by_chunks
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return the probabilities of the classes at points, (M, C); NaN where no class is seen."""
         return self._scores(X)
@@ -317,7 +320,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         -------
         self
         """
-        X = self._points(X, reset=True)
+        X, y = self._points(X, reset=True), loaded(y)
         if y is None:
             raise ValueError("This estimator requires y to be passed, but the target y is None.")
         y = np.asarray(to_numpy(y) if hasattr(y, "detach") else y)
@@ -349,6 +352,7 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         values = np.where(known[:, None], values, np.nan).astype(values.dtype)
         return values[:, 0] if self._flat else values
 
+    @by_chunks
     def predict(self, X: Any) -> NDArray[Any]:
         """Return values at points, by one average over the training points; NaN where none with a value is seen."""
         check_is_fitted(self)

@@ -20,6 +20,7 @@ from nlflow.functionals.energies import E, J
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
 from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
+from nlflow.learning.chunks import by_chunks
 
 _SMALL = -30.0  # logarithm of a degree
 
@@ -213,6 +214,7 @@ class PoissonClassifier(GraphClassifier):
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         return np.where(known[:, None], scores, np.nan).astype(scores.dtype)
 
+    @by_chunks
     def decision_function(self, X: Any) -> NDArray[Any]:
         """Return the scores of the classes at points, (M, C); of two classes the second less the first, (M,)."""
         scores = self._scores(X)

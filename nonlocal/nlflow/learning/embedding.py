@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, to_numpy
 from nlflow.errors import InputError, check_integer, check_number
 from nlflow.learning.base import PointEstimator, TransformerMixin, check_is_fitted
+from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
 from nlflow.markov import MarkovChain
 
@@ -99,6 +100,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
             raise InputError(f"alpha: got {alpha:g}, expected 0 to 1")
         if X.shape[0] <= count + 1:
             raise InputError(f"X: got n_samples = {X.shape[0]}, expected more than n_components + 1 = {count + 1}")
+        self.X_ = X
         recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit, loops=True)
         plain = PointGraph(recipe, X)
         logs = np.asarray(to_numpy(plain.affinity._log_degree_wide()), np.float64).ravel()
@@ -130,6 +132,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         """Return the coordinates of points X after `fit`, (N, n_components)."""
         return np.asarray(to_numpy(self.fit(X, y).embedding_))
 
+    @by_chunks
     def transform(self, X: Any) -> NDArray[Any]:
         """Return the coordinates of other points, by one average; (M, n_components), NaN where none is seen."""
         check_is_fitted(self)
@@ -185,7 +188,7 @@ def spectral_clustering(
     >>> spectral_clustering([[0.0], [0.1], [0.2], [5.0], [5.1]], 2, n_neighbors=1).tolist()
     [0, 0, 0, 1, 1]
     """
-    points = X if hasattr(X, "shape") else np.asarray(X)
+    points = loaded(X) if hasattr(X, "shape") else np.asarray(X)
     count = check_integer("n_clusters", n_clusters, minimum=1)
     if count > points.shape[0]:
         raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
