@@ -1,5 +1,6 @@
 """Learning on graphs: each estimator against a solution that was not written here, and what it does with bad input."""
 
+import itertools
 import re
 import warnings
 
@@ -240,13 +241,13 @@ def test_precisions_and_tensors(moons):
     double = LabelSpreading().fit(X, few)
     assert single.label_distributions_.dtype == np.float32
     assert np.abs(single.label_distributions_ - double.label_distributions_).max() < 2e-4
-    for kind in (LabelSpreading, HarmonicClassifier, PoissonClassifier):
-        tensor, plain = kind().fit(torch.as_tensor(X), few), kind().fit(X, few)
+    for kind, affinity in itertools.product((LabelSpreading, HarmonicClassifier, PoissonClassifier), ("rbf", "knn")):
+        tensor, plain = kind(affinity).fit(torch.as_tensor(X), few), kind(affinity).fit(X, few)
         size = np.abs(plain.label_distributions_).max()
         assert np.abs(tensor.label_distributions_ - plain.label_distributions_).max() < 1e-7 * size
         assert (tensor.predict(torch.as_tensor(X[:9] + 0.1)) == plain.predict(X[:9] + 0.1)).all()
-    with pytest.raises(InputError, match="expected NumPy points"):
-        LabelSpreading("knn").fit(torch.as_tensor(X), few)
+    with pytest.raises(InputError, match="listed; use affinity='knn'|out of torch tensors|NumPy"):
+        LabelSpreading("precomputed").fit(torch.as_tensor(X), few)
 
 
 # ---- components, priors, bad input

@@ -95,6 +95,7 @@ class PointGraph:
                 raise InputError(f"gamma: got {recipe.gamma!r}, expected a number > 0")
             self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
         elif given == "knn":
+            self._points = to_numpy(points)  # neighbours are found, and their few edges kept, on the CPU
             self.affinity = self._nearest()
         elif isinstance(given, str) and given == "precomputed":
             self._edges = points
@@ -148,8 +149,6 @@ class PointGraph:
         from scipy.sparse import eye_array
 
         points, count = self._points, self._recipe.n_neighbors
-        if not is_numpy(points):
-            raise InputError("affinity: got 'knn' with torch tensors, expected NumPy points, or affinity='rbf'")
         self._neighbours = min(count, len(points) - 1)
         graph = neighbour_graph(
             points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
@@ -210,7 +209,7 @@ class PointGraph:
     def _sums_at(self, points: Any, signal: Array) -> Array:
         """Return weighted sums of a signal at other points, each row in its own unit."""
         if self._recipe.affinity == "knn":
-            x, known = np.asarray(points, np.float64), np.asarray(self._points, np.float64)
+            x, known = np.asarray(to_numpy(points), np.float64), np.asarray(self._points, np.float64)
             return neighbour_rows(known, x, self._neighbours, SELF_TUNING, local=True) @ signal
         if isinstance(self._recipe.affinity, str) and self._recipe.affinity == "precomputed":
             return np.asarray(points @ signal)
