@@ -246,8 +246,6 @@ def test_precisions_and_tensors(moons):
         size = np.abs(plain.label_distributions_).max()
         assert np.abs(tensor.label_distributions_ - plain.label_distributions_).max() < 1e-7 * size
         assert (tensor.predict(torch.as_tensor(X[:9] + 0.1)) == plain.predict(X[:9] + 0.1)).all()
-    with pytest.raises(InputError, match="listed; use affinity='knn'|out of torch tensors|NumPy"):
-        LabelSpreading("precomputed").fit(torch.as_tensor(X), few)
 
 
 # ---- components, priors, bad input
