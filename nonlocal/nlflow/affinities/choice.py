@@ -33,8 +33,9 @@ _LOW_RANK_NODES = 8192
 _SAMPLED = 32  # nodes between which symmetry is looked at
 
 # Nanoseconds on 2 cores, float64, one channel (`python -m benchmarks pairwise` measures them): what a pair, a node
-# under a transform in 1, 2 and 3 dimensions, a mode, and a stored pair cost an average. A stored pair costs 200 times
-# as much when the matrix is made, of which a twentieth is counted, since flows take a few dozen averages.
+# under a transform in 1, 2 and 3 dimensions, a mode, and a stored pair cost an average. A stored pair costs 60 times as
+# much when the matrix is made (150 times in 15 dimensions), of which a twentieth is counted, since flows take a few
+# dozen averages.
 _PAIR, _COORDINATE = 0.2, 0.02
 _NODE = (150.0, 300.0, 1500.0)
 _MODE = 40.0

@@ -22,7 +22,7 @@ from nlflow.kernels.expressions import structure
 from nlflow.kernels.forms import rate
 
 WIDEST = 16
-"""Columns of features up to which trees find neighbours, and squared distances are sums of squares."""
+"""Columns of features up to which there are boxes around nodes, and squared distances are sums of squares."""
 _LOG2E = 1 / math.log(2)
 # Relative error of a weight from which float32 features, or squared distances out of squares, are not taken any more.
 _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
