@@ -62,7 +62,7 @@ class NeighbourAffinity(SparseAffinity):
         if features.shape[1] > WIDEST:
             raise InputError(
                 f"features: got {features.shape[1]} dimensions, expected at most {WIDEST} for method='sparse': in "
-                "more, few blocks of nodes are too far from others to hold neighbours; use method='lowrank' or 'pairwise'"
+                "more, few blocks of nodes are too far apart to hold neighbours; use method='lowrank' or 'pairwise'"
             )
         weights, log_unit = relative_weights(domain.weights.reshape(-1), _LIGHTEST)
         # In blocks, so that the neighbours of a node are near it in memory too: from a million nodes on, products in a
