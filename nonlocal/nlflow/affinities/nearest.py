@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, is_numpy, power_of_two, underflowing
 from nlflow.affinities.graph import Sparse
 from nlflow.backends.threads import cores
-from nlflow.errors import InputError, NlflowWarning, check_array, check_choice, check_integer, check_memory
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_choice,
+    check_integer,
+    check_memory,
+    checked_call,
+)
 from nlflow.kernels import RadialKernel
 
 KEPT = ("either", "both", "directed")
@@ -20,6 +28,7 @@ SEARCHES = ("tree", "descent")
 _PAIR_BYTES = 80  # at the moment when neighbours, distances, edges and their transpose are there
 
 
+@checked_call
 @underflowing
 def neighbour_graph(
     points: Any,
@@ -213,6 +222,6 @@ def _weigh(graph: Sparse, x: Floats, unit: float, kernel: RadialKernel, scales: 
         warnings.warn(
             f"kernel: it is 0 for {lost} of {graph.nnz} edges between neighbours, which are left out; use a wider one",
             NlflowWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
         graph.eliminate_zeros()

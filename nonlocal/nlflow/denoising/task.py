@@ -85,7 +85,7 @@ class Task:
         seen = observed(samples, missing, sigma if sigma is None or strength == 1 else np.asarray(sigma) * strength,
                         used, channel_axis, estimate)  # fmt: skip
         if isinstance(given, str):
-            check_units(np.asarray(image).dtype, sigma, stacklevel=4)
+            check_units(np.asarray(image).dtype, sigma, stacklevel=5)
         if found is not None:
             seen = replace(seen, estimated=True)
         return cls(preset, options, seen, samples, restore, model, found, kept)
@@ -103,7 +103,7 @@ class Task:
             return
         present = slice(None) if self.seen.missing is None else ~self.seen.missing
         for text in doubts(self.samples[present], u[present], self.found):
-            warnings.warn(text, NlflowWarning, stacklevel=4)
+            warnings.warn(text, NlflowWarning, stacklevel=5)
 
     @property
     def unit(self) -> float:

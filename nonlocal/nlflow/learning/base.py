@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.graphs import PointGraph, Recipe
 
@@ -41,6 +41,11 @@ class PointEstimator(BaseEstimator):
 
     affinity: Any  # parameters, which each subclass has in its own __init__
     graph_: PointGraph
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        if "__init__" in vars(cls):
+            checked_call(cls)
 
     @property
     def _weakest(self) -> float:

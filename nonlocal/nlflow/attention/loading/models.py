@@ -15,7 +15,7 @@ from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.keeping import SETTINGS
 from nlflow.attention.loading.stored import check_declared, check_whole
 from nlflow.attention.loading.terms import load_terms
-from nlflow.errors import FileFormatError, InputError, check_choice, shortened
+from nlflow.errors import FileFormatError, InputError, check_choice, checked_call, shortened
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -25,6 +25,7 @@ _CONVERT = (
 )
 
 
+@checked_call
 def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 

@@ -36,13 +36,14 @@ from nlflow.attention.probing.recording import (
 )
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
-from nlflow.errors import InputError, NlflowWarning, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
 _CHUNK_ELSEWHERE = 2**28
 
 
+@checked_call
 @underflowing
 def probe(
     model: nn.Module,
@@ -175,7 +176,7 @@ def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
             f"model: {len(silent)} of {len(run)} modules of attention ({names}{' …' if silent[3:] else ''}) sum by "
             "themselves, and are left out; pass take= to see them",
             NlflowWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     return asking or run
 
