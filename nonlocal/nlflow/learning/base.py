@@ -135,8 +135,8 @@ class GraphEstimator(PointEstimator):
             first = int(np.argmin(reached))
             warnings.warn(
                 f"y: {int((~reached).sum())} samples (the first is {first}) lie in {len(sizes)} components of the "
-                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each, or connect them by "
-                "more neighbours or a wider kernel",
+                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
+                f"{self.graph_.remedy()}",
                 NlflowWarning,
                 stacklevel=4,
             )

@@ -128,6 +128,7 @@ def probe(
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    check_ids(model, inputs)
     if isinstance(inputs, Tensor):
         return lambda: model(inputs.to(place))
     if not isinstance(inputs, Mapping):
