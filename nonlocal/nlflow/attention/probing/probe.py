@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
+from nlflow.attention.injection.trial import check_ids
 from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
@@ -128,14 +129,14 @@ def probe(
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    if not isinstance(inputs, Mapping | Tensor):
+        raise InputError(
+            f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
+            "or one tensor; make one: torch.as_tensor(inputs)"
+        )
     check_ids(model, inputs)
     if isinstance(inputs, Tensor):
         return lambda: model(inputs.to(place))
-    if not isinstance(inputs, Mapping):
-        raise InputError(
-            f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
-            "or one tensor"
-        )
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     whole: Any = model
     whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of PEFT's wrapper
