@@ -19,12 +19,7 @@ from PIL import Image
 import nlflow
 from nlflow.errors import InputError
 from nlflow.io import files
-from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, install, listing, run
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    return install(monkeypatch)
+from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
 
 
 @pytest.fixture

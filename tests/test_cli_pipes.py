@@ -17,12 +17,7 @@ from typer.testing import CliRunner
 
 from nlflow.commands import main as cli
 from nlflow.io import files
-from tests.commands import IMAGE, Denoiser, install, listing
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    return install(monkeypatch)
+from tests.commands import IMAGE, Denoiser, listing
 
 
 @pytest.fixture

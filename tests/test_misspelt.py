@@ -76,7 +76,7 @@ def test_what_is_missing_stays_pythons_own_message() -> None:
 def test_signatures_names_and_classes_stay() -> None:
     assert list(inspect.signature(mixed).parameters) == ["image", "sigma", "quality", "strength"]
     assert mixed.__doc__ == "Do nothing."
-    assert pickle.loads(pickle.dumps(mixed)) is mixed  # noqa: S301  # made a line ago
+    assert pickle.loads(pickle.dumps(mixed)) is mixed  # made a line ago
     assert list(inspect.signature(Held).parameters) == ["width"]
     assert isinstance(Held, type)
 
@@ -144,7 +144,7 @@ def test_estimators_name_the_near_word_and_keep_scikit_learns_contract() -> None
             kind(n_neighbours=3)
         own = kind(n_neighbors=3)
         assert base.clone(own).get_params() == own.get_params()
-        assert pickle.loads(pickle.dumps(own)).get_params() == own.get_params()  # noqa: S301  # made a line ago
+        assert pickle.loads(pickle.dumps(own)).get_params() == own.get_params()  # made a line ago
 
 
 def test_warnings_point_at_the_call() -> None:
