@@ -14,6 +14,8 @@ from PIL import Image
 
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
+from nlflow.backends.numba import loading
+from nlflow.io import terminal
 from tests.commands import IMAGE, fails, run
 
 
@@ -38,6 +40,17 @@ def test_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("demo", "--out", "there", "--quiet")
     assert calls == [(Path("demo-output"), False), (Path("there"), False)]
     assert "--out: got in.png" in fails("demo", "--out", "in.png")
+
+
+def test_every_command_tells_that_loops_are_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "tell", None)
+    run("info")
+    assert loading.tell is None  # nobody looks
+    monkeypatch.setattr(terminal, "shows_progress", lambda quiet: not quiet)
+    run("info")
+    assert loading.tell is not None
+    run("noise", "in.png", "--quiet")
+    assert loading.tell is None
 
 
 def test_info(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

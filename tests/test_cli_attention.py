@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, NlflowWarning
 from nlflow.commands import main as cli
+from nlflow.errors import install_command
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -339,7 +340,8 @@ def test_without_torch(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == (
-        "nonlocal: error: attention: got an installation without torch, expected it; pip install 'nlflow[attention]'\n"
+        "nonlocal: error: attention: got an installation without torch, expected it; "
+        f"{install_command('attention')}\n"
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import wraps
@@ -34,6 +36,7 @@ __all__ = [
     "check_number",
     "checked_call",
     "format_bytes",
+    "install_command",
     "memory_limit",
     "physical_memory",
     "shortened",
@@ -86,6 +89,14 @@ def shortened(value: object, most: int = 160) -> str:
 
 def _shown(value: object) -> str:
     return shortened(repr(value), 60)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds what an extra needs, for messages.
+
+    It names the Python that runs. It holds for a package from a clone too: of what is installed, pip reads the extras.
+    """
+    return f"{shlex.quote(sys.executable or 'python')} -m pip install 'nlflow[{extra}]'"
 
 
 def checked_call(item: Item) -> Item:

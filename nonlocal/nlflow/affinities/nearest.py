@@ -20,6 +20,7 @@ from nlflow.errors import (
     check_integer,
     check_memory,
     checked_call,
+    install_command,
 )
 from nlflow.kernels import RadialKernel
 
@@ -175,7 +176,7 @@ def _descent() -> Any:
         from pynndescent import NNDescent
     except ImportError as error:
         raise InputError(
-            "search: 'descent' needs pynndescent, which is not installed: pip install 'nlflow[neighbours]'"
+            f"search: 'descent' needs pynndescent, which is not installed: {install_command('neighbours')}"
         ) from error
     return NNDescent
 

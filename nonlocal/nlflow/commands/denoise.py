@@ -20,7 +20,7 @@ from nlflow.commands.wording import (
     split_spacing,
     video_coding,
 )
-from nlflow.io.terminal import echo, print_json, print_table, shows_progress, tell_of_compiling
+from nlflow.io.terminal import echo, print_json, print_table, shows_progress
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
@@ -278,7 +278,6 @@ def denoise(
             steps=steps,
         ),
     }  # fmt: skip
-    tell_of_compiling(quiet)
     check_pipes(sources, target, form, as_json=as_json, recursive=recursive)
     large = scheduler is not None or jobs is not None or block is not None
     if target.endswith(".zarr") and (large or not is_whole(sources, target, axes)):

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads
+from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads, tell_of_compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -58,6 +58,7 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         with terminable() as terminated:
+            tell_of_compiling(quiet=bool(kwargs.get("quiet")))
             try:
                 return command(*args, **kwargs)
             except KeyboardInterrupt:

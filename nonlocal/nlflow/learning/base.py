@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.graphs import PointGraph, Recipe
 
@@ -19,7 +19,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError("nlflow.learning needs scikit-learn: pip install 'nlflow[learning]'") from error
+    raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
 
 __all__ = [
     "GraphClassifier",

@@ -206,8 +206,8 @@ class PointGraph:
             rate = _median_rate(self._points)
             used = rate if recipe.gamma is None else recipe.gamma
             return (
-                f"the Gaussian of gamma={used:g} has the width {1 / math.sqrt(2 * used):.2g}, and the median distance of "
-                f"two points is {1 / math.sqrt(rate):.2g}: pass affinity='knn', whose widths are local, or gamma="
+                f"the Gaussian of gamma={used:g} has the width {1 / math.sqrt(2 * used):.2g}, and the median distance "
+                f"of two points is {1 / math.sqrt(rate):.2g}: pass affinity='knn', whose widths are local, or gamma="
                 f"{_NARROW * rate:.2g}, a width of a quarter of that"
             )
         return "join the parts by edges"

@@ -206,8 +206,8 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
             )
         if int(array.min()) < 0 or (words and int(array.max()) >= words):
             raise InputError(
-                f"tokens: got numbers from {array.min()} to {array.max()}, expected integers in [0, {words}), the words "
-                "that the model knows; take the tokenizer that belongs to the model"
+                f"tokens: got numbers from {array.min()} to {array.max()}, expected integers in [0, {words}), the "
+                "words that the model knows; take the tokenizer that belongs to the model"
             )
         inputs = {"input_ids": torch.from_numpy(np.atleast_2d(array).astype(np.int64))}
     else:

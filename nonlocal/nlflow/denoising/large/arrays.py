@@ -30,7 +30,7 @@ from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
+from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number, install_command
 from nlflow.io.encoding import digest
 
 Array = NDArray[Any]
@@ -206,8 +206,8 @@ def need_dask() -> None:
         import dask.array  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"image: Dask is not installed ({error}), expected it for arrays in blocks: pip install "
-            "'nlflow[distributed]'"
+            f"image: Dask is not installed ({error}), expected it for arrays in blocks: "
+            f"{install_command('distributed')}"
         ) from error
 
 
