@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -96,6 +98,20 @@ def test_info_with_accelerators(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert "devices                cpu, cuda:0 card 0, cuda:1 card 1, mps" in run("info").stdout
+
+
+@pytest.mark.parametrize("command", ["denoise", "attention", "study"])
+def test_the_help_is_short_and_names_the_whole(command: str) -> None:
+    short, whole = run(command, "--help").stdout, run(command, "--help-all").stdout
+    assert len(short.splitlines()) <= 60  # a screen and a half
+    assert len(whole.splitlines()) > len(short.splitlines()) + 20
+    assert f"nonlocal {command} --help-all" in short
+    module = importlib.import_module(f"nlflow.commands.{command}")
+    parameters = inspect.signature(getattr(module, command)).parameters
+    assert set(module.USUAL) <= set(parameters)
+    options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", short, re.MULTILINE))
+    assert len(options) == len(module.USUAL) + 2  # and the two of the help
+    assert options < set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", whole, re.MULTILINE))
 
 
 def test_version_and_help() -> None:

@@ -340,13 +340,12 @@ def test_without_torch(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == (
-        "nonlocal: error: attention: got an installation without torch, expected it; "
-        f"{install_command('attention')}\n"
+        f"nonlocal: error: attention: got an installation without torch, expected it; {install_command('attention')}\n"
     )
 
 
 def test_help() -> None:
-    text = run("--help").stdout
+    text = run("--help-all").stdout
     for word in ("MODEL", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--out", "--json", "--quiet"):
         assert word in text
     for column in ("cosine", "t_sim", "rank", "gradient", "share", "gap", "mixing", "stable", "least", "redundancy"):

@@ -135,7 +135,7 @@ def test_channels_may_have_noise_of_their_own(quality: str, channels: int):
     share = 1.1 if quality == "fast" else 0.9
     assert rms(told / sigma, clean / sigma) < share * rms(untold / sigma, clean / sigma)
     assert info.sigma == pytest.approx(mean)
-    assert info.noise == "Gaussian"
+    assert info.noise == "white noise"
     # Units of a channel are its own business: the same bits, since everything happens in units of the noise.
     units = 2.0 ** np.arange(channels)
     np.testing.assert_array_equal(denoise(units * value, units * sigma, **options), units * told)

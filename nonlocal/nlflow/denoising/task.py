@@ -94,8 +94,8 @@ class Task:
     def noise(self) -> str:
         """The model of the noise in words."""
         if self.model is not None:
-            return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
-        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
+            return self.model.describe()
+        return "white noise" + (", varying" if self.seen.variance is not None else "")
 
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""

@@ -239,7 +239,7 @@ def _info(
     return DenoiseInfo(
         sigma=root_mean_square(task.units.told),
         sigma_estimated=noisy.estimated,
-        noise="Gaussian" + (", varying" if task.units.variance is not None else ""),
+        noise="white noise" + (", varying" if task.units.variance is not None else ""),
         quality=quality,
         residual=root_mean_square((image - result).detach()),
         confidence=noisy.found[0].confidence if noisy.found else "",
