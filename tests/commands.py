@@ -58,7 +58,9 @@ class Denoiser:
             warnings.warn(self.warning, NlflowWarning, stacklevel=2)
         result = np.where(np.isfinite(image), image, 0.0) * 0.5
         level = 12.5 if sigma is None else float(np.sqrt(np.mean(np.square(sigma))))
-        found = {"noise": "white", "confidence": "high"} if options["noise"] == "auto" else {"noise": options["noise"]}
+        found = (
+            {"noise": "white", "confidence": "high"} if options["noise"] == "auto" else {"noise": str(options["noise"])}
+        )
         info = Info(level, sigma is None, quality=options["quality"], **found)
         columns = (info,) * image.shape[options["channel_axis"]] if options["separate"] else ()
         return result, dataclasses.replace(info, columns=columns)
