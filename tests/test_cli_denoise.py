@@ -458,7 +458,13 @@ def test_verbose_is_about_one_printed_report(folder: Path, denoiser: Denoiser) -
 
 
 def test_counts_have_no_sigma_of_their_own() -> None:
-    details = {"noise": "counts: 2 a count", "sigma": 1.0, "sigma_estimated": False, "residual": 3.0}
+    details = {
+        "noise": "counts: 2 a count",
+        "model": {"kind": "poisson"},
+        "sigma": 1.0,
+        "sigma_estimated": False,
+        "residual": 3.0,
+    }
     report = {"input": "in.tif", "kind": "image", "shape": (2, 3), "dtype": "float32", "denoise": details}
     report |= {"seconds_total": 1.0, "missing": 0, "kept": 0, "output": "out.tif", "figure": None, "sigma_given": None}
     rows = dict(reports.summary(report))

@@ -9,7 +9,6 @@ from nlflow.errors import format_bytes
 
 _SHOWN = 8  # columns of a table in a summary; --json has all
 _TOLD = ("sigma", "sigma_estimated", "noise", "confidence", "residual", "seconds")
-_COUNTS = "counts"  # as Poisson.describe begins
 
 
 def line(report: dict[str, Any]) -> str:
@@ -31,7 +30,7 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     nothing = _unchanged(report)
     rows = [("result", nothing)] if nothing else []
     rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"), ("noise", _noise(report))]
-    if not details["noise"].startswith(_COUNTS):  # whose strength follows the intensity, and is in the words
+    if (details.get("model") or {}).get("kind") != "poisson":  # whose strength follows the counts, and is in the words
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
     if "residual" in details and not nothing:

@@ -359,6 +359,7 @@ def info_of(frame: Frame, estimated_sigma: bool, why: str, memory: int, tiles: i
         sigma=float(np.sqrt(np.mean(np.square(frame.scale)))),
         sigma_estimated=estimated_sigma,
         noise="white noise" if frame.model is None else frame.model.describe(),
+        model=None if frame.model is None else frame.model.as_dict(),
         quality=frame.quality,
         steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
         stopped_by=why,
