@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from typer.testing import CliRunner
 
 from nlflow.commands import main as cli
@@ -44,10 +43,12 @@ class Denoiser:
 
     def __init__(self) -> None:
         self.calls: list[tuple[np.ndarray[Any, Any], Any, dict[str, Any]]] = []
+        self.layouts: list[dict[str, Any]] = []  # what was said of axes, apart
         self.failures: dict[int, BaseException] = {}  # by the number of the call; -1 for every one
         self.warning = ""
 
     def __call__(self, image: Any, sigma: Any = None, **options: Any) -> tuple[Any, Info]:
+        self.layouts.append({name: options.pop(name) for name in ("axes", "spacing") if name in options})
         assert set(options) == set(OPTIONS)
         failure = self.failures.get(len(self.calls), self.failures.get(-1))
         self.calls.append((image, sigma, options))
@@ -57,17 +58,12 @@ class Denoiser:
             warnings.warn(self.warning, NlflowWarning, stacklevel=2)
         result = np.where(np.isfinite(image), image, 0.0) * 0.5
         level = 12.5 if sigma is None else float(np.sqrt(np.mean(np.square(sigma))))
-        found = {"noise": "white", "confidence": "high"} if options["noise"] == "auto" else {"noise": options["noise"]}
+        found = (
+            {"noise": "white", "confidence": "high"} if options["noise"] == "auto" else {"noise": str(options["noise"])}
+        )
         info = Info(level, sigma is None, quality=options["quality"], **found)
         columns = (info,) * image.shape[options["channel_axis"]] if options["separate"] else ()
         return result, dataclasses.replace(info, columns=columns)
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    """Put a stand-in in the place of the denoiser."""
-    stand_in = Denoiser()
-    monkeypatch.setattr("nlflow.denoising.denoise", stand_in)
-    return stand_in
 
 
 #: What the real one gets if nothing is said.

@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import numba
 import numpy as np
 import pytest
+
+if TYPE_CHECKING:
+    from tests.commands import Denoiser
 
 # The same examples each time, so that a run can be repeated.
 hypothesis.settings.register_profile("nlflow", derandomize=True, deadline=None, database=None, max_examples=25)
@@ -62,3 +66,13 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
+
+
+@pytest.fixture
+def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
+    """Return a stand-in that is in the place of the denoiser, for commands."""
+    from tests.commands import Denoiser  # which loads all commands
+
+    stand_in = Denoiser()
+    monkeypatch.setattr("nlflow.denoising.denoise", stand_in)
+    return stand_in

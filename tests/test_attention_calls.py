@@ -15,7 +15,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import attach, blocks, detach  # noqa: E402
+from nlflow.attention import attach, blocks, detach, probe  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     DECODERS,
     EVERYTHING,
@@ -309,3 +309,44 @@ def test_matrix_fidelity_learns_its_variance() -> None:
         for name in names:
             model.get_parameter(name).fill_(40.0)
         torch.testing.assert_close(output(model, given), stock, rtol=1e-4, atol=1e-4)
+
+
+# --- token numbers that a model does not take -----------------------------------------------------------------------
+
+WRONG = [
+    (torch.arange(5), r"got the shape \(5,\)", r"ids.reshape\(1, -1\)"),
+    (torch.rand(1, 5), r"got numbers of torch.float32", r"pass ids.long\(\)"),
+    (torch.tensor([[1, 10**6]]), r"got numbers from 1 to 1000000", "take the tokenizer"),
+    (torch.tensor([[1, -1]]), r"got numbers from -1 to 1", "take the tokenizer"),
+    (torch.zeros(1, 0, dtype=torch.long), r"got the empty shape \(1, 0\)", "at least one token"),
+]
+
+
+@pytest.mark.parametrize(("ids", "got", "remedy"), WRONG)
+def test_wrong_token_numbers_are_told(ids: Any, got: str, remedy: str) -> None:
+    model = build("bert", "sdpa")
+    words = model.get_input_embeddings().num_embeddings
+    expected = rf"{got}, expected integers of shape \(batch, length\) in \[0, {words}\); .*{remedy}"
+    with pytest.raises(InputError, match=rf"^input_ids: {expected}"):
+        probe(model, {"input_ids": ids})
+    with pytest.raises(InputError, match=rf"^inputs: {expected}"):
+        probe(model, ids)
+    with pytest.raises(InputError, match=rf"^input_ids: {expected}"):
+        attach(model, inputs={"input_ids": ids})
+
+
+@pytest.mark.parametrize("given", [None, [[1, 2]]])
+def test_what_is_no_tensor_is_told(given: Any) -> None:
+    model = build("bert", "sdpa")
+    with pytest.raises(InputError, match=rf"^inputs: got {type(given).__name__}, .*torch.as_tensor"):
+        probe(model, given)
+    if given is not None:
+        with pytest.raises(InputError, match=r"^input_ids: got a list, expected integers"):
+            probe(model, {"input_ids": given})
+
+
+def test_the_last_token_of_the_vocabulary_is_one() -> None:
+    model = build("bert", "sdpa")
+    last = model.get_input_embeddings().num_embeddings - 1
+    assert len(probe(model, torch.tensor([[0, last]]))) == LAYERS
+    assert len(probe(model, torch.tensor([[0, last]], dtype=torch.int32))) == LAYERS

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import json
 import re
 import sys
@@ -14,6 +16,8 @@ from PIL import Image
 
 import nlflow
 from nlflow.backends.machine import folder_digest, git_state, source_digest
+from nlflow.backends.numba import loading
+from nlflow.io import terminal
 from tests.commands import IMAGE, fails, run
 
 
@@ -38,6 +42,17 @@ def test_demo(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("demo", "--out", "there", "--quiet")
     assert calls == [(Path("demo-output"), False), (Path("there"), False)]
     assert "--out: got in.png" in fails("demo", "--out", "in.png")
+
+
+def test_every_command_tells_that_loops_are_compiled(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "tell", None)
+    run("info")
+    assert loading.tell is None  # nobody looks
+    monkeypatch.setattr(terminal, "shows_progress", lambda quiet: not quiet)
+    run("info")
+    assert loading.tell is not None
+    run("noise", "in.png", "--quiet")
+    assert loading.tell is None
 
 
 def test_info(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +98,20 @@ def test_info_with_accelerators(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert "devices                cpu, cuda:0 card 0, cuda:1 card 1, mps" in run("info").stdout
+
+
+@pytest.mark.parametrize("command", ["denoise", "attention", "study"])
+def test_the_help_is_short_and_names_the_whole(command: str) -> None:
+    short, whole = run(command, "--help").stdout, run(command, "--help-all").stdout
+    assert len(short.splitlines()) <= 60  # a screen and a half
+    assert len(whole.splitlines()) > len(short.splitlines()) + 20
+    assert f"nonlocal {command} --help-all" in short
+    module = importlib.import_module(f"nlflow.commands.{command}")
+    parameters = inspect.signature(getattr(module, command)).parameters
+    assert set(module.USUAL) <= set(parameters)
+    options = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", short, re.MULTILINE))
+    assert len(options) == len(module.USUAL) + 2  # and the two of the help
+    assert options < set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", whole, re.MULTILINE))
 
 
 def test_version_and_help() -> None:

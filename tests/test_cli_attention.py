@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from nlflow import FileFormatError, InputError, NlflowWarning
 from nlflow.commands import main as cli
+from nlflow.errors import install_command
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
@@ -30,6 +31,7 @@ from nlflow.attention import (  # noqa: E402
     text_inputs,
     token_inputs,
 )
+from nlflow.attention.loading import models  # noqa: E402
 from nlflow.plotting import layers_figure  # noqa: E402
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "layer", "is", "one", "step", "of", "flow", "."]
@@ -256,10 +258,36 @@ def test_weights_that_cannot_be_used(folder: Path) -> None:
 def test_a_name_that_the_hub_does_not_give(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **kwargs: Any) -> Any:
         assert kwargs["use_safetensors"]
+        assert not kwargs["local_files_only"]
         raise OSError("nobody/nothing is not a valid model identifier")
 
     monkeypatch.setattr(transformers.AutoModel, "from_pretrained", refuse)
+    monkeypatch.setattr(models, "hub_silence", lambda source: "")
     assert "model: got 'nobody/nothing', which the hub does not give" in fails("nobody/nothing", "--text", TEXT)
+
+
+def test_a_hub_that_does_not_answer_is_asked_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def silent(url: str, **words: Any) -> None:
+        asked.append(url)
+        raise ConnectionError("nobody there")
+
+    monkeypatch.setattr("huggingface_hub.get_hf_file_metadata", silent)
+    told = fails("nobody/nothing", "--text", TEXT)
+    assert "which is no folder here and not in the cache, and the hub does not answer (nobody there)" in told
+    assert "nonlocal attention --help" in told
+    assert [url.endswith("/nobody/nothing/resolve/main/config.json") for url in asked] == [True]
+
+
+def test_names_that_look_like_folders_are_not_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(source: object) -> str:
+        raise AssertionError(source)
+
+    monkeypatch.setattr(models, "hub_silence", never)
+    Path("mine").mkdir()
+    for name in ("./model", "../model", "/nowhere/model", "~/model", "a/b/c", "model/", "mine/model", ".\\model"):
+        assert "got no such folder, expected one with config.json" in fails(name, "--text", TEXT)
 
 
 def test_inputs_that_cannot_be_used(folder: Path) -> None:
@@ -273,7 +301,7 @@ def test_inputs_that_cannot_be_used(folder: Path) -> None:
     assert "tokens: got 64 NaN or infinite value(s)" in fails(bert, "--tokens", "nan.npy")
     assert "expected (N, 16) or (B, N, 16)" in fails(bert, "--tokens", "narrow.npy")
     assert "tokens: got 1 dimension(s)" in fails(bert, "--tokens", "flat.npy")
-    assert "tokens: got numbers from 1 to 99, expected 0 to 12" in fails(bert, "--tokens", "unknown.npy")
+    assert "tokens: got numbers from 1 to 99, expected integers in [0, 13)" in fails(bert, "--tokens", "unknown.npy")
     assert "tokens: got 13, expected at most 12" in fails(bert, "--tokens", "long.npy")
     assert "tokens: got 4 dimension(s)" in fails(bert, "--tokens", "cube.npy")
     assert "tokens: got whole numbers of shape (2, 2, 2)" in fails(bert, "--tokens", "ids.npy")
@@ -312,12 +340,12 @@ def test_without_torch(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == (
-        "nonlocal: error: attention: got an installation without torch, expected it; pip install 'nlflow[attention]'\n"
+        f"nonlocal: error: attention: got an installation without torch, expected it; {install_command('attention')}\n"
     )
 
 
 def test_help() -> None:
-    text = run("--help").stdout
+    text = run("--help-all").stdout
     for word in ("MODEL", "--text", "--image", "--tokens", "--neutreno", "--no-spectra", "--out", "--json", "--quiet"):
         assert word in text
     for column in ("cosine", "t_sim", "rank", "gradient", "share", "gap", "mixing", "stable", "least", "redundancy"):
@@ -387,7 +415,7 @@ def test_a_folder_tells_what_terms_its_model_was_trained_with(tmp_path: Path) ->
         load_model(tmp_path)
     for text, words in (
         ('{"format": 2, "attach": null}', "format 2, this version reads 1"),
-        ('{"format": 1, "attach": {"strength": 3}}', "unexpected keyword argument 'strength'"),
+        ('{"format": 1, "attach": {"strength": 3}}', "got an argument 'strength'"),
         ('{"format": 1, "attach": {"fidelity": -1}}', "fidelity: got -1, expected"),
         ('{"format": 1}', "KeyError"),
         ("[]", "TypeError"),

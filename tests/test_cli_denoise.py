@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,10 @@ import tifffile
 from PIL import Image
 
 import nlflow
+from nlflow.commands import reports
 from nlflow.errors import InputError
 from nlflow.io import files
-from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, install, listing, run
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    return install(monkeypatch)
+from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
 
 
 @pytest.fixture
@@ -54,16 +51,16 @@ def test_image(folder: Path, denoiser: Denoiser) -> None:
     table = {name.strip(): value.strip() for name, value in lines.items()}
     assert table == {
         "input": "in.png, image of 12 x 16, uint8",
-        "sigma": "12.5 (estimated)",
         "noise": "white (confidence high)",
-        "quality": "balanced",
-        "functional": "E",
-        "steps": "4",
-        "stopped by": "converged",
-        "residual": "nan",
-        "seconds": "0.12",
+        "sigma": "12.5 (estimated): standard deviation of the noise, in grey levels",
+        "removed": "nan: root mean square of input minus result, in grey levels",
+        "time": "0.12 s",
         "written": "out.png",
     }
+    more = [line.split("  ", 1) for line in run("denoise", "in.png", "more.png", "--verbose").stdout.splitlines()]
+    how = {"quality": "balanced", "functional": "E", "steps": "4", "stopped by": "converged"}
+    assert {name: value.strip() for name, value in more} == table | how | {"written": "more.png"}
+    Path("more.png").unlink()
     assert listing() == ["in.npy", "in.png", "out.png"]
 
 
@@ -252,13 +249,13 @@ def test_comparison_and_reference(folder: Path, denoiser: Denoiser) -> None:
     result = run("denoise", "in.png", "out.png", "--compare", "fig.PNG", "--reference", "in.png")
     with Image.open("fig.PNG") as figure:
         assert figure.width > 500
-    assert "PSNR        inf dB before" in result.stdout
-    assert "SSIM        1.0000 before" in result.stdout
+    assert re.search(r"^PSNR +inf dB before", result.stdout, re.MULTILINE)
+    assert re.search(r"^SSIM +1.0000 before", result.stdout, re.MULTILINE)
     assert "figure" in result.stdout
     assert listing() == ["fig.PNG", "in.npy", "in.png", "out.png"]
     np.save("t.npy", np.arange(9.0))
     result = run("denoise", "t.npy", "o.npy", "--reference", "t.npy")
-    assert "SNR         inf dB before" in result.stdout
+    assert re.search(r"^SNR +inf dB before", result.stdout, re.MULTILINE)
     assert "SSIM" not in result.stdout
 
 
@@ -452,3 +449,24 @@ def test_names_that_are_no_text(folder: Path, denoiser: Denoiser) -> None:
     assert r"out-\udcff.npy" in result.stdout
     again = run("denoise", "in.png", name, "--json", "--existing", "overwrite")
     assert json.loads(again.stdout)["output"] == name
+
+
+def test_verbose_is_about_one_printed_report(folder: Path, denoiser: Denoiser) -> None:
+    for words in (("in.png", "out.png", "--json"), ("in.png", "out.png", "--quiet"), ("in.png", "in.npy", "out")):
+        assert "--verbose" in run("denoise", *words, "--verbose", code=2).stderr
+    assert not denoiser.calls
+
+
+def test_counts_have_no_sigma_of_their_own() -> None:
+    details = {
+        "noise": "counts: 2 a count",
+        "model": {"kind": "poisson"},
+        "sigma": 1.0,
+        "sigma_estimated": False,
+        "residual": 3.0,
+    }
+    report = {"input": "in.tif", "kind": "image", "shape": (2, 3), "dtype": "float32", "denoise": details}
+    report |= {"seconds_total": 1.0, "missing": 0, "kept": 0, "output": "out.tif", "figure": None, "sigma_given": None}
+    rows = dict(reports.summary(report))
+    assert "sigma" not in rows
+    assert rows["removed"] == "3: root mean square of input minus result, in the units of the file"

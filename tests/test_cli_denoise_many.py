@@ -11,12 +11,7 @@ from PIL import Image
 
 from nlflow.errors import InputError
 from nlflow.io import files
-from tests.commands import IMAGE, OPTIONS, Denoiser, fails, install, listing, run
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    return install(monkeypatch)
+from tests.commands import IMAGE, OPTIONS, Denoiser, fails, listing, run
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from PIL import Image
 
 from nlflow.denoising import DenoiseInfo
 from nlflow.denoising.noise import GaussianNoise, Poisson, estimate_noise, load_noise
-from tests.commands import OPTIONS, Denoiser, fails, install, listing, run
+from tests.commands import OPTIONS, Denoiser, fails, listing, run
 
 SIGMA = 8.0
 
@@ -35,11 +35,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savetxt("table.csv", columns, delimiter=",", header="time,a,b", comments="")
     np.savetxt("one.csv", columns[:, 1:2], delimiter=",", header="a", comments="")
     return tmp_path
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Denoiser:
-    return install(monkeypatch)
 
 
 def rows(text: str) -> list[tuple[str, str]]:

@@ -18,25 +18,6 @@ from tests.commands import RNG, Denoiser, fails, listing, run
 STACK = RNG.integers(0, 200, (5, 9, 8), dtype=np.uint8)
 
 
-class Stand(Denoiser):
-    """The stand-in, which knows the words about axes too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layouts: list[dict[str, Any]] = []
-
-    def __call__(self, image: Any, sigma: Any = None, **options: Any) -> tuple[Any, Any]:
-        self.layouts.append({name: options.pop(name) for name in ("axes", "spacing") if name in options})
-        return super().__call__(image, sigma, **options)
-
-
-@pytest.fixture
-def denoiser(monkeypatch: pytest.MonkeyPatch) -> Stand:
-    stand_in = Stand()
-    monkeypatch.setattr("nlflow.denoising.denoise", stand_in)
-    return stand_in
-
-
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
@@ -46,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_stack_that_says_its_axes_asks_nothing(folder: Path, denoiser: Stand) -> None:
+def test_a_stack_that_says_its_axes_asks_nothing(folder: Path, denoiser: Denoiser) -> None:
     result = run("denoise", "stack.tif", "out.tif")
     assert "note: stack.tif: read as ZYX, 5 slices of 9 x 8, 0.5 x 0.2 x 0.2 µm" in result.stderr
     ((image, _, options),) = denoiser.calls
@@ -60,13 +41,13 @@ def test_a_stack_that_says_its_axes_asks_nothing(folder: Path, denoiser: Stand) 
     assert "volume of 5 x 9 x 8, uint8" in result.stdout
 
 
-def test_pictures_are_called_as_before(folder: Path, denoiser: Stand) -> None:
+def test_pictures_are_called_as_before(folder: Path, denoiser: Denoiser) -> None:
     Image.fromarray(STACK[0]).save("in.png")
     run("denoise", "in.png", "out.png")
     assert denoiser.layouts == [{}]
 
 
-def test_axes_and_spacing_of_the_user(folder: Path, denoiser: Stand) -> None:
+def test_axes_and_spacing_of_the_user(folder: Path, denoiser: Denoiser) -> None:
     message = fails("denoise", "stack.npy", "out.npy")
     assert "--axes ZYX (slices of a volume) or TYX (frames)" in message
     run("denoise", "stack.npy", "out.npy", "--axes", "zyx", "--spacing", "3,1,1")
@@ -79,7 +60,7 @@ def test_axes_and_spacing_of_the_user(folder: Path, denoiser: Stand) -> None:
     assert "expected 3, one for each of Z, Y, X" in fails("denoise", "stack.tif", "o.tif", "--spacing", "1,1")
 
 
-def test_times_are_volumes_of_their_own(folder: Path, denoiser: Stand) -> None:
+def test_times_are_volumes_of_their_own(folder: Path, denoiser: Denoiser) -> None:
     data = RNG.integers(0, 200, (2, 3, 4, 6, 5), dtype=np.uint8)
     tifffile.imwrite("h.tif", data, imagej=True, metadata={"axes": "TZCYX", "spacing": 1.0})
     mask = np.zeros((2, 3, 6, 5), bool)
@@ -103,7 +84,7 @@ def test_times_are_volumes_of_their_own(folder: Path, denoiser: Stand) -> None:
     assert report["psnr_input"] > report["psnr_output"]
 
 
-def test_nan_in_a_volume(folder: Path, denoiser: Stand) -> None:
+def test_nan_in_a_volume(folder: Path, denoiser: Denoiser) -> None:
     data = STACK.astype(np.float32)
     data[2, 3, 4] = np.nan
     tifffile.imwrite("nan.tif", data, imagej=True, metadata={"axes": "ZYX", "spacing": 1.0})
@@ -113,7 +94,7 @@ def test_nan_in_a_volume(folder: Path, denoiser: Stand) -> None:
     assert np.isfinite(tifffile.imread("o.tif")).all()
 
 
-def test_a_mask_as_a_stack_of_the_same_shape(folder: Path, denoiser: Stand) -> None:
+def test_a_mask_as_a_stack_of_the_same_shape(folder: Path, denoiser: Denoiser) -> None:
     tifffile.imwrite("mask.tif", (STACK > 100).astype(np.uint8), photometric="minisblack", metadata=None)
     run("denoise", "stack.tif", "out.tif", "--keep", "mask.tif")
     np.testing.assert_array_equal(denoiser.calls[0][2]["keep"], STACK > 100)
@@ -122,7 +103,7 @@ def test_a_mask_as_a_stack_of_the_same_shape(folder: Path, denoiser: Stand) -> N
         "denoise", "stack.tif", "o.tif", "--mask", "small.tif")  # fmt: skip
 
 
-def test_a_folder_of_frames_is_one_clip(folder: Path, denoiser: Stand) -> None:
+def test_a_folder_of_frames_is_one_clip(folder: Path, denoiser: Denoiser) -> None:
     (folder / "frames").mkdir()
     order = [1, 2, 9, 10, 11]
     for number, frame in zip(order, STACK, strict=True):
@@ -156,7 +137,7 @@ def test_a_folder_of_frames_is_one_clip(folder: Path, denoiser: Stand) -> None:
         (STACK, "f3.tif", "got a stack, expected a picture"),
     ],
 )
-def test_frames_that_are_not_alike(folder: Path, denoiser: Stand, frame: Any, name: str, message: str) -> None:
+def test_frames_that_are_not_alike(folder: Path, denoiser: Denoiser, frame: Any, name: str, message: str) -> None:
     (folder / "frames").mkdir()
     for number in (1, 2):
         Image.fromarray(STACK[0]).save(folder / "frames" / f"f{number}.png")
@@ -167,7 +148,7 @@ def test_frames_that_are_not_alike(folder: Path, denoiser: Stand, frame: Any, na
     assert message in fails("denoise", "frames", "out", "--axes", "TYX")
 
 
-def test_one_slice_is_an_image(folder: Path, denoiser: Stand) -> None:
+def test_one_slice_is_an_image(folder: Path, denoiser: Denoiser) -> None:
     np.save("one.npy", STACK[:1])
     result = run("denoise", "one.npy", "out.npy", "--axes", "ZYX")
     assert "one slice only, which is denoised as an image" in result.stderr
@@ -177,7 +158,7 @@ def test_one_slice_is_an_image(folder: Path, denoiser: Stand) -> None:
 
 
 def test_the_figure_gets_the_whole_stack_as_the_file_says_it(
-    folder: Path, denoiser: Stand, monkeypatch: pytest.MonkeyPatch
+    folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: dict[str, Any] = {}
 
@@ -198,7 +179,7 @@ def test_the_figure_gets_the_whole_stack_as_the_file_says_it(
     assert (drawn["title"], drawn["kept"]) == ("stack.tif", None)
 
 
-def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Stand) -> None:
+def test_the_figure_of_times_of_a_scan(folder: Path, denoiser: Denoiser) -> None:
     nibabel = pytest.importorskip("nibabel")
     data = RNG.integers(0, 200, (7, 6, 5, 3)).astype(np.int16)
     nibabel.save(nibabel.Nifti1Image(data, np.diag([2.0, -2.0, 3.0, 1.0])), "scan.nii")
@@ -214,7 +195,7 @@ def test_the_middle_of_times_slices_and_channels() -> None:
     np.testing.assert_array_equal(stacks.plane(data[:, :, 0], media), data[2, 1, 0])
 
 
-def test_many_stacks_and_going_on(folder: Path, denoiser: Stand) -> None:
+def test_many_stacks_and_going_on(folder: Path, denoiser: Denoiser) -> None:
     (folder / "in").mkdir()
     for name in ("a.tif", "b.tif"):
         (folder / "in" / name).write_bytes((folder / "stack.tif").read_bytes())
@@ -229,7 +210,7 @@ def test_many_stacks_and_going_on(folder: Path, denoiser: Stand) -> None:
     assert [call[0].shape for call in denoiser.calls[2:]] == [(5, 9, 8)] * 2
 
 
-def test_zarr_stores_count_as_files(folder: Path, denoiser: Stand) -> None:
+def test_zarr_stores_count_as_files(folder: Path, denoiser: Denoiser) -> None:
     pytest.importorskip("zarr")
     result = run("denoise", "stack.tif", "out.ome.zarr")
     assert "out.ome.zarr: the metadata of ImageJ, OME or single pages" in result.stderr
@@ -250,7 +231,7 @@ def test_zarr_stores_count_as_files(folder: Path, denoiser: Stand) -> None:
     assert "the same file as IN" in fails("denoise", "many/a.zarr", "many/a.zarr", "--existing", "overwrite")
 
 
-def test_films(folder: Path, denoiser: Stand) -> None:
+def test_films(folder: Path, denoiser: Denoiser) -> None:
     pytest.importorskip("av")
     np.save("clip.npy", np.repeat(STACK[..., None], 3, axis=-1)[:, :8])
     run("denoise", "clip.npy", "a.mkv", "--axes", "TYXC", "--video-quality", "lossless")

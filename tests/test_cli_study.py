@@ -173,7 +173,7 @@ def test_nothing_to_judge_is_said(folder: Path) -> None:
 
 def test_usage() -> None:
     assert "space-order" in run("--help").stdout
-    assert "nonlocal study mixing --kernel tophat:radius=0.2" in run("--help").stdout
+    assert "nonlocal study mixing --kernel tophat:radius=0.2" in run("--help-all").stdout
     assert "is not one of" in run("speed", code=2).stderr
 
 

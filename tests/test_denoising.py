@@ -126,7 +126,7 @@ def test_the_report_is_in_the_units_of_the_input(image: Floats, quality: str):
     assert info.residual == pytest.approx(rms(result, image))
     assert other.residual == pytest.approx(rms(scaled, 50 * image))
     assert 0.5 * SIGMA < info.residual < 1.2 * SIGMA
-    assert info.noise == "Gaussian"
+    assert info.noise == "white noise"
     assert info.quality == quality
     assert info.functional.startswith("E of ")
     assert info.risk is None

@@ -86,7 +86,7 @@ def test_names_on_a_machine_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             fake_torch(built="13.0", mps=True),
             "there is cpu, mps (torch 9.9 is built for CUDA 13.0 and finds no",
         ),
-        ("cuda", None, "expected 'cpu' here; pip install 'nlflow[torch]'"),
+        ("cuda", None, "-m pip install 'nlflow[torch]'"),
         ("cpu-tensors", None, "got 'cpu-tensors', which needs torch"),
         ("mps", fake_torch(mps=True), "got 'mps', which has no float64"),
         ("gpu", None, "got 'gpu', expected one of 'auto', 'cpu', 'cuda', 'mps', 'cpu-tensors'"),

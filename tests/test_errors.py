@@ -5,6 +5,7 @@ from __future__ import annotations
 import decimal
 import fractions
 import math
+import sys
 from typing import Any
 
 import numpy as np
@@ -325,3 +326,10 @@ def test_long_texts_are_shortened() -> None:
     assert shortened("x" * 161) == "x" * 157 + "..."
     assert shortened("abcdefgh", 6) == "abc..."
     assert shortened(ValueError()) == "ValueError"
+
+
+def test_what_is_missing_is_installed_for_the_python_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/a b/python")
+    assert errors.install_command("torch") == "'/a b/python' -m pip install 'nlflow[torch]'"
+    monkeypatch.setattr(sys, "executable", "")
+    assert errors.install_command("torch") == "python -m pip install 'nlflow[torch]'"

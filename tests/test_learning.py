@@ -415,3 +415,63 @@ def test_duplicates_one_class_and_sparse_features(moons):
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
     with pytest.warns(ConvergenceWarning, match="raise maxiter"):
         HarmonicClassifier(gamma=5.0, max_iter=1).fit(X, few)
+
+
+# --- what is said about points whose unit does not suit the kernel --------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def far():
+    """Three clouds in a large unit, one label in each."""
+    rng = np.random.default_rng(0)
+    X = np.concatenate([rng.normal(centre, 20.0, (30, 2)) for centre in ((0, 0), (300, 0), (0, 300))])
+    y = np.full(90, -1)
+    y[[0, 30, 60]] = 0, 1, 2
+    return X, y
+
+
+@pytest.mark.parametrize("kind", CLASSIFIERS)
+def test_a_gaussian_too_narrow_for_the_points_is_told_with_what_to_pass(kind, far):
+    X, y = far
+    advice = r"the Gaussian of gamma=20 has the width 0\.16, and the median distance of two points is 2\.9e\+02"
+    told = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            kind().fit(X, y)
+        except (InputError, NumericalError) as error:
+            told = str(error)
+    told += "".join(str(one.message) for one in caught)
+    assert re.search(advice, told), told
+    gamma = float(re.findall(r"or gamma=([\d.e-]+), a width of a quarter of that", told)[0])
+    truth = np.repeat([0, 1, 2], 30)
+    # What it says to pass is what helps.
+    assert np.array_equal(kind(gamma=gamma).fit(X, y).transduction_, truth)
+    with warnings.catch_warnings():
+        # The clouds are components of the graph of neighbours, on which the p-functional has nothing to converge to.
+        warnings.simplefilter("ignore")
+        assert np.array_equal(kind("knn").fit(X, y).transduction_, truth)
+
+
+@pytest.mark.parametrize(
+    ("given", "advice"),
+    [
+        ("knn", "pass more neighbours: n_neighbors=4 in place of 2"),
+        (Laplace(width=1e-3), "pass a kernel with a larger width, or affinity='knn'"),
+    ],
+)
+def test_the_remedy_is_that_of_the_affinity(given, advice):
+    X = np.concatenate([np.arange(4.0), 100 + np.arange(4.0)])[:, None]
+    y = np.array([0, 1, *[-1] * 6])
+    with pytest.warns(NlflowWarning, match=re.escape(advice)):
+        PoissonClassifier(given, n_neighbors=2).fit(X, y)
+
+
+def test_poisson_learning_gives_a_component_of_one_class_that_class():
+    X = np.concatenate([np.arange(10.0), 100 + np.arange(5.0), 200 + np.arange(5.0)])[:, None]
+    y = np.full(20, -1)
+    y[[0, 9, 10, 15]] = 0, 1, 1, 2
+    found = PoissonClassifier("knn", n_neighbors=2).fit(X, y)
+    assert found.transduction_.tolist() == [0] * 5 + [1] * 10 + [2] * 5
+    # Sums of 20 scores below 1, and of as many products of the solver's means.
+    assert np.abs(found.label_distributions_.sum(axis=1)).max() < 100 * np.finfo(float).eps

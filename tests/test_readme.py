@@ -48,7 +48,7 @@ def test_readme_commands_exist(words):
 
         command = typer.main.get_command(app).commands[name]
         options = {option for parameter in command.params for option in parameter.opts}
-        assert {word for word in rest if word.startswith("--")} <= {*options, "--help"}
+        assert {word for word in rest if word.startswith("--")} <= {*options, "--help", "--help-all"}
 
 
 def test_readme_has_commands_of_each_kind():

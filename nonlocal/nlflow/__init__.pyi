@@ -24,6 +24,7 @@ from .equilibria import fidelity_for_diversity as fidelity_for_diversity
 from .equilibria import largest_stable_fidelity as largest_stable_fidelity
 from .errors import FileFormatError as FileFormatError
 from .errors import InputError as InputError
+from .errors import KeywordError as KeywordError
 from .errors import MemoryLimitError as MemoryLimitError
 from .errors import NlflowError as NlflowError
 from .errors import NlflowWarning as NlflowWarning
@@ -139,6 +140,7 @@ __all__ = [
     "InverseMultiquadric",
     "J",
     "Jp",
+    "KeywordError",
     "KullbackLeibler",
     "LaggedDiffusivity",
     "Laplace",

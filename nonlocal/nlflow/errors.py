@@ -6,16 +6,23 @@ run before anything is computed, so that bad input never gives a wrong number or
 
 from __future__ import annotations
 
+import inspect
 import math
 import os
+import shlex
+import sys
+from collections.abc import Callable
+from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 __all__ = [
     "FileFormatError",
     "InputError",
+    "KeywordError",
     "MemoryLimitError",
     "NlflowError",
     "NlflowWarning",
@@ -27,11 +34,15 @@ __all__ = [
     "check_integer",
     "check_memory",
     "check_number",
+    "checked_call",
     "format_bytes",
+    "install_command",
     "memory_limit",
     "physical_memory",
     "shortened",
 ]
+
+Item = TypeVar("Item", bound=Callable[..., Any])
 
 
 class NlflowError(Exception):
@@ -40,6 +51,10 @@ class NlflowError(Exception):
 
 class InputError(NlflowError, ValueError):
     """An argument has a value, shape or type that cannot be used."""
+
+
+class KeywordError(InputError, TypeError):
+    """A function or class was called with an argument that it does not have."""
 
 
 class StabilityError(InputError):
@@ -74,6 +89,52 @@ def shortened(value: object, most: int = 160) -> str:
 
 def _shown(value: object) -> str:
     return shortened(repr(value), 60)
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds what an extra needs, for messages.
+
+    It names the Python that runs. It holds for a package from a clone too: of what is installed, pip reads the extras.
+    """
+    return f"{shlex.quote(sys.executable or 'python')} -m pip install 'nlflow[{extra}]'"
+
+
+def checked_call(item: Item) -> Item:
+    """Let a function or class say which arguments it has where it is called with another one, or with too many.
+
+    Python's own message names none of them. The signature stays, for `inspect` too. A class stays the same object: its
+    ``__init__`` is replaced. It is for what users call first, and has neither ``*args`` nor ``**kwargs``.
+    """
+    function: Callable[..., Any] = item.__init__ if isinstance(item, type) else item  # type: ignore[misc]
+    own = int(isinstance(item, type))  # self, which no caller names
+    parameters = list(inspect.signature(function).parameters.values())[own:]
+    possible = {one.name: one.kind is not inspect.Parameter.KEYWORD_ONLY for one in parameters}
+    most = own + sum(possible.values())
+
+    @wraps(function)
+    def checked(*args: Any, **words: Any) -> Any:
+        if len(args) > most or not words.keys() <= possible.keys():
+            raise KeywordError(f"{item.__name__}: {_misnamed(possible, words, len(args) - own)}")
+        return function(*args, **words)
+
+    if not isinstance(item, type):
+        return checked  # type: ignore[return-value]
+    item.__init__ = checked  # type: ignore[misc]
+    return item
+
+
+def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> str:
+    """Return what is wrong in a call with these words and so many other arguments; of `possible` some need a word."""
+    unknown = next((word for word in words if word not in possible), None)
+    if unknown is not None:
+        near = get_close_matches(unknown, possible, 1)
+        remedy = f"did you mean {near[0]}?" if near else "leave it out, or take one of these"
+        return f"got an argument {unknown!r}, expected one of: {', '.join(possible)}; {remedy}"
+    first = [name for name, unnamed in possible.items() if unnamed]
+    expected = f"at most {len(first)} ({', '.join(first)})" if first else "none"
+    others = ", ".join(f"{name}=" for name, unnamed in possible.items() if not unnamed)
+    remedy = f"give others by name: {others}" if others else "leave the others out"
+    return f"got {given} arguments without a name, expected {expected}; {remedy}"
 
 
 def check_number(

@@ -20,7 +20,7 @@ from nlflow.affinities.stencil import PatchStencil, TableStencil
 from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
 METHODS = (*PAIR_METHODS, "stencil", "convolution")
@@ -31,6 +31,7 @@ _GRID_METHODS = ("auto", "dense", "stencil", "convolution")
 _DIRECT_WEIGHTS = 60
 
 
+@checked_call
 @underflowing
 def affinity(
     kernel: Kernel,

@@ -13,7 +13,7 @@ from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.affinities.sparse import SparseAffinity
 from nlflow.domains import Domain, Points
-from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory, checked_call
 
 _EDGE_BYTES = 60  # at the moment when edges, their sums and the transpose are there
 _ROUNDING = 8 * float(np.finfo(np.float64).eps)  # by which sums of repeated edges may differ between the directions
@@ -21,6 +21,7 @@ _SPAN = 1e290  # of the weights: beyond, light edges have lost digits beside hea
 _SHOWN = 5
 
 
+@checked_call
 @underflowing
 def affinity_from_graph(
     graph: Any,
@@ -345,5 +346,5 @@ def _warn_isolated(affinity: SparseAffinity) -> None:
             f"graph: {alone} of {affinity.domain.size} nodes have no edge to another node; they keep their value. "
             "Connect them, or leave them out, if that is not meant",
             NlflowWarning,
-            stacklevel=4,
+            stacklevel=5,
         )

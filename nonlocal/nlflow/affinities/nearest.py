@@ -12,7 +12,16 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, is_numpy, power_of_two, underflowing
 from nlflow.affinities.graph import Sparse
 from nlflow.backends.threads import cores
-from nlflow.errors import InputError, NlflowWarning, check_array, check_choice, check_integer, check_memory
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_choice,
+    check_integer,
+    check_memory,
+    checked_call,
+    install_command,
+)
 from nlflow.kernels import RadialKernel
 
 KEPT = ("either", "both", "directed")
@@ -20,6 +29,7 @@ SEARCHES = ("tree", "descent")
 _PAIR_BYTES = 80  # at the moment when neighbours, distances, edges and their transpose are there
 
 
+@checked_call
 @underflowing
 def neighbour_graph(
     points: Any,
@@ -166,7 +176,7 @@ def _descent() -> Any:
         from pynndescent import NNDescent
     except ImportError as error:
         raise InputError(
-            "search: 'descent' needs pynndescent, which is not installed: pip install 'nlflow[neighbours]'"
+            f"search: 'descent' needs pynndescent, which is not installed: {install_command('neighbours')}"
         ) from error
     return NNDescent
 
@@ -213,6 +223,6 @@ def _weigh(graph: Sparse, x: Floats, unit: float, kernel: RadialKernel, scales: 
         warnings.warn(
             f"kernel: it is 0 for {lost} of {graph.nnz} edges between neighbours, which are left out; use a wider one",
             NlflowWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
         graph.eliminate_zeros()

@@ -12,7 +12,7 @@ from nlflow._array import Floats, middle_of_range, power_of_two
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.pair_sums import relative_weights, warn_isolated
 from nlflow.domains import Domain
-from nlflow.errors import InputError, NumericalError, check_memory
+from nlflow.errors import InputError, NumericalError, check_memory, install_command
 from nlflow.kernels import Kernel, RadialKernel
 
 _MOST_DIMENSIONS = 3  # of the transforms
@@ -192,6 +192,6 @@ def _finufft() -> Any:
         import finufft
     except ImportError as error:
         raise InputError(
-            "method: 'nufft' needs FINUFFT, which is not installed: pip install 'nlflow[nufft]'"
+            f"method: 'nufft' needs FINUFFT, which is not installed: {install_command('nufft')}"
         ) from error
     return finufft

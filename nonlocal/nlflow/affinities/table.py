@@ -25,7 +25,7 @@ def warn_shrunk(window: int, radii: tuple[int, ...], grid: Grid) -> None:
         f"search window of {2 * window + 1} nodes is larger than the grid {grid.shape}; "
         f"shrunk to {' x '.join(str(2 * r + 1) for r in radii)}",
         NlflowWarning,
-        stacklevel=6,
+        stacklevel=7,
     )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.backends.threads import one_torch_thread
-from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, memory_limit
+from nlflow.errors import InputError, MemoryLimitError, check_choice, format_bytes, install_command, memory_limit
 
 DEVICES = ("auto", "cpu", "cuda", "mps", "cpu-tensors")
 """``cpu`` is NumPy and compiled loops, ``cpu-tensors`` is torch on the CPU, to compare a device with."""
@@ -136,7 +136,7 @@ def choose_device(name: str) -> Device:
         if name == "auto":
             return CPU
         raise InputError(
-            f"device: got {name!r}, which needs torch ({error}), expected 'cpu' here; pip install 'nlflow[torch]'"
+            f"device: got {name!r}, which needs torch ({error}), expected 'cpu' here; {install_command('torch')}"
         ) from error
     version = str(torch.__version__)
     if name == "cpu-tensors":

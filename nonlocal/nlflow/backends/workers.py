@@ -15,7 +15,7 @@ from typing import Any
 
 import joblib
 
-from nlflow.errors import InputError, NlflowWarning, WorkerError, shortened
+from nlflow.errors import InputError, NlflowWarning, WorkerError, install_command, shortened
 
 LOCAL = "local"
 _PATIENCE = 3  # deaths in a row without a call that ended; what kills every worker will not end by itself
@@ -102,8 +102,8 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
         return importlib.import_module("distributed")
     except ImportError as error:
         raise InputError(
-            f"scheduler: got {scheduler!r} without Dask ({error}), expected it installed: pip install "
-            "'nlflow[distributed]'"
+            f"scheduler: got {scheduler!r} without Dask ({error}), expected it installed: "
+            f"{install_command('distributed')}"
         ) from error
 
 

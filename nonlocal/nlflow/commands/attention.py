@@ -19,6 +19,22 @@ from nlflow.io.terminal import (
     warnings_kept,
 )
 
+BRIEF = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
+
+MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
+the Hugging Face hub. A row of the table is a layer: cosine is 1 where all tokens are alike.
+
+\b
+Examples:
+  nonlocal attention ./all-MiniLM-L6-v2 --text "Nonlocal means averages what is alike."
+  nonlocal attention ./all-MiniLM-L6-v2 --text "$(cat passage.txt)" --neutreno 0.6 --out probe
+  nonlocal attention ./all-MiniLM-L6-v2 --sweep --texts my-documents --out swept
+
+`nonlocal attention --help-all` explains all columns and options. It needs pip install 'nlflow[attention]'.
+"""
+
+USUAL = ("text", "image", "tokens", "neutreno", "sweep", "texts", "out", "as_json", "quiet")
+
 HELP = """See how far each layer of a trained transformer moves its tokens, and what NeuTRENO's term changes.
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on

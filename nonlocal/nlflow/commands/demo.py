@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from nlflow.io.terminal import check_out, echo, shows_progress, tell_of_compiling
+from nlflow.io.terminal import check_out, echo, shows_progress
 
 HELP = """Denoise known examples and compare.
 
@@ -27,5 +27,4 @@ def demo(
     check_out(out)
     from nlflow.commands.demonstration import run_demo
 
-    tell_of_compiling(quiet)
     echo(run_demo(out, progress=shows_progress(quiet)))

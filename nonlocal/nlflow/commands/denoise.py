@@ -20,12 +20,32 @@ from nlflow.commands.wording import (
     split_spacing,
     video_coding,
 )
-from nlflow.io.terminal import echo, print_json, print_table, shows_progress, tell_of_compiling
+from nlflow.io.terminal import echo, print_json, print_table, shows_progress
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
     from nlflow.commands.jobs import Job
     from nlflow.commands.pipes import Ends
+
+BRIEF = """Remove noise from images, signals, volumes and video.
+
+Kind and strength of the noise are found out, unless told. OUT has the size, the type and the units of IN. Several files
+or a folder need a folder as OUT.
+
+\b
+Examples:
+  nonlocal denoise noisy.png out.png
+  nonlocal denoise photos denoised --quality best
+  nonlocal denoise scan.tif out.tif --sigma 350 --compare before-after.png
+
+`nonlocal denoise --help-all` has all formats, options and examples: volumes and video, tables, masks, cameras, GPUs,
+files larger than memory.
+"""
+
+USUAL = (
+    "quality", "sigma", "noise", "strength", "mask", "compare", "recursive", "axes", "existing", "as_json", "verbose",
+    "quiet",
+)  # fmt: skip
 
 HELP = """Remove noise from images, signals, volumes and video.
 
@@ -258,6 +278,9 @@ def denoise(
     as_json: Annotated[
         bool, typer.Option("--json", help="Report as one JSON object; of several inputs, with a list 'files'.")
     ] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Say how it was done too: flow, steps, memory and so on.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing but errors, and --json.")] = False,
 ) -> None:
     """Remove noise from images, signals, volumes and video."""
@@ -278,7 +301,10 @@ def denoise(
             steps=steps,
         ),
     }  # fmt: skip
-    tell_of_compiling(quiet)
+    if verbose and (quiet or as_json):
+        raise typer.BadParameter(
+            "is for the printed report; leave it out, or --quiet and --json", param_hint="--verbose"
+        )
     check_pipes(sources, target, form, as_json=as_json, recursive=recursive)
     large = scheduler is not None or jobs is not None or block is not None
     if target.endswith(".zarr") and (large or not is_whole(sources, target, axes)):
@@ -287,7 +313,7 @@ def denoise(
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
                    "--video-quality": video_quality, "--array": array, "--format": form,
-                   "--recursive": recursive or None,
+                   "--recursive": recursive or None, "--verbose": verbose or None,
                    "--device": None if device in ("auto", "cpu") else device}  # fmt: skip
         del words["stopping"], words["device"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
@@ -315,15 +341,19 @@ def denoise(
         )  # fmt: skip
         for note in () if quiet else todo.notes:
             echo(f"nonlocal: note: {note}", err=True)
+        if todo.folder is not None and verbose:
+            raise typer.BadParameter(
+                "says how one file was denoised, got several; give --json, which has it of each", param_hint="--verbose"
+            )
         if todo.folder is not None:
             denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
         elif todo.jobs:
-            _denoise_one(todo.jobs[0], options, pipes, as_json=as_json, quiet=quiet)
+            _denoise_one(todo.jobs[0], options, pipes, as_json=as_json, quiet=quiet, verbose=verbose)
         elif as_json:
             print_json({"input": str(sources[0]), "output": target, "skipped": True})
 
 
-def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quiet: bool) -> None:
+def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quiet: bool, verbose: bool) -> None:
     """Denoise a file, and print what was done: to stderr where the file goes to stdout."""
     from nlflow.backends.machine import provenance, version
     from nlflow.commands.denoise_file import denoise_file
@@ -338,4 +368,4 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
     if as_json:
         print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:
-        print_table(summary(report), err=pipes.piped)
+        print_table(summary(report, verbose=verbose), err=pipes.piped)

@@ -48,6 +48,7 @@ def denoise_large(
     elif not quiet:
         kept = f" ({counts['kept']} of them done before)" if counts["kept"] else ""
         origin = "estimated" if info.sigma_estimated else "given"
-        rows = [("input", str(sources[0])), ("sigma", f"{info.sigma:.4g} ({origin})"), ("quality", info.quality)]
-        rows += [("stopped by", info.stopped_by), ("blocks", f"{counts['blocks']}{kept}")]
-        print_table([*rows, ("seconds", f"{seconds:.1f}"), ("written", target)])
+        sigma_told = f"{info.sigma:.4g} ({origin}): standard deviation of the noise, in the units of the file"
+        rows = [("input", str(sources[0])), ("noise", info.noise)]
+        rows += [] if (info.model or {}).get("kind") == "poisson" else [("sigma", sigma_told)]
+        print_table([*rows, ("blocks", f"{counts['blocks']}{kept}"), ("time", f"{seconds:.1f} s"), ("written", target)])

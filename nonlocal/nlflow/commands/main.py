@@ -6,6 +6,7 @@ once.
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
@@ -15,7 +16,7 @@ from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
-from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads
+from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads, tell_of_compiling
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -36,7 +37,7 @@ _STORY = """Nonlocal gradient flows: remove noise from images and signals by ave
   nonlocal validate --quick                       the theory, claim by claim
   nonlocal info                                   versions, threads, devices
 
-Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help` names others.
+Images are PNG, JPEG, TIFF, WebP, BMP or NPY files, signals WAV, CSV or NPY; `nonlocal denoise --help-all` names others.
 Outputs appear complete or not at all, and replace others only if asked. Results go to stdout, progress and notes to
 stderr. Exit codes: 0 done, 1 error, 2 wrong usage, 130 interrupted, 141 nobody reads stdout. Demonstration and
 validation run on the CPU; denoise and studies of tokens take --device.
@@ -58,6 +59,7 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         with terminable() as terminated:
+            tell_of_compiling(quiet=bool(kwargs.get("quiet")))
             try:
                 return command(*args, **kwargs)
             except KeyboardInterrupt:
@@ -80,7 +82,47 @@ def _reported(command: Callable[P, T]) -> Callable[P, T]:
     return run
 
 
-class _FromTo(TyperCommand):
+class _Command(TyperCommand):
+    """A command; one that has a short help shows all of it with ``--help-all``."""
+
+    brief = ""
+    usual: tuple[str, ...] = ()  # options in the short help
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; beside the option of the help that of all of it."""
+        params = super().get_params(ctx)
+        option = self.get_help_option(ctx)
+        if not self.brief or option is None:
+            return params
+        more = copy.copy(option)
+        more.name, more.opts, more.callback = "help_all", ["--help-all"], _show_all
+        more.help = "Show all options, with more examples, and exit."
+        return [*params[:-1], more, params[-1]]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the help: the short one, if there is one."""
+        if not self.brief:
+            self.format_all(ctx, formatter)
+            return
+        short = copy.copy(self)
+        short.help = self.brief
+        short.params = [one for one in self.params if one.name in self.usual or one.param_type_name == "argument"]
+        short.format_all(ctx, formatter)
+
+    def format_all(self, ctx: Any, formatter: Any) -> None:
+        """Write the help with all options."""
+        super().format_help(ctx, formatter)
+
+
+def _show_all(ctx: Any, _: Any, wanted: bool) -> None:
+    if wanted:
+        formatter = ctx.make_formatter()
+        ctx.command.format_all(ctx, formatter)
+        echo(formatter.getvalue().rstrip("\n"))
+        raise typer.Exit
+
+
+class _FromTo(_Command):
     """A command with IN and OUT: of one name alone it says that OUT is missing, where the parser misses IN."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -126,7 +168,9 @@ for _command, _short in (
     (info, None),
 ):
     _name = _command.__name__.rpartition(".")[2]
-    _class = _FromTo if _command is denoise else TyperCommand
+    _base = _FromTo if _command is denoise else _Command
+    _short_help = {name: getattr(_command, name.upper()) for name in ("brief", "usual") if hasattr(_command, "BRIEF")}
+    _class = type(_base.__name__, (_base,), _short_help)
     app.command(_name, cls=_class, help=_command.HELP, short_help=_short)(_reported(getattr(_command, _name)))
 
 

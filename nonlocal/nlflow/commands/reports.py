@@ -8,6 +8,7 @@ from typing import Any
 from nlflow.errors import format_bytes
 
 _SHOWN = 8  # columns of a table in a summary; --json has all
+_TOLD = ("sigma", "sigma_estimated", "noise", "confidence", "residual", "seconds")
 
 
 def line(report: dict[str, Any]) -> str:
@@ -18,30 +19,41 @@ def line(report: dict[str, Any]) -> str:
     return f"{nothing}; {done}" if nothing else done
 
 
-def summary(report: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the lines for people: what was given, what was done, what was written."""
-    details = dict(report["denoise"])
+def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str, str]]:
+    """Return the lines for people: what was given, which noise it has, how much was removed, what was written.
+
+    With `verbose` how it was done too, by the names of the JSON report.
+    """
+    details = report["denoise"]
     size = " x ".join(map(str, report["shape"]))
+    unit = _unit(report)
     nothing = _unchanged(report)
     rows = [("result", nothing)] if nothing else []
-    rows += [
-        ("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"),
-        ("sigma", _given_sigma(report)),
-        ("noise", _noise(report)),
-    ]
+    rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"), ("noise", _noise(report))]
+    if (details.get("model") or {}).get("kind") != "poisson":  # whose strength follows the counts, and is in the words
+        rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
-    for name in ("sigma", "sigma_estimated", "noise", "confidence"):
-        details.pop(name, None)
-    seconds = details.pop("seconds", report["seconds_total"])
+    if "residual" in details and not nothing:
+        rows.append(("removed", f"{_of_all(report, 'residual')}: root mean square of input minus result, {unit}"))
+    rows += [*_figures(report), ("time", f"{details.get('seconds', report['seconds_total']):.2f} s")]
+    rows += _how(details) if verbose else []
+    rows.append(("written", report["output"]))
+    return rows + ([("figure", report["figure"])] if report["figure"] else [])
+
+
+def _how(details: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return how it was done: what the summary has not told."""
+    rows = []
     for name, value in details.items():
-        if name == "residual" and len(report.get("columns", ())) > 1:
-            rows.append((name, _of_columns(report["columns"], name)))
-        elif isinstance(value, bool | int | float | str):
+        if name not in _TOLD and isinstance(value, bool | int | float | str):
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             shown = format_bytes(float(value)) if name.endswith("_bytes") else shown
             rows.append((name.removesuffix("_bytes").replace("_", " "), shown))
-    rows += [*_figures(report), ("seconds", f"{seconds:.2f}"), ("written", report["output"])]
-    return rows + ([("figure", report["figure"])] if report["figure"] else [])
+    return rows
+
+
+def _unit(report: dict[str, Any]) -> str:
+    return "in grey levels" if report["kind"] != "signal" and "int" in report["dtype"] else "in the units of the file"
 
 
 def _unchanged(report: dict[str, Any]) -> str:
@@ -61,9 +73,7 @@ def _given_sigma(report: dict[str, Any]) -> str:
     origin = report["sigma_given"]
     found = "estimated" if report["denoise"]["sigma_estimated"] else "of the model"
     words = found if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
-    columns = report.get("columns", ())
-    level = _of_columns(columns, "sigma") if len(columns) > 1 else f"{report['denoise']['sigma']:.4g}"
-    return f"{level} ({words})"
+    return f"{_of_all(report, 'sigma')} ({words})"
 
 
 def _noise(report: dict[str, Any]) -> str:
@@ -80,6 +90,12 @@ def _noise(report: dict[str, Any]) -> str:
 def verdict(noise: str, confidence: str) -> str:
     """Return a model of noise in words, and how sure it is where it was found out."""
     return f"{noise} (confidence {confidence})" if confidence else noise
+
+
+def _of_all(report: dict[str, Any], name: str) -> str:
+    """Return a number of what was denoised: one, or one of each column."""
+    columns = report.get("columns", ())
+    return _of_columns(columns, name) if len(columns) > 1 else f"{report['denoise'][name]:.4g}"
 
 
 def _of_columns(columns: Sequence[dict[str, Any]], name: str) -> str:

@@ -13,7 +13,7 @@ from nlflow.io.terminal import echo, print_json, read_tokens, shows_progress, wa
 
 T = TypeVar("T")
 
-HELP = """Measure a rate of convergence, or a limit, and compare it with what the theory says.
+_WHAT = """Measure a rate of convergence, or a limit, and compare it with what the theory says.
 
 \b
 KIND is one of
@@ -24,7 +24,24 @@ KIND is one of
   mixing       how fast the chain of a kernel forgets where it began, and its mixing time
   equilibrium  diversity of equilibria between their bounds, and the rate towards them
   stability    growth under NeuTRENO steps, and the largest stable fidelity
+"""
 
+BRIEF = f"""{_WHAT}
+\b
+Examples:
+  nonlocal study time-order
+  nonlocal study space-order --kernel gaussian:width=0.05 --kernel laplace:width=0.1 --dimension 1
+  nonlocal study monte-carlo --nodes 64,256,1024,4096 --seeds 500 --jobs 2 --out mc
+
+`nonlocal study --help-all` has all options, and which kind takes which.
+"""
+
+USUAL = (
+    "kernel", "nodes", "dimension", "boundary", "fidelity", "integrator", "dt", "seeds", "out", "jobs", "as_json",
+    "quiet",
+)  # fmt: skip
+
+HELP = f"""{_WHAT}
 \b
 Options, beside --kernel, --nodes, --dimension and --channels, which all have
   time-order   boundary, fidelity, metric, integrator, dt, queries, keys, values, device, dtype

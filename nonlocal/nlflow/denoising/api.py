@@ -21,11 +21,12 @@ from nlflow.denoising.progress import Trail, telling
 from nlflow.denoising.runs import Problem, Watch
 from nlflow.denoising.task import Task
 from nlflow.domains.samples import finish
-from nlflow.errors import InputError
+from nlflow.errors import InputError, checked_call
 
 Array = NDArray[Any]
 
 
+@checked_call
 @underflowing
 def denoise(
     image: Any,

@@ -85,7 +85,7 @@ class Task:
         seen = observed(samples, missing, sigma if sigma is None or strength == 1 else np.asarray(sigma) * strength,
                         used, channel_axis, estimate)  # fmt: skip
         if isinstance(given, str):
-            check_units(np.asarray(image).dtype, sigma, stacklevel=4)
+            check_units(np.asarray(image).dtype, sigma, stacklevel=5)
         if found is not None:
             seen = replace(seen, estimated=True)
         return cls(preset, options, seen, samples, restore, model, found, kept)
@@ -94,8 +94,8 @@ class Task:
     def noise(self) -> str:
         """The model of the noise in words."""
         if self.model is not None:
-            return repr(self.model) if isinstance(self.model, Poisson) else self.model.describe()
-        return "Gaussian" + (", varying" if self.seen.variance is not None else "")
+            return self.model.describe()
+        return "white noise" + (", varying" if self.seen.variance is not None else "")
 
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""
@@ -103,7 +103,7 @@ class Task:
             return
         present = slice(None) if self.seen.missing is None else ~self.seen.missing
         for text in doubts(self.samples[present], u[present], self.found):
-            warnings.warn(text, NlflowWarning, stacklevel=4)
+            warnings.warn(text, NlflowWarning, stacklevel=5)
 
     @property
     def unit(self) -> float:

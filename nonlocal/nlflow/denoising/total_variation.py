@@ -13,7 +13,7 @@ from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.noise import estimate_sigma
 from nlflow.domains import Grid
 from nlflow.domains.samples import as_signal, finish, range_of
-from nlflow.errors import check_integer, check_number
+from nlflow.errors import check_integer, check_number, checked_call
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
 from nlflow.functionals.variational.jp import Jp
@@ -30,6 +30,7 @@ _SOLVES = 12
 _NEAR = 0.01  # the residual may miss what is wanted by this; that of an inexact minimizer is not known better
 
 
+@checked_call
 @underflowing
 def nonlocal_tv(
     image: Any,

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.domains.base import Domain
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 
 Boundary = Literal["periodic", "reflect", "isolated"]
 _PAD_MODES = {"periodic": "wrap", "reflect": "symmetric", "isolated": "constant"}
 
 
+@checked_call
 @dataclass(frozen=True)
 class Grid(Domain):
     """A uniform grid in any number of dimensions.

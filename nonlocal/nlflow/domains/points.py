@@ -9,9 +9,10 @@ from numpy.typing import ArrayLike
 
 from nlflow._array import Floats, underflowing
 from nlflow.domains.base import Domain
-from nlflow.errors import InputError, check_array, check_number
+from nlflow.errors import InputError, check_array, check_number, checked_call
 
 
+@checked_call
 @underflowing
 @dataclass(frozen=True, eq=False)
 class Points(Domain):

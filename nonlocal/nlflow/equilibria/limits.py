@@ -8,7 +8,15 @@ import numpy as np
 
 from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
 from nlflow.equilibria.constrained import Equilibrium, constrained
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_memory, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_integer,
+    check_memory,
+    check_number,
+    checked_call,
+)
 from nlflow.flows.linear import LinearFlow
 from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.energies import E
@@ -21,6 +29,7 @@ _METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
 
 
+@checked_call
 @underflowing
 def equilibrium(
     flow: LinearFlow,

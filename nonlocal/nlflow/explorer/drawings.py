@@ -211,10 +211,8 @@ def of_counts(info: DenoiseInfo) -> bool:
 
 def verdict(info: DenoiseInfo) -> str:
     """Return the model of the noise in words, and how sure it is."""
-    if not info.confidence:
-        return f"{info.noise} noise, σ {digits(info.sigma)}" if info.model is None else info.noise
-    words = info.noise if info.model is not None else f"white noise, σ {digits(info.sigma)}"
-    return f"{words} (confidence {info.confidence})"
+    words = info.noise if info.model is not None else f"{info.noise}, σ {digits(info.sigma)}"
+    return f"{words} (confidence {info.confidence})" if info.confidence else words
 
 
 def _words(value: Any) -> str:

@@ -188,7 +188,7 @@ class Checkpointed:
                 warnings.warn(
                     f"{path}: holds no records of the tracker {name!r}, which begins at t={self.state.t:g}",
                     NlflowWarning,
-                    stacklevel=5,
+                    stacklevel=6,
                 )
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import to_numpy
 from nlflow.domains import Batch, Domain, Grid
-from nlflow.errors import InputError
+from nlflow.errors import InputError, install_command
 from nlflow.io.series import Frame, Layout
 from nlflow.io.series.vtk import VtkSeries
 
@@ -80,7 +80,7 @@ def need_xarray(name: str) -> Any:
     try:
         import xarray
     except ImportError as error:
-        raise InputError(f"{name}: it needs xarray, which is not installed: pip install 'nlflow[xarray]'") from error
+        raise InputError(f"{name}: it needs xarray, which is not installed: {install_command('xarray')}") from error
     return xarray
 
 

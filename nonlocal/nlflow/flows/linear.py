@@ -22,7 +22,7 @@ import numpy as np
 
 from nlflow._array import Array, namespace, over_channels, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_choice
+from nlflow.errors import InputError, NumericalError, check_choice, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.pieces import Pieces
 from nlflow.flows.reactions import Reaction
@@ -246,6 +246,7 @@ def as_linear(flow: Flow, name: str = "flow") -> LinearFlow:
     return flow
 
 
+@checked_call
 @underflowing
 class GradientFlow(LinearFlow):
     """Gradient flow of J or E, du/dt = -grad, in the L2 or in the degree metric.
@@ -336,6 +337,7 @@ class GradientFlow(LinearFlow):
         return f"GradientFlow({name}, metric={self.metric!r}, {kind}, every={self.every}{more}, {self.affinity!r})"
 
 
+@checked_call
 @underflowing
 class AttentionFlow(LinearFlow):
     """Flow by an affinity as it is, du/dt = Pu - u [+ lambda~ (f - u)], symmetric or not.

@@ -20,6 +20,7 @@ from nlflow.errors import (
     StabilityError,
     check_array,
     check_number,
+    checked_call,
 )
 from nlflow.flows.checkpoints import Checkpointed, State, provenance_of
 from nlflow.flows.flow import Flow
@@ -32,6 +33,7 @@ from nlflow.flows.trackers import Checkpoint, Progress, Tracker
 _PATIENCE = 64  # steps after which a device is asked whether the signal has overflowed
 
 
+@checked_call
 @underflowing
 def solve(
     flow: Flow,

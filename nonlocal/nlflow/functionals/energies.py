@@ -21,7 +21,7 @@ import numpy as np
 from nlflow._array import Array, check_untracked, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_choice, check_integer, check_number, checked_call
 from nlflow.functionals.constraint import Constraint, Held, as_constraint
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity, as_fidelity
 from nlflow.functionals.krylov import default_rtol
@@ -40,6 +40,7 @@ _LARGEST = math.log(np.finfo(np.float64).max)
 _OVERFLOWS = "value: the squares of the signal overflow; scale it down (J and E are quadratic)"
 
 
+@checked_call
 @underflowing
 class J:
     """Nonlocal Dirichlet energy, J(u) = 1/2 sum_ij w_i w_j k_ij |u_i - u_j|^2 (arXiv 2312.00751, eq. 5).
@@ -236,6 +237,7 @@ class J:
         return None
 
 
+@checked_call
 @underflowing
 class E(J):
     """Nonlocal Dirichlet energy with a fidelity term, E = J + 1/2 sum_i m_i lambda_i |u_i - f_i|^2.

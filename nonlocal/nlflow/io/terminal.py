@@ -123,12 +123,10 @@ def warnings_kept() -> Iterator[list[str]]:
 
 def check_installed(command: str, module: str, named: str) -> None:
     """Raise `InputError` where what an optional command needs is not installed."""
-    from nlflow.errors import InputError
+    from nlflow.errors import InputError, install_command
 
     if find_spec(module) is None:
-        raise InputError(
-            f"{command}: got an installation without {named}, expected it; pip install 'nlflow[{command}]'"
-        )
+        raise InputError(f"{command}: got an installation without {named}, expected it; {install_command(command)}")
 
 
 def check_out(out: Path | None) -> None:

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nlflow.errors import InputError
+from nlflow.errors import InputError, install_command
 from nlflow.io.atomic import write_atomic
 
 SUFFIXES = (".mp4", ".gif")
@@ -22,7 +22,7 @@ def check_video(path: Path) -> None:
             import av  # noqa: F401
         except ImportError as error:
             raise InputError(
-                f"path: got {str(path)!r}, which needs PyAV, which is not installed: pip install 'nlflow[film]', or "
+                f"path: got {str(path)!r}, which needs PyAV, which is not installed: {install_command('film')}, or "
                 "name it .gif"
             ) from error
 

@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from nlflow._array import Array, root, underflowing
+from nlflow.errors import checked_call
 from nlflow.kernels.base import RadialKernel
 
 
+@checked_call
 @underflowing
 @dataclass(frozen=True)
 class Laplace(RadialKernel):

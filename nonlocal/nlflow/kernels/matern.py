@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final
 
 from nlflow._array import Array, namespace, root, underflowing
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, check_number, checked_call
 from nlflow.kernels.base import RadialKernel
 
 _FAR: Final = 1e4  # where k is exp(-1e4), which is 0
@@ -15,6 +15,7 @@ _FAR: Final = 1e4  # where k is exp(-1e4), which is 0
 _POLYNOMIALS: Final = {0.5: (1.0,), 1.5: (1.0, 1.0), 2.5: (1.0, 1.0, 1 / 3), 3.5: (1.0, 1.0, 0.4, 1 / 15)}
 
 
+@checked_call
 @underflowing
 @dataclass(frozen=True)
 class Matern(RadialKernel):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
@@ -20,7 +20,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
-    raise ImportError("nlflow.learning needs scikit-learn: pip install 'nlflow[learning]'") from error
+    raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
 
 __all__ = [
     "GraphClassifier",
@@ -42,6 +42,11 @@ class PointEstimator(BaseEstimator):
 
     affinity: Any  # parameters, which each subclass has in its own __init__
     graph_: PointGraph
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        super().__init_subclass__(**words)
+        if "__init__" in vars(cls):
+            checked_call(cls)
 
     @property
     def _weakest(self) -> float:
@@ -129,8 +134,8 @@ class GraphEstimator(PointEstimator):
             first = int(np.argmin(reached))
             warnings.warn(
                 f"y: {int((~reached).sum())} samples (the first is {first}) lie in {len(sizes)} components of the "
-                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each, or connect them by "
-                "more neighbours or a wider kernel",
+                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
+                f"{self.graph_.remedy()}",
                 NlflowWarning,
                 stacklevel=4,
             )

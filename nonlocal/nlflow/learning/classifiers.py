@@ -8,12 +8,14 @@ PLaplacian       J_p(u) with u = y at labelled nodes
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, constant_like, is_numpy, to_numpy
+from nlflow._array import Array, Floats, constant_like, is_numpy, to_numpy
 from nlflow.errors import InputError, check_number
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
@@ -21,8 +23,23 @@ from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
 from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
 from nlflow.learning.chunks import by_chunks
+from nlflow.learning.graphs import PointGraph
 
 _SMALL = -30.0  # logarithm of a degree
+
+
+@contextmanager
+def _in_words_of_labels(graph: PointGraph) -> Iterator[None]:
+    """Let errors about the constraint, of which users know nothing here, speak of the labels that it is made of."""
+    try:
+        yield
+    except InputError as error:
+        if not str(error).startswith("constraint:"):
+            raise
+        raise InputError(
+            f"y: got labels that do not reach all samples to rounding ({error}), expected weights that connect them; "
+            f"{graph.remedy()}"
+        ) from error
 
 
 class _Held(GraphEstimator):
@@ -38,12 +55,11 @@ class _Held(GraphEstimator):
             self.functional_ = J(graph.affinity)
             if fixed.all():
                 return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
-            found = self.functional_.minimizer(
-                constraint=Constraint(fixed, to_numpy(values)[fixed]),
-                rtol=self.tol,
-                maxiter=self.max_iter,
-                preconditioner="graph",
-            )
+            constraint = Constraint(fixed, to_numpy(values)[fixed])
+            with _in_words_of_labels(graph):
+                found = self.functional_.minimizer(
+                    constraint=constraint, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph"
+                )
             return self._took(found)
         strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
         # Without the loops: lambda~ d, d being the sum of the edges to others.
@@ -199,8 +215,9 @@ class PoissonClassifier(GraphClassifier):
         least = float(np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel()[labelled].min())
         unit = math.exp(-max(least, -600.0)) if least < _SMALL else 1.0
         self.functional_, self.source_ = J(graph.affinity.scaled(unit / 2)), graph.as_signal(source / weights)
-        if not source.any():  # one class in each component
-            return self._took(Minimizer(one_hot, 0.0, 0, True, "one class in each component"))
+        alone = self._alone(y, labelled, parts)
+        if not source.any():
+            return self._took(Minimizer(graph.as_signal(alone), 0.0, 0, True, "one class in each component"))
         u = self._took(
             self.functional_.potential(self.source_, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph")
         )
@@ -209,7 +226,17 @@ class PoissonClassifier(GraphClassifier):
         inside = (parts == np.arange(int(parts.max()) + 1)[:, None]) * mass
         total = inside.sum(axis=1, keepdims=True)
         means = inside @ np.asarray(to_numpy(u), np.float64) / np.where(total > 0, total, 1)
-        return u - constant_like(means[parts], u)
+        return u - constant_like(means[parts] - alone, u)
+
+    @staticmethod
+    def _alone(y: Floats, labelled: NDArray[np.bool_], parts: NDArray[np.int64]) -> Floats:
+        """Return scores, which sum to 0, of components with labels of one class: without a source u is 0 there."""
+        scores = np.zeros_like(y)
+        for part in np.unique(parts[labelled]):
+            classes = y[labelled & (parts == part)]
+            if (classes == classes[0]).all():
+                scores[parts == part] = classes[0] - 1 / y.shape[1]
+        return scores
 
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         return np.where(known[:, None], scores, np.nan).astype(scores.dtype)
@@ -239,7 +266,9 @@ class _PHarmonic(GraphEstimator):
         if fixed.all():
             return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
         constraint = Constraint(fixed, values[fixed])
-        return self._took(harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter))
+        with _in_words_of_labels(self.graph_):
+            found = harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter)
+        return self._took(found)
 
 
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):

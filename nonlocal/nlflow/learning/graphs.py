@@ -26,6 +26,7 @@ DENSE_NODES = 4096
 _ROWS = 2**22  # pairs of new and old points at a time
 _EXACT = 1e-10  # relative error of k up to which distances come from a product of matrices
 _ALONE = 1e-9  # of a degree: what a node sees of others is rounding below
+_NARROW = 10  # over the median squared distance: a gamma that tells near from far
 SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 """exp(-r^2), of distances over local widths."""
 
@@ -192,6 +193,23 @@ class PointGraph:
             return np.asarray(connected_components(edges, directed=True, connection="weak")[1], np.int64)
         alone = self.own > 1 - _ALONE
         return np.where(alone, 1 + np.cumsum(alone), 0)
+
+    def remedy(self) -> str:
+        """Return what to do where labels do not reach all nodes."""
+        given, recipe = self._recipe.affinity, self._recipe
+        if isinstance(given, RadialKernel):
+            return "pass a kernel with a larger width, or affinity='knn', whose widths are local"
+        if given == "knn":
+            return f"pass more neighbours: n_neighbors={2 * recipe.n_neighbors} in place of {recipe.n_neighbors}"
+        if given == "rbf":
+            rate = _median_rate(self._points)
+            used = rate if recipe.gamma is None else recipe.gamma
+            return (
+                f"the Gaussian of gamma={used:g} has the width {1 / math.sqrt(2 * used):.2g}, and the median distance "
+                f"of two points is {1 / math.sqrt(rate):.2g}: pass affinity='knn', whose widths are local, or gamma="
+                f"{_NARROW * rate:.2g}, a width of a quarter of that"
+            )
+        return "join the parts by edges"
 
     # ---- averages at other points
 

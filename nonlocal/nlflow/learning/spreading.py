@@ -117,8 +117,8 @@ class LabelSpreading(ProbabilisticClassifier):
         logs = np.where(lonely, logs.max(), logs)
         if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
             raise NumericalError(
-                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; use a "
-                "smaller gamma, or affinity='knn', whose widths are local"
+                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; "
+                f"{graph.remedy()}"
             )
         root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
         phi = (1 - alpha) / alpha * rest

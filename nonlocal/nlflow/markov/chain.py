@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
 from nlflow.markov.metastable import Metastable
 from nlflow.markov.spectral import DENSE_STATES
 from nlflow.markov.stationary import states_without_end
@@ -21,6 +21,7 @@ _PATIENCE = 10**6
 _SMALLEST_DISTANCE = 1e-12  # in total variation: the sum of N roundings stays below
 
 
+@checked_call
 @underflowing
 class MarkovChain(Metastable):
     """The chain that moves from node i to node j with probability P_ij = w_j k_ij / d_i.

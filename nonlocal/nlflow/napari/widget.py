@@ -5,18 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from nlflow.denoising.priors.packages import base
-from nlflow.errors import InputError, NlflowError
+from nlflow.errors import InputError, NlflowError, install_command
 from nlflow.napari.layers import TAKES, Result, Settings, denoised, layer_of, samples_of
 
 _LABELS = {"planes": "each plane", "volumes": "each volume", "clips": "each clip (time, then planes)"}
-_INSTALL = "pip install 'nlflow[napari]'"
 
 
 class StoppedError(Exception):
     """The user does not want the result any more."""
 
 
-class DenoiseWidget(base("magicgui.widgets", "Container", _INSTALL)):  # type: ignore[misc]  # magicgui's class
+class DenoiseWidget(base("magicgui.widgets", "Container", install_command("napari"))):  # type: ignore[misc]  # magicgui's class
     """Denoise image layers in napari.
 
     Parameters

@@ -25,7 +25,7 @@ from nlflow.attention.injection.discovery import (
     value_widths,
     values_of,
 )
-from nlflow.errors import InputError
+from nlflow.errors import InputError, install_command
 
 _NEEDED = 5  # the release of transformers since which BERT too calls its attention through the interface
 
@@ -116,7 +116,7 @@ def transformers_library() -> Any:
     except ImportError as error:
         raise InputError(
             f"transformers: got no such package ({error}), expected release {_NEEDED} or newer; "
-            "pip install 'nlflow[attention]'"
+            f"{install_command('attention')}"
         ) from error
     version = str(getattr(library, "__version__", "0"))
     if not (major := version.split(".")[0]).isdigit() or int(major) < _NEEDED:

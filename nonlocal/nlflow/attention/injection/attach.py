@@ -28,11 +28,12 @@ from nlflow.attention.injection.stacks import Part, Stack
 from nlflow.attention.injection.summing import InTorch, Summed
 from nlflow.attention.injection.trial import try_out
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
-from nlflow.errors import InputError, NlflowWarning, check_number
+from nlflow.errors import InputError, NlflowWarning, check_number, checked_call
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@checked_call
 def attach(
     model: Model,
     *,
@@ -129,7 +130,7 @@ def attach(
             f"fidelity: got {max(strengths):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
             "steps may not be stable; probe(model, inputs) gives the limit of each layer, semi_implicit=True has none",
             NlflowWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     record = Record(
         arguments=plain_arguments(

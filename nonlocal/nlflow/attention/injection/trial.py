@@ -1,4 +1,4 @@
-"""A run of a model on a few tokens, by which `attach` sees that the term arrives."""
+"""A run of a model on a few tokens, by which `attach` sees that the term arrives; checks of token numbers."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     With `inputs`, what else fails passes too. Without, the model is run with what its configuration tells, and a
     failure means that this was no input for it: the next is tried.
     """
+    if inputs is not None:
+        check_ids(model, inputs)
     tried = several(simple_inputs(model)) if inputs is None else [inputs]
     devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
     for given in tried:
@@ -39,6 +41,56 @@ def try_out(model: nn.Module, inputs: Any) -> None:
                 raise
         else:
             return
+
+
+def check_ids(model: Any, inputs: Any) -> None:
+    """Raise `InputError` for token numbers that a model of text does not take, of which torch's own errors say little.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+    inputs : mapping or tensor
+        What it is to be called with; a tensor alone is its main input.
+    """
+    if not isinstance(inputs, Mapping):
+        inputs = {"inputs": inputs} if getattr(model, "main_input_name", "") == "input_ids" else {}
+    for name in ("inputs", "input_ids", "decoder_input_ids"):
+        if (ids := inputs.get(name)) is None:
+            continue
+        # A decoder may have words of its own, and a number beyond the words may stand for a picture or a sound.
+        words = vocabulary(model) if name != "decoder_input_ids" and not any(map(_is_sensed, inputs.values())) else 0
+        got, remedy = _wrong_ids(ids, words)
+        if got:
+            limits = f" in [0, {words})" if words else ""
+            raise InputError(f"{name}: got {got}, expected integers of shape (batch, length){limits}; {remedy}")
+
+
+def vocabulary(model: Any) -> int:
+    """Return how many tokens a model knows; 0 where it does not say."""
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return 0
+    return embedding.num_embeddings if isinstance(embedding, nn.Embedding) else 0
+
+
+def _is_sensed(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 2
+
+
+def _wrong_ids(ids: Any, words: int) -> tuple[str, str]:
+    """Return what is wrong with token numbers, and what to do; two empty texts where nothing is."""
+    if not isinstance(ids, Tensor):
+        return f"a {type(ids).__name__}", "make a tensor: torch.as_tensor(ids)"
+    if ids.dtype not in (torch.int32, torch.int64):
+        return f"numbers of {ids.dtype}", "pass ids.long(), or embeddings as {'inputs_embeds': x}"
+    if ids.ndim < 2:
+        return f"the shape {tuple(ids.shape)}", "add the axis of the batch: ids.reshape(1, -1)"
+    if not ids.numel():
+        return f"the empty shape {tuple(ids.shape)}", "give at least one token"
+    if words and not ids.is_meta and (int(ids.min()) < 0 or int(ids.max()) >= words):
+        return f"numbers from {int(ids.min())} to {int(ids.max())}", "take the tokenizer that belongs to the model"
+    return "", ""
 
 
 def several(given: dict[str, Tensor] | Tensor | None) -> list[Any]:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import transformers_library
+from nlflow.attention.injection.trial import vocabulary
+from nlflow.attention.loading.stored import hub_silence
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, shortened
 
 
@@ -82,7 +84,7 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
     folder, why = Path(source), ""
     try:
         tokenizer = transformers_library().AutoTokenizer.from_pretrained(
-            str(source), local_files_only=folder.exists(), trust_remote_code=False
+            str(source), local_files_only=folder.exists() or bool(hub_silence(source)), trust_remote_code=False
         )
         # Without its files the library makes a tokenizer that knows no word. Those of bytes have no files.
         files = list(tokenizer.vocab_files_names.values())
@@ -196,20 +198,21 @@ def token_inputs(model: nn.Module, tokens: Any) -> dict[str, Tensor]:
     config: Any = getattr(model, "config", None)
     count = array.shape[-1] if array.dtype.kind in "iu" else array.shape[-2] if array.ndim > 1 else 0
     if array.dtype.kind in "iu":
-        vocabulary = int(getattr(config, "vocab_size", 0) or 0)
+        words = vocabulary(model)
         if array.ndim not in (1, 2) or 0 in array.shape or not _takes(model, "input_ids"):
             raise InputError(
                 f"tokens: got whole numbers of shape {array.shape} for {type(model).__name__}, expected (N,) or (B, N) "
                 "for a model of text"
             )
-        if int(array.min()) < 0 or (vocabulary and int(array.max()) >= vocabulary):
+        if int(array.min()) < 0 or (words and int(array.max()) >= words):
             raise InputError(
-                f"tokens: got numbers from {array.min()} to {array.max()}, expected 0 to {vocabulary - 1}, the words "
-                "that the model knows"
+                f"tokens: got numbers from {array.min()} to {array.max()}, expected integers in [0, {words}), the "
+                "words that the model knows; take the tokenizer that belongs to the model"
             )
         inputs = {"input_ids": torch.from_numpy(np.atleast_2d(array).astype(np.int64))}
     else:
-        values = np.asarray(check_array("tokens", array, ndim=(2, 3)), dtype=np.float32)
+        hint = "token numbers are integers, of shape (N,) or (B, N): tokens.astype(int)"
+        values = np.asarray(check_array("tokens", array, ndim=(2, 3), hint=hint), dtype=np.float32)
         width = getattr(config, "embedding_size", getattr(config, "hidden_size", None))
         if not _takes(model, "inputs_embeds"):
             raise InputError(

@@ -13,9 +13,9 @@ from torch import nn
 
 from nlflow.attention.injection.adapters import transformers_library
 from nlflow.attention.injection.keeping import SETTINGS
-from nlflow.attention.loading.stored import check_declared, check_whole
+from nlflow.attention.loading.stored import check_declared, check_whole, hub_silence
 from nlflow.attention.loading.terms import load_terms
-from nlflow.errors import FileFormatError, InputError, check_choice, shortened
+from nlflow.errors import FileFormatError, InputError, check_choice, checked_call, shortened
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".msgpack", ".h5")
@@ -25,6 +25,7 @@ _CONVERT = (
 )
 
 
+@checked_call
 def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn.Module:
     """Return a model of transformers, in evaluation mode, in float32 on the CPU.
 
@@ -56,12 +57,13 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
         check_choice("head", head, ("language",))
     kind = library.AutoModel if head is None else library.AutoModelForCausalLM
     offline = _is_folder(source)
+    silence = "" if offline else hub_silence(source)
     try:
         with no_bars() if offline else nullcontext():  # what is downloaded shows its progress
             model, report = kind.from_pretrained(
                 str(source),
                 output_loading_info=True,
-                local_files_only=offline,
+                local_files_only=offline or bool(silence),
                 use_safetensors=True,
                 trust_remote_code=False,  # or the library would offer to run code that lies in the folder
                 dtype=torch.float32,
@@ -71,6 +73,13 @@ def load_model(source: str | os.PathLike[str], *, head: str | None = None) -> nn
             raise FileFormatError(
                 f"{source}: got a folder that cannot be loaded ({shortened(error, 300)}), expected a model of "
                 f"transformers {library.__version__} with its weights; save it again with model.save_pretrained(folder)"
+            ) from error
+        if silence:
+            raise InputError(
+                f"model: got {str(source)!r}, which is no folder here and not in the cache, and the hub does not "
+                f"answer ({silence}); expected a folder with config.json and model.safetensors, as "
+                "model.save_pretrained(folder) makes it; give its name (nonlocal attention --help has examples), or "
+                "connect to the network"
             ) from error
         raise InputError(
             f"model: got {str(source)!r}, which the hub does not give with safetensors weights "
@@ -118,10 +127,11 @@ def _is_folder(source: str | os.PathLike[str]) -> bool:
     if folder.exists():
         raise FileFormatError(f"{folder}: got a file, expected a folder with config.json and model.safetensors")
     parts = str(source).split("/")
-    if len(parts) > 2 or not all(part and part[0].isalnum() and "\\" not in part for part in parts):
+    named = len(parts) <= 2 and all(part and part[0].isalnum() and "\\" not in part for part in parts)
+    if not named or (len(parts) == 2 and Path(parts[0]).exists()):
         raise FileFormatError(
             f"{source}: got no such folder, expected one with config.json and model.safetensors, or the name of a "
-            "model on the hub such as 'owner/name'; check the name"
+            "model on the hub such as 'owner/name'; check the name, or make one with model.save_pretrained(folder)"
         )
     return False
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,21 @@ _MOST_LABELS = 10**6
 _FLOOR = 2**24
 _WIDER = 8  # float32 is 4 times the narrowest stored numbers, and as much again for what may be missing
 _UNSTORED = "pooler"  # a base model may have it, while the trained one was saved without
+
+
+def hub_silence(source: object) -> str:
+    """Return why the hub does not answer when it is asked for a model, once and for 5 seconds; empty if it answers.
+
+    The library itself asks for each of some files, each several times, before it says that there is no network.
+    """
+    hub: Any = importlib.import_module("huggingface_hub")
+    try:
+        hub.get_hf_file_metadata(hub.hf_hub_url(str(source), "config.json"), timeout=5)
+    except hub.errors.HfHubHTTPError:  # an answer, of which the library says more
+        return ""
+    except Exception as error:  # the errors of its packages for connections
+        return shortened(error)
+    return ""
 
 
 def check_declared(folder: Path) -> None:

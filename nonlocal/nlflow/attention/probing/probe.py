@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
+from nlflow.attention.injection.trial import check_ids
 from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
@@ -36,13 +37,14 @@ from nlflow.attention.probing.recording import (
 )
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
-from nlflow.errors import InputError, NlflowWarning, check_memory
+from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call
 
 Floats = NDArray[np.float64]
 _CHUNK = {"cpu": 2**21}  # bytes of attention matrices at a time, which caches hold; at least those of one head
 _CHUNK_ELSEWHERE = 2**28
 
 
+@checked_call
 @underflowing
 def probe(
     model: nn.Module,
@@ -127,13 +129,14 @@ def probe(
 def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
     """Return the call of the model."""
     place = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    if isinstance(inputs, Tensor):
-        return lambda: model(inputs.to(place))
-    if not isinstance(inputs, Mapping):
+    if not isinstance(inputs, Mapping | Tensor):
         raise InputError(
             f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
-            "or one tensor"
+            "or one tensor; make one: torch.as_tensor(inputs)"
         )
+    check_ids(model, inputs)
+    if isinstance(inputs, Tensor):
+        return lambda: model(inputs.to(place))
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
     whole: Any = model
     whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of PEFT's wrapper
@@ -175,7 +178,7 @@ def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
             f"model: {len(silent)} of {len(run)} modules of attention ({names}{' …' if silent[3:] else ''}) sum by "
             "themselves, and are left out; pass take= to see them",
             NlflowWarning,
-            stacklevel=6,
+            stacklevel=7,
         )
     return asking or run
 

@@ -15,7 +15,7 @@ from nlflow.attention.injection.adapters import Adapter, Block, blocks
 from nlflow.attention.injection.attach import attach, detach
 from nlflow.attention.injection.keeping import RECORD
 from nlflow.attention.sweeping.intervals import paired_differences
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
 from nlflow.io.terminal import bar
 from nlflow.studies.result import render_rows
 
@@ -82,6 +82,7 @@ class Sweep:
         }  # fmt: skip
 
 
+@checked_call
 def sweep(
     model: nn.Module,
     task: Callable[[Any], Any],

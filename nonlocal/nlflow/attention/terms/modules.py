@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from nlflow.attention.terms.averages import FUSED, average, causal_mask
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions, removed_similarity
 from nlflow.attention.terms.wiener import wide
-from nlflow.errors import InputError, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_choice, check_integer, check_number, checked_call
 
 
+@checked_call
 class NeutrenoAttention(nn.Module):
     """Self-attention with the NeuTRENO term, in plain torch.
 

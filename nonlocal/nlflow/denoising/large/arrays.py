@@ -30,7 +30,7 @@ from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number
+from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number, install_command
 from nlflow.io.encoding import digest
 
 Array = NDArray[Any]
@@ -206,8 +206,8 @@ def need_dask() -> None:
         import dask.array  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"image: Dask is not installed ({error}), expected it for arrays in blocks: pip install "
-            "'nlflow[distributed]'"
+            f"image: Dask is not installed ({error}), expected it for arrays in blocks: "
+            f"{install_command('distributed')}"
         ) from error
 
 
@@ -358,7 +358,8 @@ def info_of(frame: Frame, estimated_sigma: bool, why: str, memory: int, tiles: i
     return DenoiseInfo(
         sigma=float(np.sqrt(np.mean(np.square(frame.scale)))),
         sigma_estimated=estimated_sigma,
-        noise="Gaussian" if frame.model is None else repr(frame.model),
+        noise="white noise" if frame.model is None else frame.model.describe(),
+        model=None if frame.model is None else frame.model.as_dict(),
         quality=frame.quality,
         steps=frame.steps if frame.preset is None else frame.preset.steps + 1,
         stopped_by=why,

@@ -15,6 +15,7 @@ from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise.volumes import sigma_of_volume
 from nlflow.denoising.noise.windows import REPEATS, Windows, at_ends, from_windows, limits_of
 from nlflow.domains.samples import range_of
+from nlflow.errors import checked_call
 
 # Chosen on BSD68 and Kodak photographs (images) and on PyWavelets' demo signals (1-D), Set12 not looked at.
 _SIDES: Final = {1: (16, 8, 4, 2), 2: (8, 4, 2)}  # of the windows; smaller ones where too few of the first fit
@@ -28,6 +29,7 @@ _BLOCK: Final = 2**14  # windows that are transformed at a time
 PART_HALO: Final = max(_SIDES[1]) - 1 + _FILLED[1] // 2
 
 
+@checked_call
 @underflowing
 def estimate_sigma(image: Any, *, channel_axis: int | None = None, axes: str | None = None) -> float:
     """Estimate the standard deviation of white Gaussian noise, in the units of the input.

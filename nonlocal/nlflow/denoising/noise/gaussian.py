@@ -13,7 +13,7 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_array, check_number
+from nlflow.errors import InputError, check_array, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
@@ -24,6 +24,7 @@ _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by 
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
 
 
+@checked_call
 @underflowing
 @dataclass(frozen=True, eq=False)
 class GaussianNoise(Noise):

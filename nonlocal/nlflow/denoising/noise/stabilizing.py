@@ -14,7 +14,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.noise.base import Noise, Reduction
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_array, check_number
+from nlflow.errors import InputError, check_array, check_number, checked_call
 
 if TYPE_CHECKING:
     from scipy.interpolate import PchipInterpolator
@@ -25,6 +25,7 @@ _TAIL: Final = 12.0  # standard deviations within which a law is summed
 _NODES: Final = 64  # of the quadrature over the Gaussian
 
 
+@checked_call
 @underflowing
 @dataclass(frozen=True)
 class Poisson(Noise):

@@ -27,7 +27,7 @@ from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
 from nlflow.domains.samples import range_of
-from nlflow.errors import check_array
+from nlflow.errors import check_array, checked_call
 
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
 _LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
@@ -37,6 +37,7 @@ _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 
 
+@checked_call
 @underflowing
 def estimate_noise(
     image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None

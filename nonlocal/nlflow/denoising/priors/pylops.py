@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
 from nlflow.denoising.priors.packages import base
-from nlflow.errors import InputError
+from nlflow.errors import InputError, install_command
 from nlflow.functionals.energies import J
 from nlflow.functionals.operators import Forward
 
-Base: Any = base("pylops", "LinearOperator", "pip install 'nlflow[pylops]'")
+Base: Any = base("pylops", "LinearOperator", install_command("pylops"))
 
 
 class _OnSignals(Base):

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.priors import denoisers
 from nlflow.denoising.priors.packages import base
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, check_number, install_command
 from nlflow.functionals.operators import checked_shape
 
-Base: Any = base("pyproximal", "ProxOperator", "pip install 'nlflow[pyproximal]'")
+Base: Any = base("pyproximal", "ProxOperator", install_command("pyproximal"))
 
 
 class Prior(Base):

@@ -117,7 +117,7 @@ def denoised_tensor(
         result = task.assembled(image, results)
         for sample, u, estimate in zip(items, placed.items(result.detach()), found.found, strict=False):
             for text in doubts(to_numpy(sample), to_numpy(u), estimate):
-                warnings.warn(text, NlflowWarning, stacklevel=4)
+                warnings.warn(text, NlflowWarning, stacklevel=5)
         if tell is not None:
             tell(1.0)
     if not return_info:
@@ -239,7 +239,7 @@ def _info(
     return DenoiseInfo(
         sigma=root_mean_square(task.units.told),
         sigma_estimated=noisy.estimated,
-        noise="Gaussian" + (", varying" if task.units.variance is not None else ""),
+        noise="white noise" + (", varying" if task.units.variance is not None else ""),
         quality=quality,
         residual=root_mean_square((image - result).detach()),
         confidence=noisy.found[0].confidence if noisy.found else "",

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from typing import Any
 
 from nlflow._array import Array, underflowing
-from nlflow.errors import InputError, StabilityError, check_number
+from nlflow.errors import InputError, StabilityError, check_number, checked_call
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators.base import SLACK, Integrator, check_made_of, with_bound
 from nlflow.flows.linear import as_linear
@@ -90,6 +90,7 @@ class SplitStep(FixedStep):
             )
 
 
+@checked_call
 @underflowing
 class ExplicitEuler(FixedStep):
     """Explicit Euler, ``u + dt du/dt``; order 1, stable for dt < 2 / rho(A).
@@ -128,6 +129,7 @@ class ExplicitEuler(FixedStep):
         return u + dt * flow.velocity(u)
 
 
+@checked_call
 @underflowing
 class SemiImplicit(FixedStep):
     """Fidelity implicit, averaging explicit: ``(u + dt r (Pu - u) + dt phi f) / (1 + dt phi)``; order 1.

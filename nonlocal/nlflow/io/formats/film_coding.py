@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from nlflow.errors import install_command
 from nlflow.io.formats.media import extension, file_error
 
 #: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
@@ -23,7 +24,7 @@ def need_av(path: Path) -> Any:
         import av
     except ImportError as error:
         got = "a film, which needs PyAV, which is not installed"
-        raise file_error(path, got, "what is installed", "pip install 'nlflow[video]'") from error
+        raise file_error(path, got, "what is installed", install_command("video")) from error
     return av
 
 

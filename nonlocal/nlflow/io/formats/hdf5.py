@@ -12,6 +12,7 @@ import math
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from nlflow.errors import install_command
 from nlflow.io.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 
@@ -26,7 +27,7 @@ def need_h5py(path: Path) -> Any:
         import h5py
     except ImportError as error:
         got = "an HDF5 file, which needs h5py, which is not installed"
-        raise file_error(path, got, "what is installed", "pip install 'nlflow[hdf5]'") from error
+        raise file_error(path, got, "what is installed", install_command("hdf5")) from error
     return h5py
 
 

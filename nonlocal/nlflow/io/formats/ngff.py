@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from nlflow.errors import check_memory
+from nlflow.errors import check_memory, install_command
 from nlflow.io.formats.axes import LONG_UNITS, arranged, scale_of
 from nlflow.io.formats.codecs import strange_codecs
 from nlflow.io.formats.media import Array, Media, file_error
@@ -27,7 +27,7 @@ def need_zarr(path: Path) -> Any:
         import zarr
     except ImportError as error:
         got = "a zarr store, which needs zarr, which is not installed"
-        raise file_error(path, got, "what is installed", "pip install 'nlflow[zarr]'") from error
+        raise file_error(path, got, "what is installed", install_command("zarr")) from error
     return zarr
 
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from nlflow.domains.samples import rounded
-from nlflow.errors import FileFormatError, InputError
+from nlflow.errors import FileFormatError, InputError, install_command
 from nlflow.io.formats.axes import arranged, in_unit, scale_of
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 from nlflow.io.formats.tiff_pages import silent
@@ -32,7 +32,7 @@ def need_nibabel(path: Path) -> Any:
         import nibabel
     except ImportError as error:
         got = "a NIfTI file, which needs nibabel, which is not installed"
-        raise file_error(path, got, "what is installed", "pip install 'nlflow[volumes]'") from error
+        raise file_error(path, got, "what is installed", install_command("volumes")) from error
     return nibabel
 
 

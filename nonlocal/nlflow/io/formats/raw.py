@@ -9,6 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from nlflow.errors import install_command
 from nlflow.io.formats.media import Array, Media, check_declared, file_error
 
 
@@ -18,7 +19,7 @@ def need_rawpy(path: Path) -> Any:
         import rawpy
     except ImportError as error:
         got = "a camera raw, which needs rawpy, which is not installed"
-        remedy = f"pip install 'nlflow[raw]', or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
+        remedy = f"{install_command('raw')}, or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
         raise file_error(path, got, "what is installed", remedy) from error
     return rawpy
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.domains import Domain
-from nlflow.errors import FileFormatError, InputError, format_bytes
+from nlflow.errors import FileFormatError, InputError, format_bytes, install_command
 
 Variable = tuple[tuple[str, ...], NDArray[Any], dict[str, Any]]
 """Names of axes, values and attributes."""
@@ -199,5 +199,5 @@ def described(path: Path) -> str:
 def missing(package: str, extra: str, path: Path) -> InputError:
     """Return the error of a format whose package is not installed."""
     return InputError(
-        f"path: got {str(path)!r}, which needs {package}, which is not installed: pip install 'nlflow[{extra}]'"
+        f"path: got {str(path)!r}, which needs {package}, which is not installed: {install_command(extra)}"
     )
