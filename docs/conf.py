@@ -35,6 +35,7 @@ extensions = [
     "docstrings",
     "equations",
     "measured",
+    "names",
 ]
 exclude_patterns = ["_build", "examples"]
 
