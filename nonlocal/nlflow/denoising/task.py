@@ -68,7 +68,7 @@ class Task:
         look = examine if trail is None else trail.examine
         found = look(samples, missing) if given == "auto" else None
         model = found.model if found is not None else None if isinstance(given, str) else given
-        if found is not None and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
+        if found is not None and found.whole and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
             model = None  # its strength is estimated below
         if model is not None:
             model = model.completed(samples, missing)

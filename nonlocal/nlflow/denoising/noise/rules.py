@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise
 from nlflow.denoising.noise.gaussian import GaussianNoise
 
+Kind = Literal["cut", "trusted", "coloured", "structured", "white"]
 _Light = tuple[Array, Array] | tuple[None, None]  # intensities, and relative standard deviations there
 LEVELS: Final = 3  # sizes at which blocks are looked at
 _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
@@ -80,23 +81,44 @@ class Rules:
 
     def estimate(self) -> NoiseEstimate:
         """Return the model, what it rests on, and how sure it is."""
-        fine, middle, highest = self._of(0), self._middle, self._highest
-        if self._cut and (self.colour or not self._growing):
+        fine, kind = self._of(0), self.kind
+        if kind == "cut":
             return self._camera(*self._plateau())
-        falling = highest < max(_WHITE * fine.spread((4, 5), (4, 5)), _CUT * middle)
-        if falling and middle > _VISIBLE * self.span and self._trusted and not self._textured:
+        if kind == "trusted":
             return self._camera(self._capped) if self.colour and not self._growing else self._correlated()
-        if falling and self._bounded is not None and self._bounded > _SEEN * self.span:
+        if kind == "coloured":
+            assert self._bounded is not None
             return self._camera(self._bounded, _BY_COLOURS)
-        clear = fine.like_noise > _SURE and not falling
-        places, strengths = _line(fine) if clear else (None, None)
+        places, strengths = self._increasing
         if places is not None:
-            model = GaussianNoise(highest, intensities=places, strengths=strengths)
+            model = GaussianNoise(self._highest, intensities=places, strengths=strengths)
             return self._verdict(model, "high", "the variance grows with the intensity along a line")
         reason = "noise is as strong at high frequencies as at middle ones"
-        if falling or highest < _STRONGER * middle:
+        if kind == "structured":
             reason = "structure is everywhere: only the highest frequencies were counted as noise"
-        return self._verdict(self.white, "high" if clear and fine.bulk < _BULK else "medium", reason)
+        return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the noise is: cut off at high frequencies, trusted though it falls there, told by colours, or white.
+
+        "structured" is what cannot be told from structure.
+        """
+        if self._cut and (self.colour or not self._growing):
+            return "cut"
+        falling = self._falling
+        if falling and self._middle > _VISIBLE * self.span and self._trusted and not self._textured:
+            return "trusted"
+        if falling and self._bounded is not None and self._bounded > _SEEN * self.span:
+            return "coloured"
+        return "structured" if falling or self._highest < _STRONGER * self._middle else "white"
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether flat parts may tell more: noise cannot be told from structure, or some parts have much less of it."""
+        if self.kind == "white":
+            return self._increasing[0] is None and self.white.sigma < _STRONGER * self._highest
+        return self.kind == "structured"
 
     def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
         """Return a verdict with the figures that it rests on."""
@@ -109,6 +131,21 @@ class Rules:
         return NoiseEstimate(model, confidence, reasons, measured)
 
     # ---- figures of the picture
+
+    @property
+    def _clear(self) -> bool:
+        """Whether the blocks of the picture itself show white noise."""
+        return self._of(0).like_noise > _SURE and not self._falling
+
+    @cached_property
+    def _increasing(self) -> _Light:
+        """Intensities and relative strengths of white noise that grows with them along a line."""
+        return _line(self._of(0)) if self._clear else (None, None)
+
+    @property
+    def _falling(self) -> bool:
+        """Whether noise is weaker at the highest frequencies than just below, or than at middle ones."""
+        return self._highest < max(_WHITE * self._of(0).spread((4, 5), (4, 5)), _CUT * self._middle)
 
     @cached_property
     def _middle(self) -> float:

@@ -15,6 +15,7 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.flat import FlatParts, flat_parts
 from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
 from nlflow.denoising.noise.impulses import find_impulses
@@ -35,6 +36,7 @@ _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, a
 _SLAB: Final = 8  # slices that are looked at together
 _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
+_MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
 
 
 @underflowing
@@ -139,10 +141,40 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     if missing is not None:  # coarser pictures look through holes
         holes = missing[..., None]
         planes, intensity = _filled(planes, holes), _filled(intensity[..., None], holes)[..., 0]
-    found = _at_sizes(planes, intensity, range_of(intensity) / 255, missing)
+    found = _at_sizes(planes, intensity, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    return _in_units(Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity)).estimate(), span)
+    rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity))
+    verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
+    return _in_units(rules.estimate() if verdict is None else verdict, span)
+
+
+def _of_flat_parts(
+    scaled: Array, planes: Array, intensity: Array, missing: NDArray[np.bool_] | None
+) -> NoiseEstimate | None:
+    """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
+
+    What is white there is noise: no structure is as strong at the highest frequencies. What compression cut off looks
+    like smooth texture, so most of the flat parts must agree on it.
+    """
+    half = down(planes[..., :1])[..., 0]
+    absent = None if missing is None else _halved(missing)
+    parts = flat_parts(half, range_of(intensity) / 255 / 4, absent)
+    if parts is None:
+        return None
+    found = _at_sizes(planes, intensity, missing, parts)
+    if len(found) < 2 or found[0][0] is None or found[1][0] is None:
+        return None
+    outside = parts.at(0, intensity.shape)
+    white = GaussianNoise(_white(scaled, outside if missing is None else outside | missing))
+    rules = Rules(white, found, scaled.shape[-1] == 3, range_of(intensity))
+    kinds = ("white", "cut", "trusted") if rules.colour else ("white", "cut")
+    if rules.kind not in kinds or (rules.kind != "white" and parts.agreed < _MAJORITY):
+        return None
+    verdict = rules.estimate()
+    share = 1 - float(outside.mean())
+    reasons = (*verdict.reasons, f"measured in flat parts, {share:.0%} of the picture; elsewhere is structure")
+    return replace(verdict, reasons=reasons, whole=False)
 
 
 def _in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
@@ -187,15 +219,30 @@ def _axes(samples: Array) -> Array:
     return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
 
 
+def _halved(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which samples of a picture of half the size have a missing one in their place."""
+    rows, columns = missing.shape
+    even = np.pad(missing, ((0, rows % 2), (0, columns % 2)))
+    return np.asarray(even.reshape((rows + 1) // 2, 2, -1, 2).any(axis=(1, 3)))
+
+
 def _at_sizes(
-    planes: Array, intensity: Array, floor: float, missing: NDArray[np.bool_] | None
+    planes: Array, intensity: Array, missing: NDArray[np.bool_] | None, parts: FlatParts | None = None
 ) -> list[list[BlockNoise | None]]:
-    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones."""
-    found = []
+    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones; in flat parts alone."""
+    found: list[list[BlockNoise | None]] = []
+    floor = range_of(intensity) / 255
     for level in range(LEVELS):
         if min(intensity.shape) < _LEAST_SIDE:
             break
-        found.append([block_noise(planes[..., c], intensity, floor, missing) for c in range(planes.shape[-1])])
+        absent = missing
+        if parts is not None:
+            outside = parts.at(level, intensity.shape)
+            absent = outside if missing is None else outside | missing
+        own = [block_noise(planes[..., c], intensity, floor, absent) for c in range(planes.shape[-1])]
+        if own[0] is None and parts is not None:
+            break
+        found.append(own)
         if level < LEVELS - 1:
             missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
             planes, intensity = down(planes), down(intensity[..., None])[..., 0]

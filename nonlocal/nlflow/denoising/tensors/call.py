@@ -66,7 +66,7 @@ class Noisy:
         samples, found = [to_numpy(one) for one in items], []
         if model == "auto":
             found = [examine(one, None) for one in samples]
-            other = [one for one in found if not (isinstance(one.model, GaussianNoise) and one.model.is_white)]
+            other = [one for one in found if not (one.whole and isinstance(one.model, GaussianNoise) and one.model.is_white)]
             if other or items.ndim == 5:
                 return f"noise that was found to be {(other or found)[0].model.describe()}"
         levels = [np.full(one.shape[-1], float(np.mean(estimate_sigmas(one, None)))) for one in samples]
