@@ -13,7 +13,7 @@ from nlflow._array import underflowing
 from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
+from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.flat import FlatParts, flat_parts
 from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
@@ -239,7 +239,8 @@ def _at_sizes(
         if parts is not None:
             outside = parts.at(level, intensity.shape)
             absent = outside if missing is None else outside | missing
-        own = [block_noise(planes[..., c], intensity, floor, absent) for c in range(planes.shape[-1])]
+        share = SHARE if parts is None else OF_FLAT
+        own = [block_noise(planes[..., c], intensity, floor, absent, share) for c in range(planes.shape[-1])]
         if own[0] is None and parts is not None:
             break
         found.append(own)
