@@ -133,8 +133,7 @@ class NoiseEstimate:
     measured : dict
         By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
     whole : bool
-        Whether the strength is that of the whole picture. False where its flat parts alone tell it, and other parts would
-        mislead an estimate.
+        Whether the strength is that of the whole picture. False where its flat parts alone tell it.
     """
 
     model: Noise

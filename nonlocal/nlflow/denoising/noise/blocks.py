@@ -69,8 +69,9 @@ def block_noise(
     """Return the noise in the blocks of a plane that hold the least structure; None where there are too few.
 
     The blocks of each intensity are sorted by their energy in the coefficients of other classes, each in units of its
-    noise, and the squares of a class are averaged over the first 15 % (of flat parts, half). In Gaussian noise the classes are independent,
-    so that choosing by the ones does not bias the other. Repeated, since the units are what is looked for. O(N).
+    noise, and the squares of a class are averaged over the first of them (`share`). In Gaussian noise the classes are
+    independent, so that choosing by the ones does not bias the other. Repeated, since the units are what is looked for.
+    O(N).
 
     After D. Colom, M. Lebrun, A. Buades and J.-M. Morel, "A non-parametric approach for the estimation of
     intensity-frequency dependent noise", ICIP 2014 (doi 10.1109/ICIP.2014.7025865), who compare pairs of blocks.
@@ -111,6 +112,26 @@ def block_noise(
     variances[0] = math.sqrt(variances[1] * variances[SIDE])
     means = np.array([levels[p].mean() for p in parts])
     return BlockNoise(variances.reshape(SIDE, SIDE), means, strengths, like, bulk, present)
+
+
+def noise_of_all(plane: Array, floor: float) -> BlockNoise | None:
+    """Return the noise in all blocks of a plane that holds nothing else; None where there are too few. O(N).
+
+    Parameters
+    ----------
+    plane : array of shape (H, W)
+    floor : float
+        As `block_noise` takes it.
+    """
+    squares, _ = _windows(plane, plane, None)
+    if len(squares) < _LEAST:
+        return None
+    variances = squares.mean(axis=0) + 1e-4 * floor**2
+    used = _used(variances, floor)
+    energies = (np.minimum(squares / variances, _MOST_ENERGY) * used).sum(axis=1)
+    like, bulk = _shape_of(energies, int(used.sum()))
+    variances[0] = math.sqrt(variances[1] * variances[SIDE])
+    return BlockNoise(variances.reshape(SIDE, SIDE), np.zeros(1), np.ones(1), like, bulk, 1.0)
 
 
 def _windows(plane: Array, intensity: Array, absent: NDArray[np.bool_] | None) -> tuple[Array, Array]:

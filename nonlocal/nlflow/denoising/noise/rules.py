@@ -6,16 +6,16 @@ Their thresholds were chosen on PolyU photographs, simulated cameras and Set12 w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise
-from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
 
 Kind = Literal["cut", "trusted", "coloured", "structured", "white"]
 _Light = tuple[Array, Array] | tuple[None, None]  # intensities, and relative standard deviations there
@@ -97,6 +97,15 @@ class Rules:
         if kind == "structured":
             reason = "structure is everywhere: only the highest frequencies were counted as noise"
         return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
+
+    def estimate_flat(self) -> NoiseEstimate:
+        """Return the model of blocks that hold nothing but noise, all of one intensity."""
+        if not self._falling:
+            return self._verdict(self.white, "high", "noise is as strong at high frequencies as at middle ones")
+        cut = self.colour and self._highest < min(_CUT * self._middle, _ROUNDED * self.span / 255)
+        found = self._camera(self._middle) if cut else self._correlated(levelled=False)
+        model: Any = found.model
+        return replace(found, model=replace(model, intensities=None, strengths=None), confidence="high")
 
     @cached_property
     def kind(self) -> Kind:
@@ -280,9 +289,9 @@ class Rules:
         words = "its high frequencies were cut off, as demosaicking and JPEG do", *reasons
         return self._verdict(model, "high" if self._coarse_trusted else "medium", *words)
 
-    def _correlated(self) -> NoiseEstimate:
+    def _correlated(self, *, levelled: bool = True) -> NoiseEstimate:
         """Return noise of the spectrum that was measured."""
-        spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
+        spectrum = np.stack([self._composed(c, levelled=levelled) for c in range(3 if self.colour else 1)])
         model = self._model(spectrum, _line(self._of(1)))
         return self._verdict(model, "high", "flat parts show noise that is weaker at high frequencies")
 
@@ -301,10 +310,11 @@ class Rules:
         places, first = np.unique(half.intensities, return_index=True)
         return places, half.strengths[first] ** (0.5 if self._coarse_trusted else 0.25)
 
-    def _composed(self, plane: int, *, cut: bool = False) -> spectra.Spectrum:
+    def _composed(self, plane: int, *, cut: bool = False, levelled: bool = True) -> spectra.Spectrum:
         """Return the spectrum of a plane: low frequencies from coarser pictures.
 
-        What compression `cut` off at middle frequencies tells nothing of lower ones.
+        What compression `cut` off at middle frequencies tells nothing of lower ones. Where there is nothing but noise,
+        low frequencies need not be `levelled`.
         """
         share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
         farthest = np.maximum(share[:, None], share)
@@ -314,12 +324,12 @@ class Rules:
             if own is not None:
                 limit = _REACH / 2**level
                 values = 4.0**level * np.exp(_interpolated(np.log(own.variances), share * (SIDE << level)))
-                if level and own.like_noise < _STRUCTURE:
+                if levelled and level and own.like_noise < _STRUCTURE:
                     edge = (farthest > 0.8 * limit) & (farthest < 1.3 * limit)
                     values = np.minimum(values, _STEEPEST * np.median(result[edge]))
                 result = np.where((farthest <= limit) | (result == 0), values, result)
         coarsest = self.found[-1][plane]
-        if cut and coarsest is not None and coarsest.like_noise > _COLOURED_COARSE:
+        if not levelled or (cut and coarsest is not None and coarsest.like_noise > _COLOURED_COARSE):
             return result
         return self._levelled(result, plane)
 
@@ -338,6 +348,20 @@ class Rules:
         middle = math.sqrt(low * high)
         bound = level * (middle / radius) ** _GROWTH
         return np.asarray(np.where(radius < low, np.minimum(spectrum, bound), spectrum))
+
+
+def planes_of(channels: int) -> Array:
+    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
+    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+
+
+def in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
+    """Return a verdict on samples that were divided by `span` in the units of the samples."""
+    model: Any = found.model
+    places = None if model.intensities is None else model.intensities * span
+    units = {"middle": span, "highest": span, "white": span, "intensities": span, "spectrum": span**2}
+    measured = {name: value * units[name] if name in units else value for name, value in found.measured.items()}
+    return replace(found, model=replace(model, sigma=model.sigma * span, intensities=places), measured=measured)
 
 
 def _line(blocks: BlockNoise) -> _Light:

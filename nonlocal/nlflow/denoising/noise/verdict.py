@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -15,20 +14,20 @@ from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.noise.flat import FlatParts, flat_parts
-from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
+from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
 from nlflow.denoising.noise.impulses import find_impulses
 from nlflow.denoising.noise.magnitudes import Rician, find_rician
 from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.recordings import spectrum_of_signal
-from nlflow.denoising.noise.rules import LEVELS, Rules
+from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, planes_of
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
 from nlflow.domains.samples import range_of
-from nlflow.errors import check_array
+from nlflow.errors import InputError, check_array
 
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
 _LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
@@ -41,7 +40,7 @@ _MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like te
 
 @underflowing
 def estimate_noise(
-    image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None
+    image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None, flat: Any = None
 ) -> NoiseEstimate:
     """Find out which noise a picture or recording has, from itself alone.
 
@@ -54,6 +53,12 @@ def estimate_noise(
         What each axis is, as `denoise` takes it: needed for a volume or clip of fewer than 8 samples along an axis.
     mask : array_like of bool, optional
         True where samples are missing.
+    flat : pair of slice, optional
+        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``: at
+        least 32 x 32 samples of one level, apart from light that falls off like a plane. The noise is measured there
+        alone: its strength in each channel, and its correlation. ``measured`` holds the `level`, the standard deviation
+        (`sigma`) and the `correlation` with the next row and column, for each channel. One level cannot tell how noise
+        follows the intensity: it counts as the same everywhere. A texture that repeats cannot be told from noise.
 
     Returns
     -------
@@ -62,11 +67,21 @@ def estimate_noise(
     Raises
     ------
     InputError
-        As `denoise`.
+        As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, for anything but
+        an image, and together with `mask`.
     """
     samples = samples_of(image, channel_axis, axes)
+    if flat is not None:
+        if mask is not None:
+            raise InputError("mask: got one beside flat, of which all samples are measured; leave one of them out")
+        return noise_of_part(samples, checked_part(samples, flat))
     missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
     return examine(samples, missing)
+
+
+def is_white(found: NoiseEstimate) -> bool:
+    """Tell whether noise is white in the whole picture, so that its strength is estimated there."""
+    return found.whole and isinstance(found.model, GaussianNoise) and found.model.is_white
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
@@ -131,7 +146,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return NoiseEstimate(white, "medium", ("the picture is too small for more than one white strength",))
     if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
-    axes = _axes(samples)
+    axes = planes_of(samples.shape[-1])
     span = range_of(samples)
     if span == 0:
         return NoiseEstimate(white, "high", ("the picture is constant",))
@@ -146,7 +161,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
     rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity))
     verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
-    return _in_units(rules.estimate() if verdict is None else verdict, span)
+    return in_units(rules.estimate() if verdict is None else verdict, span)
 
 
 def _of_flat_parts(
@@ -177,15 +192,6 @@ def _of_flat_parts(
     return replace(verdict, reasons=reasons, whole=False)
 
 
-def _in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
-    """Return a verdict on samples that were divided by `span` in the units of the samples."""
-    model: Any = found.model
-    places = None if model.intensities is None else model.intensities * span
-    units = {"middle": span, "highest": span, "white": span, "intensities": span, "spectrum": span**2}
-    measured = {name: value * units[name] if name in units else value for name, value in found.measured.items()}
-    return replace(found, model=replace(model, sigma=model.sigma * span, intensities=places), measured=measured)
-
-
 def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
     """Return values (H, W, C) with a weighted mean of the neighbours where there are holes."""
     from scipy.ndimage import gaussian_filter
@@ -211,12 +217,6 @@ def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: Gaussia
 
 def _white(samples: Array, missing: NDArray[np.bool_] | None) -> float:
     return float(np.mean(estimate_sigmas(samples, missing)))
-
-
-def _axes(samples: Array) -> Array:
-    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
-    channels = samples.shape[-1]
-    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
 
 
 def _halved(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
