@@ -38,10 +38,14 @@ _ALIKE: Final = 2.0  # noise of a tile over that, at most: it follows the light,
 _LEAST: Final = (TILE // _STEP) ** 2  # tiles: as many as one overlaps with
 _SMALLEST: Final = 2 * TILE  # samples along the sides of a part that is named
 _EXCESS: Final = 2.0  # mean power of its blocks over their median, at most: it is 1.1 for noise, 1.9 after compression
-_SHADED: Final = 10.0  # power of low frequencies over that of middle ones, at most: 6 for noise blurred by 2 px
+_SMOOTH: Final = 0.88  # correlation of neighbours, at most: that of white noise blurred by 1.4 px
 _BEYOND: Final = 2.0  # spread of its samples about a surface over the noise that was found, at most
+_NOTHING: Final = 1e-9  # of the range: less is rounding
 _AT_END: Final = 0.25  # of its samples: so many have the least or the greatest value where noise was clipped or rounded
 _MOST: Final = 200_000  # samples at whose corners, every `_STEP`, tiles begin; fewer tiles in a larger picture
+
+
+_ONE_LEVEL: Final = "how noise follows the intensity cannot be told from one level: it counts as the same everywhere"
 
 
 @dataclass(frozen=True)
@@ -147,8 +151,11 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     rest = _without_shading(own)
     colour = own.shape[2] == 3
     planes = rest / span @ planes_of(own.shape[2]).T
-    spread, half = float(planes[..., 0].std()), down(planes[..., :1])[..., 0]
-    _check_flat(half, place)
+    if float(np.abs(planes).max()) < _NOTHING:
+        raise InputError(f"{place}: got no noise at all, expected some; take a part that has it")
+    sigma, correlation = _moments(rest)
+    _check_flat(planes[..., :1], place)
+    spread = float(planes[..., 0].std())
     found = []
     while len(found) < LEVELS and min(planes.shape[:2]) >= SIDE:
         blocks = [noise_of_all(planes[..., c], 1 / 255) for c in range(planes.shape[2])]
@@ -156,29 +163,31 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
             break
         found.append(blocks)
         planes = down(planes)
-    sigma, correlation = _moments(rest)
     verdict = Rules(GaussianNoise(sigma / span), found, colour, 1.0).estimate_flat()
     noise = float(np.sqrt(verdict.model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
     if spread > _BEYOND * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
                          f"expected at most {_BEYOND:g} times as much; it is not flat; take another part")  # fmt: skip
+    reason = (
+        f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}, all of one level"
+    )
+    verdict = replace(verdict, reasons=(*verdict.reasons, reason, _ONE_LEVEL))
     measured = {"level": level, "sigma": sigma, "correlation": correlation}
     return replace(in_units(verdict, span), measured=measured, whole=False)
 
 
-def _check_flat(half: Array, place: str) -> None:
-    """Refuse a part, by its luminance in half the size, whose power is at some places or at low frequencies."""
-    blocks = sliding_window_view(half, (SIDE, SIDE))[::_STEP, ::_STEP].reshape(-1, SIDE, SIDE)
-    power = _powers(blocks)
+def _check_flat(plane: Array, place: str) -> None:
+    """Refuse a part whose luminance (H, W, 1) has its power at some places, or changes too smoothly for noise."""
+    half = down(plane)[..., 0]
+    power = _powers(sliding_window_view(half, (SIDE, SIDE))[::_STEP, ::_STEP].reshape(-1, SIDE, SIDE))
     excess = float(power.mean() / np.median(power))
     if excess > _EXCESS:
         raise InputError(f"{place}: got blocks of {excess:.3g} times their median power on average, expected at most "
                          f"{_EXCESS:g} times; it is not flat (an edge or letters); take another part")  # fmt: skip
-    tiles = sliding_window_view(half, (TILE, TILE))[::_STEP, ::_STEP].reshape(-1, TILE, TILE)
-    red = float(np.median(_figures(tiles)[0]))
-    if red > _SHADED:
-        raise InputError(f"{place}: got {red:.3g} times the power of middle frequencies at low ones, expected "
-                         f"at most {_SHADED:g} times; it is not flat (shades, texture); take another part")  # fmt: skip
+    alike = float(_moments(plane)[1].min())
+    if alike > _SMOOTH:
+        raise InputError(f"{place}: got neighbours with a correlation of {alike:.2f}, expected at most {_SMOOTH:g} of "
+                         "noise; it is not flat (shades, letters or texture); take another part")  # fmt: skip
 
 
 def _without_shading(own: Array) -> Array:

@@ -50,6 +50,10 @@ _OF_RED_BLUE: Final = 1.1  # noise of the luminance over that of red - blue ther
 _TOO_MUCH: Final = 2.5  # noise of the luminance over what colours say, from which on it is texture
 _SEEN: Final = 4 / 255  # of the range: with less in green - magenta the picture counts as clean
 _BY_COLOURS: Final = "texture is everywhere: the noise of the colours says how strong that of the luminance is"
+_EVERYWHERE: Final = (
+    "structure is everywhere: only the highest frequencies were counted as noise; "
+    "--flat ROWS,COLUMNS (in Python flat=) measures it in a flat part"
+)
 _CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
 _CHROMA_MOST: Final = 1.4  # and the greatest
 _CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
@@ -95,7 +99,7 @@ class Rules:
             return self._verdict(model, "high", "the variance grows with the intensity along a line")
         reason = "noise is as strong at high frequencies as at middle ones"
         if kind == "structured":
-            reason = "structure is everywhere: only the highest frequencies were counted as noise"
+            reason = _EVERYWHERE
         return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
 
     def estimate_flat(self) -> NoiseEstimate:
@@ -140,6 +144,11 @@ class Rules:
         return NoiseEstimate(model, confidence, reasons, measured)
 
     # ---- figures of the picture
+
+    @property
+    def seen(self) -> bool:
+        """Whether noise at the highest frequencies is stronger than the grain of pictures that count as clean."""
+        return self._highest > _SEEN * self.span
 
     @property
     def _clear(self) -> bool:

@@ -169,8 +169,9 @@ def _of_flat_parts(
 ) -> NoiseEstimate | None:
     """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
 
-    What is white there is noise: no structure is as strong at the highest frequencies. What compression cut off looks
-    like smooth texture, so most of the flat parts must agree on it.
+    What is white there is noise, unless it is as weak as the grain of clean photographs: no structure is as strong at
+    the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree on it,
+    and grey pictures, of which no colours tell, keep the first verdict.
     """
     half = down(planes[..., :1])[..., 0]
     absent = None if missing is None else _halved(missing)
@@ -183,8 +184,9 @@ def _of_flat_parts(
     outside = parts.at(0, intensity.shape)
     white = GaussianNoise(_white(scaled, outside if missing is None else outside | missing))
     rules = Rules(white, found, scaled.shape[-1] == 3, range_of(intensity))
-    kinds = ("white", "cut", "trusted") if rules.colour else ("white", "cut")
-    if rules.kind not in kinds or (rules.kind != "white" and parts.agreed < _MAJORITY):
+    white_there = rules.kind == "white" and rules.seen
+    cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > _MAJORITY
+    if not (white_there or cut_there):
         return None
     verdict = rules.estimate()
     share = 1 - float(outside.mean())
