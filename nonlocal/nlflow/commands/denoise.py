@@ -326,8 +326,8 @@ def denoise(
         for note in () if quiet else todo.notes:
             echo(f"nonlocal: note: {note}", err=True)
         if todo.folder is not None and part is not None:
-            raise typer.BadParameter("is a part of one picture, and there are several; measure one of them (nonlocal noise "
-                                     "FILE --flat ... --save MODEL.json), then give --noise MODEL.json",
+            raise typer.BadParameter("is a part of one picture, and there are several; measure it in one of them "
+                                     "(nonlocal noise FILE --flat ... --save MODEL.json), then give --noise MODEL.json",
                                      param_hint="--flat")  # fmt: skip
         if todo.folder is not None:
             denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)

@@ -25,10 +25,10 @@ structure is everywhere. Strengths are in the units of the file: grey levels 0..
 --figure draws the picture, the strength of its noise by intensity, and the power of its noise by frequency, as measured
 and as the model has it; of a signal the power of the noise beside that of the recording.
 
---flat names a part that holds nothing but noise, such as a wall or a sky: rows and columns of the picture as it is seen,
-first:end,first:end, counted from 0, at least 32 x 32 pixels. The noise is measured there alone: its level, its strength
-and how much neighbours share it, for each channel. What is not flat is refused. From one level it cannot be told how
-noise follows the intensity: it counts as the same everywhere.
+--flat names a part that holds nothing but noise, such as a wall or a sky: rows and columns of the picture as it is
+seen, first:end,first:end, counted from 0, at least 32 x 32 pixels. The noise is measured there alone: its level, its
+strength and how much neighbours share it, for each channel. What is not flat is refused. From one level it cannot be
+told how noise follows the intensity: it counts as the same everywhere.
 
 --save writes the model to a JSON file, for other files of the same camera or instrument:
 `nonlocal denoise IN OUT --noise MODEL.json`. Each column of a CSV table has noise of its own, and a line of its own;

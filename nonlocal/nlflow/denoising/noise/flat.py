@@ -168,9 +168,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     if spread > _BEYOND * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
                          f"expected at most {_BEYOND:g} times as much; it is not flat; take another part")  # fmt: skip
-    reason = (
-        f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}, all of one level"
-    )
+    reason = f"measured in rows {part[0].start}:{part[0].stop}, columns {part[1].start}:{part[1].stop}"
     verdict = replace(verdict, reasons=(*verdict.reasons, reason, _ONE_LEVEL))
     measured = {"level": level, "sigma": sigma, "correlation": correlation}
     return replace(in_units(verdict, span), measured=measured, whole=False)

@@ -170,8 +170,8 @@ def _of_flat_parts(
     """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
 
     What is white there is noise, unless it is as weak as the grain of clean photographs: no structure is as strong at
-    the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree on it,
-    and grey pictures, of which no colours tell, keep the first verdict.
+    the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree
+    on it, and grey pictures, of which no colours tell, keep the first verdict.
     """
     half = down(planes[..., :1])[..., 0]
     absent = None if missing is None else _halved(missing)
