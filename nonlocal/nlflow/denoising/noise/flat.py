@@ -163,7 +163,8 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
             break
         found.append(blocks)
         planes = down(planes)
-    verdict = Rules(GaussianNoise(sigma / span), found, colour, 1.0).estimate_flat()
+    white = GaussianNoise(sigma / span if len(sigma) > 1 else float(sigma[0]) / span)
+    verdict = Rules(white, found, colour, 1.0).estimate_flat()
     noise = float(np.sqrt(verdict.model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
     if spread > _BEYOND * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
