@@ -128,22 +128,10 @@ class Rules:
 
     @property
     def doubtful(self) -> bool:
-        """Whether flat parts may tell more: noise cannot be told from structure, or some parts have much less of it."""
-        if self.kind == "white":
-            return self._increasing[0] is None and self.white.sigma < _STRONGER * self._highest
-        return self.kind == "structured"
-
-    def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
-        """Return a verdict with the figures that it rests on."""
-        half, luminance = self._of(1), [b[0] for b in self.found if b[0]]
-        measured = {
-            "middle": self._middle, "highest": self._highest, "white": self.white.sigma,
-            "like_noise": [b.like_noise for b in luminance], "bulk": [b.bulk for b in luminance],
-            "intensities": half.intensities, "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
-        }  # fmt: skip
-        return NoiseEstimate(model, confidence, reasons, measured)
-
-    # ---- figures of the picture
+        """Whether flat parts may tell more: the quietest windows show no noise, or much less than the quietest blocks."""
+        if self.kind not in ("structured", "white") or self._increasing[0] is not None:
+            return False
+        return self.white.sigma < max(_STRONGER * self._highest, _SEEN * self.span)
 
     @property
     def seen(self) -> bool:
