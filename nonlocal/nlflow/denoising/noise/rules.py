@@ -128,7 +128,7 @@ class Rules:
 
     @property
     def doubtful(self) -> bool:
-        """Whether flat parts may tell more: the quietest windows show no noise, or much less than the quietest blocks."""
+        """Whether flat parts may tell more: windows show no noise, or much less than blocks."""
         if self.kind not in ("structured", "white") or self._increasing[0] is not None:
             return False
         return self.white.sigma < max(_STRONGER * self._highest, _SEEN * self.span)
