@@ -133,6 +133,18 @@ class Rules:
             return False
         return self.white.sigma < max(_STRONGER * self._highest, _SEEN * self.span)
 
+    def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
+        """Return a verdict with the figures that it rests on."""
+        half, luminance = self._of(1), [b[0] for b in self.found if b[0]]
+        measured = {
+            "middle": self._middle, "highest": self._highest, "white": self.white.sigma,
+            "like_noise": [b.like_noise for b in luminance], "bulk": [b.bulk for b in luminance],
+            "intensities": half.intensities, "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
+        }  # fmt: skip
+        return NoiseEstimate(model, confidence, reasons, measured)
+
+    # ---- figures of the picture
+
     @property
     def seen(self) -> bool:
         """Whether noise at the highest frequencies is stronger than the grain of pictures that count as clean."""
