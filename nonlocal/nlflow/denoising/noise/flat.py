@@ -17,7 +17,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.base import NoiseEstimate
-from nlflow.denoising.noise.blocks import SIDE, noise_of_all
+from nlflow.denoising.noise.blocks import SIDE, BlockNoise, noise_of_all
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, planes_of
@@ -156,7 +156,7 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
     sigma, correlation = _moments(rest)
     _check_flat(planes[..., :1], place)
     spread = float(planes[..., 0].std())
-    found = []
+    found: list[list[BlockNoise | None]] = []
     while len(found) < LEVELS and min(planes.shape[:2]) >= SIDE:
         blocks = [noise_of_all(planes[..., c], 1 / 255) for c in range(planes.shape[2])]
         if blocks[0] is None:
@@ -165,7 +165,8 @@ def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:
         planes = down(planes)
     white = GaussianNoise(sigma / span if len(sigma) > 1 else float(sigma[0]) / span)
     verdict = Rules(white, found, colour, 1.0).estimate_flat()
-    noise = float(np.sqrt(verdict.model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
+    model: Any = verdict.model
+    noise = float(np.sqrt(model.powers(own.shape[2], 2)[0 if colour else slice(None)].mean()))
     if spread > _BEYOND * noise:
         raise InputError(f"{place}: got a level that varies by {spread * span:.3g} beside noise of {noise * span:.3g}, "
                          f"expected at most {_BEYOND:g} times as much; it is not flat; take another part")  # fmt: skip

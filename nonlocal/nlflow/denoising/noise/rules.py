@@ -131,7 +131,7 @@ class Rules:
         """Whether flat parts may tell more: windows show no noise, or much less than blocks."""
         if self.kind not in ("structured", "white") or self._increasing[0] is not None:
             return False
-        return self.white.sigma < max(_STRONGER * self._highest, _SEEN * self.span)
+        return float(self.white.sigma) < max(_STRONGER * self._highest, _SEEN * self.span)
 
     def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
         """Return a verdict with the figures that it rests on."""
