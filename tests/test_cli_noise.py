@@ -247,3 +247,58 @@ def test_zarr_says_that_noise_is_white(folder: Path, monkeypatch: pytest.MonkeyP
     run("denoise", "in.tif", "out.zarr", "--sigma", "3", "--strength", "2")
     assert calls[0] == (None, "auto", 1.0)
     assert calls[-1] == (3.0, "auto", 2.0)
+
+
+def test_the_noise_of_a_flat_part(folder: Path, denoiser: Denoiser) -> None:
+    result = run("noise", "colour.png", "--flat", "20:84,10:90", "--save", "model.json")
+    told = dict(rows(result.stdout))
+    found = estimate_noise(noisy((96, 100, 3)), channel_axis=-1, flat=np.s_[20:84, 10:90])
+    assert told["noise"] == found.model.describe()
+    for number, name in enumerate(("red", "green", "blue")):
+        level, sigma = (found.measured[which][number] for which in ("level", "sigma"))
+        assert told[name].startswith(f"level {level:.4g}, sigma {sigma:.3g}, correlation with the next row ")
+    assert abs(float(told["red"].split("sigma ")[1].split(",")[0]) - SIGMA) < 0.8
+    assert "one level" in result.stdout
+    np.testing.assert_allclose(load_noise("model.json").sigma, found.model.sigma)
+    assert dict(rows(run("noise", "in.png", "--flat", "20:84,10:90").stdout))["flat part"].startswith("level ")
+    report = json.loads(run("noise", "in.png", "--flat", "20:84,10:90", "--json").stdout)
+    assert report["measured"]["sigma"][0] == pytest.approx(SIGMA, rel=0.1)
+    run("denoise", "colour.png", "out.png", "--flat", "20:84,10:90")
+    ((_, sigma, options),) = denoiser.calls
+    assert sigma is None
+    np.testing.assert_allclose(options["noise"].sigma, found.model.sigma)
+
+
+def test_a_flat_part_is_named_as_the_picture_is_seen(folder: Path) -> None:
+    picture = noisy((140, 180, 3))
+    picture[100:, 150:] = 0  # no flat part may touch this corner
+    exif = Image.Exif()
+    exif[0x0112] = 6  # stored with its left side as its first row
+    Image.fromarray(np.ascontiguousarray(np.rot90(picture))).save("turned.png", exif=exif)
+    found = estimate_noise(picture, channel_axis=-1, flat=np.s_[10:90, 140:180])
+    told = dict(rows(run("noise", "turned.png", "--flat", "10:90,140:180").stdout))
+    assert told["noise"] == found.model.describe()
+    assert told["red"].startswith(f"level {found.measured['level'][0]:.4g}, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said", "code"),
+    [
+        (("noise", "in.png", "--flat", "20:84"), "first:end,first:end", 2),
+        (("noise", "in.png", "--flat", "20:84,a:90"), "first:end,first:end", 2),
+        (("noise", "in.png", "--flat", "20:84,10:500"), "--flat: got columns 10:500 of an image of 96 x 112", 1),
+        (("noise", "in.png", "--flat", "20:30,10:90"), "--flat: rows 20:30, columns 10:90: got 10 x 80 samples", 1),
+        (("noise", "one.csv", "--flat", "20:84,10:90"), "expected an image", 1),
+        (("noise", "in.png", "--flat", "20:84,10:90", "--mask", "nan"), "leave one of them out", 2),
+        (("denoise", "in.png", "out.png", "--flat", "20:84,10:90", "--sigma", "3"), "leave --sigma and --noise out", 2),
+        (("denoise", "in.png", "colour.png", "out", "--flat", "20:84,10:90"), "there are several", 2),
+        (("denoise", "one.csv", "out.csv", "--flat", "20:84,10:90"), "expected an image", 1),
+        (("denoise", "in.png", "out.zarr", "--flat", "20:84,10:90"), "--flat", 2),
+    ],
+)
+@pytest.mark.sampled(6)
+def test_wrong_flat_parts_are_refused(folder: Path, words: tuple[str, ...], said: str, code: int) -> None:
+    before = listing()
+    result = run(*words, code=code)
+    assert said in " ".join(result.stderr.split())
+    assert listing() == before

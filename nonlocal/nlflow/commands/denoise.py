@@ -16,6 +16,7 @@ from nlflow.commands.wording import (
     noise_of,
     of_fast,
     parse_bytes,
+    split_flat,
     split_sigma,
     split_spacing,
     video_coding,
@@ -66,6 +67,7 @@ The kind of noise and its strength are found out from the file, unless told othe
   --sigma 12,10,15                      one for each channel
   --sigma map.tif                       one for each pixel (.tif, .npy, .png)
   --sigma auto                          found out, as without --sigma
+  --flat 20:84,300:400                  measured in a flat part: rows and columns of the picture as it is seen
   --noise white                         white noise; its strength is estimated
   --noise model.json                    a model, from `nonlocal noise FILE --save model.json`
   --noise rician                        magnitudes of magnetic resonance; --sigma is that of the complex samples
@@ -131,6 +133,7 @@ Examples:
   nonlocal denoise 'frames/*.tif' denoised --mask frames/dead-pixels.png --existing skip
   nonlocal denoise night.jpg out.png --strength 1.3
   nonlocal denoise photos denoised --noise camera.json
+  nonlocal denoise page.jpg out.png --flat 20:84,300:400
   nonlocal denoise counts.tif out.tif --noise poisson
   nonlocal denoise holes.npy filled.npy --mask nan
   nonlocal denoise ecg.csv out.csv --compare ecg.pdf
@@ -174,6 +177,10 @@ def denoise(
             metavar="auto|white|rician|poisson|FILE", help="Kind of the noise: found out, a word, or a model."
         ),
     ] = "auto",
+    flat: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS,COLUMNS", help="Measure the noise in a flat part of a picture: 20:84,300:400."),
+    ] = None,
     strength: Annotated[
         float | None, typer.Option(metavar="NUMBER", help="Count so many times the noise that was found or given.")
     ] = None,
@@ -285,6 +292,9 @@ def denoise(
 ) -> None:
     """Remove noise from images, signals, volumes and video."""
     level, sigma_map = split_sigma(sigma)
+    part = split_flat(flat)
+    if part is not None and (sigma is not None or noise != "auto"):
+        raise typer.BadParameter("measures the noise; leave --sigma and --noise out, or --flat", param_hint="--flat")
     if strength is not None and not 0 <= strength < math.inf:
         raise typer.BadParameter(f"got {strength:g}, expected a number >= 0", param_hint="--strength")
     words: dict[str, Any] = {
@@ -313,7 +323,7 @@ def denoise(
         refused = {"--mask": mask, "--keep": keep, "--reference": reference, "--compare": compare, "--kind": kind,
                    "--stopping": stopping, "--sigma FILE": sigma_map, "--first-column": first_column,
                    "--video-quality": video_quality, "--array": array, "--format": form,
-                   "--recursive": recursive or None, "--verbose": verbose or None,
+                   "--recursive": recursive or None, "--verbose": verbose or None, "--flat": flat,
                    "--device": None if device in ("auto", "cpu") else device}  # fmt: skip
         del words["stopping"], words["device"]
         words |= {"channel_axis": channel_axis, "existing": existing, "workers": jobs, "block": block, "axes": axes,
@@ -333,7 +343,7 @@ def denoise(
     beside = {"--sigma": sigma_map, "--keep": keep, "--reference": reference}
     beside["--mask"] = None if mask is None or fill_nan else Path(mask)
     options = Options(level, fill_nan, kind, channel_axis, words, first_column, axes, split_spacing(spacing),
-                      video_coding(video_quality), array)  # fmt: skip
+                      video_coding(video_quality), array, part)  # fmt: skip
     with ends(sources, target, form) as pipes:
         todo = plan(
             pipes.sources, pipes.target, figure=compare, beside=beside, existing=existing, frames=axes is not None,
@@ -345,6 +355,10 @@ def denoise(
             raise typer.BadParameter(
                 "says how one file was denoised, got several; give --json, which has it of each", param_hint="--verbose"
             )
+        if todo.folder is not None and part is not None:
+            raise typer.BadParameter("is a part of one picture, and there are several; measure it in one of them "
+                                     "(nonlocal noise FILE --flat ... --save MODEL.json), then give --noise MODEL.json",
+                                     param_hint="--flat")  # fmt: skip
         if todo.folder is not None:
             denoise_folder(todo, options, resume=existing == "resume", as_json=as_json, quiet=quiet)
         elif todo.jobs:

@@ -13,7 +13,7 @@ import numpy as np
 from nlflow.backends.interrupts import stopping
 from nlflow.commands import stacks
 from nlflow.commands.denoise_film import denoise_film, film_to_stream
-from nlflow.commands.inputs import Inputs, Options
+from nlflow.commands.inputs import Inputs, Options, noise_of_flat
 from nlflow.commands.jobs import Job
 from nlflow.errors import FileFormatError, InputError
 from nlflow.io import companions, files
@@ -67,6 +67,8 @@ def denoise_file(
         return denoise_film(job, reader, options, progress=progress, tell=tell, begin=begin)
     given = read_inputs(job.source, job.beside, options)
     media = given.media
+    if options.flat is not None:
+        options = replace(options, words={**options.words, "noise": noise_of_flat(media, options.flat).model})
     form = "" if job.figure is None else check_figure("--compare", job.figure)
     notes = [*media.notes, *files.check_output(job.target, media), *given.notes]
     for text in notes:

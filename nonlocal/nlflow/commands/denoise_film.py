@@ -37,6 +37,8 @@ def film_to_stream(job: Job, options: Options) -> VideoReader | None:
         return None
     if files.format_of(job.source) != files.format_of(job.target):
         return None
+    if options.flat is not None:
+        raise InputError(f"--flat: got {job.source}, a film, expected an image")
     words = options.words
     model = words["noise"]
     if job.beside or job.figure is not None or words["stopping"] is not None or options.fill_nan:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import typer
 
 from nlflow.backends.devices import choose_device
 from nlflow.errors import InputError
-from nlflow.io.files import Array, FirstColumn, Kind, Media
+from nlflow.io.files import Array, FirstColumn, Kind, Media, upright
+
+if TYPE_CHECKING:
+    from nlflow.denoising.noise import NoiseEstimate
 
 
 def check_device(device: str) -> None:
@@ -47,6 +51,8 @@ class Options:
         See `nlflow.io.files.read`.
     video_quality : int or "lossless", optional
         Of a film that is written.
+    flat : pair of slice, optional
+        Rows and columns of a part of a picture, as it is seen, in which its noise is measured.
     words : dict
         Further words for `nlflow.denoise`.
     """
@@ -61,3 +67,23 @@ class Options:
     spacing: list[float] | None = None
     video_quality: int | str | None = None
     array: str | None = None
+    flat: tuple[slice, slice] | None = None
+
+
+def noise_of_flat(media: Media, flat: tuple[slice, slice]) -> NoiseEstimate:
+    """Return the noise of a picture as a flat part shows it, which is named as the picture is seen."""
+    from nlflow.denoising.noise import estimate_noise
+
+    if media.kind != "image" or media.stacked or media.separate:
+        raise InputError(f"--flat: got {media.path}, a {media.kind}, expected an image")
+    axis = media.channel_axis
+    shown = upright(media.data if axis is None else np.moveaxis(media.data, axis, -1), media.orientation)
+    try:
+        found = estimate_noise(shown, channel_axis=None if axis is None else -1, flat=flat)
+    except InputError as error:
+        raise InputError(str(error).replace("flat: ", "--flat: ", 1)) from error
+    if media.orientation >= 5:  # rows are stored as columns
+        model: Any = found.model
+        turned = None if model.spectrum is None else model.spectrum.swapaxes(1, 2)
+        found = replace(found, model=replace(model, spectrum=turned))
+    return found

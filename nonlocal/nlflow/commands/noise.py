@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from nlflow.commands.wording import split_flat
 from nlflow.io.terminal import echo, print_json, print_table
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ structure is everywhere. Strengths are in the units of the file: grey levels 0..
 --figure draws the picture, the strength of its noise by intensity, and the power of its noise by frequency, as measured
 and as the model has it; of a signal the power of the noise beside that of the recording.
 
+--flat names a part that holds nothing but noise, such as a wall or a sky: rows and columns of the picture as it is
+seen, first:end,first:end, counted from 0, at least 32 x 32 pixels. The noise is measured there alone: its level, its
+strength and how much neighbours share it, for each channel. What is not flat is refused. From one level it cannot be
+told how noise follows the intensity: it counts as the same everywhere.
+
 --save writes the model to a JSON file, for other files of the same camera or instrument:
 `nonlocal denoise IN OUT --noise MODEL.json`. Each column of a CSV table has noise of its own, and a line of its own;
 a model is saved of one column.
@@ -33,6 +39,7 @@ Examples:
   nonlocal noise photo.jpg
   nonlocal noise photo.jpg --figure noise.png
   nonlocal noise flat-field.tif --save camera.json
+  nonlocal noise page.jpg --flat 20:84,300:400
   nonlocal noise ecg.csv --figure ecg.pdf
   nonlocal noise holes.npy --mask nan --json
   nonlocal noise eeg.npy --kind signal
@@ -45,6 +52,10 @@ def noise(
     source: Annotated[Path, typer.Argument(metavar="FILE", help="Image, signal or stack.", show_default=False)],
     figure: Annotated[Path | None, typer.Option(metavar="FIG", help="Draw the noise (.png, .pdf, .svg).")] = None,
     save: Annotated[Path | None, typer.Option(metavar="MODEL", help="Write the model (.json).")] = None,
+    flat: Annotated[
+        str | None,
+        typer.Option(metavar="ROWS,COLUMNS", help="Measure it in a flat part alone: 20:84,300:400."),
+    ] = None,
     mask: Annotated[
         str | None, typer.Option(metavar="FILE|nan", help="Missing samples: not 0 in FILE, or those that are NaN.")
     ] = None,
@@ -74,12 +85,16 @@ def noise(
 ) -> None:
     """Find out which noise an image, a signal or a stack has."""
     from nlflow.commands.denoise_file import check_figure, read_inputs
-    from nlflow.commands.inputs import Options
+    from nlflow.commands.inputs import Options, noise_of_flat
     from nlflow.commands.pipes import ends
     from nlflow.io.atomic import write_content
 
     if save is not None and save.suffix.lower() != ".json":
         raise typer.BadParameter(f"got {save}, expected a name that ends in .json", param_hint="--save")
+    part = split_flat(flat)
+    if part is not None and mask is not None:
+        raise typer.BadParameter("is not for --flat, of which all samples are measured; leave one of them out",
+                                 param_hint="--mask")  # fmt: skip
     beside = {} if mask in (None, "nan") else {"--mask": Path(str(mask))}
     _check_names(source, beside, {"--figure": figure, "--save": save}, existing)
     form = "" if figure is None else check_figure("--figure", figure)
@@ -91,7 +106,7 @@ def noise(
         source = Path(pipes.told(str(pipes.sources[0])))
     for note in () if quiet else given.notes:
         echo(f"nonlocal: note: {note}", err=True)
-    found = _found(given)
+    found = _found(given) if part is None else {"": noise_of_flat(given.media, part)}
     if save is not None and len(found) > 1:
         raise typer.BadParameter(
             f"{source} has {len(found)} columns, each with noise of its own; save the model of a file with one column",
@@ -196,12 +211,27 @@ def _print_words(given: Inputs, source: Path, found: dict[str, NoiseEstimate], w
         rows.append(("missing", f"{int(given.missing.sum())} sample(s)"))
     for name, one in found.items():
         rows.append((f"noise {name}".rstrip(), one.model.describe()))
+        rows += _channels(one)
         rows.append(("confidence", one.confidence))
         rows += [("because", reason) for reason in one.reasons]
     if len(found) > 1:  # a line a column
         rows = rows[: -sum(2 + len(one.reasons) for one in found.values())]
         rows += [(f"noise of {name}", f"{one}{_because(one)}") for name, one in found.items()]
     print_table(rows + [(name, path) for name, path in written.items() if path is not None])
+
+
+def _channels(one: NoiseEstimate) -> list[tuple[str, str]]:
+    """Return what was measured in each channel of a flat part."""
+    measured = one.measured
+    if "level" not in measured:
+        return []
+    each = zip(measured["level"], measured["sigma"], measured["correlation"], strict=True)
+    names = ("red", "green", "blue") if len(measured["level"]) == 3 else map(str, range(len(measured["level"])))
+    told = [
+        f"level {level:.4g}, sigma {sigma:.3g}, correlation with the next row {row:.2f}, column {column:.2f}"
+        for level, sigma, (row, column) in each
+    ]
+    return [("flat part", told[0])] if len(told) == 1 else list(zip(names, told, strict=False))
 
 
 def _because(one: NoiseEstimate) -> str:

@@ -62,6 +62,20 @@ def split_spacing(text: str | None) -> list[float] | None:
     return numbers
 
 
+def split_flat(text: str | None) -> tuple[slice, slice] | None:
+    """Return the rows and columns that ``--flat`` names."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"\s*(\d+):(\d+)\s*,\s*(\d+):(\d+)\s*", text, re.ASCII)
+    if found is None:
+        raise typer.BadParameter(
+            f"got {text!r}, expected rows and columns of a flat part as first:end,first:end, such as 20:84,300:400",
+            param_hint="--flat",
+        )
+    top, bottom, left, right = (int(number) for number in found.groups())
+    return slice(top, bottom), slice(left, right)
+
+
 def video_coding(text: str | None) -> int | str | None:
     """Return what ``--video-quality`` says."""
     if text is None or text == "lossless":

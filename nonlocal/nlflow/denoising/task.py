@@ -29,7 +29,7 @@ from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson,
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.magnitudes import Magnitudes
 from nlflow.denoising.noise.mixture import by_intensity
-from nlflow.denoising.noise.verdict import examine
+from nlflow.denoising.noise.verdict import examine, is_white
 from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
@@ -68,7 +68,7 @@ class Task:
         look = examine if trail is None else trail.examine
         found = look(samples, missing) if given == "auto" else None
         model = found.model if found is not None else None if isinstance(given, str) else given
-        if found is not None and isinstance(model, GaussianNoise) and model.is_white and samples.ndim < 4:
+        if found is not None and is_white(found) and samples.ndim < 4:
             model = None  # its strength is estimated below
         if model is not None:
             model = model.completed(samples, missing)

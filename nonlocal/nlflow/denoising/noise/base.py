@@ -132,12 +132,15 @@ class NoiseEstimate:
         What the verdict rests on, one sentence each.
     measured : dict
         By name: the spectrum of the luminance before it was shaped into a model, and figures of the blocks.
+    whole : bool
+        Whether the strength is that of the whole picture. False where its flat parts alone tell it.
     """
 
     model: Noise
     confidence: str
     reasons: tuple[str, ...] = ()
     measured: dict[str, Any] = field(default_factory=dict)
+    whole: bool = True
 
     def __str__(self) -> str:
         """Return the verdict for people."""

@@ -13,9 +13,12 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 SIDE: Final = 8
+#: Of the blocks of an intensity, those of least energy are measured; in flat parts more of them, since compression took
+#: more from the quietest ones than from others.
+SHARE: Final = 0.15
+OF_FLAT: Final = 0.5
 _MOST: Final = 12_000  # blocks of a picture
 _LEAST: Final = 60  # blocks that tell something
-_SHARE: Final = 0.15  # of the blocks of an intensity: those of least energy
 _INTENSITIES: Final = 6
 _EACH: Final = 150  # blocks of an intensity, at least
 _ROUNDS: Final = 3
@@ -61,13 +64,14 @@ class BlockNoise:
 
 
 def block_noise(
-    plane: Array, intensity: Array, floor: float, absent: NDArray[np.bool_] | None = None
+    plane: Array, intensity: Array, floor: float, absent: NDArray[np.bool_] | None = None, share: float = SHARE
 ) -> BlockNoise | None:
     """Return the noise in the blocks of a plane that hold the least structure; None where there are too few.
 
     The blocks of each intensity are sorted by their energy in the coefficients of other classes, each in units of its
-    noise, and the squares of a class are averaged over the first 15 %. In Gaussian noise the classes are independent,
-    so that choosing by the ones does not bias the other. Repeated, since the units are what is looked for. O(N).
+    noise, and the squares of a class are averaged over the first of them (`share`). In Gaussian noise the classes are
+    independent, so that choosing by the ones does not bias the other. Repeated, since the units are what is looked for.
+    O(N).
 
     After D. Colom, M. Lebrun, A. Buades and J.-M. Morel, "A non-parametric approach for the estimation of
     intensity-frequency dependent noise", ICIP 2014 (doi 10.1109/ICIP.2014.7025865), who compare pairs of blocks.
@@ -79,6 +83,8 @@ def block_noise(
         Standard deviation that coefficients need to be compared by: those below were rounded away.
     absent : bool array of shape (H, W), optional
         Samples that tell nothing: blocks that touch one are left out.
+    share : float
+        Of the blocks of an intensity, which are measured: `SHARE` or `OF_FLAT`.
     """
     squares, levels = _windows(plane, intensity, absent)
     there = squares[:, 1:].sum(axis=1) > 1e-3 * floor**2
@@ -93,7 +99,7 @@ def block_noise(
     for _ in range(_ROUNDS):
         used = _used(variances, floor)
         found = np.stack(
-            [_measured(squares[p] / s, variances, used) * s for p, s in zip(parts, strengths, strict=True)]
+            [_measured(squares[p] / s, variances, used, share) * s for p, s in zip(parts, strengths, strict=True)]
         )
         found += tiny
         strengths = np.exp(np.median(np.log(found / variances)[:, used], axis=1))
@@ -106,6 +112,26 @@ def block_noise(
     variances[0] = math.sqrt(variances[1] * variances[SIDE])
     means = np.array([levels[p].mean() for p in parts])
     return BlockNoise(variances.reshape(SIDE, SIDE), means, strengths, like, bulk, present)
+
+
+def noise_of_all(plane: Array, floor: float) -> BlockNoise | None:
+    """Return the noise in all blocks of a plane that holds nothing else; None where there are too few. O(N).
+
+    Parameters
+    ----------
+    plane : array of shape (H, W)
+    floor : float
+        As `block_noise` takes it.
+    """
+    squares, _ = _windows(plane, plane, None)
+    if len(squares) < _LEAST:
+        return None
+    variances = squares.mean(axis=0) + 1e-4 * floor**2
+    used = _used(variances, floor)
+    energies = (np.minimum(squares / variances, _MOST_ENERGY) * used).sum(axis=1)
+    like, bulk = _shape_of(energies, int(used.sum()))
+    variances[0] = math.sqrt(variances[1] * variances[SIDE])
+    return BlockNoise(variances.reshape(SIDE, SIDE), np.zeros(1), np.ones(1), like, bulk, 1.0)
 
 
 def _windows(plane: Array, intensity: Array, absent: NDArray[np.bool_] | None) -> tuple[Array, Array]:
@@ -132,10 +158,10 @@ def _used(variances: Array, floor: float) -> NDArray[np.bool_]:
     return np.asarray(used)
 
 
-def _measured(squares: Array, variances: Array, used: NDArray[np.bool_]) -> Array:
+def _measured(squares: Array, variances: Array, used: NDArray[np.bool_], share: float) -> Array:
     """Return the variances of the coefficients in the blocks of least energy in the other classes."""
     energies = np.minimum(squares / variances, _MOST_ENERGY) * used
-    total, count = energies.sum(axis=1), max(int(_SHARE * len(squares)), min(20, len(squares)))
+    total, count = energies.sum(axis=1), max(int(share * len(squares)), min(20, len(squares)))
     result = np.empty(SIDE * SIDE)
     for k in range(4):
         own = k == _CLASSES
@@ -151,7 +177,7 @@ def _shape_of(energies: Array, count: int) -> tuple[float, float]:
     """Return `BlockNoise.like_noise` and `BlockNoise.bulk`."""
     from scipy.stats import chi2
 
-    least, first, middle = np.quantile(energies, [_SHARE / 8, _SHARE, 0.5])
+    least, first, middle = np.quantile(energies, [SHARE / 8, SHARE, 0.5])
     degrees = _INDEPENDENT * max(count, 1)
-    expected = chi2(degrees).ppf(_SHARE / 8) / chi2(degrees).ppf(_SHARE)
+    expected = chi2(degrees).ppf(SHARE / 8) / chi2(degrees).ppf(SHARE)
     return float(least / max(first, 1e-30) / expected), float(middle / max(first, 1e-30))

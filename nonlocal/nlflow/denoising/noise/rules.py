@@ -6,17 +6,18 @@ Their thresholds were chosen on PolyU photographs, simulated cameras and Set12 w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise
-from nlflow.denoising.noise.gaussian import GaussianNoise
+from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
 
+Kind = Literal["cut", "trusted", "coloured", "structured", "white"]
 _Light = tuple[Array, Array] | tuple[None, None]  # intensities, and relative standard deviations there
 LEVELS: Final = 3  # sizes at which blocks are looked at
 _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
@@ -49,6 +50,10 @@ _OF_RED_BLUE: Final = 1.1  # noise of the luminance over that of red - blue ther
 _TOO_MUCH: Final = 2.5  # noise of the luminance over what colours say, from which on it is texture
 _SEEN: Final = 4 / 255  # of the range: with less in green - magenta the picture counts as clean
 _BY_COLOURS: Final = "texture is everywhere: the noise of the colours says how strong that of the luminance is"
+_EVERYWHERE: Final = (
+    "structure is everywhere: only the highest frequencies were counted as noise; "
+    "--flat ROWS,COLUMNS (in Python flat=) measures it in a flat part"
+)
 _CHROMA: Final = 0.8  # least noise of colour differences over that of the luminance, at low frequencies
 _CHROMA_MOST: Final = 1.4  # and the greatest
 _CHROMA_REACH: Final = 0.3  # of the highest frequency: so far it reaches
@@ -80,23 +85,53 @@ class Rules:
 
     def estimate(self) -> NoiseEstimate:
         """Return the model, what it rests on, and how sure it is."""
-        fine, middle, highest = self._of(0), self._middle, self._highest
-        if self._cut and (self.colour or not self._growing):
+        fine, kind = self._of(0), self.kind
+        if kind == "cut":
             return self._camera(*self._plateau())
-        falling = highest < max(_WHITE * fine.spread((4, 5), (4, 5)), _CUT * middle)
-        if falling and middle > _VISIBLE * self.span and self._trusted and not self._textured:
+        if kind == "trusted":
             return self._camera(self._capped) if self.colour and not self._growing else self._correlated()
-        if falling and self._bounded is not None and self._bounded > _SEEN * self.span:
+        if kind == "coloured":
+            assert self._bounded is not None
             return self._camera(self._bounded, _BY_COLOURS)
-        clear = fine.like_noise > _SURE and not falling
-        places, strengths = _line(fine) if clear else (None, None)
+        places, strengths = self._increasing
         if places is not None:
-            model = GaussianNoise(highest, intensities=places, strengths=strengths)
+            model = GaussianNoise(self._highest, intensities=places, strengths=strengths)
             return self._verdict(model, "high", "the variance grows with the intensity along a line")
         reason = "noise is as strong at high frequencies as at middle ones"
-        if falling or highest < _STRONGER * middle:
-            reason = "structure is everywhere: only the highest frequencies were counted as noise"
-        return self._verdict(self.white, "high" if clear and fine.bulk < _BULK else "medium", reason)
+        if kind == "structured":
+            reason = _EVERYWHERE
+        return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
+
+    def estimate_flat(self) -> NoiseEstimate:
+        """Return the model of blocks that hold nothing but noise, all of one intensity."""
+        if not self._falling:
+            return self._verdict(self.white, "high", "noise is as strong at high frequencies as at middle ones")
+        cut = self.colour and self._highest < min(_CUT * self._middle, _ROUNDED * self.span / 255)
+        found = self._camera(self._middle) if cut else self._correlated(levelled=False)
+        model: Any = found.model
+        return replace(found, model=replace(model, intensities=None, strengths=None), confidence="high")
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the noise is: cut off at high frequencies, trusted though it falls there, told by colours, or white.
+
+        "structured" is what cannot be told from structure.
+        """
+        if self._cut and (self.colour or not self._growing):
+            return "cut"
+        falling = self._falling
+        if falling and self._middle > _VISIBLE * self.span and self._trusted and not self._textured:
+            return "trusted"
+        if falling and self._bounded is not None and self._bounded > _SEEN * self.span:
+            return "coloured"
+        return "structured" if falling or self._highest < _STRONGER * self._middle else "white"
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether flat parts may tell more: windows show no noise, or much less than blocks."""
+        if self.kind not in ("structured", "white") or self._increasing[0] is not None:
+            return False
+        return float(self.white.sigma) < max(_STRONGER * self._highest, _SEEN * self.span)
 
     def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
         """Return a verdict with the figures that it rests on."""
@@ -109,6 +144,26 @@ class Rules:
         return NoiseEstimate(model, confidence, reasons, measured)
 
     # ---- figures of the picture
+
+    @property
+    def seen(self) -> bool:
+        """Whether noise at the highest frequencies is stronger than the grain of pictures that count as clean."""
+        return self._highest > _SEEN * self.span
+
+    @property
+    def _clear(self) -> bool:
+        """Whether the blocks of the picture itself show white noise."""
+        return self._of(0).like_noise > _SURE and not self._falling
+
+    @cached_property
+    def _increasing(self) -> _Light:
+        """Intensities and relative strengths of white noise that grows with them along a line."""
+        return _line(self._of(0)) if self._clear else (None, None)
+
+    @property
+    def _falling(self) -> bool:
+        """Whether noise is weaker at the highest frequencies than just below, or than at middle ones."""
+        return self._highest < max(_WHITE * self._of(0).spread((4, 5), (4, 5)), _CUT * self._middle)
 
     @cached_property
     def _middle(self) -> float:
@@ -243,9 +298,9 @@ class Rules:
         words = "its high frequencies were cut off, as demosaicking and JPEG do", *reasons
         return self._verdict(model, "high" if self._coarse_trusted else "medium", *words)
 
-    def _correlated(self) -> NoiseEstimate:
+    def _correlated(self, *, levelled: bool = True) -> NoiseEstimate:
         """Return noise of the spectrum that was measured."""
-        spectrum = np.stack([self._composed(c) for c in range(3 if self.colour else 1)])
+        spectrum = np.stack([self._composed(c, levelled=levelled) for c in range(3 if self.colour else 1)])
         model = self._model(spectrum, _line(self._of(1)))
         return self._verdict(model, "high", "flat parts show noise that is weaker at high frequencies")
 
@@ -264,10 +319,11 @@ class Rules:
         places, first = np.unique(half.intensities, return_index=True)
         return places, half.strengths[first] ** (0.5 if self._coarse_trusted else 0.25)
 
-    def _composed(self, plane: int, *, cut: bool = False) -> spectra.Spectrum:
+    def _composed(self, plane: int, *, cut: bool = False, levelled: bool = True) -> spectra.Spectrum:
         """Return the spectrum of a plane: low frequencies from coarser pictures.
 
-        What compression `cut` off at middle frequencies tells nothing of lower ones.
+        What compression `cut` off at middle frequencies tells nothing of lower ones. Where there is nothing but noise,
+        low frequencies need not be `levelled`.
         """
         share = 2 * np.abs(np.fft.fftfreq(spectra.FREQUENCIES))
         farthest = np.maximum(share[:, None], share)
@@ -277,12 +333,12 @@ class Rules:
             if own is not None:
                 limit = _REACH / 2**level
                 values = 4.0**level * np.exp(_interpolated(np.log(own.variances), share * (SIDE << level)))
-                if level and own.like_noise < _STRUCTURE:
+                if levelled and level and own.like_noise < _STRUCTURE:
                     edge = (farthest > 0.8 * limit) & (farthest < 1.3 * limit)
                     values = np.minimum(values, _STEEPEST * np.median(result[edge]))
                 result = np.where((farthest <= limit) | (result == 0), values, result)
         coarsest = self.found[-1][plane]
-        if cut and coarsest is not None and coarsest.like_noise > _COLOURED_COARSE:
+        if not levelled or (cut and coarsest is not None and coarsest.like_noise > _COLOURED_COARSE):
             return result
         return self._levelled(result, plane)
 
@@ -301,6 +357,20 @@ class Rules:
         middle = math.sqrt(low * high)
         bound = level * (middle / radius) ** _GROWTH
         return np.asarray(np.where(radius < low, np.minimum(spectrum, bound), spectrum))
+
+
+def planes_of(channels: int) -> Array:
+    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
+    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+
+
+def in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
+    """Return a verdict on samples that were divided by `span` in the units of the samples."""
+    model: Any = found.model
+    places = None if model.intensities is None else model.intensities * span
+    units = {"middle": span, "highest": span, "white": span, "intensities": span, "spectrum": span**2}
+    measured = {name: value * units[name] if name in units else value for name, value in found.measured.items()}
+    return replace(found, model=replace(model, sigma=model.sigma * span, intensities=places), measured=measured)
 
 
 def _line(blocks: BlockNoise) -> _Light:

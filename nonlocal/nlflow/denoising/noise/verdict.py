@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any, Final
 
@@ -13,21 +12,22 @@ from nlflow._array import underflowing
 from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
-from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
+from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.estimation import estimate_sigmas
-from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
+from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
 from nlflow.denoising.noise.impulses import find_impulses
 from nlflow.denoising.noise.magnitudes import Rician, find_rician
 from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.recordings import spectrum_of_signal
-from nlflow.denoising.noise.rules import LEVELS, Rules
+from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, planes_of
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
 from nlflow.domains.samples import range_of
-from nlflow.errors import check_array, checked_call
+from nlflow.errors import InputError, check_array, checked_call
 
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
 _LEAST_RANGE: Final = 1e-100  # with smaller and larger ranges nothing but a strength is estimated
@@ -35,12 +35,13 @@ _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, a
 _SLAB: Final = 8  # slices that are looked at together
 _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
+_MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
 
 
 @checked_call
 @underflowing
 def estimate_noise(
-    image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None
+    image: Any, *, channel_axis: int | None = None, axes: str | None = None, mask: Any = None, flat: Any = None
 ) -> NoiseEstimate:
     """Find out which noise a picture or recording has, from itself alone.
 
@@ -53,6 +54,12 @@ def estimate_noise(
         What each axis is, as `denoise` takes it: needed for a volume or clip of fewer than 8 samples along an axis.
     mask : array_like of bool, optional
         True where samples are missing.
+    flat : pair of slice, optional
+        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``: at
+        least 32 x 32 samples of one level, apart from light that falls off like a plane. The noise is measured there
+        alone: its strength in each channel, and its correlation. ``measured`` holds the `level`, the standard deviation
+        (`sigma`) and the `correlation` with the next row and column, for each channel. One level cannot tell how noise
+        follows the intensity: it counts as the same everywhere. A texture that repeats cannot be told from noise.
 
     Returns
     -------
@@ -61,11 +68,21 @@ def estimate_noise(
     Raises
     ------
     InputError
-        As `denoise`.
+        As `denoise`. For `flat` where the part is outside the image, too small, clipped or not flat, for anything but
+        an image, and together with `mask`.
     """
     samples = samples_of(image, channel_axis, axes)
+    if flat is not None:
+        if mask is not None:
+            raise InputError("mask: got one beside flat, of which all samples are measured; leave one of them out")
+        return noise_of_part(samples, checked_part(samples, flat))
     missing = None if mask is None else np.asarray(check_array("mask", mask)).astype(bool)
     return examine(samples, missing)
+
+
+def is_white(found: NoiseEstimate) -> bool:
+    """Tell whether noise is white in the whole picture, so that its strength is estimated there."""
+    return found.whole and isinstance(found.model, GaussianNoise) and found.model.is_white
 
 
 def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEstimate:
@@ -130,7 +147,7 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return NoiseEstimate(white, "medium", ("the picture is too small for more than one white strength",))
     if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
-    axes = _axes(samples)
+    axes = planes_of(samples.shape[-1])
     span = range_of(samples)
     if span == 0:
         return NoiseEstimate(white, "high", ("the picture is constant",))
@@ -140,19 +157,42 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     if missing is not None:  # coarser pictures look through holes
         holes = missing[..., None]
         planes, intensity = _filled(planes, holes), _filled(intensity[..., None], holes)[..., 0]
-    found = _at_sizes(planes, intensity, range_of(intensity) / 255, missing)
+    found = _at_sizes(planes, intensity, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    return _in_units(Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity)).estimate(), span)
+    rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity))
+    verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
+    return in_units(rules.estimate() if verdict is None else verdict, span)
 
 
-def _in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
-    """Return a verdict on samples that were divided by `span` in the units of the samples."""
-    model: Any = found.model
-    places = None if model.intensities is None else model.intensities * span
-    units = {"middle": span, "highest": span, "white": span, "intensities": span, "spectrum": span**2}
-    measured = {name: value * units[name] if name in units else value for name, value in found.measured.items()}
-    return replace(found, model=replace(model, sigma=model.sigma * span, intensities=places), measured=measured)
+def _of_flat_parts(
+    scaled: Array, planes: Array, intensity: Array, missing: NDArray[np.bool_] | None
+) -> NoiseEstimate | None:
+    """Return the verdict on the flat parts of samples (H, W, C); None where they do not tell noise from structure.
+
+    What is white there is noise, unless it is as weak as the grain of clean photographs: no structure is as strong at
+    the highest frequencies. What compression cut off looks like smooth texture. So most of the flat parts must agree
+    on it, and grey pictures, of which no colours tell, keep the first verdict.
+    """
+    half = down(planes[..., :1])[..., 0]
+    absent = None if missing is None else _halved(missing)
+    parts = flat_parts(half, range_of(intensity) / 255 / 4, absent)
+    if parts is None:
+        return None
+    found = _at_sizes(planes, intensity, missing, parts)
+    if len(found) < 2 or found[0][0] is None or found[1][0] is None:
+        return None
+    outside = parts.at(0, intensity.shape)
+    white = GaussianNoise(_white(scaled, outside if missing is None else outside | missing))
+    rules = Rules(white, found, scaled.shape[-1] == 3, range_of(intensity))
+    white_there = rules.kind == "white" and rules.seen
+    cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > _MAJORITY
+    if not (white_there or cut_there):
+        return None
+    verdict = rules.estimate()
+    share = 1 - float(outside.mean())
+    reasons = (*verdict.reasons, f"measured in flat parts, {share:.0%} of the picture; elsewhere is structure")
+    return replace(verdict, reasons=reasons, whole=False)
 
 
 def _filled(values: Array, holes: NDArray[np.bool_]) -> Array:
@@ -182,21 +222,31 @@ def _white(samples: Array, missing: NDArray[np.bool_] | None) -> float:
     return float(np.mean(estimate_sigmas(samples, missing)))
 
 
-def _axes(samples: Array) -> Array:
-    """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
-    channels = samples.shape[-1]
-    return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+def _halved(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Return which samples of a picture of half the size have a missing one in their place."""
+    rows, columns = missing.shape
+    even = np.pad(missing, ((0, rows % 2), (0, columns % 2)))
+    return np.asarray(even.reshape((rows + 1) // 2, 2, -1, 2).any(axis=(1, 3)))
 
 
 def _at_sizes(
-    planes: Array, intensity: Array, floor: float, missing: NDArray[np.bool_] | None
+    planes: Array, intensity: Array, missing: NDArray[np.bool_] | None, parts: FlatParts | None = None
 ) -> list[list[BlockNoise | None]]:
-    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones."""
-    found = []
+    """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones; in flat parts alone."""
+    found: list[list[BlockNoise | None]] = []
+    floor = range_of(intensity) / 255
     for level in range(LEVELS):
         if min(intensity.shape) < _LEAST_SIDE:
             break
-        found.append([block_noise(planes[..., c], intensity, floor, missing) for c in range(planes.shape[-1])])
+        absent = missing
+        if parts is not None:
+            outside = parts.at(level, intensity.shape)
+            absent = outside if missing is None else outside | missing
+        share = SHARE if parts is None else OF_FLAT
+        own = [block_noise(planes[..., c], intensity, floor, absent, share) for c in range(planes.shape[-1])]
+        if own[0] is None and parts is not None:
+            break
+        found.append(own)
         if level < LEVELS - 1:
             missing = None if missing is None else np.zeros(tuple((n + 1) // 2 for n in missing.shape), bool)
             planes, intensity = down(planes), down(intensity[..., None])[..., 0]

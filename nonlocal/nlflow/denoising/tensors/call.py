@@ -25,7 +25,7 @@ from nlflow.denoising.inputs import check_options, check_rules, noise_model
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate
 from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.risk import perturbation
-from nlflow.denoising.noise.verdict import examine
+from nlflow.denoising.noise.verdict import examine, is_white
 from nlflow.denoising.patches import TensorFilter
 from nlflow.denoising.progress import Trail, telling, within
 from nlflow.denoising.runs import Watch
@@ -66,7 +66,7 @@ class Noisy:
         samples, found = [to_numpy(one) for one in items], []
         if model == "auto":
             found = [examine(one, None) for one in samples]
-            other = [one for one in found if not (isinstance(one.model, GaussianNoise) and one.model.is_white)]
+            other = [one for one in found if not is_white(one)]
             if other or items.ndim == 5:
                 return f"noise that was found to be {(other or found)[0].model.describe()}"
         levels = [np.full(one.shape[-1], float(np.mean(estimate_sigmas(one, None)))) for one in samples]

@@ -1,0 +1,209 @@
+"""Flat parts: noise of pictures that are structure elsewhere, and of a part that is named as flat."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.ndimage import gaussian_filter
+from skimage import data
+
+from benchmarks.blind.simulated_camera import Camera
+from nlflow import InputError, denoise, estimate_noise
+from nlflow.denoising.noise.flat import flat_parts
+from tests.pictures import Floats
+
+pytestmark = pytest.mark.numerical
+PART = np.s_[20:84, 30:110]
+WALL = np.s_[8:56, 8:312]
+
+
+def noise(shape: tuple[int, ...], sigma: Any, seed: int = 0) -> Floats:
+    return np.random.default_rng(seed).normal(0, 1, shape) * sigma
+
+
+def shaded(shape: tuple[int, int] = (160, 180)) -> Floats:
+    """Return light that falls off over a wall, with a dark thing in a corner: the range is no part's own."""
+    picture = np.add.outer(np.linspace(90, 110, shape[0]), np.linspace(0, 15, shape[1])) + np.zeros(shape)
+    picture[-40:, -40:] = 10
+    return picture
+
+
+# ---- parts that are found
+
+
+@pytest.mark.parametrize("sigma", [8, 15])
+@pytest.mark.sampled(1)
+def test_a_montage_has_the_noise_of_its_noisy_parts(sigma: float) -> None:
+    # Flat graphics hold no noise; they are more than half of the picture, and its quietest windows.
+    ramp = np.add.outer(np.arange(256.0), np.arange(256.0)) / 4
+    photograph = data.camera()[:256, :256] + noise((256, 256), sigma)
+    montage = np.hstack([ramp, photograph, 255 - ramp, ramp])
+    found = estimate_noise(montage)
+    assert found.model.is_white
+    assert not found.whole
+    assert found.model.sigma == pytest.approx(sigma, rel=0.1)
+    assert "flat parts" in found.reasons[-1]
+    _, info = denoise(montage, quality="fast", steps=1, return_info=True)
+    assert info.sigma == pytest.approx(found.model.sigma)  # and not that of the quietest windows
+
+
+@cache
+def meadow() -> tuple[Any, Floats]:
+    """Return a shot of grass below a wall by a simulated camera, and the noise of the wall in another one."""
+    rng = np.random.default_rng(0)
+    tint = np.clip(1 + 0.2 * np.sin(np.arange(320)[:, None] / 7 + np.arange(3)), 0, 2)
+    scene = data.grass()[:320, :320, None] * tint[:, None]
+    scene[:64] = 70, 62, 53
+    shots = Camera(940, demosaicking="gradient-corrected", quality=95).shots(np.clip(scene, 3, 250), rng)
+    first, second, *others = (next(shots).astype(np.float64) for _ in range(10))
+    return first, ((second - np.mean(others, axis=0)) * np.sqrt(8 / 9))[WALL]
+
+
+def test_a_photograph_has_the_noise_of_its_wall() -> None:
+    # Grass is at all intensities but one, and its quietest blocks are no noise.
+    first, wall = meadow()
+    found = estimate_noise(first, channel_axis=-1)
+    assert found.model.describe().startswith("noise of a camera")
+    assert "flat parts" in found.reasons[-1]
+    assert np.sqrt(np.mean(np.square(found.model.sigma))) == pytest.approx(wall.std(), rel=1 / 3)
+
+
+def test_flat_tiles_are_those_of_noise() -> None:
+    half = noise((96, 96), 5.0)
+    half[:, 48:] += 40 * np.sin(np.arange(96) / 3)[:, None]  # a shade that noise cannot have
+    half[48:, :48] += np.where(np.arange(48) % 24 < 12, 0, 60)  # edges
+    parts = flat_parts(half, 0.1)
+    assert parts is not None
+    inside = ~parts.outside
+    assert inside[:48, :48].mean() > 0.9
+    assert not inside[:, 52:].any()
+    assert inside[52:, :48].mean() < 0.1
+    assert parts.at(0, (192, 191)).shape == (192, 191)
+    np.testing.assert_array_equal(parts.at(1, (96, 96)), parts.outside)
+    np.testing.assert_array_equal(parts.at(2, (48, 48)), parts.outside[::2, ::2])
+
+
+def test_nearly_all_tiles_of_white_noise_are_flat_and_alike() -> None:
+    parts = flat_parts(noise((256, 256), 3.0), 0.1)
+    assert parts is not None
+    assert parts.agreed > 0.99
+    assert parts.outside.mean() < 0.01
+
+
+def test_no_tile_is_flat_where_there_is_nothing_or_structure_alone() -> None:
+    assert flat_parts(np.zeros((64, 64)), 0.1) is None
+    assert flat_parts(noise((12, 64), 1.0), 0.1) is None  # smaller than a tile
+    bars = np.kron(noise((8, 8), 50.0), np.ones((8, 8)))
+    assert flat_parts(bars, 0.1) is None
+
+
+def test_missing_samples_are_in_no_flat_tile() -> None:
+    absent = np.zeros((64, 64), bool)
+    absent[:, 30:34] = True
+    parts = flat_parts(noise((64, 64), 3.0), 0.1, absent)
+    assert parts is not None
+    assert parts.outside[:, 30:34].all()
+
+
+# ---- a part that is named
+
+
+@pytest.mark.parametrize("sigma", [(6.0,), (4.0, 6.0, 9.0)])
+def test_white_noise_of_a_part_has_a_strength_in_each_channel(sigma: tuple[float, ...]) -> None:
+    picture = shaded()[..., None] + noise((160, 180, len(sigma)), np.array(sigma))
+    found = estimate_noise(picture, channel_axis=-1, flat=PART)
+    assert found.model.is_white
+    # 5120 samples: the standard deviation of sigma is 1 %.
+    np.testing.assert_allclose(found.model.sigma, sigma, rtol=0.04)
+    np.testing.assert_allclose(found.measured["sigma"], sigma, rtol=0.04)
+    np.testing.assert_allclose(found.measured["level"], shaded()[PART].mean(), atol=0.4)
+    assert np.abs(found.measured["correlation"]).max() < 0.06  # 4 / sqrt(5120)
+    assert "one level" in found.reasons[-1]
+
+
+def test_correlated_noise_of_a_part_has_its_correlation() -> None:
+    blurred = gaussian_filter(noise((160, 180), 1.0), 0.8)
+    picture = shaded() + blurred * (7 / blurred.std())
+    found = estimate_noise(picture, flat=PART)
+    lag = np.exp(-1 / (4 * 0.8**2))  # of Gaussian blur of white noise
+    np.testing.assert_allclose(found.measured["correlation"], lag, atol=0.06)
+    assert found.model.spectrum is not None
+    assert found.model.sigma == pytest.approx(7, rel=0.12)
+
+
+def test_a_part_of_a_compressed_photograph() -> None:
+    first, wall = meadow()
+    found = estimate_noise(first, channel_axis=-1, flat=WALL)
+    np.testing.assert_allclose(found.measured["sigma"], wall.std(axis=(0, 1)), rtol=0.1)
+    assert found.model.describe().startswith("noise of a camera")
+    assert np.sqrt(np.mean(np.square(found.model.sigma))) == pytest.approx(wall.std(), rel=1 / 3)
+
+
+def test_the_model_of_a_part_is_taken_by_denoise() -> None:
+    clean = shaded()
+    picture = clean + noise(clean.shape, 6.0)
+    result = denoise(picture, noise=estimate_noise(picture, flat=PART).model)
+    assert np.std(result - clean) < 2
+
+
+def test_units_scale_what_a_part_shows() -> None:
+    picture = shaded() + gaussian_filter(noise((160, 180), 20.0), 0.8)
+    plain, scaled = (estimate_noise(picture * unit, flat=PART) for unit in (1.0, 1e-3))
+    assert scaled.model.sigma == pytest.approx(plain.model.sigma * 1e-3, rel=1e-6)
+    np.testing.assert_allclose(scaled.measured["sigma"], plain.measured["sigma"] * 1e-3, rtol=1e-6)
+
+
+def _letters(picture: Floats) -> Floats:
+    picture[40:60, 40:44] = 20
+    return picture
+
+
+def _texture(picture: Floats) -> Floats:
+    return picture + 30 * np.sin(np.arange(180) / 4) * np.sin(np.arange(160) / 5)[:, None]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (_letters, "an edge or letters"),
+        (_texture, "shades, letters or texture"),
+        (lambda picture: np.minimum(picture, 102), "clipped or rounded away"),
+        (lambda picture: np.round(picture / 60) * 60, "clipped or rounded away"),
+    ],
+)
+def test_what_is_not_flat_is_refused(spoil: Any, said: str) -> None:
+    with pytest.raises(InputError, match=f"flat: rows 20:84, columns 30:110: .*{said}"):
+        estimate_noise(spoil(shaded() + noise((160, 180), 4.0)), flat=PART)
+
+
+def test_a_part_without_noise_is_refused() -> None:
+    with pytest.raises(InputError, match="no noise at all"):
+        estimate_noise(np.add.outer(np.arange(100.0), np.arange(100.0)), flat=np.s_[10:60, 10:60])
+
+
+@pytest.mark.parametrize(
+    ("flat", "said"),
+    [
+        (np.s_[20:84, 30:200], r"columns 30:200 of an image of 160 x 180, expected 0 <= first < end <= 180"),
+        (np.s_[84:20, 30:110], "rows 84:20"),
+        (np.s_[-5:40, 30:110], "rows -5:40"),
+        (np.s_[20:40, 30:110], "got 20 x 80 samples, expected at least 32 x 32"),
+        (np.s_[20:84], "expected two slices"),
+        ("20:84,30:110", "expected two slices"),
+        (np.s_[20:84, :110], "a whole number at both ends"),
+        (np.s_[20:84:2, 30:110], "no step"),
+    ],
+)
+def test_wrong_parts_are_refused(flat: Any, said: str) -> None:
+    with pytest.raises(InputError, match=f"flat: .*{said}"):
+        estimate_noise(shaded() + noise((160, 180), 4.0), flat=flat)
+
+
+def test_a_part_is_of_an_image_and_has_no_mask() -> None:
+    with pytest.raises(InputError, match="expected an image"):
+        estimate_noise(noise((500,), 1.0), flat=PART)
+    with pytest.raises(InputError, match="mask: got one beside flat"):
+        estimate_noise(shaded(), flat=PART, mask=np.zeros((160, 180), bool))
