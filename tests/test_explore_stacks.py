@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 
 from nlflow import InputError, denoise
 from nlflow.commands import main as cli
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.quality import psnr
 from nlflow.explorer import denoising_view, pictures, sources, stacks, uploads
 from nlflow.explorer.denoise_tab import DenoiseTab
 from nlflow.explorer.denoising_view import DenoiseSettings
 from nlflow.explorer.desk import Desk
+from nlflow.explorer.drawings import Drawn, Look, Stills
 from nlflow.explorer.worker import Job
 from nlflow.io.files import read
 
@@ -51,6 +53,9 @@ class AtOnce:
     def submit(self, key: object, job: Job) -> None:
         job.result = job.work(lambda share: None)
         job.done(job)
+
+    def cancel_all(self, belongs: object) -> None:
+        """Nothing waits."""
 
 
 def tab_of(source: sources.Source) -> DenoiseTab:
@@ -160,6 +165,28 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shows(1)
     assert calls[-1].crop[0] == (0, 18)
     assert "[0:18, 0:20, 0:24]" in tab.code.shown["python"]
+
+
+@pytest.mark.parametrize("axes", SHAPES)
+def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Path) -> None:
+    """It is the flow of pixels on that one picture, with a narrow window and the noise that was found in the stack."""
+    source = sources.open_source(stored(tmp_path / "a.tif", axes, SHAPES[axes]))
+    known = denoising_view.compute(DenoiseSettings(strength=2.0), source)
+    coarse = denoising_view.coarse(DenoiseSettings(strength=3.0), source, 2, known)
+    assert coarse is not None
+    assert coarse.coarse
+    through = stacks.through(source.media, channels=True)
+    flat = np.take(source.media.data, 2, through)
+    channels = stacks.plane_channels(source.media)
+    words: dict[str, Any] = {"quality": "fast", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
+    expected = denoise(flat, noise=GaussianNoise(known.info.sigma / 2), strength=3.0, **words)
+    np.testing.assert_allclose(np.take(coarse.result, 0, through), expected, rtol=1e-5)
+    drawn = Drawn(coarse, source, Stills(), Look(at=2))
+    assert [item["name"] for item in drawn.items] == ["noisy", "result", "removed"]
+    # What is quick has none, and neither has what the last result says nothing about.
+    assert denoising_view.coarse(DenoiseSettings(quality="best"), source, 2, known) is None
+    assert denoising_view.coarse(DenoiseSettings(noise="white"), source, 2, known) is None
+    assert denoising_view.coarse(DenoiseSettings(), source, 2, None) is None
 
 
 def test_an_image_after_a_stack(tmp_path: Path) -> None:

@@ -75,8 +75,14 @@ _PLACES = """
   :host { grid-template: "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr); }
 }
 """
-#: While something else is computed, what is shown is that of other settings, and grey.
-_STALE = ":host(.stale) { opacity: 0.5; }"
+#: What is shown while something else is computed turns grey, but only where an answer is slow: else it would blink. The
+#: wait is the same for both names, and begins again where one takes the place of the other.
+_STALE = """
+:host(.stale-0) { animation: late-0 0.3s linear 0.5s forwards; }
+:host(.stale-1) { animation: late-1 0.3s linear 0.5s forwards; }
+@keyframes late-0 { to { opacity: 0.5; } }
+@keyframes late-1 { to { opacity: 0.5; } }
+"""
 
 
 def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:
@@ -96,6 +102,7 @@ def column(*parts: Any, **words: Any) -> Any:
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
 
 
-def stale(part: Any, *, yes: bool) -> None:
-    """Grey a `column` that shows what no longer is so, or undo that."""
-    part.css_classes = [name for name in part.css_classes if name != "stale"] + ["stale"] * yes
+def stale(part: Any, turn: int | None) -> None:
+    """Grey a `column` that shows what no longer is so, after a while that begins with each turn; None undoes that."""
+    kept = [name for name in part.css_classes if not name.startswith("stale-")]
+    part.css_classes = kept if turn is None else [*kept, f"stale-{turn % 2}"]

@@ -28,7 +28,8 @@ clean = np.rint(data.camera().reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(
 noise = np.random.default_rng(0).normal(0, 25, clean.shape)
 noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)"""
 
-_PREVIEW_PIXELS = 2**16  # 256 x 256
+#: Of an image, denoised while settings move: 256 x 256.
+PREVIEW_PIXELS = 2**16
 _PREVIEW_SAMPLES = 2**15
 
 
@@ -117,8 +118,8 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
         sizes = (min(shape[0], _PREVIEW_SAMPLES),)
     else:
         # Where one side is short, the other may be longer.
-        columns = min(shape[1], max(math.isqrt(_PREVIEW_PIXELS), _PREVIEW_PIXELS // shape[0]))
-        sizes = (min(shape[0], _PREVIEW_PIXELS // columns), columns)
+        columns = min(shape[1], max(math.isqrt(PREVIEW_PIXELS), PREVIEW_PIXELS // shape[0]))
+        sizes = (min(shape[0], PREVIEW_PIXELS // columns), columns)
     if sizes == shape:
         return None
     where = place or (0.5,) * len(shape)

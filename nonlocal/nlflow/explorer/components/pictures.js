@@ -119,7 +119,7 @@ export function render({ model }) {
   new ResizeObserver(place).observe(row);
 
   const show = () => {
-    const { items, compare, serial, source } = model.shown;
+    const { items, compare, serial, source, coarse } = model.shown;
     if (opened !== source) { opened = source; acts.fit(); }  // another file is seen whole
     if (built !== `${items.length} ${compare}`) {
       built = `${items.length} ${compare}`;
@@ -131,10 +131,11 @@ export function render({ model }) {
     root.hidden = items.length === 0;
     row.querySelectorAll("img").forEach((image, k) => {
       // What stays while settings move is sent once, apart from what changes.
-      image.src = items[k].src || model.still[items[k].name] || "";
+      const src = items[k].src || model.still[items[k].name] || "";
+      if (image.getAttribute("src") !== src) image.src = src;  // else it would be decoded anew
       image.alt = items[k].alt;
       image.draggable = false;
-      if (k === 0) image.onload = () => {
+      if (k === 0) image.onload ||= () => {
         const shape = image.naturalWidth / image.naturalHeight;
         row.style.setProperty("--shape", shape);
         row.classList.toggle("broad", shape > 1.7);
@@ -144,7 +145,8 @@ export function render({ model }) {
     const captions = compare ? [items[0], ...items.slice(2)] : items;
     row.querySelectorAll("figcaption").forEach((one, k) => { one.textContent = captions[k].caption; });
     row.querySelectorAll(".frame").forEach((one, k) => one.setAttribute("aria-label", captions[k].alt));
-    row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name; });
+    row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name + (coarse && k === 1 ? ", coarse" : ""); });
+    root.dataset.coarse = coarse;
     root.dataset.serial = serial;  // the pictures are on the screen, for those who wait for it
   };
   model.on(["still", "shown"], show);
