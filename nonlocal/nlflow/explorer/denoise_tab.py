@@ -84,13 +84,12 @@ class DenoiseTab(Tab):
         self.noise = columns(self.levels, self.powers)
         noise = column(heading("Noise"), self.noise_text, self.noise)
         self.shown = [
-            column(self.part, self.pictures, self.signal.panel),
-            column(columns(column(numbers, program, self.download), column(course, noise), least=360)),
+            column(self.pictures, self.signal.panel),
+            column(self.signal.rest, columns(column(numbers, program, self.download), column(course, noise), least=360)),
         ]
+        files = columns(self.upload, self.reference, least=120), markup(note(_KINDS))
         self.panel = beside(
-            [columns(self.upload, self.reference, least=120), markup(note(_KINDS)), self.kept],
-            [self.status, self.refusal, self.shown[0]],
-            [self.shown[1]],
+            [self.refusal, self.part], [self.status, self.shown[0]], [*files, self.kept], [self.shown[1]]
         )
         self._adapt()
 
@@ -318,7 +317,8 @@ class DenoiseTab(Tab):
             self.slice.show(label=stacks.word(media))
             self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None
-        self.pictures.visible, self.contrast.visible, self.signal.panel.visible = image, image, not image
+        self.pictures.visible = self.contrast.visible = image
+        self.signal.panel.visible = self.signal.rest.visible = not image
         self.whole.show(src="")
         self.signal.window = None
         suffix = "npy" if media.stacked else written_extension(Path(self._source.name)).lstrip(".")

@@ -67,12 +67,17 @@ def columns(*parts: Any, least: int = 300) -> Any:
     return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
 
 
-#: The settings stand at the left of the views; on a narrow page the pictures come first, then the settings.
+#: The settings stand at the left of the views; on a narrow page the views come first, and stay while it is scrolled.
 _PLACES = """
-:host { display: grid; gap: 0 20px; align-items: start; grid-template: "views" "controls" "more" / minmax(0, 1fr); }
-.controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
+@media (max-width: 799px) {
+  .views { position: sticky; top: 0; z-index: 2; background: #fff; padding-bottom: 4px; border-bottom: 1px solid #d5dbe1; }
+}
 @media (min-width: 800px) {
-  :host { grid-template: "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr); }
+  :host {
+    display: grid; gap: 0 20px; align-items: start;
+    grid-template: "controls head" auto "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr);
+  }
+  .head { grid-area: head; } .controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
 }
 """
 #: What is shown while something else is computed turns grey, but only where an answer is slow: else it would blink. The
@@ -85,10 +90,10 @@ _STALE = """
 """
 
 
-def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with their views at the right and more below these; on a narrow page the views come first."""
-    places = zip(("views", "controls", "more"), (views, controls, more), strict=True)
-    parts = [column(*parts, css_classes=[name]) for name, parts in places]
+def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], more: Sequence[Any]) -> Any:
+    """Return controls with a head, views and more at their right; on a narrow page all this in the order of the words."""
+    places = {"head": head, "views": views, "controls": controls, "more": more}
+    parts = [column(*parts, css_classes=[name]) for name, parts in places.items()]
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-PATIENCE = 0.25  # seconds that a superseded job may take to show something
+PATIENCE = 0.5  # seconds that a superseded job may take to show something
 
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
