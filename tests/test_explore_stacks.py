@@ -215,3 +215,63 @@ def test_commands_keep_both_parts_of_an_extension(tmp_path: Path) -> None:
         words = denoising_view.as_command(DenoiseSettings(), replace(stack, name=name)).split()
         stem, dot, rest = name.rpartition(".nii" if "nii" in name else ".NII" if "NII" in name else ".mp4")
         assert words[3] == f"{stem}-denoised{dot}{rest}"
+
+
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of so few samples
+@pytest.mark.parametrize("form", ["npy", "npz", "mat", "h5"])
+def test_arrays_are_opened_as_the_command_opens_them(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which array, which axes and how far apart is told to the same reader, and stands in the texts that are copied."""
+    stored(tmp_path / "a.tif", "ZYX", SHAPES["ZYX"])
+    data = tifffile.imread(tmp_path / "a.tif").astype(np.float32)
+    other = np.zeros(3, np.float32)
+    path, told = tmp_path / f"scan.{form}", {"axes": "ZYX", "spacing": [2.0, 1.0, 1.0]}
+    if form == "npy":
+        np.save(path, data)
+    elif form == "npz":
+        np.savez(path, raw=data, other=other)
+        told["array"] = "raw"
+    elif form == "mat":
+        from scipy.io import savemat
+
+        savemat(path, {"raw": data, "other": other})
+        told["array"] = "raw"
+    else:
+        h5py = pytest.importorskip("h5py", reason="h5py is optional: pip install 'nlflow[hdf5]'")
+        with h5py.File(path, "w") as file:
+            file["scan/raw"], file["other"] = data, other
+        told["array"] = "/scan/raw"
+    monkeypatch.chdir(tmp_path)
+    source = sources.open_source(path.name, **told)  # type: ignore[arg-type]
+    assert source.media.spacing == (2.0, 1.0, 1.0)
+    tab = tab_of(source)
+    copied = executed(tab.code.shown["python"])
+    np.testing.assert_array_equal(copied["noisy"], data)
+    assert tab._result is not None
+    np.testing.assert_array_equal(copied["result"], tab._result.result)
+    words = re.split(r"\s+", tab.code.shown["command"])
+    assert words[4:] == [
+        *("--quality", "fast", "--axes", "ZYX", "--spacing", "2.0,1.0,1.0"),
+        *(("--array", told["array"]) if "array" in told else ()),
+    ]
+    done = CliRunner().invoke(cli.app, words[1:])
+    assert done.exit_code == 0, done.output
+    written = read(words[3], axes="ZYX", array=told.get("array")).data  # type: ignore[arg-type]
+    np.testing.assert_array_equal(written, tab._result.result.astype(np.float32))
+
+
+def test_what_cannot_be_sent_says_how_it_is_opened() -> None:
+    with pytest.raises(InputError, match="by its name: nonlocal explore 'my scan.h5' --array NAME --axes ZYX$"):
+        uploads.received_source("my scan.h5", b"x", uploads.Limits())
+    with pytest.raises(InputError, match=r"by its name: nonlocal explore brain\.nii\.gz$"):
+        uploads.received_source("brain.nii.gz", b"x", uploads.Limits())
+    with pytest.raises(InputError, match=r"expected one of [^;]+$"):
+        uploads.received_source("a.exe", b"x", uploads.Limits())
+
+
+def test_words_about_a_file_belong_to_one() -> None:
+    for option, value in (("--axes", "ZYX"), ("--spacing", "2,1,1"), ("--array", "raw")):
+        done = CliRunner().invoke(cli.app, ["explore", option, value])
+        assert done.exit_code == 2
+        assert "belongs to a FILE" in done.output

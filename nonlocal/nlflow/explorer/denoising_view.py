@@ -283,9 +283,7 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     if source.built_in:
         lines = [EXAMPLE, ""]
     else:
-        layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS else {}
-        given = {name: value for name, value in layout.items() if value is not None}
-        lines = [call("media", "read", repr(source.name), given), "noisy = media.data"]
+        lines = [call("media", "read", repr(source.name), _reading(source)), "noisy = media.data"]
         if compared:
             imports = ["from pathlib import Path", "", *imports, "from nlflow.io.companions import read_reference"]
             lines.append(f'clean, _ = read_reference("clean", Path({source.clean_name!r}), media)')
@@ -299,6 +297,13 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
     denoised = call("result, info", "denoise", "noisy, progress=trail", _words(settings, source))
     lines += ["trail = Trail()", denoised, "curves = trail.course"]
     return "\n".join([*imports, "", *lines, *(_quality_lines(media) if compared else [])]) + "\n"
+
+
+def _reading(source: Source) -> dict[str, Any]:
+    """Return what the reader of a source is to be told, so that it finds the same in the file."""
+    media = source.media
+    layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS and not media.axes else {}
+    return {name: value for name, value in layout.items() if value is not None} | source.reading
 
 
 def _quality_lines(media: Media) -> list[str]:
@@ -336,8 +341,9 @@ def as_command(settings: DenoiseSettings, source: Source) -> str:
     known, written = extension(Path(source.name)), written_extension(Path(source.name))
     suffix = path.name[len(path.name) - len(known) :]  # .nii.gz is one
     new = suffix if written in ("", known) else written
-    if media.format in ARRAYS:
-        options |= {"kind": media.kind, "channel_axis": media.channel_axis}
+    options |= _reading(source)
+    if "spacing" in options:
+        options["spacing"] = ",".join(map(repr, options["spacing"]))
     if source.clean is not None:
         options["reference"] = source.clean_name
     words = [

@@ -1,7 +1,7 @@
 """The thread that computes for all pages. Only one thread at a time may start compiled loops.
 
 Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and
-supersedes a running one: that ends once it has shown something, or has run for `PATIENCE`. If it ended at once, nothing
+supersedes a running one: that ends once it has shown something, or has run for a while. If it ended at once, nothing
 would be seen while a slider is dragged, since moves come faster than results.
 """
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
-PATIENCE = 0.5  # seconds that a superseded job may take to show something
+PATIENCE = 1.0  # seconds that a superseded job may take to show something
 
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
