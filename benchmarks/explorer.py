@@ -3,7 +3,8 @@
 Sliders of the tab "Denoise" are moved in a headless Chromium, on the preview of 256 x 256 pixels of the built-in
 example. Two times are taken in the page itself: from the move to the first new picture, and to the one of the result.
 In the quality ``fast`` these are one; sliders of fidelity and time keep the weights of patches there, those of noise,
-width, patch and window compute them anew. In ``best`` the first is coarse. Then a JPEG of 20 megapixels is opened, from the choice of the file to its result on the
+width, patch and window compute them anew. In ``best`` the first is coarse. Then a JPEG of 20 megapixels is opened,
+from the choice of the file to its result on the
 screen. Other programs make all of it slower, so the smallest time of each slider is held against the target, and the
 slowest slider counts.
 """

@@ -149,7 +149,7 @@ def test_a_telephone_keeps_the_picture_in_view(phone: Page) -> None:
     frame = phone.one(".frame")  # one picture at a time
     place = box(phone, frame)
     assert phone.driver.execute_script("return scrollY") > PHONE["height"] / 2
-    assert 0 <= place["top"]
+    assert place["top"] >= 0
     assert place["bottom"] <= 0.52 * PHONE["height"]
     assert place["height"] > 0.3 * PHONE["height"]
     assert box(phone, phone.one(".nl-status"))["top"] >= 0
@@ -188,7 +188,7 @@ requestAnimationFrame(step);
 
 
 def test_a_dragged_slider_shows_pictures_and_is_not_grey(page: Page) -> None:
-    """At every frame of the screen the slider moves on: answers come nevertheless, and only a late one lets it turn grey."""
+    """At every frame of the screen the slider moves on: answers come, and only a late one lets it turn grey."""
     slider, view = page.knob("width"), page.one(".views .row").find_element("xpath", "..")
     page.driver.set_script_timeout(60)
     page.settled(lambda: page.knob("width").send_keys("\ue014"))  # all is compiled

@@ -262,7 +262,7 @@ def test_arrays_are_opened_as_the_command_opens_them(
 
 
 def test_what_cannot_be_sent_says_how_it_is_opened() -> None:
-    with pytest.raises(InputError, match="by its name: nonlocal explore 'my scan.h5' --array NAME --axes ZYX$"):
+    with pytest.raises(InputError, match=r"by its name: nonlocal explore 'my scan\.h5' --array NAME --axes ZYX$"):
         uploads.received_source("my scan.h5", b"x", uploads.Limits())
     with pytest.raises(InputError, match=r"by its name: nonlocal explore brain\.nii\.gz$"):
         uploads.received_source("brain.nii.gz", b"x", uploads.Limits())

@@ -85,7 +85,9 @@ class DenoiseTab(Tab):
         noise = column(heading("Noise"), self.noise_text, self.noise)
         self.shown = [
             column(self.pictures, self.signal.panel),
-            column(self.signal.rest, columns(column(numbers, program, self.download), column(course, noise), least=360)),
+            column(
+                self.signal.rest, columns(column(numbers, program, self.download), column(course, noise), least=360)
+            ),
         ]
         files = columns(self.upload, self.reference, least=120), markup(note(_KINDS))
         self.panel = beside(

@@ -183,8 +183,8 @@ def coarse(settings: DenoiseSettings, source: Source, at: int, known: DenoiseRes
     """Return a coarse answer for one picture, in a small part of the time; None where it would not help.
 
     It is the flow of pixels with a narrow window, whatever the quality, and takes the noise that was found before. That
-    is less than a tenth of the time of ``best`` and of stacks; of ``balanced`` a fifth, of ``fast`` a third, so these have
-    none: their own result would come later by as much.
+    is less than a tenth of the time of ``best`` and of stacks; of ``balanced`` a fifth, of ``fast`` a third, so these
+    have none: their own result would come later by as much.
 
     Parameters
     ----------
@@ -302,7 +302,9 @@ def as_python(settings: DenoiseSettings, source: Source) -> str:
 def _reading(source: Source) -> dict[str, Any]:
     """Return what the reader of a source is to be told, so that it finds the same in the file."""
     media = source.media
-    layout = {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS and not media.axes else {}
+    layout = (
+        {"kind": media.kind, "channel_axis": media.channel_axis} if media.format in ARRAYS and not media.axes else {}
+    )
     return {name: value for name, value in layout.items() if value is not None} | source.reading
 
 

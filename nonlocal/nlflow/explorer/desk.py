@@ -143,7 +143,11 @@ class Tab:
             job.seen = True
             self._desk.later(partial(self._glimpse, job, show))
 
-        job = Job(lambda tell: work(Report(tell, glimpse)), lambda job: self._desk.later(partial(self._finish, job, show, failed)), tell)
+        job = Job(
+            lambda tell: work(Report(tell, glimpse)),
+            lambda job: self._desk.later(partial(self._finish, job, show, failed)),
+            tell,
+        )
         self.status.say(words, "busy")
         if what == "view":
             self._grey()

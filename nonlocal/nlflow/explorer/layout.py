@@ -70,12 +70,13 @@ def columns(*parts: Any, least: int = 300) -> Any:
 #: The settings stand at the left of the views; on a narrow page the views come first, and stay while it is scrolled.
 _PLACES = """
 @media (max-width: 799px) {
-  .views { position: sticky; top: 0; z-index: 2; background: #fff; padding-bottom: 4px; border-bottom: 1px solid #d5dbe1; }
+  .views { position: sticky; top: 0; z-index: 2; background: #fff; }
 }
 @media (min-width: 800px) {
   :host {
     display: grid; gap: 0 20px; align-items: start;
-    grid-template: "controls head" auto "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr);
+    grid-template: "controls head" auto "controls views" auto "controls more" 1fr
+      / clamp(260px, 24%, 400px) minmax(0, 1fr);
   }
   .head { grid-area: head; } .controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
 }
@@ -91,7 +92,7 @@ _STALE = """
 
 
 def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with a head, views and more at their right; on a narrow page all this in the order of the words."""
+    """Return controls with a head, views and more at their right; on a narrow page all of it, in this order."""
     places = {"head": head, "views": views, "controls": controls, "more": more}
     parts = [column(*parts, css_classes=[name]) for name, parts in places.items()]
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])

@@ -14,7 +14,6 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
-
 PATIENCE = 1.0  # seconds that a superseded job may take to show something
 
 
