@@ -172,7 +172,7 @@ def test_broken_and_large_files_are_refused_and_nothing_is_left(page: Page, plac
     def empty() -> bool:
         return not page.all(".frame, table.numbers, .nl-code, .chart, .nl-knob")
 
-    assert send(page, place / "broken.png", kind="error").startswith("broken.png: got content that is no PNG")
+    assert send(page, place / "broken.png", kind="error").startswith("broken.png: got a text file")
     page.wait(empty, "an empty page")
     assert "huge.png: got 3 MiB, expected at most 2 MiB" in send(page, place / "huge.png", kind="error")
     # Dropped, not chosen: the browser hands over files of a drag in this form.
