@@ -128,6 +128,7 @@ mutants: $(DEV)
 
 # Local version labels such as +cpu name a build, not a version; pip itself is not ours to choose.
 constraints: $(DEV) $(BENCH)
+	@$(PIP) -e '.[installs]'
 	@{ sed '/^[^#]/d' constraints.txt; $(BIN)/python -m pip freeze --all --exclude-editable | sed -e '/^pip==/d' -e 's/+.*//' | LC_ALL=C sort -f; } > constraints.new
 	@mv constraints.new constraints.txt
 	@touch $(CORE) $(DEV) $(BENCH)

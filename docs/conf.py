@@ -105,7 +105,7 @@ html_show_sourcelink = False
 html_theme_options = {
     "show_toc_level": 2,
     "navigation_with_keys": True,
-    "header_links_before_dropdown": 7,
+    "header_links_before_dropdown": 4,  # more would take a second line
     "navbar_persistent": ["search-button"],  # its field would take a second line
     "secondary_sidebar_items": ["page-toc"],
     "footer_start": ["copyright"],

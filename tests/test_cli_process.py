@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import select
 import struct
 import subprocess
 import sys
@@ -143,8 +144,14 @@ def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int, int], Cal
         def begin(lines: int, columns: int) -> Callable[[], str]:
             fcntl.ioctl(inner, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
             monkeypatch.setattr(sys, "stderr", stream)
-            stream.write(".")  # there is always something to read
-            return lambda: (stream.flush(), os.read(outer, 65536).decode())[1]
+            return read
+
+        def read() -> str:
+            stream.flush()
+            found = b""
+            while select.select([outer], [], [], 0.3)[0]:  # what was written in parts may come in parts
+                found += os.read(outer, 65536)
+            return found.decode()
 
         yield begin
     os.close(outer)
@@ -176,7 +183,6 @@ def test_compiling_is_told_once_and_loading_is_not(
         for signature in signatures:
             loading.compiled(loops["twice"], (signature,))
         told.append(read().count("compiling loops, once in this installation"))
-        sys.stderr.write(".")
     assert told == [1, 0, 1]
     terminal.tell_of_compiling(quiet=True)
     assert loading.tell is None

@@ -172,7 +172,7 @@ def test_broken_and_large_files_are_refused_and_nothing_is_left(page: Page, plac
     def empty() -> bool:
         return not page.all(".frame, table.numbers, .nl-code, .chart, .nl-knob")
 
-    assert send(page, place / "broken.png", kind="error").startswith("broken.png: got content that is no PNG")
+    assert send(page, place / "broken.png", kind="error").startswith("broken.png: got a text file")
     page.wait(empty, "an empty page")
     assert "huge.png: got 3 MiB, expected at most 2 MiB" in send(page, place / "huge.png", kind="error")
     # Dropped, not chosen: the browser hands over files of a drag in this form.
@@ -401,10 +401,10 @@ def test_no_page_needs_scrolling_to_the_side(page: Page, name: str, width: int) 
             assert inside or (box["x"] >= 0 and box["x"] + box["width"] <= width + 1), element.get_attribute(
                 "outerHTML"
             )[:200]
-        if name == "Denoise" and width < 500:  # the picture comes first, and nearly as wide as the page
+        if name == "Denoise" and width < 500:  # the picture comes first, as large as half the height allows
             picture = page.all(".frame, .chart")[0].rect
             assert picture["y"] < 260
-            assert picture["width"] > 340
+            assert picture["width"] > 340 or picture["height"] > 290
             assert all(one.rect["y"] > picture["y"] for one in page.all(".nl-knob, .drop"))
     finally:
         page.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -38,6 +39,7 @@ from nlflow.explorer.desk import Desk  # noqa: E402
 from nlflow.explorer.flow_tab import FlowTab  # noqa: E402
 from nlflow.explorer.layers_tab import LayersTab  # noqa: E402
 from nlflow.explorer.page import Contents  # noqa: E402
+from nlflow.explorer.worker import Job  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -349,7 +351,7 @@ def test_the_last_result_is_grey_while_another_is_computed(desk: Desk) -> None:
     grey: list[set[bool]] = []
 
     def look() -> None:
-        grey.append({"stale" in part.css_classes for part in tab.shown})
+        grey.append({any(name.startswith("stale-") for name in part.css_classes) for part in tab.shown})
 
     tab.start()
     look()
@@ -366,6 +368,62 @@ def test_the_last_result_is_grey_while_another_is_computed(desk: Desk) -> None:
     look()
     settle(tab)
     assert grey == [{True}, {False}, {True}, {True}, {False}]
+
+
+def test_best_shows_a_coarse_picture_first(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.quality.value = "best"  # which starts
+    settle(tab)
+    shown: list[tuple[bool, list[bool], Any]] = []
+    draw = tab.pictures.draw
+
+    def look(*given: Any, coarse: bool, **words: Any) -> None:
+        draw(*given, coarse=coarse, **words)
+        grey = [any(name.startswith("stale-") for name in part.css_classes) for part in tab.shown]
+        shown.append((coarse, grey, tab.pictures.shown["items"][1]["src"]))
+
+    monkeypatch.setattr(tab.pictures, "draw", look)
+    tab.knobs["strength"]._take({"value": 1.5, "automatic": False, "move": 1})
+    settle(tab)
+    # The numbers stay grey beside the coarse picture; the final one is drawn before its numbers are there.
+    assert [one[:2] for one in shown] == [(True, [False, True]), (False, [False, True])]
+    assert shown[0][2] != shown[1][2]
+    assert tab.pictures.shown["coarse"] is False
+
+
+def test_what_a_superseded_job_has_found_is_shown_and_the_status_stays_busy(desk: Desk) -> None:
+    tab, said = DenoiseTab(desk, little()), []
+    job = Job(lambda progress: None, lambda job: None)
+    job.superseded, job.result = True, "older"
+    tab.status.say("computing …", "busy")
+    tab._finish(job, lambda result: said.append(result) or "words", lambda message: message)
+    assert said == ["older"]
+    assert tab.status.shown["kind"] == "busy"
+    before = tab.shown[0].css_classes
+    tab._finish(job, lambda result: "words", lambda message: message)
+    # Another class begins the wait anew; were it the same, the page would turn grey although answers come.
+    assert {*before, *tab.shown[0].css_classes} >= {"stale-0", "stale-1"}
+
+
+def test_a_new_file_ends_what_is_computed_of_the_former(desk: Desk) -> None:
+    tab = DenoiseTab(desk, little())
+    tab.start()
+    settle(tab)
+    began, gate = threading.Event(), threading.Event()
+    shown: list[str] = []
+
+    def work(report: Any) -> str:
+        began.set()
+        gate.wait(30)
+        return "of the former"
+
+    tab.ask(work, lambda result: shown.append(result))
+    assert began.wait(30)
+    tab._take(little())
+    gate.set()
+    tab.start()
+    settle(tab)
+    assert shown == []
 
 
 def test_contrast_is_drawn_anew_and_nothing_is_computed(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

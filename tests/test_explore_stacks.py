@@ -17,11 +17,13 @@ from typer.testing import CliRunner
 
 from nlflow import InputError, denoise
 from nlflow.commands import main as cli
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.quality import psnr
 from nlflow.explorer import denoising_view, pictures, sources, stacks, uploads
 from nlflow.explorer.denoise_tab import DenoiseTab
 from nlflow.explorer.denoising_view import DenoiseSettings
 from nlflow.explorer.desk import Desk
+from nlflow.explorer.drawings import Drawn, Look, Stills
 from nlflow.explorer.worker import Job
 from nlflow.io.files import read
 
@@ -51,6 +53,9 @@ class AtOnce:
     def submit(self, key: object, job: Job) -> None:
         job.result = job.work(lambda share: None)
         job.done(job)
+
+    def cancel_all(self, belongs: object) -> None:
+        """Nothing waits."""
 
 
 def tab_of(source: sources.Source) -> DenoiseTab:
@@ -162,6 +167,28 @@ def test_the_slider_of_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert "[0:18, 0:20, 0:24]" in tab.code.shown["python"]
 
 
+@pytest.mark.parametrize("axes", SHAPES)
+def test_a_coarse_answer_is_of_the_picture_that_is_shown(axes: str, tmp_path: Path) -> None:
+    """It is the flow of pixels on that one picture, with a narrow window and the noise that was found in the stack."""
+    source = sources.open_source(stored(tmp_path / "a.tif", axes, SHAPES[axes]))
+    known = denoising_view.compute(DenoiseSettings(strength=2.0), source)
+    coarse = denoising_view.coarse(DenoiseSettings(strength=3.0), source, 2, known)
+    assert coarse is not None
+    assert coarse.coarse
+    through = stacks.through(source.media, channels=True)
+    flat = np.take(source.media.data, 2, through)
+    channels = stacks.plane_channels(source.media)
+    words: dict[str, Any] = {"quality": "fast", "search_radius": 3, "preserve_range": True, "channel_axis": channels}
+    expected = denoise(flat, noise=GaussianNoise(known.info.sigma / 2), strength=3.0, **words)
+    np.testing.assert_allclose(np.take(coarse.result, 0, through), expected, rtol=1e-5)
+    drawn = Drawn(coarse, source, Stills(), Look(at=2))
+    assert [item["name"] for item in drawn.items] == ["noisy", "result", "removed"]
+    # What is quick has none, and neither has what the last result says nothing about.
+    assert denoising_view.coarse(DenoiseSettings(quality="best"), source, 2, known) is None
+    assert denoising_view.coarse(DenoiseSettings(noise="white"), source, 2, known) is None
+    assert denoising_view.coarse(DenoiseSettings(), source, 2, None) is None
+
+
 def test_an_image_after_a_stack(tmp_path: Path) -> None:
     tab = tab_of(sources.open_source(stored(tmp_path / "a.tif", "TCYX", (6, 2, 20, 22))))
     assert tab.slice.shown["label"] == "frame"
@@ -188,3 +215,63 @@ def test_commands_keep_both_parts_of_an_extension(tmp_path: Path) -> None:
         words = denoising_view.as_command(DenoiseSettings(), replace(stack, name=name)).split()
         stem, dot, rest = name.rpartition(".nii" if "nii" in name else ".NII" if "NII" in name else ".mp4")
         assert words[3] == f"{stem}-denoised{dot}{rest}"
+
+
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # of so few samples
+@pytest.mark.parametrize("form", ["npy", "npz", "mat", "h5"])
+def test_arrays_are_opened_as_the_command_opens_them(
+    form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which array, which axes and how far apart is told to the same reader, and stands in the texts that are copied."""
+    stored(tmp_path / "a.tif", "ZYX", SHAPES["ZYX"])
+    data = tifffile.imread(tmp_path / "a.tif").astype(np.float32)
+    other = np.zeros(3, np.float32)
+    path, told = tmp_path / f"scan.{form}", {"axes": "ZYX", "spacing": [2.0, 1.0, 1.0]}
+    if form == "npy":
+        np.save(path, data)
+    elif form == "npz":
+        np.savez(path, raw=data, other=other)
+        told["array"] = "raw"
+    elif form == "mat":
+        from scipy.io import savemat
+
+        savemat(path, {"raw": data, "other": other})
+        told["array"] = "raw"
+    else:
+        h5py = pytest.importorskip("h5py", reason="h5py is optional: pip install 'nlflow[hdf5]'")
+        with h5py.File(path, "w") as file:
+            file["scan/raw"], file["other"] = data, other
+        told["array"] = "/scan/raw"
+    monkeypatch.chdir(tmp_path)
+    source = sources.open_source(path.name, **told)  # type: ignore[arg-type]
+    assert source.media.spacing == (2.0, 1.0, 1.0)
+    tab = tab_of(source)
+    copied = executed(tab.code.shown["python"])
+    np.testing.assert_array_equal(copied["noisy"], data)
+    assert tab._result is not None
+    np.testing.assert_array_equal(copied["result"], tab._result.result)
+    words = re.split(r"\s+", tab.code.shown["command"])
+    assert words[4:] == [
+        *("--quality", "fast", "--axes", "ZYX", "--spacing", "2.0,1.0,1.0"),
+        *(("--array", told["array"]) if "array" in told else ()),
+    ]
+    done = CliRunner().invoke(cli.app, words[1:])
+    assert done.exit_code == 0, done.output
+    written = read(words[3], axes="ZYX", array=told.get("array")).data  # type: ignore[arg-type]
+    np.testing.assert_array_equal(written, tab._result.result.astype(np.float32))
+
+
+def test_what_cannot_be_sent_says_how_it_is_opened() -> None:
+    with pytest.raises(InputError, match=r"by its name: nonlocal explore 'my scan\.h5' --array NAME --axes ZYX$"):
+        uploads.received_source("my scan.h5", b"x", uploads.Limits())
+    with pytest.raises(InputError, match=r"by its name: nonlocal explore brain\.nii\.gz$"):
+        uploads.received_source("brain.nii.gz", b"x", uploads.Limits())
+    with pytest.raises(InputError, match=r"expected one of [^;]+$"):
+        uploads.received_source("a.exe", b"x", uploads.Limits())
+
+
+def test_words_about_a_file_belong_to_one() -> None:
+    for option, value in (("--axes", "ZYX"), ("--spacing", "2,1,1"), ("--array", "raw")):
+        done = CliRunner().invoke(cli.app, ["explore", option, value])
+        assert done.exit_code == 2
+        assert "belongs to a FILE" in done.output

@@ -776,8 +776,8 @@ def test_the_newest_job_of_a_key_wins(worker: Worker) -> None:
     def first(progress: Callable[[float], None]) -> str:
         began.set()
         gate.wait(30)
-        progress(0.5)
-        return "first"
+        while True:
+            progress(0.5)
 
     worker.submit("tab", Job(first, lambda job: done.append(job.result)))
     assert began.wait(30)
@@ -788,6 +788,29 @@ def test_the_newest_job_of_a_key_wins(worker: Worker) -> None:
     gate.set()
     assert finished.wait(30)
     assert done == ["fourth", "other"]
+
+
+@pytest.mark.parametrize("seen", [False, True])
+def test_a_superseded_job_ends_once_it_has_shown_something(worker: Worker, seen: bool) -> None:
+    """What is nearly done is shown, else a slider that is dragged would show nothing until it rests."""
+    gate, began, done, finished = threading.Event(), threading.Event(), [], threading.Event()
+
+    def first(progress: Callable[[float], None]) -> str:
+        began.set()
+        gate.wait(30)
+        one.seen = seen
+        progress(0.5)
+        return "first"
+
+    one = Job(first, lambda job: done.append((job.result, job.superseded)))
+    worker.submit("tab", one)
+    assert began.wait(30)
+    last = Job(lambda progress: "second", lambda job: (done.append((job.result, job.superseded)), finished.set()))
+    worker.submit("tab", last)
+    one._begun = time.monotonic()  # however long the threads took
+    gate.set()
+    assert finished.wait(30)
+    assert done == [("first", True)] * (not seen) + [("second", False)]
 
 
 def test_all_jobs_run_in_one_thread(worker: Worker) -> None:

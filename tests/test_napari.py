@@ -22,7 +22,7 @@ from nlflow.napari import DenoiseWidget, Settings, denoise_layer
 from nlflow.napari.layers import denoised, layer_of, samples_of
 
 ROOT = Path(__file__).parents[1]
-MANIFEST = ROOT / "nonlocal" / "nlflow" / "napari" / "napari.yaml"
+MANIFEST = Path(nl.__file__).parent / "napari" / "napari.yaml"  # what was installed has it
 NEEDS = "napari with a binding of Qt is optional: pip install 'nlflow[napari]' pyqt6"
 RNG = np.random.default_rng(0)
 SMOOTH = 100 + 50 * np.add.outer(np.sin(np.arange(40) / 6), np.arange(36) / 36).astype(np.float32)

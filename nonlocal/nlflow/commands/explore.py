@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from nlflow.commands.wording import split_spacing
 from nlflow.io.terminal import check_installed, echo
 
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
 The page is on this machine alone (127.0.0.1) and needs no network. Sliders answer at once; of a large input they show a
-part. A Python program, or a command, that computes the same can be copied. FILE is an image (PNG, JPEG, TIFF,
-NPY) or a signal (WAV, CSV, NPY) with noise, --clean the same without, --trace a result.json of nonlocal attention
---out. Without FILE there is an example. Ctrl-C ends it.
+part. A Python program, or a command, that computes the same can be copied. FILE is an image, a signal, a volume or a
+clip with noise, whatever nonlocal denoise reads, with the same --axes, --spacing and --array; --clean is the same
+without, --trace a result.json of nonlocal attention --out. Without FILE there is an example. Ctrl-C ends it.
 
 --host opens the page at another address: anybody who reaches it can use the page, without a password.
 
@@ -25,6 +26,7 @@ Examples:
   nonlocal explore
   nonlocal explore noisy.png --clean original.png
   nonlocal explore ecg.csv --port 5007 --no-browser
+  nonlocal explore volume.h5 --array /scan/raw --axes ZYX
   nonlocal explore --trace probe/result.json
 """
 
@@ -34,6 +36,11 @@ def explore(
         Path | None, typer.Argument(metavar="FILE", help="Noisy image or signal [default: an example].")
     ] = None,
     clean: Annotated[Path | None, typer.Option(metavar="REF", help="The same without noise.")] = None,
+    axes: Annotated[str | None, typer.Option(metavar="AXES", help="Which axis of FILE is which, as ZYX.")] = None,
+    spacing: Annotated[
+        str | None, typer.Option(metavar="NUMBERS", help="How far apart the samples of a stack are, as 5,1,1.")
+    ] = None,
+    array: Annotated[str | None, typer.Option(metavar="NAME", help="Which array of an NPZ, MAT or HDF5 file.")] = None,
     trace: Annotated[
         Path | None, typer.Option(metavar="TRACE", help="result.json of nonlocal attention --out.")
     ] = None,
@@ -44,13 +51,15 @@ def explore(
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
     check_installed("explore", "panel", "Panel")
-    if clean is not None and file is None:
-        raise typer.BadParameter("belongs to a FILE; give one", param_hint="--clean")
+    for option, value in (("--clean", clean), ("--axes", axes), ("--spacing", spacing), ("--array", array)):
+        if value is not None and file is None:
+            raise typer.BadParameter("belongs to a FILE; give one", param_hint=option)
     from nlflow.explorer.layers_view import read_layers
     from nlflow.explorer.sources import example, open_source
     from nlflow.explorer.uploads import Limits
 
-    source = example() if file is None else open_source(file)
+    told: dict[str, Any] = {"axes": axes, "spacing": split_spacing(spacing), "array": array}
+    source = example() if file is None else open_source(file, **told)
     if clean is not None:
         source = source.with_clean(clean, str(clean))
     layers = None if trace is None else read_layers(trace)

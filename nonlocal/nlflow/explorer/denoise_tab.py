@@ -16,7 +16,7 @@ from nlflow.errors import format_bytes
 from nlflow.explorer import denoising_view as view
 from nlflow.explorer import stacks
 from nlflow.explorer.denoising_view import DenoiseResult, DenoiseSettings, NoiseFile
-from nlflow.explorer.desk import Desk, Tab
+from nlflow.explorer.desk import Desk, Report, Tab
 from nlflow.explorer.drawings import (
     Drawn,
     Look,
@@ -84,13 +84,14 @@ class DenoiseTab(Tab):
         self.noise = columns(self.levels, self.powers)
         noise = column(heading("Noise"), self.noise_text, self.noise)
         self.shown = [
-            column(self.part, self.pictures, self.signal.panel),
-            column(columns(column(numbers, program, self.download), column(course, noise), least=360)),
+            column(self.pictures, self.signal.panel),
+            column(
+                self.signal.rest, columns(column(numbers, program, self.download), column(course, noise), least=360)
+            ),
         ]
+        files = columns(self.upload, self.reference, least=120), markup(note(_KINDS))
         self.panel = beside(
-            [columns(self.upload, self.reference, least=120), markup(note(_KINDS)), self.kept],
-            [self.status, self.refusal, self.shown[0]],
-            [self.shown[1]],
+            [self.refusal, self.part], [self.status, self.shown[0]], [*files, self.kept], [self.shown[1]]
         )
         self._adapt()
 
@@ -178,12 +179,17 @@ class DenoiseTab(Tab):
         self.knobs["sigma"].visible, self.knobs["strength"].visible = self._has_sigma(), self._has_strength()
         self.knobs["strength"].show(disabled=self.knobs["sigma"].value is not None)
         settings, source, trail, stills = self.settings(full=full), self._source, self._trail, self._stills
-        whole, look = settings.crop is None and preview(source) is not None, self._look()
-        self.ask(
-            lambda tell: Drawn(view.compute(settings, source, trail=trail, progress=tell), source, stills, look),
-            self._show,
-            "computing in full …" if whole else "computing …",
-        )
+        whole, look, known = settings.crop is None and preview(source) is not None, self._look(), self._result
+
+        def work(report: Report) -> DenoiseResult:
+            draw = partial(self._draw, report, source, stills, look)
+            first = view.coarse(settings, source, look.at, known)
+            if first is not None:
+                draw(first)
+                report(0.0)  # ends here where the slider has moved on
+            return view.compute(settings, source, trail=trail, progress=report, seen=draw)
+
+        self.ask(work, self._show, "computing in full …" if whole else "computing …")
 
     def _look_again(self) -> None:
         """Show the result in another way if it is that of the controls; else compute that."""
@@ -191,7 +197,8 @@ class DenoiseTab(Tab):
         if result is None or result.settings != self.settings(full=result.settings.crop is None):
             self.start()
         else:
-            self.ask(lambda tell: Drawn(result, source, stills, look), self._show, "drawing …")
+            draw = partial(self._draw, source=source, stills=stills, look=look, result=result)
+            self.ask(draw, lambda _: self._show(result), "drawing …")
 
     def _look(self) -> Look:
         return Look(self._at(), self.black.value, self.white.value, self.signal.window)
@@ -226,12 +233,14 @@ class DenoiseTab(Tab):
         self.undo()
 
     def _take(self, source: Source) -> None:
+        self.drop("view")  # of the former file
         self._source, self._trail, self._stills, self._result = source, Trail(), Stills(), None
         self._refused, self.refusal.object = False, ""
         self._opened += 1
 
     def _refuse(self, message: str) -> str:
         """Leave nothing of the former file: it could be taken for the result of this one."""
+        self.drop("view")
         self._refused, self._result, self.refusal.object = True, None, ""
         for part in (*self.shown, self.kept, self.reference):
             part.visible = False
@@ -310,15 +319,34 @@ class DenoiseTab(Tab):
             self.slice.show(label=stacks.word(media))
             self.slice.rescale(1, count, 1, count // 2 + 1, f"of {count}")
         self.full_button.visible = cut is not None
-        self.pictures.visible, self.contrast.visible, self.signal.panel.visible = image, image, not image
+        self.pictures.visible = self.contrast.visible = image
+        self.signal.panel.visible = self.signal.rest.visible = not image
         self.whole.show(src="")
         self.signal.window = None
         suffix = "npy" if media.stacked else written_extension(Path(self._source.name)).lstrip(".")
         self.download.show(label=f"Download result ({suffix.upper()})")
 
-    def _show(self, shown: Drawn) -> str:
-        result, source = shown.result, shown.source
-        self._result = result
+    def _draw(self, report: Report, source: Source, stills: Stills, look: Look, result: DenoiseResult) -> None:
+        """Draw a result in the computing thread; the page shows it before its numbers and curves."""
+        shown = Drawn(result, source, stills, look)
+        report.glimpse(partial(self._show_drawn, shown))
+
+    def _show_drawn(self, shown: Drawn) -> None:
+        unit = self.knobs["sigma"].shown["unit"]
+        if not shown.result.coarse:
+            self.part.object = told_part(shown.result, shown.source, shown.look)
+        if not shown.items:
+            self.signal.draw(shown, unit)
+            return
+        self.pictures.draw(shown.items, shown.still, self._opened, coarse=shown.result.coarse)
+        self.histogram.draw(shown.levels, xlabel=unit)
+        self.black.show_automatic(shown.fitted.low)
+        self.white.show_automatic(shown.fitted.high)
+        self.whole.show(src=shown.whole, place=shown.place)
+
+    def _show(self, result: DenoiseResult) -> str:
+        """Show the numbers and curves of a result that is drawn."""
+        self._result, source = result, self._source
         info, course, settings = result.info, result.course, result.settings
         taken: dict[str, Any] = {"sigma": info.sigma, "steps": info.steps, **info.parameters}
         taken["fidelity"] = taken.get("fidelity_mean")
@@ -327,15 +355,6 @@ class DenoiseTab(Tab):
             if isinstance(taken.get(name), int | float):
                 knob.show_automatic(float(taken[name]))
         unit = self.knobs["sigma"].shown["unit"]
-        self.part.object = told_part(result, source, shown.look)
-        if shown.items:
-            self.pictures.draw(shown.items, shown.still, self._opened)
-            self.histogram.draw(shown.levels, xlabel=unit)
-            self.black.show_automatic(shown.fitted.low)
-            self.white.show_automatic(shown.fitted.high)
-            self.whole.show(src=shown.whole, place=shown.place)
-        else:
-            self.signal.draw(shown, unit)
         self._show_noise(result, unit)
         time = course.get("t", np.empty(0))
         curves = {name: (time, values) for name, values in course.items() if name != "t"}

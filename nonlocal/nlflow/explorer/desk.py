@@ -17,6 +17,8 @@ from nlflow.explorer.worker import Job, Worker
 from nlflow.io.terminal import mendable
 
 T = TypeVar("T")
+Answer = Callable[[str], str | None]
+"""Gets words and returns what the status says, or None if a further job was asked for."""
 
 _PAUSE = 0.1  # seconds between two reports of progress
 
@@ -51,6 +53,26 @@ class Desk:
         self.worker.cancel_all(lambda key: isinstance(key, tuple) and key[0] == id(self))
 
 
+class Report:
+    """What a job calls while it runs.
+
+    Parameters
+    ----------
+    tell : callable
+        Gets the share done, and may raise.
+    glimpse : callable
+        Gets a function without arguments that shows something before the result is there, a picture say. It is called
+        in the page's own thread.
+    """
+
+    def __init__(self, tell: Callable[[float], Any], glimpse: Callable[[Callable[[], Any]], Any]) -> None:
+        self._tell, self.glimpse = tell, glimpse
+
+    def __call__(self, share: float) -> None:
+        """Tell the share done."""
+        self._tell(share)
+
+
 class Tab:
     """A tab: its `panel` holds controls, a status line, views, numbers and texts to copy.
 
@@ -61,7 +83,7 @@ class Tab:
     Attributes
     ----------
     shown : sequence of columns
-        Where a result is shown; grey from the moment that another is asked for until it is there.
+        Where a result is shown: first what can be shown before it is there, a picture. Grey where the next is slow.
     """
 
     name: ClassVar[str]
@@ -71,6 +93,7 @@ class Tab:
     def __init__(self, desk: Desk) -> None:
         self._desk = desk
         self.started = self._is_grey = False
+        self._turn = 0  # of answers: each begins the wait anew after which what is shown turns grey
         self.status = Status(lambda _: self._cancel())
         self.figures, self.code = markup(), Code()
 
@@ -84,18 +107,18 @@ class Tab:
 
     def ask(
         self,
-        work: Callable[[Callable[[float], None]], T],
+        work: Callable[[Report], T],
         show: Callable[[T], str | None],
         words: str = "computing …",
         what: str = "view",
-        failed: Callable[[str], str | None] = lambda message: message,
+        failed: Answer = lambda message: message,
     ) -> None:
-        """Compute something in the computing thread and show it; cancel the older job for the same purpose.
+        """Compute something in the computing thread and show it; the older job for the same purpose ends soon.
 
         Parameters
         ----------
         work : callable
-            Runs in the computing thread; gets a function of the share done, which may raise.
+            Runs in the computing thread; gets a `Report`.
         show : callable
             Gets the result in the page's own thread. Returns the words for the status, or None if it has asked for a
             further job.
@@ -116,10 +139,20 @@ class Tab:
                 told = now
                 self._desk.later(partial(self._busy, job, words, share))
 
-        job = Job(work, lambda job: self._desk.later(partial(self._finish, job, show, failed)), tell)
+        def glimpse(show: Callable[[], Any]) -> None:
+            job.seen = True
+            self._desk.later(partial(self._glimpse, job, show))
+
+        job = Job(
+            lambda tell: work(Report(tell, glimpse)),
+            lambda job: self._desk.later(partial(self._finish, job, show, failed)),
+            tell,
+        )
         self.status.say(words, "busy")
         if what == "view":
-            self._grey(yes=True)
+            self._grey()
+        if what != "view":
+            self.drop(what)  # nobody wants the older file any more
         self._desk.worker.submit((id(self._desk), self.name, what), job)
 
     def open_button(
@@ -130,7 +163,7 @@ class Tab:
         suffixes: tuple[str, ...],
         read: Callable[[str, bytes, Limits], T],
         show: Callable[[T], str | None],
-        failed: Callable[[str], str | None] = lambda message: message,
+        failed: Answer = lambda message: message,
         *,
         replaces: bool = False,
     ) -> Upload:
@@ -143,40 +176,58 @@ class Tab:
         def take(data: Any) -> None:
             called = shown_name(str(data["name"]))
             if replaces:
-                self._grey(yes=True)
+                self._grey()
             self.ask(lambda tell: read(*unpacked(data, limits), limits), show, f"reading {called} …", "file", failed)
 
         accept = ",".join(suffixes)
         return Upload(take, name=name, label=label, hint=hint, accept=accept, limit=limits.content)
 
+    def drop(self, *what: str) -> None:
+        """Cancel the jobs of this tab for a purpose, or for all."""
+        mine = id(self._desk), self.name, *what
+        self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[: len(mine)] == mine)
+
     def _cancel(self) -> None:
-        mine = id(self._desk), self.name
-        self._desk.worker.cancel_all(lambda key: isinstance(key, tuple) and key[:2] == mine)
+        self.drop()
         self.status.say("cancelled: what is grey is the last result" if self._is_grey else "cancelled")
 
-    def _grey(self, *, yes: bool) -> None:
-        self._is_grey = yes
+    def _grey(self) -> None:
+        """Let what is shown turn grey if nothing newer comes soon."""
+        self._is_grey = True
         for part in self.shown:
-            stale(part, yes=yes)
+            stale(part, self._turn)
+
+    def _answered(self, job: Job, parts: Sequence[Any]) -> None:
+        """Show some parts in full again; for a job that is superseded, until the next answer is late."""
+        self._turn += 1
+        for part in parts:
+            stale(part, self._turn if job.superseded else None)
+
+    def _glimpse(self, job: Job, show: Callable[[], Any]) -> None:
+        if not job.cancelled:
+            with hold(self._desk.document):
+                self._answered(job, self.shown[:1])
+                show()
 
     def _busy(self, job: Job, words: str, share: float) -> None:
         if not job.cancelled and self.status.shown["kind"] == "busy":
             self.status.say(words, "busy", share)
 
-    def _finish(self, job: Job, show: Callable[[Any], str | None], failed: Callable[[str], str | None]) -> None:
+    def _finish(self, job: Job, show: Callable[[Any], str | None], failed: Answer) -> None:
         if job.cancelled:
             return
         with hold(self._desk.document):
             if job.error is None:
-                self._grey(yes=False)
+                self._is_grey = job.superseded
+                self._answered(job, self.shown)
                 words = show(job.result)
-                if words is not None:
+                if words is not None and not job.superseded:
                     self.status.say(words, "done", 1.0)
                 return
             message = mendable(job.error)
             if message is None:
                 self.status.say(f"internal error: {type(job.error).__name__}; please report it", "error")
                 raise job.error  # for the log of the server
-            words = failed(message)
+            words = None if job.superseded else failed(message)  # the newer job tells of its own
             if words is not None:
                 self.status.say(words, "error")

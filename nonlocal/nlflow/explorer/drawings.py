@@ -112,7 +112,7 @@ class Drawn:
             caption = f"{caption}; {more}" if more else caption
             return {"src": data_url(content), "name": name, "alt": f"{name} picture", "caption": caption}
 
-        part = id(self.source), crop, look.at, scale
+        part = id(self.source), self._across(crop), look.at, scale
         if stills.part != part:
             stills.part = part
             stills.items = {"noisy": draw("noisy", result.noisy, scale, told)}
@@ -141,6 +141,12 @@ class Drawn:
         whole = values.shape[axis] == media.data.shape[axis]
         first = 0 if crop is None or whole else crop[stacks.through(media)][0]
         return stacks.plane(values, media, self.look.at - first)
+
+    def _across(self, crop: Any) -> Any:
+        """Return which part of one picture a crop is of; None for all of it."""
+        axes = plane_axes(self.source)
+        ends = tuple((0, self.source.shape[axis]) if crop is None else tuple(crop[axis]) for axis in axes)
+        return None if all(end == (0, self.source.shape[axis]) for end, axis in zip(ends, axes, strict=True)) else ends
 
     def _channels(self) -> int | None:
         media = self.source.media

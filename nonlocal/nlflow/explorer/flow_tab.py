@@ -79,7 +79,7 @@ class FlowTab(Tab):
         controls = [*self.choices.values(), *self.knobs.values(), undo]
         charts = columns(self.distances, self.remaining, self.energies)
         self.shown = [column(self.frame, self.state, self.pictures), column(charts, columns(*self.below(), least=360))]
-        self.panel = beside(controls, [self.status, self.shown[0]], [self.shown[1]])
+        self.panel = beside([], [self.status, self.shown[0]], controls, [self.shown[1]])
 
     def settings(self) -> FlowSettings:
         """Return what the controls say."""

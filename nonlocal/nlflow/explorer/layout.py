@@ -67,22 +67,34 @@ def columns(*parts: Any, least: int = 300) -> Any:
     return pn.FlexBox(*parts, gap="0 16px", align_items="flex-start", sizing_mode="stretch_width")
 
 
-#: The settings stand at the left of the views; on a narrow page the pictures come first, then the settings.
+#: The settings stand at the left of the views; on a narrow page the views come first, and stay while it is scrolled.
 _PLACES = """
-:host { display: grid; gap: 0 20px; align-items: start; grid-template: "views" "controls" "more" / minmax(0, 1fr); }
-.controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
+@media (max-width: 799px) {
+  .views { position: sticky; top: 0; z-index: 2; background: #fff; }
+}
 @media (min-width: 800px) {
-  :host { grid-template: "controls views" auto "controls more" 1fr / clamp(260px, 24%, 400px) minmax(0, 1fr); }
+  :host {
+    display: grid; gap: 0 20px; align-items: start;
+    grid-template: "controls head" auto "controls views" auto "controls more" 1fr
+      / clamp(260px, 24%, 400px) minmax(0, 1fr);
+  }
+  .head { grid-area: head; } .controls { grid-area: controls; } .views { grid-area: views; } .more { grid-area: more; }
 }
 """
-#: While something else is computed, what is shown is that of other settings, and grey.
-_STALE = ":host(.stale) { opacity: 0.5; }"
+#: What is shown while something else is computed turns grey, but only where an answer is slow: else it would blink. The
+#: wait is the same for both names, and begins again where one takes the place of the other.
+_STALE = """
+:host(.stale-0) { animation: late-0 0.3s linear 0.5s forwards; }
+:host(.stale-1) { animation: late-1 0.3s linear 0.5s forwards; }
+@keyframes late-0 { to { opacity: 0.5; } }
+@keyframes late-1 { to { opacity: 0.5; } }
+"""
 
 
-def beside(controls: Sequence[Any], views: Sequence[Any], more: Sequence[Any]) -> Any:
-    """Return controls with their views at the right and more below these; on a narrow page the views come first."""
-    places = zip(("views", "controls", "more"), (views, controls, more), strict=True)
-    parts = [column(*parts, css_classes=[name]) for name, parts in places]
+def beside(head: Sequence[Any], views: Sequence[Any], controls: Sequence[Any], more: Sequence[Any]) -> Any:
+    """Return controls with a head, views and more at their right; on a narrow page all of it, in this order."""
+    places = {"head": head, "views": views, "controls": controls, "more": more}
+    parts = [column(*parts, css_classes=[name]) for name, parts in places.items()]
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_PLACES])
 
 
@@ -96,6 +108,7 @@ def column(*parts: Any, **words: Any) -> Any:
     return pn.Column(*parts, sizing_mode="stretch_width", stylesheets=[_STALE], **words)
 
 
-def stale(part: Any, *, yes: bool) -> None:
-    """Grey a `column` that shows what no longer is so, or undo that."""
-    part.css_classes = [name for name in part.css_classes if name != "stale"] + ["stale"] * yes
+def stale(part: Any, turn: int | None) -> None:
+    """Grey a `column` that shows what no longer is so, after a while that begins with each turn; None undoes that."""
+    kept = [name for name in part.css_classes if not name.startswith("stale-")]
+    part.css_classes = kept if turn is None else [*kept, f"stale-{turn % 2}"]

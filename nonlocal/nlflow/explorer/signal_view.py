@@ -29,6 +29,8 @@ class SignalView:
     Attributes
     ----------
     panel : column
+    rest : Lines
+        What was removed; not part of the panel.
     window : tuple of int, or None
         The first sample that is drawn, and how many; None until the user has chosen.
     """
@@ -43,7 +45,7 @@ class SignalView:
         )
         zooms = (button(name, partial(self.move, {"factor": factor})) for name, factor in _MOVES.items())
         self.first = Knob("first", "shown from", 0, 1, 1, 0, optional=False, whole=True, moved=self._slide)
-        self.panel = column(columns(row(*zooms), self.first, least=240), self.lines, self.rest)
+        self.panel = column(columns(row(*zooms), self.first, least=240), self.lines)
 
     def draw(self, shown: Drawn, unit: str) -> None:
         """Draw a result."""

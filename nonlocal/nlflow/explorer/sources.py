@@ -6,8 +6,10 @@ import io
 import math
 import os
 import tempfile
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath
+from typing import Any
 
 import numpy as np
 
@@ -28,7 +30,8 @@ clean = np.rint(data.camera().reshape(256, 2, 256, 2).mean(axis=(1, 3))).astype(
 noise = np.random.default_rng(0).normal(0, 25, clean.shape)
 noisy = np.clip(np.rint(clean + noise), 0, 255).astype(np.uint8)"""
 
-_PREVIEW_PIXELS = 2**16  # 256 x 256
+#: Of an image, denoised while settings move: 256 x 256.
+PREVIEW_PIXELS = 2**16
 _PREVIEW_SAMPLES = 2**15
 
 
@@ -50,6 +53,8 @@ class Source:
         Whether it is the example.
     notes : tuple of str
         What was converted on reading, for the user.
+    reading : dict
+        What the reader was told, by its words ``axes``, ``spacing`` and ``array``.
     """
 
     media: Media
@@ -58,6 +63,7 @@ class Source:
     clean_name: str = ""
     built_in: bool = False
     notes: tuple[str, ...] = ()
+    reading: dict[str, Any] = field(default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -81,7 +87,14 @@ def example() -> Source:
     return Source(Media(Path("camera.png"), "png", "image", noisy), "camera.png", clean, built_in=True)
 
 
-def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source:
+def open_source(
+    path: str | os.PathLike[str],
+    name: str | None = None,
+    *,
+    axes: str | None = None,
+    spacing: Sequence[float] | None = None,
+    array: str | None = None,
+) -> Source:
     """Read a file; see `nlflow.io.files.read` for what is raised, and `InputError` for slices at several times.
 
     Parameters
@@ -89,10 +102,14 @@ def open_source(path: str | os.PathLike[str], name: str | None = None) -> Source
     path : path
     name : str, optional
         How it is called; the path by default.
+    axes, spacing, array : optional
+        As for `nlflow.io.files.read`.
     """
-    media = files.read(path)
+    media = files.read(path, axes=axes, spacing=spacing, array=array)
     stacks.check_stack(name or os.fspath(path), media)
-    return Source(media, os.fspath(path) if name is None else name, notes=media.notes)
+    told = {"axes": axes, "spacing": spacing, "array": array}
+    reading = {word: value for word, value in told.items() if value is not None}
+    return Source(media, os.fspath(path) if name is None else name, notes=media.notes, reading=reading)
 
 
 def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None) -> Crop | None:
@@ -117,8 +134,8 @@ def preview(source: Source, place: tuple[float, ...] = (), at: int | None = None
         sizes = (min(shape[0], _PREVIEW_SAMPLES),)
     else:
         # Where one side is short, the other may be longer.
-        columns = min(shape[1], max(math.isqrt(_PREVIEW_PIXELS), _PREVIEW_PIXELS // shape[0]))
-        sizes = (min(shape[0], _PREVIEW_PIXELS // columns), columns)
+        columns = min(shape[1], max(math.isqrt(PREVIEW_PIXELS), PREVIEW_PIXELS // shape[0]))
+        sizes = (min(shape[0], PREVIEW_PIXELS // columns), columns)
     if sizes == shape:
         return None
     where = place or (0.5,) * len(shape)

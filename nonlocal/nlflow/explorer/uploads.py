@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+import shlex
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from nlflow.errors import InputError, NlflowError, format_bytes
 from nlflow.explorer.denoising_view import NoiseFile
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
-from nlflow.io.formats.media import EXTENSIONS
+from nlflow.io.formats.media import CONTAINERS, EXTENSIONS, STACKS
 from nlflow.io.loading import found_format
 
 T = TypeVar("T")
@@ -122,7 +123,7 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
     name = shown_name(name)
     suffix = PurePosixPath(name).suffix.lower()
     if suffix not in suffixes:
-        raise InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}")
+        raise _another_kind(name, suffix, suffixes)
     if len(content) > limits.content:
         raise _too_large(name, len(content), limits)
     with tempfile.TemporaryDirectory(prefix="nlflow-") as folder:
@@ -130,12 +131,21 @@ def _read(name: str, content: bytes, limits: Limits, suffixes: tuple[str, ...], 
         path.write_bytes(content)
         try:
             if suffixes == SUFFIXES and found_format(path)[0] not in _FORMATS:
-                raise InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}")
+                raise _another_kind(name, suffix, suffixes)
             _check_samples(name, _declared(path), limits)
             return reader(path, name)
         except NlflowError as error:
             # The message names the upload, not the temporary file.
             raise type(error)(str(error).replace(str(path), name)) from error
+
+
+def _another_kind(name: str, suffix: str, suffixes: tuple[str, ...]) -> InputError:
+    """Return an exception that says what can be sent and, where a file can be named, how."""
+    by_name = suffixes == SUFFIXES and (suffix in EXTENSIONS or name.lower().endswith(tuple(STACKS)))
+    several = EXTENSIONS.get(suffix) in CONTAINERS
+    options = " --array NAME --axes ZYX" if several else ""
+    told = f"; it is opened by its name: {shlex.join(('nonlocal', 'explore', name))}{options}" if by_name else ""
+    return InputError(f"{name}: got a file of another kind, expected one of {', '.join(suffixes)}{told}")
 
 
 def _declared(path: Path) -> int:

@@ -141,9 +141,16 @@ class Pictures(Part):
     still = param.Dict(default={})
 
     def __init__(self) -> None:
-        super().__init__(items=[], compare=False, serial=0, source=0)
+        super().__init__(items=[], compare=False, serial=0, source=0, coarse=False)
 
-    def draw(self, items: Sequence[Mapping[str, str]], still: Mapping[str, str] | None = None, source: int = 0) -> None:
+    def draw(
+        self,
+        items: Sequence[Mapping[str, str]],
+        still: Mapping[str, str] | None = None,
+        source: int = 0,
+        *,
+        coarse: bool = False,
+    ) -> None:
         """Show pictures.
 
         Parameters
@@ -155,11 +162,14 @@ class Pictures(Part):
             two pictures are compared, and the caption of the first is shown.
         source : int
             The number of the file; the first pictures of another one are shown whole, later ones where the user looks.
+        coarse : bool
+            Say that better ones follow.
         """
         if still is not None and still != self.still:
             self.still = dict(still)
         serial = self.shown["serial"] + 1  # by which those who wait know the new pictures
-        self.show(items=[dict(item) for item in items], compare=still is not None, serial=serial, source=source)
+        plain = [dict(item) for item in items]
+        self.show(items=plain, compare=still is not None, serial=serial, source=source, coarse=coarse)
 
 
 class Overview(Part):

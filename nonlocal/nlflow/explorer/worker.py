@@ -1,16 +1,20 @@
 """The thread that computes for all pages. Only one thread at a time may start compiled loops.
 
-Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and ends a
-running one.
+Each job has a key: its page, its tab and what it is for. A new job replaces a waiting job of the same key, and
+supersedes a running one: that ends once it has shown something, or has run for a while. If it ended at once, nothing
+would be seen while a slider is dragged, since moves come faster than results.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
+
+PATIENCE = 1.0  # seconds that a superseded job may take to show something
 
 
 class Cancelled(BaseException):  # not an error: code that catches errors must not catch it
@@ -35,6 +39,10 @@ class Job:
         What it raised.
     cancelled : bool
         Set by the worker. The job then ends at its next report of progress, without a result.
+    superseded : bool
+        Set by the worker: there is a newer job of the same key, so this one ends soon, with a result or without.
+    seen : bool
+        Whether the job has shown something before its result; its owner says so.
     """
 
     work: Callable[[Callable[[float], None]], Any]
@@ -43,10 +51,14 @@ class Job:
     result: Any = field(default=None, init=False)
     error: Exception | None = field(default=None, init=False)
     cancelled: bool = field(default=False, init=False)
+    superseded: bool = field(default=False, init=False)
+    seen: bool = field(default=False, init=False)
+    _begun: float = field(default=0.0, init=False)
 
     def progress(self, share: float) -> None:
-        """Report the share done; raise `Cancelled` if the job was cancelled."""
-        if self.cancelled:
+        """Report the share done; raise `Cancelled` if the job is to end."""
+        late = self.seen or time.monotonic() - self._begun > PATIENCE
+        if self.cancelled or (self.superseded and late):
             raise Cancelled
         self.told(share)
 
@@ -54,6 +66,7 @@ class Job:
         """Compute the result and call `done`."""
         if self.cancelled:
             return
+        self._begun = time.monotonic()
         try:
             self.result = self.work(self.progress)
         except Cancelled:
@@ -76,9 +89,12 @@ class Worker:
         self._thread.start()
 
     def submit(self, key: Hashable, job: Job) -> None:
-        """Queue a job and cancel older jobs of its key."""
+        """Queue a job; cancel the one of its key that waits, and supersede the one that runs."""
         with self._changed:
-            self._forget(lambda other: other == key)
+            if key in self._waiting:
+                self._waiting.pop(key).cancelled = True
+            if self._running is not None and self._running[0] == key:
+                self._running[1].superseded = True
             self._waiting[key] = job
             self._changed.notify_all()
 

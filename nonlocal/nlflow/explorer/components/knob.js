@@ -1,6 +1,8 @@
 // A number: a slider, a field with its value, and a box for "automatic", where the program chooses it.
 // The page owns the value while the user moves it. Every move has a number, and a value from the server is shown only
 // if the server knew the last move.
+const PAUSE = 50;  // milliseconds at least between two moves that are sent while the slider is dragged
+
 export function render({ model }) {
   const root = document.createElement("div");
   root.className = "nl-knob";
@@ -10,13 +12,19 @@ export function render({ model }) {
     title="the program takes the value from the file"><input type="checkbox"> automatic</label></div>`;
   const find = (selector) => root.querySelector(selector);
   const range = find("input[type=range]"), box = find("input[type=checkbox]"), field = find("input[type=number]");
-  let move = 0;
+  let move = 0, sent = -PAUSE, due = 0;
   // The slider stands at the nearest of its steps; the field has the number itself, with four digits.
   const write = (value) => {
     field.value = String(Number(value.toPrecision(4)));
     range.setAttribute("aria-valuetext", `${field.value} ${model.shown.unit}`);
   };
-  const send = () => model.send_msg({ value: Number(field.value), automatic: box.checked, move: ++move });
+  const send = () => {
+    clearTimeout(due);
+    [sent, due] = [performance.now(), 0];
+    model.send_msg({ value: Number(field.value), automatic: box.checked, move });
+  };
+  const moved = () => { move++; send(); };
+  const dragged = () => { move++; due ||= setTimeout(send, Math.max(sent + PAUSE - performance.now(), 0)); };
   const show = () => {
     const { label, unit, low, high, step, value, automatic, optional, whole, disabled } = model.shown;
     find(".text").textContent = label;
@@ -34,14 +42,14 @@ export function render({ model }) {
     box.checked = automatic;
     write(value);
   };
-  range.addEventListener("input", () => { box.checked = false; write(Number(range.value)); send(); });
+  range.addEventListener("input", () => { box.checked = false; write(Number(range.value)); dragged(); });
   field.addEventListener("change", () => {
     if (!field.checkValidity() || field.value === "") { field.reportValidity(); write(model.shown.value); return; }
     box.checked = false;
     range.value = field.value;
-    send();
+    moved();
   });
-  box.addEventListener("change", send);
+  box.addEventListener("change", moved);
   model.on("shown", show);
   show();
   return root;

@@ -1,9 +1,10 @@
 // Pictures beside each other; the first two, where there is something to compare, in one frame with a divider.
 // All show the same place: they are moved and made larger together.
-const BLINK = 700, MOST = 64, STEP = 1.5, REACH = 18;  // milliseconds; screen pixels a pixel; a press of + ; pixels
+const BLINK = 700, MOST = 64, STEP = 1.5, DOUBLE = 3, REACH = 18;
+// Milliseconds; screen pixels a pixel; how much larger by a press of +, and by a double click; pixels.
 
 const lens = (name) => `<div class="frame" tabindex="0" role="group" aria-keyshortcuts="+ - 0 ArrowLeft ArrowRight"
-  title="drag to move, + and − or Ctrl and the wheel to zoom, 0 fits">${name}</div><figcaption></figcaption>`;
+  title="drag to move; +, −, two fingers or Ctrl and the wheel to zoom; a double click enlarges or fits">${name}</div><figcaption></figcaption>`;
 const plain = `<figure>${lens("<img>")}</figure>`;
 const compared = `<figure class="main">${lens(`<img><div class="above"><img></div><div class="line"></div>
   <span class="tag left"></span><span class="tag right"></span>`)}</figure>`;
@@ -11,6 +12,7 @@ const tools = `<div class="tools"><span class="zoom" role="group" aria-label="zo
   <button data-do="in" aria-label="zoom in">+</button><button data-do="fit">Fit</button>
   <button data-do="true" title="a pixel of the picture is a pixel of the page">1:1</button>
   <output aria-live="polite"></output></span>
+  <select class="which" aria-label="picture"></select>
   <span class="two"><label>divider <input type="range" class="divider" min="0" max="100" value="50"></label>
   <button class="blink" aria-pressed="false">Blink</button></span></div>`;
 
@@ -21,13 +23,15 @@ export function render({ model }) {
   root.className = "views";
   root.innerHTML = `${tools}<div class="row"></div>`;
   const row = root.querySelector(".row"), divider = root.querySelector(".divider"), blink = root.querySelector(".blink");
+  const which = root.querySelector(".which");
   const zoomed = root.querySelector("output"), fingers = new Map();
   // The place that is shown: how much larger than what fits, and what lies in the middle, as shares of the picture.
   let built = "", opened, timer, blinking = false, zoom = 1, x = 0.5, y = 0.5;
 
   const measure = () => {
-    const image = row.querySelector("img");
-    return image && image.naturalWidth ? row.querySelector(".frame").clientWidth / image.naturalWidth : 0;
+    const frame = [...row.querySelectorAll(".frame")].find((one) => one.clientWidth);  // one that is seen
+    const image = frame && frame.querySelector("img");
+    return image && image.naturalWidth ? frame.clientWidth / image.naturalWidth : 0;
   };
   const place = () => {
     const fit = measure();
@@ -50,6 +54,8 @@ export function render({ model }) {
     y += (py - 0.5) * (1 / before - 1 / zoom);
     place();
   };
+  // Move what is seen, in shares of the frame.
+  const move = (right, down) => { x -= right / zoom; y -= down / zoom; place(); };
   const acts = {
     in: () => larger(STEP), out: () => larger(1 / STEP), true: () => larger(1 / (measure() * zoom)),
     fit: () => { [zoom, x, y] = [1, 0.5, 0.5]; place(); },
@@ -64,24 +70,25 @@ export function render({ model }) {
       return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height, box];
     };
     let cutting = false;
+    const line = () => frame.querySelector(".line") && !blinking;
     frame.addEventListener("wheel", (event) => {
       if (!event.ctrlKey && !event.metaKey) return;  // the page is scrolled
       event.preventDefault();
       larger(Math.exp(-event.deltaY / 300), ...shares(event));
     }, { passive: false });
-    frame.addEventListener("dblclick", (event) => larger(2, ...shares(event)));
+    frame.addEventListener("dblclick", (event) => { if (zoom > 1) acts.fit(); else larger(DOUBLE, ...shares(event)); });
     frame.addEventListener("keydown", (event) => {
       const arrow = arrows[event.key];
       if (keys[event.key]) keys[event.key]();
-      else if (arrow && zoom > 1) { x += (0.1 * arrow[0]) / zoom; y += (0.1 * arrow[1]) / zoom; place(); }
+      else if (arrow && zoom > 1) move(-0.1 * arrow[0], -0.1 * arrow[1]);
+      else if (arrow && arrow[0] && line()) cut(Number(divider.value) + 5 * arrow[0]);
       else return;
       event.preventDefault();
     });
     frame.addEventListener("pointerdown", (event) => {
       const [px, , box] = shares(event);
       fingers.set(event.pointerId, [event.clientX, event.clientY]);
-      const line = frame.querySelector(".line") && !blinking;
-      cutting = line && (zoom <= 1 || Math.abs(px * 100 - divider.value) * box.width < REACH * 100);
+      cutting = line() && fingers.size === 1 && (zoom <= 1 || Math.abs(px * 100 - divider.value) * box.width < REACH * 100);
       if (cutting) cut(px * 100);
       frame.setPointerCapture(event.pointerId);
     });
@@ -91,15 +98,16 @@ export function render({ model }) {
       const [px, py, box] = shares(event), now = [event.clientX, event.clientY];
       const other = [...fingers].find(([id]) => id !== event.pointerId);
       fingers.set(event.pointerId, now);
-      if (other) {  // two fingers: their distance
-        const far = ([a, b]) => Math.hypot(a - other[1][0], b - other[1][1]);
-        larger(far(now) / Math.max(far(before), 1), px, py);
+      if (other) {  // two fingers: their distance, and what lies between them goes along
+        const [a, b] = other[1], far = ([c, d]) => Math.hypot(c - a, d - b);
+        const middle = ([c, d]) => [((c + a) / 2 - box.left) / box.width, ((d + b) / 2 - box.top) / box.height];
+        const [from, to] = [middle(before), middle(now)];
+        larger(far(now) / Math.max(far(before), 1), ...from);
+        move(to[0] - from[0], to[1] - from[1]);
       } else if (cutting) {
         cut(px * 100);
       } else {
-        x -= (now[0] - before[0]) / box.width / zoom;
-        y -= (now[1] - before[1]) / box.height / zoom;
-        place();
+        move((now[0] - before[0]) / box.width, (now[1] - before[1]) / box.height);
       }
     });
     for (const end of ["pointerup", "pointercancel"]) frame.addEventListener(end, (event) => fingers.delete(event.pointerId));
@@ -116,10 +124,16 @@ export function render({ model }) {
     clearInterval(timer);
     if (blinking) timer = setInterval(() => row.classList.toggle("first"), BLINK);
   });
+  // On a narrow page one picture is seen at a time.
+  const choose = () => {
+    row.querySelectorAll("figure").forEach((one, k) => one.classList.toggle("chosen", k === which.selectedIndex));
+    place();
+  };
+  which.addEventListener("change", choose);
   new ResizeObserver(place).observe(row);
 
   const show = () => {
-    const { items, compare, serial, source } = model.shown;
+    const { items, compare, serial, source, coarse } = model.shown;
     if (opened !== source) { opened = source; acts.fit(); }  // another file is seen whole
     if (built !== `${items.length} ${compare}`) {
       built = `${items.length} ${compare}`;
@@ -127,14 +141,20 @@ export function render({ model }) {
       row.querySelectorAll(".frame").forEach(listen);
       row.classList.toggle("compare", compare);
       root.querySelector(".two").hidden = !compare;
+      const names = items.map((one) => one.name);
+      if (compare) names.splice(0, 2, `${names[0]} | ${names[1]}`);
+      which.replaceChildren(...names.map((name) => new Option(name)));
+      which.hidden = names.length < 2;
+      choose();
     }
     root.hidden = items.length === 0;
     row.querySelectorAll("img").forEach((image, k) => {
       // What stays while settings move is sent once, apart from what changes.
-      image.src = items[k].src || model.still[items[k].name] || "";
+      const src = items[k].src || model.still[items[k].name] || "";
+      if (image.getAttribute("src") !== src) image.src = src;  // else it would be decoded anew
       image.alt = items[k].alt;
       image.draggable = false;
-      if (k === 0) image.onload = () => {
+      if (k === 0) image.onload ||= () => {
         const shape = image.naturalWidth / image.naturalHeight;
         row.style.setProperty("--shape", shape);
         row.classList.toggle("broad", shape > 1.7);
@@ -144,7 +164,8 @@ export function render({ model }) {
     const captions = compare ? [items[0], ...items.slice(2)] : items;
     row.querySelectorAll("figcaption").forEach((one, k) => { one.textContent = captions[k].caption; });
     row.querySelectorAll(".frame").forEach((one, k) => one.setAttribute("aria-label", captions[k].alt));
-    row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name; });
+    row.querySelectorAll(".tag").forEach((one, k) => { one.textContent = items[k].name + (coarse && k === 1 ? ", coarse" : ""); });
+    root.dataset.coarse = coarse;
     root.dataset.serial = serial;  // the pictures are on the screen, for those who wait for it
   };
   model.on(["still", "shown"], show);

@@ -32,7 +32,9 @@ const figure = (model, draw) => {
     caption.textContent = model.shown.title;
     legend.replaceChildren();
     place.replaceChildren();
-    draw(model.shown, place, legend);
+    // On a narrow page a drawing leaves room for what moves it.
+    const most = innerWidth < 800 ? Math.max(0.28 * innerHeight, 140) : Infinity;
+    draw({ ...model.shown, height: Math.min(model.shown.height, most) }, place, legend);
   };
   model.on("shown", again);
   new ResizeObserver(() => {
