@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from typing import Any
 
@@ -14,10 +13,10 @@ from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call,
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.learning.labels import UNLABELLED, classes_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-    from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
@@ -32,7 +31,6 @@ __all__ = [
     "check_is_fitted",
 ]
 
-UNLABELLED = -1
 _SHOWN = 5
 _ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
 
@@ -164,14 +162,15 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
             (N, N).
         y : array of shape (N,)
             Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings: of dtype object, where some
-            are missing.
+            are missing, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
+            'nan' and '<NA>' are refused.
 
         Returns
         -------
         self
         """
         X, y = self._points(X, reset=True), loaded(y)
-        labels, labelled = self._labels(y, X.shape[0])
+        self.classes_, labels, labelled = classes_of(y, X.shape[0])
         self.X_, graph = X, self._build(X)
         self.reached_ = self._reached(labelled)
         one_hot = np.zeros((graph.size, len(self.classes_)))
@@ -182,39 +181,6 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         self.label_distributions_ = self._finish(scores, self.reached_)
         self.transduction_ = self._decide(self.label_distributions_)
         return self
-
-    def _labels(self, y: Any, count: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Return the numbers of the classes of labelled samples, and which these are."""
-        from sklearn.utils import column_or_1d
-
-        if y is None:
-            raise ValueError("This estimator requires y to be passed, but the target y is None.")
-        if isinstance(y, list | tuple) and any(isinstance(v, str) for v in y):
-            y = np.array(y, dtype=object)  # in which -1 stays a number
-        y = column_or_1d(to_numpy(y) if hasattr(y, "detach") else y, warn=True)
-        if y.shape[0] != count:
-            check_consistent_length(np.empty(count), y)
-        if y.dtype.kind == "O":
-            labelled = np.array([not isinstance(v, numbers.Real) or float(v) != UNLABELLED for v in y], np.bool_)
-            given = np.array(y[labelled].tolist())
-        else:
-            labelled = y != UNLABELLED if y.dtype.kind in "iuf" else np.ones(count, np.bool_)
-            given = y[labelled]
-        if y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
-            warnings.warn(
-                "y: got -1 and 1 alone, which are taken for two classes; where there is one class and samples "
-                "without a label, name it otherwise",
-                NlflowWarning,
-                stacklevel=3,
-            )
-            labelled, given = np.ones(count, np.bool_), y
-        if not labelled.any():
-            raise InputError("y: got no labelled sample (all are -1), expected at least one of each class")
-        if given.dtype.kind == "f":
-            assert_all_finite(given, input_name="y")
-        check_classification_targets(given)
-        self.classes_, numbers_ = np.unique(given, return_inverse=True)
-        return numbers_, labelled
 
     def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
         """Return the signal of each class, (N, C), 0 at nodes that no label reaches."""

@@ -15,6 +15,7 @@ from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NlflowWarning, check_integer, check_number
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GraphClassifier, GraphEstimator
+from nlflow.learning.labels import classes_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
 
@@ -89,7 +90,7 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
     classifies = isinstance(model, GraphClassifier)
     missing: Any = -1 if classifies else math.nan
-    labels = model._labels(targets, len(targets))[1] if classifies else ~np.isnan(targets.astype(float))
+    labels = classes_of(targets, len(targets)).labelled if classifies else ~np.isnan(targets.astype(float))
     parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
     scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
     starts: list[Any] = [None] * len(parts)
