@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 
 pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
 
-from sklearn.datasets import make_moons
+from sklearn.datasets import load_wine, make_moons
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
@@ -22,7 +22,6 @@ from nlflow import (
     Laplace,
     MemoryLimitError,
     NlflowWarning,
-    NumericalError,
     affinity_from_graph,
     solve,
 )
@@ -366,7 +365,7 @@ def test_bad_input(moons):
         HarmonicClassifier().fit(X, few[:-1])
     with pytest.raises(InputError, match="symmetric"):
         HarmonicClassifier("precomputed").fit(np.triu(np.ones((4, 4))), [0, 1, -1, -1])
-    with pytest.raises(NumericalError, match="degrees of samples span"):
+    with pytest.raises(InputError, match="^affinity: got weights between samples that are too small to carry labels"):
         LabelSpreading().fit([[0.0], [0.01], [10.0], [40.0]], [0, 1, -1, -1])
     with pytest.raises(InputError, match="alpha"):
         LabelSpreading(alpha=1.0).fit(X, few)
@@ -413,7 +412,7 @@ def test_duplicates_one_class_and_sparse_features(moons):
         assert set(kind().fit(X, one).transduction_.tolist()) == {7}
         dense, sparse = kind().fit(X, few), kind().fit(csr_array(X), few)
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
-    with pytest.warns(ConvergenceWarning, match="raise maxiter"):
+    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol"):
         HarmonicClassifier(gamma=5.0, max_iter=1).fit(X, few)
 
 
@@ -430,18 +429,41 @@ def far():
     return X, y
 
 
+def one_message(model, X, y):
+    """Return what a fit is refused or warned with, which is one message."""
+    told = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            model.fit(X, y)
+        except InputError as error:
+            told.append(str(error))
+    told += [str(one.message) for one in caught]
+    assert len(told) == 1, told
+    assert all(one.filename == __file__ for one in caught)
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [*(kind() for kind in CLASSIFIERS), HarmonicClassifier(fidelity=10.0), *(kind() for kind in REGRESSORS)],
+    ids=str,
+)
+def test_defaults_on_features_in_other_units_end_in_one_message(model):
+    X, names = load_wine(return_X_y=True)
+    y = np.full(len(names), -1.0)
+    for name in range(3):
+        y[np.flatnonzero(names == name)[:2]] = name
+    told = one_message(model, X, np.where(y < 0, np.nan, y) if type(model) in REGRESSORS else y)
+    assert "pass affinity='knn', whose widths are local, or gamma=0.00013" in told
+    assert not re.search("constraint|degree|maxiter|rtol|amplitude", told)
+
+
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_a_gaussian_too_narrow_for_the_points_is_told_with_what_to_pass(kind, far):
     X, y = far
     advice = r"the Gaussian of gamma=20 has the width 0\.16, and the median distance of two points is 2\.9e\+02"
-    told = ""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            kind().fit(X, y)
-        except (InputError, NumericalError) as error:
-            told = str(error)
-    told += "".join(str(one.message) for one in caught)
+    told = one_message(kind(), X, y)
     assert re.search(advice, told), told
     gamma = float(re.findall(r"or gamma=([\d.e-]+), a width of a quarter of that", told)[0])
     truth = np.repeat([0, 1, 2], 30)

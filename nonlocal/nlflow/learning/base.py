@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
+from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory, checked_call, install_command
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
@@ -32,6 +32,7 @@ __all__ = [
 ]
 
 _SHOWN = 5
+_OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 _ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
 
 
@@ -102,6 +103,7 @@ class GraphEstimator(PointEstimator):
     memory_limit: float | None
     _values: Array
     _start: Array | None = None  # what iterations begin with
+    _solved: bool
     minimizer_: Array
     reached_: NDArray[np.bool_]
 
@@ -112,32 +114,50 @@ class GraphEstimator(PointEstimator):
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         return self.graph_
 
+    def _solve(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal of these labels. What they do not reach is told in one message, an error or a warning."""
+        self.reached_, lost = self._reached(labelled)
+        try:
+            found = self._learn(values, labelled)
+        except (InputError, NumericalError) as error:
+            if not str(error).startswith(_OF_SOLVERS):
+                raise
+            raise InputError(
+                "affinity: got weights between samples that are too small to carry labels in floats, expected larger "
+                f"ones; {self.graph_.remedy()}"
+            ) from error
+        kind = NlflowWarning if self._solved else _convergence_warning()
+        unsolved = [] if self._solved else [f"{type(self).__name__}: {self.message_}"]
+        if lost or unsolved:
+            warnings.warn("; ".join(lost + unsolved), kind, stacklevel=3)
+        return found
+
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal of values (N, D) at labelled nodes, (N, D), 0 at nodes that no label reaches."""
+        raise NotImplementedError
+
     def _took(self, found: Minimizer) -> Array:
-        self.n_iter_, self.residual_, self.message_ = max(found.iterations, 1), found.residual, found.message
-        if not found.success:
-            warnings.warn(f"{type(self).__name__}: {found.message}", _convergence_warning(), stacklevel=4)
+        self.n_iter_, self.residual_, self._solved = max(found.iterations, 1), found.residual, found.success
+        self.message_ = found.message.replace("maxiter", "max_iter").replace("rtol", "tol")  # as they are called here
         self.minimizer_ = found.u
         return found.u
 
-    def _reached(self, labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which nodes share a component with a label; the others are told of."""
+    def _reached(self, labelled: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], list[str]]:
+        """Return which nodes share a component with a label, and words about the others if there are any."""
         parts = self.graph_.parts(weakest=self._weakest)
         alive = np.zeros(int(parts.max()) + 1, bool)
         alive[parts[labelled]] = True
         reached = alive[parts]
-        if not reached.all():
-            sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
-            sizes = sizes[sizes > 0]
-            shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
-            first = int(np.argmin(reached))
-            warnings.warn(
-                f"y: {int((~reached).sum())} samples (the first is {first}) lie in {len(sizes)} components of the "
-                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
-                f"{self.graph_.remedy()}",
-                NlflowWarning,
-                stacklevel=4,
-            )
-        return reached
+        if reached.all():
+            return reached, []
+        sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
+        sizes = sizes[sizes > 0]
+        shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
+        return reached, [
+            f"y: {int((~reached).sum())} samples (the first is {int(np.argmin(reached))}) lie in {len(sizes)} "
+            f"components of the graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
+            f"{self.graph_.remedy()}"
+        ]
 
 
 def _convergence_warning() -> type[Warning]:
@@ -172,19 +192,14 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         X, y = self._points(X, reset=True), loaded(y)
         self.classes_, labels, labelled = classes_of(y, X.shape[0])
         self.X_, graph = X, self._build(X)
-        self.reached_ = self._reached(labelled)
         one_hot = np.zeros((graph.size, len(self.classes_)))
         one_hot[np.flatnonzero(labelled), labels] = 1
-        self._values = self._learn(graph.as_signal(one_hot), labelled)
+        self._values = self._solve(graph.as_signal(one_hot), labelled)
         self._balance(labelled, np.bincount(labels))
         scores = self._weighed(self._values)
         self.label_distributions_ = self._finish(scores, self.reached_)
         self.transduction_ = self._decide(self.label_distributions_)
         return self
-
-    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        """Return the signal of each class, (N, C), 0 at nodes that no label reaches."""
-        raise NotImplementedError
 
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         """Return probabilities of scores, NaN where nothing is known."""
@@ -310,14 +325,9 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
             raise InputError("y: got no value (all are NaN), expected at least one")
         assert_all_finite(values[labelled], input_name="y")
         self.X_, graph = X, self._build(X)
-        self.reached_ = self._reached(labelled)
-        self._values = self._learn(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
+        self._values = self._solve(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
         self.transduction_ = self._shaped(to_numpy(self._values), self.reached_)
         return self
-
-    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
-        """Return the signal, (N, D), 0 at nodes that no value reaches."""
-        raise NotImplementedError
 
     def _shaped(self, values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         values = np.where(known[:, None], values, np.nan).astype(values.dtype)

@@ -15,7 +15,10 @@ from nlflow.errors import InputError, NlflowWarning
 UNLABELLED = -1
 _NO_NAMES = ("", "-1", "nan", "<NA>")
 """What NumPy, pandas and tables make of a sample without a label where all labels are strings."""
-_HOW = "-1 marks samples without a label, among strings in an array of dtype object: np.where(known, names.astype(object), -1)"
+_HOW = (
+    "-1 marks samples without a label, among strings in an array of dtype object: np.where(known, "
+    "names.astype(object), -1)"
+)
 
 
 class Classes(NamedTuple):

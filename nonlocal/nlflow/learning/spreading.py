@@ -116,10 +116,7 @@ class LabelSpreading(ProbabilisticClassifier):
         logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
         logs = np.where(lonely, logs.max(), logs)
         if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
-            raise NumericalError(
-                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; "
-                f"{graph.remedy()}"
-            )
+            raise NumericalError(f"degree: those of samples span exp({np.ptp(logs):.0f}), no float holds their roots")
         root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
         phi = (1 - alpha) / alpha * rest
         self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
