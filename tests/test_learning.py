@@ -345,6 +345,9 @@ def test_priors(moons):
         ({"affinity": "tree"}, "affinity: got 'tree'"),
         ({"gamma": -1.0}, "gamma: got -1.0"),
         ({"fidelity": 0.0}, "fidelity: got 0"),
+        ({"affinity": "knn", "n_neighbors": 0}, "^n_neighbors: got 0, expected an integer >= 1"),
+        ({"affinity": "knn", "n_neighbors": 2.5}, r"^n_neighbors: got 2\.5, expected an integer"),
+        ({"affinity": "knn", "n_neighbors": 120}, "^n_neighbors: got 120 for 120 samples, expected at most 119"),
     ],
 )
 def test_bad_parameters(moons, change, message):
@@ -355,6 +358,9 @@ def test_bad_parameters(moons, change, message):
 
 def test_bad_input(moons):
     X, y, few = moons
+    for affinity in ("rbf", "knn"):
+        with pytest.raises(InputError, match="^X: got 1 sample, expected at least 2"):
+            PoissonClassifier(affinity).fit(X[:1], [0])
     with pytest.raises(InputError, match="no labelled sample"):
         HarmonicClassifier().fit(X, np.full(len(X), -1))
     with pytest.raises(InputError, match="no value"):

@@ -17,7 +17,7 @@ from nlflow.affinities.nearest import neighbour_rows
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_integer
 from nlflow.kernels import Gaussian, RadialKernel
 
 KINDS = ("rbf", "knn", "precomputed")
@@ -137,8 +137,7 @@ class PointGraph:
     def _all_pairs(self, kernel: RadialKernel) -> Affinity:
         points, recipe = self._points, self._recipe
         self._kernel, count, domain = kernel, len(points), self._domain
-        if count == 1:
-            raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
+        self._check_several()
         if count <= DENSE_NODES:
             dense = _dense(kernel, domain, points, recipe)
             dense.reason = f"no more than {DENSE_NODES} points: all pairs as a matrix"
@@ -146,11 +145,21 @@ class PointGraph:
         accuracy = recipe.accuracy if is_numpy(points) else None
         return affinity(kernel, domain, points, rtol=accuracy, memory_limit=recipe.memory_limit)
 
+    def _check_several(self) -> None:
+        if len(self._points) == 1:
+            raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
+
     def _nearest(self) -> Affinity:
         from scipy.sparse import eye_array
 
-        points, count = self._points, self._recipe.n_neighbors
-        self._neighbours = min(count, len(points) - 1)
+        self._check_several()
+        points, others = self._points, len(self._points) - 1
+        self._neighbours = check_integer("n_neighbors", self._recipe.n_neighbors, minimum=1)
+        if self._neighbours > others:
+            raise InputError(
+                f"n_neighbors: got {self._neighbours} for {others + 1} samples, expected at most {others}, the number "
+                "of others"
+            )
         graph = neighbour_graph(
             points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
         )
