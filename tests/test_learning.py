@@ -188,7 +188,8 @@ def test_other_points_by_one_average(moons):
     model = HarmonicClassifier(gamma=10.0).fit(X, few)
     k = np.exp(-10.0 * cdist(new, X, "sqeuclidean"))
     assert np.abs(model.predict_proba(new) - k @ model.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
-    far = model.predict_proba(X[:2] + 1e3)  # where the kernel underflows the nearest points still count
+    with pytest.warns(NlflowWarning, match="^X: 2 points"):
+        far = model.predict_proba(X[:2] + 1e3)  # where the kernel underflows the nearest points still count
     assert np.abs(far.sum(axis=1) - 1).max() < 1e-12
     near = HarmonicClassifier("knn", n_neighbors=5).fit(X, few)
     distances = np.sort(cdist(X, X), axis=1)[:, 5]
@@ -198,6 +199,42 @@ def test_other_points_by_one_average(moons):
     rows = np.arange(7)[:, None]
     k[rows, order] = np.exp(-(d[rows, order] ** 2) / (np.sort(d, axis=1)[:, 4:5] * distances[order]))
     assert np.abs(near.predict_proba(new) - k @ near.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
+
+
+@pytest.mark.parametrize("affinity", ["rbf", "knn"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_points_that_see_nothing_are_told_of(moons, affinity, tensors):
+    X, _, few = moons
+    new = np.concatenate([X[:3], X[:2] + 1e4])
+    if tensors:
+        torch = pytest.importorskip("torch", reason="torch is an extra")
+        X, new = torch.as_tensor(X), torch.as_tensor(new)
+    for kind in (HarmonicClassifier, PoissonClassifier, HarmonicRegressor):
+        model = kind(affinity).fit(X, np.where(few < 0, np.nan, few) if kind is HarmonicRegressor else few)
+        with pytest.warns(NlflowWarning, match=r"^X: 2 points \(the first is 3\) are so far from all tra") as told:
+            model.predict(new)
+        assert told[0].filename == __file__
+        model.predict(new[:3])  # without a warning, which would be an error
+    mapped = DiffusionMap(2, affinity, gamma=20.0).fit(X)
+    with pytest.warns(NlflowWarning, match=r"^X: 2 points \(the first is 3\)") as told:
+        mapped.transform(new)
+    assert told[0].filename == __file__
+
+
+def test_a_weight_that_a_float_holds_is_no_warning():
+    X, y = np.array([[0.0], [1.0]]), [0, 1]
+    model = LabelSpreading(gamma=1.0).fit(X, y)
+    # exp(-27.2^2) = exp(-739.8) is a float, exp(-27.4^2) = exp(-750.8) is none: the least is exp(-744.4).
+    model.predict([[-27.2]])
+    with pytest.warns(NlflowWarning, match="^X: 1 points"):
+        model.predict([[-27.4]])
+
+
+def test_rows_of_weights_are_asked_for(moons):
+    X, _, few = moons
+    model = HarmonicClassifier("precomputed").fit(np.exp(-cdist(X, X)) - np.eye(len(X)), few)
+    with pytest.raises(InputError, match=r"^X: got shape \(3, 2\) with .*, expected rows of weights .*, \(M, 120\)$"):
+        model.predict(X[:3])
 
 
 def test_self_tuning_weights():

@@ -64,9 +64,14 @@ class PointEstimator(BaseEstimator):
         X = loaded(X)
         if type(X).__module__.split(".")[0] == "torch":
             return self._tensor(X, reset)
+        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
+        if pairwise and not reset and np.shape(X)[1:] != (self.n_features_in_,):
+            raise InputError(
+                f"X: got shape {np.shape(X)} with affinity='precomputed', expected rows of weights to the training "
+                f"samples, (M, {self.n_features_in_})"
+            )
         sparse_too = ["csr", "csc", "coo"]
         X = validate_data(self, X, accept_sparse=sparse_too, dtype=[np.float64, np.float32], reset=reset)
-        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
         if hasattr(X, "toarray") and not pairwise:
             # Distances of sparse rows are those of dense ones, and a tree or a matrix product needs them dense.
             check_memory(f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1], "reduce them first")
@@ -91,7 +96,15 @@ class PointEstimator(BaseEstimator):
 
     def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
         """Return averages over the known training points at others, and which of these see any."""
-        return self.graph_.average_at(self._points(X, reset=False), values, known)
+        averages, seen, far = self.graph_.average_at(self._points(X, reset=False), values, known)
+        if far.any():
+            warnings.warn(
+                f"X: {int(far.sum())} points (the first is {int(np.argmax(far))}) are so far from all training points "
+                "that their weights are 0 in floats; they get what the nearest has, which says little about them",
+                NlflowWarning,
+                stacklevel=4 + hasattr(self, "_scores"),
+            )
+        return averages, seen
 
 
 class GraphEstimator(PointEstimator):
