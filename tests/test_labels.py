@@ -33,7 +33,10 @@ def test_strings_with_minus_one_are_as_numbers() -> None:
         (np.array(["left", -1, -1, "right", -1]), r"got '-1' for 3 samples \(the first is 1\)"),
         (np.array(["left", np.nan, "left", "right", "right"]), r"got 'nan' for 1 samples \(the first is 1\)"),
         (["left", "", "", "right", -1], r"got '' for 2 samples \(the first is 1\)"),
-        (np.array(["2020", "NaT", "NaT", "2021", "NaT"], "datetime64[Y]"), r"got None for 3 samples \(the first is 1\)"),
+        (
+            np.array(["2020", "NaT", "NaT", "2021", "NaT"], "datetime64[Y]"),
+            r"got None for 3 samples \(the first is 1\)",
+        ),
     ],
 )
 def test_what_stands_for_no_label_is_refused(y, told: str) -> None:

@@ -119,8 +119,8 @@ def neighbour_rows(
 ) -> tuple[Sparse, Floats]:
     """Return the weights of the edges from other points to their nearest among the points of a graph, (M, N).
 
-    Each row is divided by its largest weight, whose logarithm comes with it, (M,). As `neighbour_graph` has them between the points, where a point is none of its own neighbours; its arguments.
-    O(M log N) time for few dimensions.
+    Each row is divided by its largest weight, whose logarithm comes with it, (M,). As `neighbour_graph` has them
+    between the points, where a point is none of its own neighbours; its arguments. O(M log N) time for few dimensions.
     """
     from scipy.sparse import csr_array
     from scipy.spatial import cKDTree

@@ -59,8 +59,9 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
 
     All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
     probability of the hidden label, 0 at best, probabilities below 0.001 counting as that (the share of right classes
-    where there are no probabilities), for regressors minus the mean squared error. The graph is built once, or once for each value where it depends on it; along values of
-    ``fidelity`` and ``alpha`` each solution begins with the one before.
+    where there are no probabilities), for regressors minus the mean squared error. The graph is built once, or once for
+    each value where it depends on it; along values of ``fidelity`` and ``alpha`` each solution begins with the one
+    before.
 
     Parameters
     ----------
@@ -124,8 +125,8 @@ def _check_has_part(model: Any, parameter: str) -> None:
     """Raise `InputError` where a parameter decides nothing about a model."""
     if not isinstance(model, GraphEstimator):
         raise InputError(
-            f"model: got {type(model).__name__}, expected an estimator of labels of nlflow.learning; of a pipeline pass "
-            "its last step, and the points as the steps before it leave them (pipeline[:-1].fit_transform(X))"
+            f"model: got {type(model).__name__}, expected an estimator of labels of nlflow.learning; of a pipeline "
+            "pass its last step, and the points as the steps before it leave them (pipeline[:-1].fit_transform(X))"
         )
     there = model.get_params()
     if parameter not in there:
