@@ -396,7 +396,7 @@ def test_bad_parameters(moons, change, message):
 def test_bad_input(moons):
     X, y, few = moons
     for affinity in ("rbf", "knn"):
-        with pytest.raises(InputError, match="^X: got 1 sample, expected at least 2"):
+        with pytest.raises(InputError, match=r"^X: got 1 sample, expected at least 2"):
             PoissonClassifier(affinity).fit(X[:1], [0])
     with pytest.raises(InputError, match="no labelled sample"):
         HarmonicClassifier().fit(X, np.full(len(X), -1))
@@ -408,7 +408,7 @@ def test_bad_input(moons):
         HarmonicClassifier().fit(X, few[:-1])
     with pytest.raises(InputError, match="symmetric"):
         HarmonicClassifier("precomputed").fit(np.triu(np.ones((4, 4))), [0, 1, -1, -1])
-    with pytest.raises(InputError, match="^affinity: got weights between samples that are too small to carry labels"):
+    with pytest.raises(InputError, match=r"^affinity: got weights between samples that are too small to carry"):
         LabelSpreading().fit([[0.0], [0.01], [10.0], [40.0]], [0, 1, -1, -1])
     with pytest.raises(InputError, match="alpha"):
         LabelSpreading(alpha=1.0).fit(X, few)
