@@ -102,7 +102,7 @@ class PointEstimator(BaseEstimator):
                 f"X: {int(far.sum())} points (the first is {int(np.argmax(far))}) are so far from all training points "
                 "that their weights are 0 in floats; they get what the nearest has, which says little about them",
                 NlflowWarning,
-                stacklevel=4 + hasattr(self, "_scores"),
+                stacklevel=5 - isinstance(self, RegressorMixin),  # which have one call fewer on the way
             )
         return averages, seen
 
