@@ -279,6 +279,11 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Returns
         -------
         array of shape (M,)
+
+        Warns
+        -----
+        NlflowWarning
+            Where all weights of a point are 0 in floats: it gets what the nearest training point has.
         """
         return self._decide(self._scores(X))
 

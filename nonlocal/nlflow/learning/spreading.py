@@ -40,7 +40,9 @@ class LabelSpreading(ProbabilisticClassifier):
         exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
         affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
     gamma : float
+        Of 'rbf'.
     n_neighbors : int
+        Of 'knn'; at most N - 1.
     alpha : float
         In (0, 1): how much a node takes from its neighbours, and not from its own label.
     class_prior : None, 'labels' or array of shape (C,)
