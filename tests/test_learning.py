@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 
 pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
 
-from sklearn.datasets import make_moons
+from sklearn.datasets import load_wine, make_moons
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.semi_supervised import LabelSpreading as Theirs
 from sklearn.utils.estimator_checks import check_estimator
@@ -22,7 +22,6 @@ from nlflow import (
     Laplace,
     MemoryLimitError,
     NlflowWarning,
-    NumericalError,
     affinity_from_graph,
     solve,
 )
@@ -189,7 +188,8 @@ def test_other_points_by_one_average(moons):
     model = HarmonicClassifier(gamma=10.0).fit(X, few)
     k = np.exp(-10.0 * cdist(new, X, "sqeuclidean"))
     assert np.abs(model.predict_proba(new) - k @ model.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
-    far = model.predict_proba(X[:2] + 1e3)  # where the kernel underflows the nearest points still count
+    with pytest.warns(NlflowWarning, match="^X: 2 points"):
+        far = model.predict_proba(X[:2] + 1e3)  # where the kernel underflows the nearest points still count
     assert np.abs(far.sum(axis=1) - 1).max() < 1e-12
     near = HarmonicClassifier("knn", n_neighbors=5).fit(X, few)
     distances = np.sort(cdist(X, X), axis=1)[:, 5]
@@ -199,6 +199,42 @@ def test_other_points_by_one_average(moons):
     rows = np.arange(7)[:, None]
     k[rows, order] = np.exp(-(d[rows, order] ** 2) / (np.sort(d, axis=1)[:, 4:5] * distances[order]))
     assert np.abs(near.predict_proba(new) - k @ near.label_distributions_ / k.sum(axis=1)[:, None]).max() < 1e-12
+
+
+@pytest.mark.parametrize("affinity", ["rbf", "knn"])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_points_that_see_nothing_are_told_of(moons, affinity, tensors):
+    X, _, few = moons
+    new = np.concatenate([X[:3], X[:2] + 1e4])
+    if tensors:
+        torch = pytest.importorskip("torch", reason="torch is an extra")
+        X, new = torch.as_tensor(X), torch.as_tensor(new)
+    for kind in (HarmonicClassifier, PoissonClassifier, HarmonicRegressor):
+        model = kind(affinity).fit(X, np.where(few < 0, np.nan, few) if kind is HarmonicRegressor else few)
+        with pytest.warns(NlflowWarning, match=r"^X: 2 points \(the first is 3\) are so far from all tra") as told:
+            model.predict(new)
+        assert told[0].filename == __file__
+        model.predict(new[:3])  # without a warning, which would be an error
+    mapped = DiffusionMap(2, affinity, gamma=20.0).fit(X)
+    with pytest.warns(NlflowWarning, match=r"^X: 2 points \(the first is 3\)") as told:
+        mapped.transform(new)
+    assert told[0].filename == __file__
+
+
+def test_a_weight_that_a_float_holds_is_no_warning():
+    X, y = np.array([[0.0], [1.0]]), [0, 1]
+    model = LabelSpreading(gamma=1.0).fit(X, y)
+    # exp(-27.2^2) = exp(-739.8) is a float, exp(-27.4^2) = exp(-750.8) is none: the least is exp(-744.4).
+    model.predict([[-27.2]])
+    with pytest.warns(NlflowWarning, match="^X: 1 points"):
+        model.predict([[-27.4]])
+
+
+def test_rows_of_weights_are_asked_for(moons):
+    X, _, few = moons
+    model = HarmonicClassifier("precomputed").fit(np.exp(-cdist(X, X)) - np.eye(len(X)), few)
+    with pytest.raises(InputError, match=r"^X: got shape \(3, 2\) with .*, expected rows of weights .*, \(M, 120\)$"):
+        model.predict(X[:3])
 
 
 def test_self_tuning_weights():
@@ -346,6 +382,9 @@ def test_priors(moons):
         ({"affinity": "tree"}, "affinity: got 'tree'"),
         ({"gamma": -1.0}, "gamma: got -1.0"),
         ({"fidelity": 0.0}, "fidelity: got 0"),
+        ({"affinity": "knn", "n_neighbors": 0}, "^n_neighbors: got 0, expected an integer >= 1"),
+        ({"affinity": "knn", "n_neighbors": 2.5}, r"^n_neighbors: got 2\.5, expected an integer"),
+        ({"affinity": "knn", "n_neighbors": 120}, "^n_neighbors: got 120 for 120 samples, expected at most 119"),
     ],
 )
 def test_bad_parameters(moons, change, message):
@@ -356,6 +395,9 @@ def test_bad_parameters(moons, change, message):
 
 def test_bad_input(moons):
     X, y, few = moons
+    for affinity in ("rbf", "knn"):
+        with pytest.raises(InputError, match=r"^X: got 1 sample, expected at least 2"):
+            PoissonClassifier(affinity).fit(X[:1], [0])
     with pytest.raises(InputError, match="no labelled sample"):
         HarmonicClassifier().fit(X, np.full(len(X), -1))
     with pytest.raises(InputError, match="no value"):
@@ -366,7 +408,7 @@ def test_bad_input(moons):
         HarmonicClassifier().fit(X, few[:-1])
     with pytest.raises(InputError, match="symmetric"):
         HarmonicClassifier("precomputed").fit(np.triu(np.ones((4, 4))), [0, 1, -1, -1])
-    with pytest.raises(NumericalError, match="degrees of samples span"):
+    with pytest.raises(InputError, match=r"^affinity: got weights between samples that are too small to carry"):
         LabelSpreading().fit([[0.0], [0.01], [10.0], [40.0]], [0, 1, -1, -1])
     with pytest.raises(InputError, match="alpha"):
         LabelSpreading(alpha=1.0).fit(X, few)
@@ -413,7 +455,7 @@ def test_duplicates_one_class_and_sparse_features(moons):
         assert set(kind().fit(X, one).transduction_.tolist()) == {7}
         dense, sparse = kind().fit(X, few), kind().fit(csr_array(X), few)
         assert np.array_equal(dense.label_distributions_, sparse.label_distributions_)
-    with pytest.warns(ConvergenceWarning, match="raise maxiter"):
+    with pytest.warns(ConvergenceWarning, match="raise max_iter or tol"):
         HarmonicClassifier(gamma=5.0, max_iter=1).fit(X, few)
 
 
@@ -430,18 +472,41 @@ def far():
     return X, y
 
 
+def one_message(model, X, y):
+    """Return what a fit is refused or warned with, which is one message."""
+    told = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            model.fit(X, y)
+        except InputError as error:
+            told.append(str(error))
+    told += [str(one.message) for one in caught]
+    assert len(told) == 1, told
+    assert all(one.filename == __file__ for one in caught)
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    "model",
+    [*(kind() for kind in CLASSIFIERS), HarmonicClassifier(fidelity=10.0), *(kind() for kind in REGRESSORS)],
+    ids=str,
+)
+def test_defaults_on_features_in_other_units_end_in_one_message(model):
+    X, names = load_wine(return_X_y=True)
+    y = np.full(len(names), -1.0)
+    for name in range(3):
+        y[np.flatnonzero(names == name)[:2]] = name
+    told = one_message(model, X, np.where(y < 0, np.nan, y) if type(model) in REGRESSORS else y)
+    assert "pass affinity='knn', whose widths are local, or gamma=0.00013" in told
+    assert not re.search("constraint|degree|maxiter|rtol|amplitude", told)
+
+
 @pytest.mark.parametrize("kind", CLASSIFIERS)
 def test_a_gaussian_too_narrow_for_the_points_is_told_with_what_to_pass(kind, far):
     X, y = far
     advice = r"the Gaussian of gamma=20 has the width 0\.16, and the median distance of two points is 2\.9e\+02"
-    told = ""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            kind().fit(X, y)
-        except (InputError, NumericalError) as error:
-            told = str(error)
-    told += "".join(str(one.message) for one in caught)
+    told = one_message(kind(), X, y)
     assert re.search(advice, told), told
     gamma = float(re.findall(r"or gamma=([\d.e-]+), a width of a quarter of that", told)[0])
     truth = np.repeat([0, 1, 2], 30)

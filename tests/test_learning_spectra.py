@@ -12,6 +12,8 @@ pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nl
 from sklearn.cluster import SpectralClustering
 from sklearn.datasets import make_moons, make_swiss_roll
 from sklearn.metrics import adjusted_rand_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils.estimator_checks import check_estimator
 
 from nlflow import Gaussian, InputError, Points, affinity_from_graph, neighbour_graph
@@ -180,3 +182,28 @@ def test_evidence_is_that_of_the_dense_field():
     )
     with pytest.raises(InputError, match="at least 3"):
         log_evidence(graph, [1, 2], [0.0, 1.0], fidelity=1.0)
+
+
+def test_a_map_whose_first_argument_is_an_affinity(roll):
+    for given in ("knn", Gaussian(1.0)):
+        with pytest.raises(InputError, match=r"^n_components: got .*; affinity is the second argument, as in Diff"):
+            DiffusionMap(given).fit(roll)
+    with pytest.raises(InputError, match=r"^n_components: got 0, expected an integer >= 1$"):
+        DiffusionMap(0).fit(roll)
+
+
+@pytest.mark.parametrize(
+    ("model", "parameter", "told"),
+    [
+        (make_pipeline(StandardScaler(), HarmonicClassifier()), "gamma", r"^model: got Pipeline, .* its last step"),
+        (DiffusionMap(), "gamma", "^model: got DiffusionMap, expected an estimator of labels"),
+        (HarmonicClassifier(), "alpha", "^parameter: got 'alpha', expected one of those of HarmonicClassifier: acc"),
+        (HarmonicClassifier("knn"), "gamma", "^parameter: got 'gamma', which has no part in affinity='knn', expected"),
+        (HarmonicClassifier(Gaussian(1.0)), "gamma", r"has no part in affinity=Gaussian\(.*affinity='rbf'"),
+        (HarmonicRegressor(), "n_neighbors", "has no part in affinity='rbf', expected a model with affinity='knn'"),
+        (HarmonicClassifier(), "balance", "^parameter: got 'balance', which has no part without a class_prior"),
+    ],
+)
+def test_what_decides_nothing_is_not_chosen(model, parameter, told):
+    with pytest.raises(InputError, match=told):
+        choose(model, np.arange(6.0)[:, None], [0, 0, 1, 1, -1, -1], parameter, [1.0, 2.0], folds=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -119,6 +120,7 @@ def test_what_is_called_first_names_the_near_word(name: str, words: dict[str, An
     ("name", "words", "near"),
     [
         ("attach", {"fidelty": 0.6}, "fidelity"),
+        ("attach", {"strength": 0.6}, "fidelity"),
         ("probe", {"input": 0}, "inputs"),
         ("load_model", {"heads": 0}, "head"),
         ("sweep", {"strength": 0}, "strengths"),
@@ -130,6 +132,60 @@ def test_attention_names_the_near_word(name: str, words: dict[str, Any], near: s
     pytest.importorskip("torch", reason="torch is an extra")
     with pytest.raises(KeywordError, match=rf"^{name}: .*; did you mean {near}\?$"):
         getattr(attention, name)(**words)
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "meant"),
+    [
+        ("E", "lamda", "fidelity"),
+        ("E", "lam", "fidelity"),
+        ("Gaussian", "sigma", "width"),
+        ("neighbour_graph", "k", "neighbours"),
+        # Not where the call has no such argument: the nearest word, or none.
+        ("solve", "strength", None),
+        ("denoise", "kernel", None),
+    ],
+)
+def test_names_of_others_are_known(name: str, word: str, meant: str | None) -> None:
+    with pytest.raises(KeywordError) as told:
+        getattr(nlflow, name)(**{word: 1})
+    if meant is None:
+        assert not re.search("did you mean (fidelity|affinity)", str(told.value))
+    else:
+        assert str(told.value).endswith(f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("name", "word", "meant"),
+    [
+        ("LabelSpreading", "kernel", "affinity"),
+        ("LabelSpreading", "k", "n_neighbors"),
+        ("LabelSpreading", "sigma", "gamma = 1 / (2 width^2)"),
+        ("HarmonicClassifier", "lam", "fidelity"),
+        ("HarmonicRegressor", "rtol", "tol"),
+        ("PLaplacianClassifier", "maxiter", "max_iter"),
+        ("DiffusionMap", "kernel", "affinity"),
+        ("spectral_clustering", "k", "n_clusters or n_neighbors"),
+        ("spectral_clustering", "neighbours", "n_neighbors"),
+        ("choose", "fold", "folds"),
+        ("ask_next", "counts", "count"),
+        ("log_evidence", "strength", "fidelity"),
+    ],
+)
+def test_learning_knows_names_of_others(name: str, word: str, meant: str) -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
+    from nlflow import learning
+
+    with pytest.raises(KeywordError, match=rf"^{name}: .*did you mean {re.escape(meant)}\?$"):
+        getattr(learning, name)(**{word: 1})
+
+
+def test_clusters_take_the_affinity_by_name() -> None:
+    pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
+    from nlflow.learning import spectral_clustering
+
+    with pytest.raises(KeywordError, match=r"got 3 arguments without a name, expected at most 2 .*: affinity=, gamma="):
+        spectral_clustering([[0.0], [1.0]], 2, "knn")  # type: ignore[misc]
 
 
 def test_estimators_name_the_near_word_and_keep_scikit_learns_contract() -> None:

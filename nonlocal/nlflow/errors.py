@@ -44,6 +44,27 @@ __all__ = [
 
 Item = TypeVar("Item", bound=Callable[..., Any])
 
+_FIDELITY = ("fidelity",)
+_WIDTH = ("width", "gamma = 1 / (2 width^2)")
+_NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "kernel": ("affinity",),
+    "graph": ("affinity",),
+    "lam": _FIDELITY,
+    "lamda": _FIDELITY,
+    "lambda_": _FIDELITY,
+    "lmbda": _FIDELITY,
+    "strength": _FIDELITY,
+    "k": ("n_clusters", "n_neighbors", "neighbours"),
+    "neighbours": ("n_neighbors",),
+    "sigma": _WIDTH,
+    "bandwidth": _WIDTH,
+    "width": _WIDTH,
+    "rtol": ("tol",),
+    "maxiter": ("max_iter",),
+    "n_iter": ("max_iter", "maxiter"),
+}
+"""What others call an argument, and its names here, each with what to pass where that is not the same number."""
+
 
 class NlflowError(Exception):
     """Base class of everything that nlflow raises on purpose."""
@@ -127,8 +148,9 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
     """Return what is wrong in a call with these words and so many other arguments; of `possible` some need a word."""
     unknown = next((word for word in words if word not in possible), None)
     if unknown is not None:
-        near = get_close_matches(unknown, possible, 1)
-        remedy = f"did you mean {near[0]}?" if near else "leave it out, or take one of these"
+        same = [name for name in _NAMED_ELSEWHERE.get(unknown, ()) if name.split()[0] in possible]
+        near = same or get_close_matches(unknown, possible, 1)
+        remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out, or take one of these"
         return f"got an argument {unknown!r}, expected one of: {', '.join(possible)}; {remedy}"
     first = [name for name, unnamed in possible.items() if unnamed]
     expected = f"at most {len(first)} ({', '.join(first)})" if first else "none"

@@ -116,11 +116,11 @@ def neighbour_graph(
 
 def neighbour_rows(
     points: Floats, queries: Floats, neighbours: int, kernel: RadialKernel | None = None, *, local: bool = False
-) -> Sparse:
+) -> tuple[Sparse, Floats]:
     """Return the weights of the edges from other points to their nearest among the points of a graph, (M, N).
 
-    As `neighbour_graph` has them between the points, where a point is none of its own neighbours; its arguments.
-    O(M log N) time for few dimensions.
+    Each row is divided by its largest weight, whose logarithm comes with it, (M,). As `neighbour_graph` has them
+    between the points, where a point is none of its own neighbours; its arguments. O(M log N) time for few dimensions.
     """
     from scipy.sparse import csr_array
     from scipy.spatial import cKDTree
@@ -128,7 +128,7 @@ def neighbour_rows(
     tree = cKDTree(points)
     distances, ends = tree.query(queries, neighbours, workers=cores())
     distances, ends = (np.asarray(a).reshape(len(queries), neighbours) for a in (distances, ends))
-    weights = np.ones(distances.shape)
+    weights, highest = np.ones(distances.shape), np.zeros(len(queries))
     if kernel is not None:
         squared = distances**2
         if local:
@@ -137,9 +137,10 @@ def neighbour_rows(
             squared /= own[:, None] * theirs[ends]
         logs = kernel.log_profile(squared)
         # Rows are divided by their sum: what is far from all points still has nearest ones.
-        weights = np.exp(logs - logs.max(axis=1, keepdims=True))
+        highest = logs.max(axis=1)
+        weights = np.exp(logs - highest[:, None])
     starts = np.arange(0, ends.size + 1, neighbours)
-    return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=(len(queries), len(points)))
+    return csr_array((weights.reshape(-1), ends.reshape(-1), starts), shape=(len(queries), len(points))), highest
 
 
 def _scales(x: Floats, ends: NDArray[Any]) -> Floats:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, check_choice, check_integer
+from nlflow.errors import InputError, check_choice, check_integer, checked_call
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
 from nlflow.markov import MarkovChain
@@ -25,6 +25,7 @@ class Question(NamedTuple):
     scores: Floats
 
 
+@checked_call
 def ask_next(
     model: Any, labelled: Any, count: int = 1, *, by: str = "variance", candidates: int = 64, rng: Any = 0
 ) -> Question:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numbers
 import warnings
 from typing import Any
 
@@ -10,14 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, check_memory, checked_call, install_command
+from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory, checked_call, install_command
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
+from nlflow.learning.labels import UNLABELLED, classes_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-    from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
 except ImportError as error:
     raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
@@ -32,8 +31,8 @@ __all__ = [
     "check_is_fitted",
 ]
 
-UNLABELLED = -1
 _SHOWN = 5
+_OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
 _ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
 
 
@@ -65,9 +64,14 @@ class PointEstimator(BaseEstimator):
         X = loaded(X)
         if type(X).__module__.split(".")[0] == "torch":
             return self._tensor(X, reset)
+        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
+        if pairwise and not reset and np.shape(X)[1:] != (self.n_features_in_,):
+            raise InputError(
+                f"X: got shape {np.shape(X)} with affinity='precomputed', expected rows of weights to the training "
+                f"samples, (M, {self.n_features_in_})"
+            )
         sparse_too = ["csr", "csc", "coo"]
         X = validate_data(self, X, accept_sparse=sparse_too, dtype=[np.float64, np.float32], reset=reset)
-        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
         if hasattr(X, "toarray") and not pairwise:
             # Distances of sparse rows are those of dense ones, and a tree or a matrix product needs them dense.
             check_memory(f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1], "reduce them first")
@@ -92,7 +96,15 @@ class PointEstimator(BaseEstimator):
 
     def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
         """Return averages over the known training points at others, and which of these see any."""
-        return self.graph_.average_at(self._points(X, reset=False), values, known)
+        averages, seen, far = self.graph_.average_at(self._points(X, reset=False), values, known)
+        if far.any():
+            warnings.warn(
+                f"X: {int(far.sum())} points (the first is {int(np.argmax(far))}) are so far from all training points "
+                "that their weights are 0 in floats; they get what the nearest has, which says little about them",
+                NlflowWarning,
+                stacklevel=5 - isinstance(self, RegressorMixin),  # which have one call fewer on the way
+            )
+        return averages, seen
 
 
 class GraphEstimator(PointEstimator):
@@ -104,6 +116,7 @@ class GraphEstimator(PointEstimator):
     memory_limit: float | None
     _values: Array
     _start: Array | None = None  # what iterations begin with
+    _solved: bool
     minimizer_: Array
     reached_: NDArray[np.bool_]
 
@@ -114,32 +127,50 @@ class GraphEstimator(PointEstimator):
         self.affinity_, self.method_, self.reason_, self.error_estimate_ = p, p.method, p.reason, p.error_estimate
         return self.graph_
 
+    def _solve(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal of these labels. What they do not reach is told in one message, an error or a warning."""
+        self.reached_, lost = self._reached(labelled)
+        try:
+            found = self._learn(values, labelled)
+        except (InputError, NumericalError) as error:
+            if not str(error).startswith(_OF_SOLVERS):
+                raise
+            raise InputError(
+                "affinity: got weights between samples that are too small to carry labels in floats, expected larger "
+                f"ones; {self.graph_.remedy()}"
+            ) from error
+        kind = NlflowWarning if self._solved else _convergence_warning()
+        unsolved = [] if self._solved else [f"{type(self).__name__}: {self.message_}"]
+        if lost or unsolved:
+            warnings.warn("; ".join(lost + unsolved), kind, stacklevel=3)
+        return found
+
+    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
+        """Return the signal of values (N, D) at labelled nodes, (N, D), 0 at nodes that no label reaches."""
+        raise NotImplementedError
+
     def _took(self, found: Minimizer) -> Array:
-        self.n_iter_, self.residual_, self.message_ = max(found.iterations, 1), found.residual, found.message
-        if not found.success:
-            warnings.warn(f"{type(self).__name__}: {found.message}", _convergence_warning(), stacklevel=4)
+        self.n_iter_, self.residual_, self._solved = max(found.iterations, 1), found.residual, found.success
+        self.message_ = found.message.replace("maxiter", "max_iter").replace("rtol", "tol")  # as they are called here
         self.minimizer_ = found.u
         return found.u
 
-    def _reached(self, labelled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return which nodes share a component with a label; the others are told of."""
+    def _reached(self, labelled: NDArray[np.bool_]) -> tuple[NDArray[np.bool_], list[str]]:
+        """Return which nodes share a component with a label, and words about the others if there are any."""
         parts = self.graph_.parts(weakest=self._weakest)
         alive = np.zeros(int(parts.max()) + 1, bool)
         alive[parts[labelled]] = True
         reached = alive[parts]
-        if not reached.all():
-            sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
-            sizes = sizes[sizes > 0]
-            shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
-            first = int(np.argmin(reached))
-            warnings.warn(
-                f"y: {int((~reached).sum())} samples (the first is {first}) lie in {len(sizes)} components of the "
-                f"graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
-                f"{self.graph_.remedy()}",
-                NlflowWarning,
-                stacklevel=4,
-            )
-        return reached
+        if reached.all():
+            return reached, []
+        sizes = np.sort(np.bincount(parts[~reached], minlength=len(alive))[~alive])[::-1]
+        sizes = sizes[sizes > 0]
+        shown = ", ".join(map(str, sizes[:_SHOWN].tolist())) + (", ..." if len(sizes) > _SHOWN else "")
+        return reached, [
+            f"y: {int((~reached).sum())} samples (the first is {int(np.argmin(reached))}) lie in {len(sizes)} "
+            f"components of the graph without a label (sizes {shown}); they get -1 or NaN. Label one of each; or "
+            f"{self.graph_.remedy()}"
+        ]
 
 
 def _convergence_warning() -> type[Warning]:
@@ -164,61 +195,24 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
             (N, N).
         y : array of shape (N,)
             Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings: of dtype object, where some
-            are missing.
+            are missing, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
+            'nan' and '<NA>' are refused.
 
         Returns
         -------
         self
         """
         X, y = self._points(X, reset=True), loaded(y)
-        labels, labelled = self._labels(y, X.shape[0])
+        self.classes_, labels, labelled = classes_of(y, X.shape[0])
         self.X_, graph = X, self._build(X)
-        self.reached_ = self._reached(labelled)
         one_hot = np.zeros((graph.size, len(self.classes_)))
         one_hot[np.flatnonzero(labelled), labels] = 1
-        self._values = self._learn(graph.as_signal(one_hot), labelled)
+        self._values = self._solve(graph.as_signal(one_hot), labelled)
         self._balance(labelled, np.bincount(labels))
         scores = self._weighed(self._values)
         self.label_distributions_ = self._finish(scores, self.reached_)
         self.transduction_ = self._decide(self.label_distributions_)
         return self
-
-    def _labels(self, y: Any, count: int) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """Return the numbers of the classes of labelled samples, and which these are."""
-        from sklearn.utils import column_or_1d
-
-        if y is None:
-            raise ValueError("This estimator requires y to be passed, but the target y is None.")
-        if isinstance(y, list | tuple) and any(isinstance(v, str) for v in y):
-            y = np.array(y, dtype=object)  # in which -1 stays a number
-        y = column_or_1d(to_numpy(y) if hasattr(y, "detach") else y, warn=True)
-        if y.shape[0] != count:
-            check_consistent_length(np.empty(count), y)
-        if y.dtype.kind == "O":
-            labelled = np.array([not isinstance(v, numbers.Real) or float(v) != UNLABELLED for v in y], np.bool_)
-            given = np.array(y[labelled].tolist())
-        else:
-            labelled = y != UNLABELLED if y.dtype.kind in "iuf" else np.ones(count, np.bool_)
-            given = y[labelled]
-        if y.dtype.kind in "if" and set(np.unique(given)) == {1} and not labelled.all():
-            warnings.warn(
-                "y: got -1 and 1 alone, which are taken for two classes; where there is one class and samples "
-                "without a label, name it otherwise",
-                NlflowWarning,
-                stacklevel=3,
-            )
-            labelled, given = np.ones(count, np.bool_), y
-        if not labelled.any():
-            raise InputError("y: got no labelled sample (all are -1), expected at least one of each class")
-        if given.dtype.kind == "f":
-            assert_all_finite(given, input_name="y")
-        check_classification_targets(given)
-        self.classes_, numbers_ = np.unique(given, return_inverse=True)
-        return numbers_, labelled
-
-    def _learn(self, one_hot: Array, labelled: NDArray[np.bool_]) -> Array:
-        """Return the signal of each class, (N, C), 0 at nodes that no label reaches."""
-        raise NotImplementedError
 
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         """Return probabilities of scores, NaN where nothing is known."""
@@ -285,6 +279,11 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Returns
         -------
         array of shape (M,)
+
+        Warns
+        -----
+        NlflowWarning
+            Where all weights of a point are 0 in floats: it gets what the nearest training point has.
         """
         return self._decide(self._scores(X))
 
@@ -344,14 +343,9 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
             raise InputError("y: got no value (all are NaN), expected at least one")
         assert_all_finite(values[labelled], input_name="y")
         self.X_, graph = X, self._build(X)
-        self.reached_ = self._reached(labelled)
-        self._values = self._learn(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
+        self._values = self._solve(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
         self.transduction_ = self._shaped(to_numpy(self._values), self.reached_)
         return self
-
-    def _learn(self, values: Array, labelled: NDArray[np.bool_]) -> Array:
-        """Return the signal, (N, D), 0 at nodes that no value reaches."""
-        raise NotImplementedError
 
     def _shaped(self, values: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
         values = np.where(known[:, None], values, np.nan).astype(values.dtype)

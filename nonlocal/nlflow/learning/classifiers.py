@@ -8,8 +8,6 @@ PLaplacian       J_p(u) with u = y at labelled nodes
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -23,23 +21,8 @@ from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
 from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
 from nlflow.learning.chunks import by_chunks
-from nlflow.learning.graphs import PointGraph
 
 _SMALL = -30.0  # logarithm of a degree
-
-
-@contextmanager
-def _in_words_of_labels(graph: PointGraph) -> Iterator[None]:
-    """Let errors about the constraint, of which users know nothing here, speak of the labels that it is made of."""
-    try:
-        yield
-    except InputError as error:
-        if not str(error).startswith("constraint:"):
-            raise
-        raise InputError(
-            f"y: got labels that do not reach all samples to rounding ({error}), expected weights that connect them; "
-            f"{graph.remedy()}"
-        ) from error
 
 
 class _Held(GraphEstimator):
@@ -56,11 +39,11 @@ class _Held(GraphEstimator):
             if fixed.all():
                 return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
             constraint = Constraint(fixed, to_numpy(values)[fixed])
-            with _in_words_of_labels(graph):
-                found = self.functional_.minimizer(
+            return self._took(
+                self.functional_.minimizer(
                     constraint=constraint, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph"
                 )
-            return self._took(found)
+            )
         strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
         # Without the loops: lambda~ d, d being the sum of the edges to others.
         phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
@@ -266,9 +249,7 @@ class _PHarmonic(GraphEstimator):
         if fixed.all():
             return self._took(Minimizer(values, 0.0, 0, True, "all samples have a label"))
         constraint = Constraint(fixed, values[fixed])
-        with _in_words_of_labels(self.graph_):
-            found = harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter)
-        return self._took(found)
+        return self._took(harmonic_extension(self.functional_, constraint, rtol=self.tol, maxiter=self.max_iter))
 
 
 class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):

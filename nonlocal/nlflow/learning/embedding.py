@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.errors import InputError, check_integer, check_number
+from nlflow.errors import InputError, check_integer, check_number, checked_call
+from nlflow.kernels import RadialKernel
 from nlflow.learning.base import PointEstimator, TransformerMixin, check_is_fitted
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
@@ -93,7 +94,9 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         """Find the modes of points X, (N, d); `y` has no part."""
         del y
         X = self._points(X, reset=True)
-        count = check_integer("n_components", self.n_components, minimum=1)
+        first = isinstance(self.n_components, str | RadialKernel)
+        hint = "affinity is the second argument, as in DiffusionMap(2, 'knn')" if first else ""
+        count = check_integer("n_components", self.n_components, minimum=1, hint=hint)
         alpha = check_number("alpha", self.alpha, minimum=0)
         self._time = check_number("t", self.t, minimum=0)
         if alpha > 1:
@@ -147,6 +150,7 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         return int(self.n_components)
 
 
+@checked_call
 def spectral_clustering(
     X: Any,
     n_clusters: int,

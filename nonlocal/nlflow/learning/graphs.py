@@ -17,7 +17,7 @@ from nlflow.affinities.nearest import neighbour_rows
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError
+from nlflow.errors import InputError, check_integer
 from nlflow.kernels import Gaussian, RadialKernel
 
 KINDS = ("rbf", "knn", "precomputed")
@@ -26,6 +26,7 @@ DENSE_NODES = 4096
 _ROWS = 2**22  # pairs of new and old points at a time
 _EXACT = 1e-10  # relative error of k up to which distances come from a product of matrices
 _ALONE = 1e-9  # of a degree: what a node sees of others is rounding below
+_LEAST = math.log(np.finfo(np.float64).smallest_subnormal)  # of a weight: below it is 0
 _NARROW = 10  # over the median squared distance: a gamma that tells near from far
 SELF_TUNING = Gaussian(width=math.sqrt(0.5))
 """exp(-r^2), of distances over local widths."""
@@ -137,8 +138,7 @@ class PointGraph:
     def _all_pairs(self, kernel: RadialKernel) -> Affinity:
         points, recipe = self._points, self._recipe
         self._kernel, count, domain = kernel, len(points), self._domain
-        if count == 1:
-            raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
+        self._check_several()
         if count <= DENSE_NODES:
             dense = _dense(kernel, domain, points, recipe)
             dense.reason = f"no more than {DENSE_NODES} points: all pairs as a matrix"
@@ -146,11 +146,21 @@ class PointGraph:
         accuracy = recipe.accuracy if is_numpy(points) else None
         return affinity(kernel, domain, points, rtol=accuracy, memory_limit=recipe.memory_limit)
 
+    def _check_several(self) -> None:
+        if len(self._points) == 1:
+            raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
+
     def _nearest(self) -> Affinity:
         from scipy.sparse import eye_array
 
-        points, count = self._points, self._recipe.n_neighbors
-        self._neighbours = min(count, len(points) - 1)
+        self._check_several()
+        points, others = self._points, len(self._points) - 1
+        self._neighbours = check_integer("n_neighbors", self._recipe.n_neighbors, minimum=1)
+        if self._neighbours > others:
+            raise InputError(
+                f"n_neighbors: got {self._neighbours} for {others + 1} samples, expected at most {others}, the number "
+                "of others"
+            )
         graph = neighbour_graph(
             points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
         )
@@ -213,24 +223,28 @@ class PointGraph:
 
     # ---- averages at other points
 
-    def average_at(self, points: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
-        """Return averages of a signal (N, D) of the training points at others, (M, D), and which of these see any.
+    def average_at(
+        self, points: Any, values: Array, known: NDArray[np.bool_]
+    ) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return averages of a signal (N, D) of the training points at others, (M, D), which of these see any, and far.
 
-        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points.
+        One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points. Far are points whose
+        weights are all 0 in floats; they get what the nearest ones have.
         """
         xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
-        sums = self._sums_at(points, xp.concat([values * there, there], axis=1))
+        sums, far = self._sums_at(points, xp.concat([values * there, there], axis=1))
         total = sums[:, -1:]
         some = total > 0
-        return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0]
+        return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0], far
 
-    def _sums_at(self, points: Any, signal: Array) -> Array:
-        """Return weighted sums of a signal at other points, each row in its own unit."""
+    def _sums_at(self, points: Any, signal: Array) -> tuple[Array, NDArray[np.bool_]]:
+        """Return weighted sums of a signal at other points, each row in its own unit, and which points are far."""
         if self._recipe.affinity == "knn":
             x, known = np.asarray(to_numpy(points), np.float64), np.asarray(self._points, np.float64)
-            return neighbour_rows(known, x, self._neighbours, SELF_TUNING, local=True) @ signal
+            rows, highest = neighbour_rows(known, x, self._neighbours, SELF_TUNING, local=True)
+            return rows @ signal, highest < _LEAST
         if isinstance(self._recipe.affinity, str) and self._recipe.affinity == "precomputed":
-            return np.asarray(points @ signal)
+            return np.asarray(points @ signal), np.zeros(points.shape[0], np.bool_)
         if self._kernel is None:
             raise InputError(
                 "X: got points to predict at with an Affinity that was given, which says nothing about other points; "
@@ -241,18 +255,19 @@ class PointGraph:
         sums, totals, _ = PairSums(self._kernel, points, self._points, np.ones(self.size))(signal)
         far = totals < 1e-200
         if far.any():  # from all points: in log space the nearest still count
-            sums[far] = self._by_rows(points[far], signal)
-        return sums.astype(signal.dtype, copy=False)
+            sums[far], far[far] = self._by_rows(points[far], signal)
+        return sums.astype(signal.dtype, copy=False), far
 
-    def _by_rows(self, points: Any, signal: Array) -> Array:
+    def _by_rows(self, points: Any, signal: Array) -> tuple[Array, NDArray[np.bool_]]:
         kernel, xp = self._kernel, namespace(signal)
         assert kernel is not None
-        step, rows = max(1, _ROWS // self.size), []
+        step, rows, far = max(1, _ROWS // self.size), [], []
         for start in range(0, len(points), step):
             logs = kernel.log_matrix(points[start : start + step], self._points)
-            logs = logs - xp.max(logs, axis=1, keepdims=True)
-            rows.append(xp.astype(xp.exp(logs), signal.dtype) @ signal)
-        return xp.concat(rows, axis=0)
+            highest = xp.max(logs, axis=1, keepdims=True)
+            rows.append(xp.astype(xp.exp(logs - highest), signal.dtype) @ signal)
+            far.append(to_numpy(highest)[:, 0] < _LEAST)
+        return xp.concat(rows, axis=0), np.concatenate(far)
 
     def as_signal(self, values: Floats) -> Array:
         """Return NumPy values in the precision, namespace and on the device of the points."""

@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NlflowWarning, check_integer, check_number
+from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GraphClassifier, GraphEstimator
+from nlflow.learning.labels import classes_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
+_ONLY_WITH = {"gamma": "rbf", "n_neighbors": "knn"}  # parameters of one affinity alone
 
 
 @dataclass(frozen=True)
@@ -51,13 +53,15 @@ class Curve:
         return self.values[int(np.argmax(self.means))]
 
 
+@checked_call
 def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: int = 5, rng: Any = 0) -> Curve:
     """Return how well an estimator finds labels that are held out, for each value of a parameter.
 
     All points stay; in each fold a part of the labels is hidden. For classifiers the score is the mean logarithm of the
-    probability of the hidden label (the share of right classes where there are no probabilities), for regressors minus
-    the mean squared error. The graph is built once, or once for each value where it depends on it; along values of
-    ``fidelity`` and ``alpha`` each solution begins with the one before.
+    probability of the hidden label, 0 at best, probabilities below 0.001 counting as that (the share of right classes
+    where there are no probabilities), for regressors minus the mean squared error. The graph is built once, or once for
+    each value where it depends on it; along values of ``fidelity`` and ``alpha`` each solution begins with the one
+    before.
 
     Parameters
     ----------
@@ -76,20 +80,23 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     Returns
     -------
     Curve
+
+    Raises
+    ------
+    InputError
+        For another model, such as a pipeline, and a parameter that it does not have or that has no part in it, such as
+        gamma with ``affinity='knn'``.
     """
     from sklearn.base import clone
 
-    if not isinstance(model, GraphEstimator) or parameter not in model.get_params():
-        raise InputError(
-            f"parameter: got {parameter!r} of {type(model).__name__}, expected one of an estimator of nlflow"
-        )
+    _check_has_part(model, parameter)
     given = list(values)
     if not given:
         raise InputError("values: got none, expected at least one")
     targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
     classifies = isinstance(model, GraphClassifier)
     missing: Any = -1 if classifies else math.nan
-    labels = model._labels(targets, len(targets))[1] if classifies else ~np.isnan(targets.astype(float))
+    labels = classes_of(targets, len(targets)).labelled if classifies else ~np.isnan(targets.astype(float))
     parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
     scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
     starts: list[Any] = [None] * len(parts)
@@ -114,6 +121,28 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     return Curve(parameter, given, scores, done)
 
 
+def _check_has_part(model: Any, parameter: str) -> None:
+    """Raise `InputError` where a parameter decides nothing about a model."""
+    if not isinstance(model, GraphEstimator):
+        raise InputError(
+            f"model: got {type(model).__name__}, expected an estimator of labels of nlflow.learning; of a pipeline "
+            "pass its last step, and the points as the steps before it leave them (pipeline[:-1].fit_transform(X))"
+        )
+    there = model.get_params()
+    if parameter not in there:
+        raise InputError(
+            f"parameter: got {parameter!r}, expected one of those of {type(model).__name__}: {', '.join(there)}"
+        )
+    given, needed = there["affinity"], _ONLY_WITH.get(parameter)
+    if needed is not None and not (isinstance(given, str) and given == needed):
+        raise InputError(
+            f"parameter: got {parameter!r}, which has no part in affinity={shortened(repr(given), 60)}, expected a "
+            f"model with affinity={needed!r}, or another parameter"
+        )
+    if parameter == "balance" and there["class_prior"] is None:
+        raise InputError("parameter: got 'balance', which has no part without a class_prior; give the model one")
+
+
 def _folds(targets: Any, labelled: NDArray[np.intp], folds: int, rng: Any, classifies: bool) -> list[NDArray[np.intp]]:
     if folds > len(labelled):
         raise InputError(f"folds: got {folds}, expected at most {len(labelled)}, the number of labels")
@@ -135,6 +164,7 @@ def _score(trial: Any, targets: Any, hidden: NDArray[np.intp]) -> float:
     return float(np.log(np.clip(np.nan_to_num(found), 1e-3, 1)).mean())
 
 
+@checked_call
 def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: float) -> float:
     """Return the restricted log marginal likelihood of values at some nodes under the Gaussian field of E.
 

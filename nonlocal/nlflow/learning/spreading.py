@@ -40,7 +40,9 @@ class LabelSpreading(ProbabilisticClassifier):
         exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
         affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
     gamma : float
+        Of 'rbf'.
     n_neighbors : int
+        Of 'knn'; at most N - 1.
     alpha : float
         In (0, 1): how much a node takes from its neighbours, and not from its own label.
     class_prior : None, 'labels' or array of shape (C,)
@@ -116,10 +118,7 @@ class LabelSpreading(ProbabilisticClassifier):
         logs = np.asarray(to_numpy(graph.affinity._log_degree_wide()), np.float64).ravel() + np.log(rest)
         logs = np.where(lonely, logs.max(), logs)
         if np.ptp(logs) > 0.9 * 2 * np.log(float(xp.finfo(one_hot.dtype).max)):
-            raise NumericalError(
-                f"affinity: the degrees of samples span exp({np.ptp(logs):.0f}), and no float holds their roots; "
-                f"{graph.remedy()}"
-            )
+            raise NumericalError(f"degree: those of samples span exp({np.ptp(logs):.0f}), no float holds their roots")
         root = constant_like(np.exp((logs - logs.max()) / 2), one_hot)[:, None]
         phi = (1 - alpha) / alpha * rest
         self.functional_ = E(graph.affinity, one_hot / root, graph.as_signal(phi), measure="degree")
