@@ -350,3 +350,55 @@ def test_the_last_token_of_the_vocabulary_is_one() -> None:
     last = model.get_input_embeddings().num_embeddings - 1
     assert len(probe(model, torch.tensor([[0, last]]))) == LAYERS
     assert len(probe(model, torch.tensor([[0, last]], dtype=torch.int32))) == LAYERS
+
+
+def test_embeddings_as_a_tensor_are_told_where_they_go() -> None:
+    model = build("bert", "sdpa")
+    states = torch.rand(1, 5, model.config.hidden_size)
+    with pytest.raises(InputError, match=r"^inputs: got numbers of torch.float32, .*\{'inputs_embeds': x\}"):
+        probe(model, states)
+    assert len(probe(model, {"inputs_embeds": states})) == LAYERS
+
+
+# --- names, lengths and images that a model does not take -----------------------------------------------------------
+
+
+def test_more_tokens_than_positions_are_told() -> None:
+    model = build("bert", "sdpa")
+    most = model.config.max_position_embeddings
+    assert len(probe(model, torch.ones(1, most, dtype=torch.long))) == LAYERS
+    told = rf"got {most + 1} tokens in a sequence, expected at most {most}, the positions of BertModel; cut them"
+    with pytest.raises(InputError, match=rf"^inputs: {told}"):
+        probe(model, torch.ones(1, most + 1, dtype=torch.long))
+    with pytest.raises(InputError, match=rf"^inputs_embeds: {told}"):
+        probe(model, {"inputs_embeds": torch.ones(1, most + 1, model.config.hidden_size)})
+
+
+def test_models_without_a_table_of_positions_take_any_length() -> None:
+    model = build("llama", "sdpa")
+    longer = model.config.max_position_embeddings + 1
+    assert len(probe(model, torch.ones(1, longer, dtype=torch.long))) == LAYERS
+
+
+@pytest.mark.parametrize("given", [torch.ones(1, 5, dtype=torch.long), torch.rand(3, 8, 8)])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_what_is_no_image_is_told(given: Any, wrap: bool) -> None:
+    model = build("vit", "sdpa")
+    name = "pixel_values" if wrap else "inputs"
+    size = model.config.image_size
+    told = rf"{name}: got numbers of .*expected pixel values, .*\(batch, channels, height, width\), such as \(1, 3, {size}"
+    for call in (probe, lambda model, inputs: attach(model, inputs=inputs)):
+        with pytest.raises(InputError, match=f"^{told}"):
+            call(model, {name: given} if wrap else given)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "gpt2"])
+def test_names_that_a_model_does_not_take_are_told(kind: str) -> None:
+    model = build(kind, "sdpa")
+    main = model.main_input_name
+    told = rf"^inputs: got 'ids', expected names that the forward of {type(model).__name__} takes: .*{main}.*; give .*'{main}'"
+    with pytest.raises(InputError, match=told):
+        probe(model, {"ids": torch.ones(1, 5, dtype=torch.long)})
+    given = inputs(kind)
+    whole = dict(given) if isinstance(given, dict) else {main: given}
+    assert len(probe(model, {**whole, "output_hidden_states": True})) == LAYERS  # handed on
