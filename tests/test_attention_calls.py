@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import attach, blocks, detach, probe  # noqa: E402
+from nlflow.attention import attach, blocks, detach, fidelities, probe  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     DECODERS,
     EVERYTHING,
@@ -402,3 +403,25 @@ def test_names_that_a_model_does_not_take_are_told(kind: str) -> None:
     given = inputs(kind)
     whole = dict(given) if isinstance(given, dict) else {main: given}
     assert len(probe(model, {**whole, "output_hidden_states": True})) == LAYERS  # handed on
+
+
+# --- what the terms have learned ------------------------------------------------------------------------------------
+
+
+def test_fidelities_are_those_of_the_layers() -> None:
+    model = build("bert")
+    assert fidelities(model) == {}
+    names = [f"encoder.layer.{number}.attention.self" for number in range(1, LAYERS)]
+    assert fidelities(attach(model, fidelity=0.25)) == dict.fromkeys(names, 0.25)
+    attach(model, fidelity=0.4, learned=True)
+    with torch.no_grad():
+        model.get_parameter(f"{names[0]}.neutreno.raw_fidelity").fill_(math.log(3))
+    found = fidelities(model)
+    assert list(found) == names
+    assert list(found.values()) == pytest.approx([3, *(0.4,) * (LAYERS - 2)], rel=1e-6)
+    shared = attach(build("bert"), fidelity=0.4, learned="shared")
+    assert list(fidelities(shared).values()) == pytest.approx([0.4] * (LAYERS - 1), rel=1e-6)
+    matrix = attach(build("bert"), fidelity=0.5, matrix_fidelity=True)
+    with torch.no_grad():
+        matrix.get_parameter(f"{names[0]}.neutreno.log_variance").fill_(math.log(4))
+    assert fidelities(matrix)[names[0]] == pytest.approx(0.25, rel=1e-6)
