@@ -350,7 +350,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     assert not first[0].q.requires_grad
     with pytest.raises(ValueError, match="exactly one of input_ids"):
-        probe(model, {"nonsense": torch.ones(1)})
+        probe(model, {"attention_mask": torch.ones(1, 3)})
     assert model.config._attn_implementation == "eager"
     assert model.training
 

@@ -57,6 +57,7 @@ def check_inputs(model: Any, inputs: Any) -> None:
     """
     model = without_wrapper(model)
     main = getattr(model, "main_input_name", "")
+    main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
     if isinstance(inputs, Mapping):
         _check_names(model, main, inputs)
         shown = inputs
