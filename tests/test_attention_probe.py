@@ -487,7 +487,7 @@ def test_masks_of_other_kernels() -> None:
 
 
 def test_a_layer_is_printed_in_a_line() -> None:
-    layer = probe(build("bert"), inputs_of("bert"))[1]
+    layer = probe(make("bert"), inputs_of("bert"))[1]
     said = repr(layer)
     assert said.startswith(f"<Layer {layer.name} (encoder): 2 x 9 tokens, {layer.heads} heads of ")
     assert "tensor" not in said
@@ -495,7 +495,7 @@ def test_a_layer_is_printed_in_a_line() -> None:
 
 
 def test_every_column_of_the_rows_is_explained() -> None:
-    columns = set(probe(build("bert"), inputs_of("bert")).rows()[1])
+    columns = set(probe(make("bert"), inputs_of("bert")).rows()[1])
     page = Path(__file__).parents[1] / "docs" / "howto" / "look_into_a_model.md"
     table = re.findall(r"^\| (`.*?) \|", page.read_text(encoding="utf-8"), flags=re.M)
     assert columns <= {name for cell in table for name in re.findall(r"`(\w+)`", cell)}

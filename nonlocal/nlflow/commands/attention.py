@@ -39,10 +39,10 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno LAMBDA: as loaded, and with the term of that lambda~ in every layer but the first, without training. The averages P v become
-(P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v), that of the paper,
-for models that are trained with it. A folder with attention.json, which names the terms that the model was trained with, is loaded
-WITH these terms: the rows and the curve "as it is" have them.
+--neutreno NUMBER: as loaded, and with the term in every layer but the first, without training; NUMBER is lambda~. The
+averages P v become (P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v),
+that of the paper, for models that are trained with it. A folder with attention.json, which names the terms that the
+model was trained with, is loaded WITH these terms: the rows and the curve "as it is" have them.
 
 \b
 Columns, a row for the input and for each layer
@@ -70,9 +70,9 @@ Padding and tokens that a mask hides are left out. gap, mixing, stable and redun
 tells when --neutreno with --explicit is beyond the stable range.
 
 --sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
-is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows another among all followers (MRR, mean of the
-tokens as embedding); decoders tell the next token (perplexity). The intervals of the gain allow for the number of
-settings: all of them contain their true gains together with probability 0.95, so that luck does not choose the winner
+is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows
+another among all followers (MRR, mean of the tokens as embedding); decoders tell the next token (perplexity). The
+intervals of the gain allow for the number of settings: all of them contain their true gains together with probability 0.95, so that luck does not choose the winner
 (bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies above 0 as a whole,
 or says that none helps. With --out the table and result.json are written to the folder.
 

@@ -73,7 +73,9 @@ def fidelities(model: nn.Module) -> dict[str, float]:
     """
     with torch.no_grad():
         return {
-            name.rpartition(".")[0]: float(terms.fidelity if terms.log_variance is None else (-terms.log_variance).exp())
+            name.rpartition(".")[0]: float(
+                terms.fidelity if terms.log_variance is None else (-terms.log_variance).exp()
+            )
             for name, terms in model.named_modules()
             if isinstance(terms, LayerTerms) and not terms.first
         }

@@ -350,7 +350,6 @@ class LayerTrace:
             result.append(row)
         return result
 
-
     def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
         """Return the rows as a `pandas.DataFrame`; arguments as for `rows`.
 
