@@ -65,16 +65,17 @@ Columns of table.csv (--out) and of --json alone
   gap_least, gap_most   the spectral gap, least and most of heads
 
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
---no-spectra leaves them out. With --out the table (table.csv), everything, head by head too
-(result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
-tells when --neutreno with --explicit is beyond the stable range.
+--no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
+nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
+with --explicit is beyond the stable range.
 
 --sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
 is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows
 another among all followers (MRR, mean of the tokens as embedding); decoders tell the next token (perplexity). The
-intervals of the gain allow for the number of settings: all of them contain their true gains together with probability 0.95, so that luck does not choose the winner
-(bootstrap of the largest |t| over the items). It recommends the largest gain whose interval lies above 0 as a whole,
-or says that none helps. With --out the table and result.json are written to the folder.
+intervals of the gain allow for the number of settings: all of them contain their true gains together with probability
+0.95, so that luck does not choose the winner (bootstrap of the largest |t| over the items). It recommends the largest
+gain whose interval lies above 0 as a whole, or says that none helps. With --out the table and result.json are written
+to the folder.
 
 Needs pip install 'nlflow[attention]'.
 

@@ -100,8 +100,8 @@ def sweep(
     """Try terms on a trained model, without training, and say which one helps it at a task.
 
     Each setting is compared with the model as it is over the same items. The intervals allow for the number of
-    settings: all of them together contain the true gains with probability `level` (bootstrap of the largest difference in units
-    of its error). So the best of many is no winner by chance.
+    settings: all of them together contain the true gains with probability `level` (bootstrap of the largest difference
+    in units of its error). So the best of many is no winner by chance.
     Items count as independent: passages of one article may be less so, and another text is the better test.
 
     Parameters
