@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from tests.problems import torch_on_one_thread
 
 torch = torch_on_one_thread()
 
-from nlflow.attention import attach, blocks, detach, probe  # noqa: E402
+from nlflow.attention import attach, blocks, detach, fidelities, probe  # noqa: E402
 from tests.transformer_models import (  # noqa: E402  # both need torch
     DECODERS,
     EVERYTHING,
@@ -350,3 +351,79 @@ def test_the_last_token_of_the_vocabulary_is_one() -> None:
     last = model.get_input_embeddings().num_embeddings - 1
     assert len(probe(model, torch.tensor([[0, last]]))) == LAYERS
     assert len(probe(model, torch.tensor([[0, last]], dtype=torch.int32))) == LAYERS
+
+
+def test_embeddings_as_a_tensor_are_told_where_they_go() -> None:
+    model = build("bert", "sdpa")
+    states = torch.rand(1, 5, model.config.hidden_size)
+    with pytest.raises(InputError, match=r"^inputs: got numbers of torch.float32, .*\{'inputs_embeds': x\}"):
+        probe(model, states)
+    assert len(probe(model, {"inputs_embeds": states})) == LAYERS
+
+
+# --- names, lengths and images that a model does not take -----------------------------------------------------------
+
+
+def test_more_tokens_than_positions_are_told() -> None:
+    model = build("bert", "sdpa")
+    most = model.config.max_position_embeddings
+    assert len(probe(model, torch.ones(1, most, dtype=torch.long))) == LAYERS
+    told = rf"got {most + 1} tokens in a sequence, expected at most {most}, the positions of BertModel; cut them"
+    with pytest.raises(InputError, match=rf"^inputs: {told}"):
+        probe(model, torch.ones(1, most + 1, dtype=torch.long))
+    with pytest.raises(InputError, match=rf"^inputs_embeds: {told}"):
+        probe(model, {"inputs_embeds": torch.ones(1, most + 1, model.config.hidden_size)})
+
+
+def test_models_without_a_table_of_positions_take_any_length() -> None:
+    model = build("llama", "sdpa")
+    longer = model.config.max_position_embeddings + 1
+    assert len(probe(model, torch.ones(1, longer, dtype=torch.long))) == LAYERS
+
+
+@pytest.mark.parametrize("given", [torch.ones(1, 5, dtype=torch.long), torch.rand(3, 8, 8)])
+@pytest.mark.parametrize("wrap", [False, True])
+def test_what_is_no_image_is_told(given: Any, wrap: bool) -> None:
+    model = build("vit", "sdpa")
+    name = "pixel_values" if wrap else "inputs"
+    size = model.config.image_size
+    told = (
+        rf"{name}: got numbers of .*expected pixel values, .*\(batch, channels, height, width\), such as \(1, 3, {size}"
+    )
+    for call in (probe, lambda model, inputs: attach(model, inputs=inputs)):
+        with pytest.raises(InputError, match=f"^{told}"):
+            call(model, {name: given} if wrap else given)
+
+
+@pytest.mark.parametrize("kind", ["bert", "vit", "gpt2"])
+def test_names_that_a_model_does_not_take_are_told(kind: str) -> None:
+    model = build(kind, "sdpa")
+    main = model.main_input_name
+    told = rf"names that the forward of {type(model).__name__} takes: .*{main}.*; give .*'{main}'"
+    with pytest.raises(InputError, match=rf"^inputs: got 'ids', expected {told}"):
+        probe(model, {"ids": torch.ones(1, 5, dtype=torch.long)})
+    given = inputs(kind)
+    whole = dict(given) if isinstance(given, dict) else {main: given}
+    assert len(probe(model, {**whole, "output_hidden_states": True})) == LAYERS  # handed on
+
+
+# --- what the terms have learned ------------------------------------------------------------------------------------
+
+
+def test_fidelities_are_those_of_the_layers() -> None:
+    model = build("bert")
+    assert fidelities(model) == {}
+    names = [f"encoder.layer.{number}.attention.self" for number in range(1, LAYERS)]
+    assert fidelities(attach(model, fidelity=0.25)) == dict.fromkeys(names, 0.25)
+    attach(model, fidelity=0.4, learned=True)
+    with torch.no_grad():
+        model.get_parameter(f"{names[0]}.neutreno.raw_fidelity").fill_(math.log(3))
+    found = fidelities(model)
+    assert list(found) == names
+    assert list(found.values()) == pytest.approx([3, *(0.4,) * (LAYERS - 2)], rel=1e-6)
+    shared = attach(build("bert"), fidelity=0.4, learned="shared")
+    assert list(fidelities(shared).values()) == pytest.approx([0.4] * (LAYERS - 1), rel=1e-6)
+    matrix = attach(build("bert"), fidelity=0.5, matrix_fidelity=True)
+    with torch.no_grad():
+        matrix.get_parameter(f"{names[0]}.neutreno.log_variance").fill_(math.log(4))
+    assert fidelities(matrix)[names[0]] == pytest.approx(0.25, rel=1e-6)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +19,19 @@ from nlflow import InputError, MarkovChain, MemoryLimitError, NlflowWarning
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="5")
 
-from nlflow.attention import Adapter, Taken, attach, detach, load_model, probe, text_inputs  # noqa: E402
+from nlflow.attention import (  # noqa: E402
+    Adapter,
+    LayerTrace,
+    Taken,
+    attach,
+    detach,
+    load_model,
+    probe,
+    text_inputs,
+)
 from nlflow.attention.probing import probe as module_of_probe  # noqa: E402
 from nlflow.attention.probing import recording as module_of_recording  # noqa: E402
+from nlflow.commands.attention import HELP  # noqa: E402
 
 Array = NDArray[Any]
 SIZES = {"num_hidden_layers": 3, "num_attention_heads": 2, "hidden_size": 16}
@@ -338,7 +350,7 @@ def test_the_model_is_left_as_it_was() -> None:
     assert hooks == [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules()]
     assert not first[0].q.requires_grad
     with pytest.raises(ValueError, match="exactly one of input_ids"):
-        probe(model, {"nonsense": torch.ones(1)})
+        probe(model, {"attention_mask": torch.ones(1, 3)})
     assert model.config._attn_implementation == "eager"
     assert model.training
 
@@ -472,3 +484,22 @@ def test_masks_of_other_kernels() -> None:
     assert module_of_recording._as_given(module, "softmax", q, q, q, None, {"is_causal": False}).mask is None
     with pytest.raises(InputError, match="got masks of type str, expected tensors"):
         module_of_recording._as_given(module, "softmax", q, q, q, "blocks", {})
+
+
+def test_a_layer_is_printed_in_a_line() -> None:
+    layer = probe(make("bert"), inputs_of("bert"))[1]
+    said = repr(layer)
+    assert said.startswith(f"<Layer {layer.name} (encoder): 2 x 9 tokens, {layer.heads} heads of ")
+    assert "tensor" not in said
+    assert "\n" not in said
+
+
+def test_every_column_of_the_rows_is_explained() -> None:
+    columns = set(probe(make("bert"), inputs_of("bert")).rows()[1])
+    page = Path(__file__).parents[1] / "docs" / "howto" / "look_into_a_model.md"
+    table = re.findall(r"^\| (`.*?) \|", page.read_text(encoding="utf-8"), flags=re.M)
+    assert columns <= {name for cell in table for name in re.findall(r"`(\w+)`", cell)}
+    told = LayerTrace.rows.__doc__ or ""
+    assert [name for name in columns if f"``{name}``" not in told] == []
+    asked = columns - {"layer", "index", "stable_least"}  # "least" in the help, as it is printed
+    assert [name for name in asked if not re.search(rf"\b{name}\b", HELP)] == []

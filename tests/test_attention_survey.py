@@ -100,6 +100,9 @@ def test_loaders_and_tables(model: Any, monkeypatch: pytest.MonkeyPatch) -> None
     assert isinstance(table, pandas.DataFrame)
     assert list(table.columns) == ["layer", "index", "inputs", "head", "J", "J_se", "gradient", "gradient_se"]
     assert table.to_dict("records") == found.rows(by_head=True)
+    trace = probe(model, data.tensors[0])
+    assert trace.to_pandas(spectra=False).to_dict("list").keys() == trace.rows(spectra=False)[1].keys()
+    assert list(trace.to_pandas()["layer"]) == [row["layer"] for row in trace.rows()]
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(InputError, match="to_pandas: got no package pandas"):
         found.to_pandas()

@@ -155,6 +155,9 @@ def test_sweep(folder: Path) -> None:
     assert "as it is, 20 items" in result.stdout
     assert "none helps: 4 settings" in result.stdout or "recommended: " in result.stdout
     assert result.stdout.endswith("written: table.csv and result.json in swept\n")
+    plan = "4 settings and the model as it is, 20 pairs of passages of 6 words each: 200 passages to encode"
+    assert plan in result.stderr
+    assert "--items" not in result.stderr
     report = json.loads(Path("swept/result.json").read_text())
     assert {path.name for path in Path("swept").iterdir()} == {"table.csv", "result.json"}
     # Two layers: all are the last half, and the first half has none.
@@ -177,7 +180,10 @@ def test_sweep(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         Path("gpt2", name).write_bytes((folder / "bert" / name).read_bytes())
     Path("long.txt").write_text((words + " ") * 4)
-    report = json.loads(run("gpt2", "--sweep", "--texts", "long.txt", "--strengths", "0.4", "--json").stdout)
+    result = run("gpt2", "--sweep", "--texts", "long.txt", "--strengths", "0.4", "--json")
+    assert "--items 400: the texts hold 12 blocks of 128 tokens, and all are taken" in result.stderr
+    assert "2 settings and the model as it is, 12 blocks of 128 tokens each: 36 blocks to encode" in result.stderr
+    report = json.loads(result.stdout)
     assert report["metric"] == "perplexity"
     assert report["items"] == 12
     assert len(WORDS) / 2 < report["stock"] < 2 * len(WORDS)

@@ -31,7 +31,7 @@ COMMANDS = [
 def test_readme_is_short_and_has_an_example_of_each_kind():
     assert len(TEXTS["README"].split()) < LONGEST
     assert [name.partition("-")[0] for name in BLOCKS].count("README") == 3
-    assert len(BLOCKS) == 15
+    assert len(BLOCKS) == 17
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
@@ -75,6 +75,15 @@ def test_example_runs(name, tmp_path, monkeypatch, capsys):
         assert abs(chain.expectation(v, 20) - chain.limit(v)).max() < 1e-10
         assert nl.diversity(flow, names["limit"]) >= 0.3 * nl.diversity(flow, v)
         assert names["strength"] < nl.largest_stable_fidelity(names["attention"])
+    if "fidelities" in names:
+        assert names["report"].missing_keys == []
+        assert len(names["report"].unexpected_keys) == 5  # λ̃ of all layers but the first
+        assert names["fidelities"](names["plain"]) == names["fidelities"](names["model"])
+        assert all(value != pytest.approx(0.6, rel=1e-3) for value in names["fidelities"](names["model"]).values())
+        assert names["right"] > 0.9
+    if "log_likelihood" in names:
+        assert names["found"].items == 40
+        assert len(names["found"].rows) == 12
     if "restored" in names:
         assert names["attention"].method == "tiled"
         assert names["attention"].fused

@@ -3,6 +3,7 @@ from .injection.adapters import Block as Block
 from .injection.adapters import blocks as blocks
 from .injection.attach import attach as attach
 from .injection.attach import detach as detach
+from .injection.keeping import fidelities as fidelities
 from .injection.naming import register as register
 from .loading.inputs import image_inputs as image_inputs
 from .loading.inputs import text_inputs as text_inputs

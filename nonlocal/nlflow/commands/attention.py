@@ -39,10 +39,10 @@ HELP = """See how far each layer of a trained transformer moves its tokens, and 
 
 MODEL is a folder with config.json and model.safetensors (as model.save_pretrained writes it), or the name of a model on
 the Hugging Face hub. Weights that only pickle can read (.bin, .pt) are refused. It is run once on one input, twice with
---neutreno: as it is, and with the term in every layer but the first, without training. The averages P v become
-(P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v), that of the paper,
-for models that are trained with it. If the folder has attention.json, which names the terms that the model was trained
-with, "as it is" means with these terms.
+--neutreno NUMBER: as loaded, and with the term in every layer but the first, without training; NUMBER is lambda~. The
+averages P v become (P v + lambda~ v0) / (1 + lambda~), the semi-implicit form; with --explicit P v + lambda~ (v0 - v),
+that of the paper, for models that are trained with it. A folder with attention.json, which names the terms that the
+model was trained with, is loaded WITH these terms: the rows and the curve "as it is" have them.
 
 \b
 Columns, a row for the input and for each layer
@@ -54,20 +54,28 @@ Columns, a row for the input and for each layer
   share       part of the layer's step that attention makes (the rest: the MLP)
   gap         spectral gap of the heads' chains, mean
   mixing      steps until a walker has forgotten where it began, median of heads
-  stable      largest fidelity with rho(P - fidelity I) < 1, median of heads
+  stable      up to which lambda~ repeated steps of the explicit form converge, median of heads
   least       the same, least of heads
   redundancy  cosine with the attention matrices of the next layer
 
+\b
+Columns of table.csv (--out) and of --json alone
+  hfc_lfc     what differs between tokens over what is common, |X - mean| / |mean|; 0: all alike
+  time_step   the step of the flow that the layer is, 1 / d with the degree d, median of tokens and heads
+  gap_least, gap_most   the spectral gap, least and most of heads
+
 Padding and tokens that a mask hides are left out. gap, mixing, stable and redundancy take O(N^3) time for each head;
---no-spectra leaves them out. With --out the table (table.csv, with more columns), everything, head by head too
-(result.json, which nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning
-tells when --neutreno with --explicit is beyond the stable range.
+--no-spectra leaves them out. With --out the table (table.csv), everything, head by head too (result.json, which
+nonlocal explore --trace shows), and the figure (figure.png) are written to a folder. A warning tells when --neutreno
+with --explicit is beyond the stable range.
 
 --sweep measures which term helps the model at its task: strengths, layers and both forms, each against the model as it
-is, on the texts of --texts. Encoders find the passage that follows another among all followers (MRR, mean of the
-tokens as embedding); decoders tell the next token (perplexity). The intervals of the gain hold for all settings at
-once (bootstrap of the largest |t| over the items). It recommends the largest gain of which the whole interval is above
-0, or says that none helps. With --out the table and result.json are written to the folder.
+is, on the texts of --texts; a line tells beforehand how much it will compute. Encoders find the passage that follows
+another among all followers (MRR, mean of the tokens as embedding); decoders tell the next token (perplexity). The
+intervals of the gain allow for the number of settings: all of them contain their true gains together with probability
+0.95, so that luck does not choose the winner (bootstrap of the largest |t| over the items). It recommends the largest
+gain whose interval lies above 0 as a whole, or says that none helps. With --out the table and result.json are written
+to the folder.
 
 Needs pip install 'nlflow[attention]'.
 
@@ -242,9 +250,9 @@ def _tell_of_replaced_terms(network: Any) -> None:
 
 def _own_fidelity(network: Any) -> float:
     """Return the fidelity of the terms that a model was trained with, the mean of its layers; 0 without terms."""
-    from nlflow.attention.terms.neutreno import LayerTerms
+    from nlflow.attention import fidelities
 
-    own = [float(terms.fidelity) for terms in network.modules() if isinstance(terms, LayerTerms) and not terms.first]
+    own = list(fidelities(network).values())
     return sum(own) / len(own) if own else 0.0
 
 

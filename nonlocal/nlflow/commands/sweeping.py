@@ -47,6 +47,7 @@ def run_sweep(
     """Try terms on a model, and say which one helps it."""
     from nlflow.attention import Adapter, load_model, sweep
     from nlflow.attention.loading.inputs import tokenizer_of
+    from nlflow.attention.sweeping.sweep import settings_of
     from nlflow.backends.machine import provenance
     from nlflow.errors import check_choice, check_integer
 
@@ -60,6 +61,9 @@ def run_sweep(
         network = load_model(model, head="language" if wanted == "perplexity" else None)
         task = _task(wanted, tokenizer_of("--sweep", model, ""), read, items, words)
         known = None if adapter is None else Adapter(adapter)
+        if not quiet:
+            for line in _plan(task, len(settings_of(network, strengths=tried, adapter=known)), items, words):
+                echo(line, err=True)
         found = sweep(network, task, strengths=tried, adapter=known, progress=shows_progress(quiet))
     for text in () if quiet else warned:
         echo(f"nonlocal: warning: {text}", err=True)
@@ -76,6 +80,20 @@ def run_sweep(
             echo(f"attach(model, {', '.join(f'{name}={value!r}' for name, value in report['best'].items())})")
         if out is not None:
             echo(f"\nwritten: table.csv and result.json in {out}")
+
+
+def _plan(task: Any, settings: int, items: int, words: int) -> Iterator[str]:
+    """Yield what a sweep will compute, and why it has fewer items than were asked for."""
+    pairs = hasattr(task, "pairs")
+    count = len(task.pairs if pairs else task.blocks)
+    kind = f"pairs of passages of {words} words" if pairs else f"blocks of {task.blocks.shape[1]} tokens"
+    if count < items:
+        yield f"--items {items}: the texts hold {count} {kind}, and all are taken; more text gives more"
+    each = 2 * count if pairs else count
+    yield (
+        f"{settings} settings and the model as it is, {count} {kind} each: {(settings + 1) * each} "
+        f"{'passages' if pairs else 'blocks'} to encode"
+    )
 
 
 def _numbers(text: str) -> list[float]:

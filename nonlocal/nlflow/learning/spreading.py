@@ -147,7 +147,10 @@ class LabelSpreading(ProbabilisticClassifier):
         """
         u, left, done = self._stepped(u, self.functional_.affinity._average)
         success, advice = verdict(left, self._rtol)
-        message = f"residual {left:.3g} of each node's own values after {before} {kind} and {done} steps"
+        message = (
+            f"after {before} {kind} and {done} further steps: the last step changed no node by more than {left:.3g} of "
+            "its values"
+        )
         return Minimizer(u, left, before + done, success, message + advice)
 
     def _rough(self, u: Array) -> tuple[Array, int]:

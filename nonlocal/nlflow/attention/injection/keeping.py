@@ -8,10 +8,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import Adapter
 from nlflow.attention.injection.forward import TERMS
+from nlflow.attention.terms.neutreno import LayerTerms
 from nlflow.io.atomic import write_content
 
 SETTINGS, LEARNED = "attention.json", "terms.safetensors"
@@ -44,6 +46,39 @@ def learned_of(model: nn.Module) -> dict[str, Tensor]:
         for name, parameter in model.named_parameters()
         if f".{TERMS}." in name
     }
+
+
+def fidelities(model: nn.Module) -> dict[str, float]:
+    """Return λ̃ of each layer of a model that has terms, as learned so far.
+
+    Parameters
+    ----------
+    model : torch.nn.Module
+        With terms of `nlflow.attention.attach`, or layers of `NeutrenoAttention`.
+
+    Returns
+    -------
+    dict of str to float
+        By the names of the attention modules, in their order. The first layer of a stack has no term and is left out;
+        empty for a model without terms. With ``matrix_fidelity=True`` it is 1/σ².
+
+    Examples
+    --------
+    >>> from transformers import BertConfig, BertModel
+    >>> from nlflow.attention import attach
+    >>> config = BertConfig(hidden_size=16, num_hidden_layers=3, num_attention_heads=2, intermediate_size=32)
+    >>> model = attach(BertModel(config), fidelity=0.6, learned=True)
+    >>> {name: round(value, 3) for name, value in fidelities(model).items()}
+    {'encoder.layer.1.attention.self': 0.6, 'encoder.layer.2.attention.self': 0.6}
+    """
+    with torch.no_grad():
+        return {
+            name.rpartition(".")[0]: float(
+                terms.fidelity if terms.log_variance is None else (-terms.log_variance).exp()
+            )
+            for name, terms in model.named_modules()
+            if isinstance(terms, LayerTerms) and not terms.first
+        }
 
 
 def write_terms(owner: nn.Module, folder: Path) -> None:

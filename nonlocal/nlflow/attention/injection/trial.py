@@ -1,4 +1,4 @@
-"""A run of a model on a few tokens, by which `attach` sees that the term arrives; checks of token numbers."""
+"""A run of a model on a few tokens, by which `attach` sees that the term arrives; checks of what a model is given."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from nlflow.errors import InputError
 _TOKENS = 6
 _SIDE = 64  # of an image, for models that take any
 _LARGEST = 2**21  # numbers of an image or a sound
+_INSTEAD = ("inputs_embeds", "encoder_outputs")  # what a model may be given in the place of its main input
 
 
 def try_out(model: nn.Module, inputs: Any) -> None:
@@ -24,7 +25,7 @@ def try_out(model: nn.Module, inputs: Any) -> None:
     failure means that this was no input for it: the next is tried.
     """
     if inputs is not None:
-        check_ids(model, inputs)
+        check_inputs(model, inputs)
     tried = several(simple_inputs(model)) if inputs is None else [inputs]
     devices = [one.device for one in model.parameters() if one.device.type == "cuda"][:1]
     for given in tried:
@@ -43,8 +44,10 @@ def try_out(model: nn.Module, inputs: Any) -> None:
             return
 
 
-def check_ids(model: Any, inputs: Any) -> None:
-    """Raise `InputError` for token numbers that a model of text does not take, of which torch's own errors say little.
+def check_inputs(model: Any, inputs: Any) -> None:
+    """Raise `InputError` for names, token numbers and images that a model does not take.
+
+    The errors of torch say little of them: which name, which shape is expected, and what to do.
 
     Parameters
     ----------
@@ -52,8 +55,99 @@ def check_ids(model: Any, inputs: Any) -> None:
     inputs : mapping or tensor
         What it is to be called with; a tensor alone is its main input.
     """
-    if not isinstance(inputs, Mapping):
-        inputs = {"inputs": inputs} if getattr(model, "main_input_name", "") == "input_ids" else {}
+    model = without_wrapper(model)
+    main = getattr(model, "main_input_name", "")
+    main = main if isinstance(main, str) else ""  # a few have a list, of which none comes first
+    if isinstance(inputs, Mapping):
+        _check_names(model, main, inputs)
+        shown = inputs
+    else:
+        shown = {"inputs": inputs}
+    if main == "pixel_values":
+        _check_images(model, shown)
+    if isinstance(inputs, Mapping) or main == "input_ids":
+        _check_ids(model, shown)
+        _check_lengths(model, shown)
+
+
+def without_wrapper(model: Any) -> Any:
+    """Return the model inside PEFT's wrapper, whose forward names no arguments; any other itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _check_names(model: Any, main: str, inputs: Mapping[Any, Any]) -> None:
+    """Refuse names that the forward of a model does not have.
+
+    A forward with ``**kwargs`` hands others on. So they are refused where nothing that it can begin with is given.
+    """
+    arguments = inspect.signature(model.forward).parameters
+    kinds = {one.kind for one in arguments.values()}
+    unknown = [name for name in inputs if name not in arguments]
+    if inspect.Parameter.VAR_KEYWORD in kinds:
+        begun = main not in arguments or any(name == main or str(name) in _INSTEAD for name in inputs)
+        unknown = [] if begun else unknown
+    if unknown:
+        several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+        taken = ", ".join(name for name, one in arguments.items() if one.kind not in several)
+        first = f"the tokens or pixels under {main!r}" if main in arguments else "what is to be computed"
+        raise InputError(
+            f"inputs: got {', '.join(map(repr, unknown))}, expected names that the forward of {type(model).__name__} "
+            f"takes: {taken}; give {first}"
+        )
+
+
+def _check_images(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse what is no image for a model of images, such as token numbers."""
+    config = getattr(model, "config", None)
+    for name in ("inputs", "pixel_values"):
+        if not isinstance(pixels := inputs.get(name), Tensor):
+            continue
+        flat = pixels.ndim < 4 and hasattr(config, "image_size")  # without a size, images may come as rows of patches
+        if flat or not pixels.is_floating_point():
+            shape = _shape(config)
+            axes = ", ".join(("frames", "channels", "height", "width")[-max(len(shape), 3) :])
+            such = f", such as {(1, *shape)}" if shape else ""
+            raise InputError(
+                f"{name}: got numbers of {pixels.dtype} of shape {tuple(pixels.shape)}, expected pixel values, "
+                f"floating-point of shape (batch, {axes}){such}, for {type(model).__name__}; make them with the "
+                "model's image processor, or nlflow.attention.image_inputs(model, folder, image)"
+            )
+
+
+def _check_lengths(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse more tokens than a model has learned positions for; without such a table it takes any number."""
+    if "position_ids" in inputs:
+        return
+    most = positions(model)
+    tables = (
+        one
+        for name, one in model.named_modules()
+        if isinstance(one, nn.Embedding) and ("position" in (last := name.rpartition(".")[2]) or last == "wpe")
+    )
+    if not any(table.num_embeddings >= most for table in tables):
+        return
+    for name in ("inputs", "input_ids", "inputs_embeds", "decoder_input_ids"):
+        if isinstance(tokens := inputs.get(name), Tensor) and tokens.ndim > 1 and tokens.shape[1] > most:
+            raise InputError(
+                f"{name}: got {tokens.shape[1]} tokens in a sequence, expected at most {most}, the positions of "
+                f"{type(model).__name__}; cut them: tokenizer(text, truncation=True, max_length={most}), or "
+                f"tokens[:, :{most}]"
+            )
+
+
+def positions(model: Any) -> int:
+    """Return how many positions a model knows; many where its configuration does not say."""
+    config: Any = getattr(model, "config", None)
+    names = ("max_position_embeddings", "n_positions")
+    places = ((one, name) for one in (config, getattr(config, "text_config", None)) for name in names)
+    count = next((int(found) for one, name in places if (found := getattr(one, name, None)) is not None), 10**9)
+    # RoBERTa's positions begin behind that of the padding.
+    behind = getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert")
+    return count - (int(config.pad_token_id) + 1 if behind else 0)
+
+
+def _check_ids(model: Any, inputs: Mapping[str, Any]) -> None:
+    """Refuse what are no token numbers, or none of the model's."""
     for name in ("inputs", "input_ids", "decoder_input_ids"):
         if (ids := inputs.get(name)) is None:
             continue
@@ -83,7 +177,9 @@ def _wrong_ids(ids: Any, words: int) -> tuple[str, str]:
     if not isinstance(ids, Tensor):
         return f"a {type(ids).__name__}", "make a tensor: torch.as_tensor(ids)"
     if ids.dtype not in (torch.int32, torch.int64):
-        return f"numbers of {ids.dtype}", "pass ids.long(), or embeddings as {'inputs_embeds': x}"
+        embedded = ids.is_floating_point() and ids.ndim == 3
+        remedy = "these are embeddings: pass {'inputs_embeds': x}" if embedded else "pass ids.long()"
+        return f"numbers of {ids.dtype}", remedy
     if ids.ndim < 2:
         return f"the shape {tuple(ids.shape)}", "add the axis of the batch: ids.reshape(1, -1)"
     if not ids.numel():
@@ -109,8 +205,7 @@ def simple_inputs(model: Any) -> dict[str, Tensor] | Tensor | None:
 
     Models of transformers say it in their configuration, those of timm and of torchvision by the size of an image.
     """
-    if hasattr(model, "get_base_model"):  # PEFT's wrapper, whose forward names no arguments
-        model = model.get_base_model()
+    model = without_wrapper(model)
     config, name = getattr(model, "config", None), getattr(model, "main_input_name", "")
     place = next((one.device for one in model.parameters()), torch.device("meta"))
     if place.type == "meta":

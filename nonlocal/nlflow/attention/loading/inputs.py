@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.adapters import transformers_library
-from nlflow.attention.injection.trial import vocabulary
+from nlflow.attention.injection.trial import positions, vocabulary
 from nlflow.attention.loading.stored import hub_silence
 from nlflow.errors import FileFormatError, InputError, NlflowWarning, check_array, shortened
 
@@ -98,18 +98,6 @@ def tokenizer_of(name: str, source: str | os.PathLike[str], otherwise: str) -> A
             f"with tokenizer.save_pretrained{otherwise}"
         )
     return tokenizer
-
-
-def positions(model: nn.Module) -> int:
-    """Return how many positions a model knows; many where its positions are not learned."""
-    config: Any = getattr(model, "config", None)
-    count = next(
-        (int(getattr(config, name)) for name in ("max_position_embeddings", "n_positions") if hasattr(config, name)),
-        10**9,
-    )
-    # RoBERTa's positions begin behind that of the padding.
-    behind = getattr(config, "model_type", "") in ("roberta", "xlm-roberta", "camembert")
-    return count - (int(config.pad_token_id) + 1 if behind else 0)
 
 
 def _takes(model: nn.Module, name: str) -> bool:

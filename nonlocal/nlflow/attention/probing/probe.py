@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
-from nlflow.attention.injection.trial import check_ids
+from nlflow.attention.injection.trial import check_inputs, without_wrapper
 from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
@@ -134,13 +134,11 @@ def call_of(model: nn.Module, inputs: Any) -> Callable[[], Any]:
             f"inputs: got {type(inputs).__name__}, expected a mapping of names to tensors, as a tokenizer returns it, "
             "or one tensor; make one: torch.as_tensor(inputs)"
         )
-    check_ids(model, inputs)
+    check_inputs(model, inputs)
     if isinstance(inputs, Tensor):
         return lambda: model(inputs.to(place))
     moved = {name: value.to(place) if isinstance(value, Tensor) else value for name, value in inputs.items()}
-    whole: Any = model
-    whole = whole.get_base_model() if hasattr(whole, "get_base_model") else whole  # of PEFT's wrapper
-    if "use_cache" in inspect.signature(whole.forward).parameters:
+    if "use_cache" in inspect.signature(without_wrapper(model).forward).parameters:
         moved.setdefault("use_cache", False)  # a cache would only cost memory
     return lambda: model(**moved)
 

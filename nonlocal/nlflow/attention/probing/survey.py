@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from nlflow.attention.injection.adapters import Adapter
 from nlflow.attention.probing.metrics import mean_cosine
 from nlflow.attention.probing.probe import probe
 from nlflow.attention.probing.recording import Take
-from nlflow.attention.probing.trace import LayerTrace
+from nlflow.attention.probing.trace import LayerTrace, as_frame
 from nlflow.errors import InputError
 from nlflow.io.terminal import bar
 
@@ -53,7 +52,8 @@ class SurveyedState:
     def isotropy(self) -> tuple[float, float]:
         """Return the mean cosine of the pooled states of two inputs and its standard error, in O(n D) time.
 
-        1: all inputs have come to lie in one direction, whatever the cosine of tokens says. The error is that of the
+        1: all inputs point the same way, whatever the cosine of tokens says; 0: they point in all directions. (So 1 is
+        the least isotropic case.) The error is that of the
         jackknife, since pairs are not independent; NaN for fewer than three inputs.
         """
         if self.pooled is None or len(self.pooled) < 2:
@@ -104,7 +104,8 @@ class Survey:
         list of dict
             ``layer``, ``index``, ``inputs``, and for each quantity its mean and, with ``_se`` behind its name, the
             standard error s/sqrt(n) over the inputs that have it (NaN for fewer than two). ``isotropy`` is the cosine
-            between pooled inputs, beside ``cosine`` between the tokens of one.
+            between the mean tokens of two inputs (1: all inputs point the same way), beside ``cosine`` between the
+            tokens of one.
         """
         result: list[dict[str, Any]] = []
         for state in self.states:
@@ -131,11 +132,7 @@ class Survey:
         InputError
             If pandas is not installed.
         """
-        try:
-            pandas = importlib.import_module("pandas")
-        except ImportError as error:
-            raise InputError(f"to_pandas: got no package pandas ({error}), expected one; pip install pandas") from error
-        return pandas.DataFrame(self.rows(by_head=by_head))
+        return as_frame(self.rows(by_head=by_head))
 
 
 def survey(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import warnings
 from collections.abc import Iterator, Sequence
@@ -87,6 +88,13 @@ class Layer:
     matrices: Tensor | None = None
     softcap: float | None = None
     sink: Tensor | None = None
+
+    def __repr__(self) -> str:
+        items, heads, tokens, width = self.q.shape
+        return (
+            f"<Layer {self.name} ({self.stack}{', causal' * self.causal}): {items} x {tokens} tokens, {heads} heads of "
+            f"{width} features, {self.kernel}>"
+        )
 
     @property
     def heads(self) -> int:
@@ -298,11 +306,25 @@ class LayerTrace:
         Returns
         -------
         list of dict
-            ``layer`` and ``index``. Of the state after the layer, as means over the batch: ``cosine``, ``t_sim``,
-            ``hfc_lfc``, ``rank``. Of its heads: ``J`` and ``gradient``, means over batch and heads, and ``time_step``,
-            the median of 1 / d. ``share`` is the part of the way that attention makes. With `spectra` also: ``gap``
-            (the mean over heads, with ``gap_least`` and ``gap_most``), ``mixing`` (the median), ``stable`` (the median
-            of the heads' limits of the fidelity, with ``stable_least``), and ``redundancy`` with the next layer.
+            ``layer``, its name, and ``index``, 0 for the input of a stack. Numbers are NaN where there is none.
+
+            Of the tokens after the layer, means over the batch: ``cosine`` of two tokens (-1 to 1; 1: all point the
+            same way); ``t_sim``, the share of the mean token, |mean|^2 N / |X|^2 (0 to 1; 1: all are equal);
+            ``hfc_lfc``, what differs between tokens over what is common, |X - mean| / |mean| (>= 0; 0: all are equal);
+            ``rank``, how many directions the tokens use, the participation ratio (1 to min(N, D); 1: they are
+            multiples of one).
+
+            Of its attention, means over batch and heads: ``J``, 1/2 sum A_ij |v_i - v_j|^2 / N (>= 0; 0: all values
+            are equal); ``gradient``, the cosine between where attention moves values and the direction in which J
+            falls fastest (-1 to 1; 1: it is the flow of J); ``time_step``, the median of 1 / d (> 0), the step of
+            the L2 flow that the layer takes. ``share`` is attention's part of the way that tokens make through the
+            layer (0 to 1; the rest is the MLP's).
+
+            With `spectra`: ``gap``, 1 - |mu_2| of the heads' chains, their mean, least and most as ``gap_least`` and
+            ``gap_most`` (0 to 1; large: tokens are mixed in few layers); ``mixing``, steps until a walker has
+            forgotten its start, the median; ``stable``, up to which λ̃ repeated steps of the explicit form converge,
+            the median, and the least head's ``stable_least`` (λ̃ should be below); ``redundancy``, the cosine with the
+            attention matrices of the next layer (0 to 1; 1: it attends as this one does).
         """
         redundancy = self.head_redundancy() if spectra else None
         result: list[dict[str, Any]] = []
@@ -327,6 +349,25 @@ class LayerTrace:
                 row["redundancy"] = math.nan if i + 1 == len(self) else _over(np.mean, redundancy[i])
             result.append(row)
         return result
+
+    def to_pandas(self, *, spectra: bool = True, progress: bool = False) -> Any:
+        """Return the rows as a `pandas.DataFrame`; arguments as for `rows`.
+
+        Raises
+        ------
+        InputError
+            If pandas is not installed.
+        """
+        return as_frame(self.rows(spectra=spectra, progress=progress))
+
+
+def as_frame(rows: list[dict[str, Any]]) -> Any:
+    """Return rows as a `pandas.DataFrame`; `InputError` where pandas is not installed."""
+    try:
+        pandas = importlib.import_module("pandas")
+    except ImportError as error:
+        raise InputError(f"to_pandas: got no package pandas ({error}), expected one; pip install pandas") from error
+    return pandas.DataFrame(rows)
 
 
 def _of_state(quantities: dict[str, Floats]) -> dict[str, float]:

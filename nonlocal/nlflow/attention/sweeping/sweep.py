@@ -21,6 +21,7 @@ from nlflow.studies.result import render_rows
 
 Floats = NDArray[np.float64]
 
+Setting = tuple[str, float, str]  # form, strength λ̃, layers
 FORMS = ("semi-implicit", "explicit")
 LAYERS = ("all", "first half", "last half", "last")
 
@@ -55,7 +56,7 @@ class Sweep:
     stock: float
     rows: list[dict[str, Any]]
     best: dict[str, Any] | None
-    scores: dict[tuple[str, float, str] | None, Floats] = field(repr=False, compare=False)
+    scores: dict[Setting | None, Floats] = field(repr=False, compare=False)
 
     def table(self) -> str:
         """Return the settings as text."""
@@ -98,9 +99,9 @@ def sweep(
 ) -> Sweep:
     """Try terms on a trained model, without training, and say which one helps it at a task.
 
-    Each setting is compared with the model as it is over the same items. Intervals are simultaneous for all settings
-    that were tried (bootstrap of the largest difference in units of its error), so that the best one is no
-    winner by chance.
+    Each setting is compared with the model as it is over the same items. The intervals allow for the number of
+    settings: all of them together contain the true gains with probability `level` (bootstrap of the largest difference
+    in units of its error). So the best of many is no winner by chance.
     Items count as independent: passages of one article may be less so, and another text is the better test.
 
     Parameters
@@ -150,23 +151,13 @@ def sweep(
         raise InputError("model: got one that has terms, expected it as it is; call nlflow.attention.detach(model)")
     if any(module.training for module in model.modules()):
         raise InputError("model: got one that is training, expected evaluation mode; call model.eval()")
-    given = [check_number(f"strengths[{i}]", one, minimum=0, strict=True) for i, one in enumerate(strengths)]
-    kinds = [check_choice(f"forms[{i}]", one, FORMS) for i, one in enumerate(forms)]
     level = check_number("level", level, minimum=0, strict=True, below=1)
     resamples = check_integer("resamples", resamples, minimum=100)
-    chosen = _layers(blocks(model, adapter), layers)
-    settings = [(form, one, name) for form in dict.fromkeys(kinds) for name in chosen for one in dict.fromkeys(given)]
-    if not settings:
-        raise InputError("strengths, layers, forms: got no setting, expected at least one of each")
-    scores: dict[tuple[str, float, str] | None, Floats] = {None: _scores(task, model, None)}
-    arguments: dict[tuple[str, float, str], dict[str, Any]] = {}
+    arguments = settings_of(model, strengths=strengths, layers=layers, forms=forms, adapter=adapter)
+    settings = list(arguments)
+    scores: dict[Setting | None, Floats] = {None: _scores(task, model, None)}
     for setting in bar(settings, desc="sweep", disable=not progress):
-        form, strength, name = setting
-        one = {"fidelity": [strength * on for on in chosen[name]], "semi_implicit": form == FORMS[0]}
-        if adapter is not None:
-            one["adapter"] = adapter
-        arguments[setting] = one
-        attach(model, **one)
+        attach(model, **arguments[setting])
         try:
             scores[setting] = _scores(task, model, len(scores[None]))
         finally:
@@ -191,6 +182,30 @@ def sweep(
         best=None if best is None else arguments[settings[best]],
         scores=scores,
     )
+
+
+def settings_of(
+    model: nn.Module,
+    *,
+    strengths: Sequence[float] = (0.2, 0.4, 0.6),
+    layers: Sequence[str] | Mapping[str, Sequence[int]] | None = None,
+    forms: Sequence[str] = FORMS,
+    adapter: Adapter | Sequence[Adapter] | None = None,
+) -> dict[Setting, dict[str, Any]]:
+    """Return the arguments of `attach` for each setting that `sweep` tries on a model; arguments as for `sweep`."""
+    given = [check_number(f"strengths[{i}]", one, minimum=0, strict=True) for i, one in enumerate(strengths)]
+    kinds = [check_choice(f"forms[{i}]", one, FORMS) for i, one in enumerate(forms)]
+    chosen = _layers(blocks(model, adapter), layers)
+    where = {} if adapter is None else {"adapter": adapter}
+    settings = {
+        (form, strength, name): {
+            "fidelity": [strength * on for on in chosen[name]], "semi_implicit": form == FORMS[0], **where
+        }
+        for form in kinds for name in chosen for strength in given
+    }  # fmt: skip
+    if not settings:
+        raise InputError("strengths, layers, forms: got no setting, expected at least one of each")
+    return settings
 
 
 def _layers(found: list[Block], wanted: Sequence[str] | Mapping[str, Sequence[int]] | None) -> dict[str, list[int]]:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from nlflow.attention.loading.inputs import positions
+from nlflow.attention.injection.trial import positions
 from nlflow.errors import InputError, check_array, check_choice, check_integer
 
 Floats = NDArray[np.float64]
