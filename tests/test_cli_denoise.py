@@ -306,7 +306,7 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
         (["missing.png", "out.png"], "missing.png: there is no such file"),
         (
             ["in.png", "out.gif"],
-            "out.gif: got the name of a GIF file; a GIF file holds 256 colours",
+            "out.gif: a GIF file holds 256 colours",
         ),
         (["in.png", "out.wav"], "out.wav: got an image to write"),
         (["in.png", "nowhere/out.png"], "does not exist"),

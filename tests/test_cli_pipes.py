@@ -56,7 +56,7 @@ def test_from_pipe_to_pipe(folder: Path, denoiser: Denoiser, form: str, suffix: 
     assert as_read(stdout, suffix).format == files.EXTENSIONS[suffix]
     np.testing.assert_array_equal(as_read(stdout, suffix).data, HALF)
     assert re.search(r"\nsigma +12\.5 \(estimated\): ", stderr)
-    assert stderr.splitlines()[-1].split() == ["written", "stdout"]
+    assert stderr.splitlines()[-1].split() == ["written", "stdout,", "as", files.EXTENSIONS[suffix].upper()]
     assert [line.split()[0] for line in stderr.splitlines() if "stdin" in line][-1] == "input"
     quiet = piped(content_of(form), "denoise", "-", "-", "-q")
     assert quiet == (stdout, "")
@@ -97,7 +97,7 @@ def test_one_end_in_a_pipe(folder: Path, denoiser: Denoiser) -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(99), ["-", "-"], 1, "stdin: got content that is no PNG image"),
         (b"", ["in.png", "-", "--format", "gif"], 1, "--format: got 'gif', expected one of png, jpg"),
         (b"", ["in.png", "-", "--format", "zarr"], 1, "--format: got 'zarr'"),
-        (b"", ["in.png", "-", "--format", "wav"], 1, "stdout: got an image to write, expected what WAV files can hold"),
+        (b"", ["in.png", "-", "--format", "wav"], 1, "stdout: WAV files cannot hold an image; name the output .png"),
         (b"", ["in.png", "o.png", "--format", "tif"], 2, "is for - as OUT"),
         (b"", ["in.png", "in.png", "-"], 2, "expected one file in and one file out"),
         (b"", [".", "-"], 2, "expected one file in and one file out"),

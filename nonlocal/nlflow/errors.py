@@ -128,8 +128,10 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
     unknown = next((word for word in words if word not in possible), None)
     if unknown is not None:
         near = get_close_matches(unknown, possible, 1)
-        remedy = f"did you mean {near[0]}?" if near else "leave it out, or take one of these"
-        return f"got an argument {unknown!r}, expected one of: {', '.join(possible)}; {remedy}"
+        if unknown == "multichannel" and "channel_axis" in possible:  # that of earlier versions of scikit-image
+            near = ["channel_axis=-1"]
+        remedy = f"did you mean {near[0]}?" if near else "leave it out, or take one of these:"
+        return f"got an argument {unknown!r}; {remedy} {'Expected one of: ' if near else ''}{', '.join(possible)}"
     first = [name for name, unnamed in possible.items() if unnamed]
     expected = f"at most {len(first)} ({', '.join(first)})" if first else "none"
     others = ", ".join(f"{name}=" for name, unnamed in possible.items() if not unnamed)
@@ -235,6 +237,8 @@ def check_array(
             f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
             "instance with skimage.io.imread, or use the command nonlocal"
         )
+    if value is None:
+        raise InputError(f"{name}: got None, expected a real numeric array{tail}")
     foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
     try:
         array: Any = value if foreign else np.asarray(value)

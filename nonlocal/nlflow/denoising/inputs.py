@@ -353,6 +353,8 @@ def _levels(
     if sigma is None:
         return np.full(channels, float(np.mean(estimate(signal, missing)))), None, None
     hint = "the noise in the units of the input"
+    if isinstance(sigma, str):
+        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
     if shape_of("sigma", sigma) == ():
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None
     levels = np.asarray(check_array("sigma", sigma), np.float64)
