@@ -136,6 +136,12 @@ def test_bad_input_leaves_nothing_behind(folder: Path) -> None:
     assert run("noise", code=2).stdout == ""
 
 
+def test_a_folder_is_told_to_be_one(folder: Path) -> None:
+    Path("photos").mkdir()
+    said = "FILE: photos is a folder, and noise takes one file; name a file in it, or for frames"
+    assert said in fails("noise", "photos")
+
+
 def test_ctrl_c_ends_it_with_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any, **words: Any) -> None:
         raise KeyboardInterrupt
