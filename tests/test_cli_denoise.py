@@ -24,6 +24,8 @@ from nlflow.errors import InputError
 from nlflow.io import files, terminal
 from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
 
+Clock = Callable[[float], None]
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -302,16 +304,14 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Let seconds pass."""
     now = [100.0]
     monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
     return lambda seconds: now.__setitem__(0, now[0] + seconds)
 
 
-def test_a_log_gets_a_line_every_half_minute(
-    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     log = terminal.Log()
     for second in range(100):
         log(second / 100)
@@ -348,7 +348,7 @@ def test_a_log_says_at_once_what_takes_minutes(
     assert run("denoise", "in.png", "quiet.png", "-q", *options).stderr == ""
 
 
-def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Callable[[float], None]) -> None:
+def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Clock) -> None:
     real, shares = nlflow.denoise, []
 
     def slow(*args: Any, progress: Callable[[float], None], **words: Any) -> Any:
@@ -430,7 +430,7 @@ def test_nothing_is_written_when_denoising_fails(
 ) -> None:
     Path("out.png").write_text("old")
     denoiser.failures[-1] = failure
-    arguments = ["--sigma", "-1", "--compare", "fig.png", "--existing", "overwrite"]
+    arguments = ["--sigma", "9", "--compare", "fig.png", "--existing", "overwrite"]
     assert message in fails("denoise", "in.png", "out.png", *arguments)
     assert Path("out.png").read_text() == "old"
 
