@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
 from collections.abc import Callable
@@ -312,13 +313,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
-    log = terminal.Log()
+    log = terminal.Log("a.png")
     for second in range(100):
         log(second / 100)
         clock(1)
     log.name = "b.png"
     log(0.999)
-    lines = ["nonlocal: 30 % done", "nonlocal: 60 % done", "nonlocal: 90 % done"]
+    lines = [f"nonlocal: a.png: {share} % done" for share in (30, 60, 90)]
     assert capsys.readouterr().err.splitlines() == lines
     clock(25)
     log(0.999)
@@ -362,8 +363,8 @@ def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Cl
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("nlflow.denoising.denoise", slow)
         lines = run("denoise", "in.png", "out.png", "--sigma", "20", "--quality", "fast").stderr.splitlines()
-    assert lines == [f"nonlocal: {int(100 * share)} % done" for share in shares]
-    assert lines[-1] == "nonlocal: 100 % done"
+    assert lines == [f"nonlocal: in.png: {math.floor(100 * share)} % done" for share in shares]
+    assert lines[-1] == "nonlocal: in.png: 100 % done"
 
 
 def test_a_log_of_a_folder_names_files_and_begins_once(

@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from nlflow.commands import denoise_file
 from nlflow.commands import main as cli
 from nlflow.io import files
 from tests.commands import IMAGE, Denoiser, listing
@@ -48,6 +49,11 @@ def as_read(content: bytes, suffix: str) -> files.Media:
 
 
 HALF = np.rint(IMAGE * 0.5).astype(np.uint8)
+
+
+def test_a_log_says_stdin(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(denoise_file, "_LARGE", 1)
+    assert piped(content_of("PNG"), "denoise", "-", "-")[1].startswith("nonlocal: note: stdin: 16 x 12 samples with")
 
 
 @pytest.mark.parametrize(("form", "suffix"), [("PNG", ".png"), ("TIFF", ".tif"), ("BMP", ".bmp"), ("GIF", ".png")])

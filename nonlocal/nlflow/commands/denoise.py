@@ -380,7 +380,8 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
         if not quiet:
             echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
 
-    report = pipes.told(denoise_file(job, options, progress=progress_of(quiet), tell=tell))
+    progress = progress_of(quiet, pipes.told(str(job.source)))
+    report = pipes.told(denoise_file(job, options, progress=progress, tell=tell))
     pipes.deliver()
     if pipes.piped:
         report["output"] += f", as {files.format_of(job.target).upper()}"

@@ -122,7 +122,7 @@ def _announce(media: Media, quality: str, log: Log) -> None:
     faster = ""
     if quality == "balanced" and media.kind in _FASTER:
         faster = f"; --quality fast is {_FASTER[media.kind]} times as quick, and takes the noise for white"
-    log.begin(f"{media.path}: {size} samples with --quality {quality} take minutes; lines tell how far it is{faster}")
+    log.begin(f"{size} samples with --quality {quality} take minutes; lines tell how far it is{faster}")
 
 
 def read_inputs(source: Path, beside: Mapping[str, Path], options: Options) -> Inputs:

@@ -31,7 +31,7 @@ def denoise_large(
     if words["noise"] == "auto" and sigma is None and not quiet:
         echo("nonlocal: note: the noise is taken to be white, since blocks know no other; to have it found out, name "
              "OUT .tif or .npy", err=True)  # fmt: skip
-    start, log = time.perf_counter(), progress_of(quiet)
+    start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 
         def tell(done: int, count: int) -> None:

@@ -87,17 +87,17 @@ def progress_bar(quiet: bool, **words: Any) -> Any:
 
 
 class Log:
-    """Progress where stderr is no terminal: what begins, and a line every half minute."""
+    """Progress where stderr is no terminal: what begins, and a line every half minute, with the name of a file."""
 
-    def __init__(self) -> None:
-        self.name = ""  # of what is worked on, where there are several
+    def __init__(self, name: str = "") -> None:
+        self.name = name
         self._last = time.monotonic()
         self._begun = False
 
     def begin(self, text: str) -> None:
         """Say what is to be done; the first only, of several files."""
         if not self._begun:
-            echo(f"nonlocal: note: {text}", err=True)
+            echo(f"nonlocal: note: {self.name}: {text}", err=True)
         self._begun = True
 
     def __call__(self, share: float) -> None:
@@ -105,12 +105,12 @@ class Log:
         now = time.monotonic()
         if now - self._last >= PAUSE:
             self._last = now
-            echo(f"nonlocal: {self.name}{': ' if self.name else ''}{math.floor(100 * share)} % done", err=True)
+            echo(f"nonlocal: {self.name}: {math.floor(100 * share)} % done", err=True)
 
 
-def progress_of(quiet: bool) -> bool | Log:
+def progress_of(quiet: bool, name: str = "") -> bool | Log:
     """Return what `nlflow.denoise` takes: a bar where somebody looks, lines in a log, or neither."""
-    return shows_progress(quiet) or (not quiet and Log())
+    return shows_progress(quiet) or (not quiet and Log(name))
 
 
 def tell_of_compiling(quiet: bool) -> None:
