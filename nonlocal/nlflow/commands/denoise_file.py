@@ -22,7 +22,7 @@ from nlflow.io.atomic import write_content
 from nlflow.io.files import Array, Media
 from nlflow.io.terminal import Log, warnings_kept
 
-_LARGE = 4_000_000  # samples at one place, from which on the work takes minutes
+_LARGE = 8_000_000  # samples at one place, from which on the work takes minutes
 _FASTER = {"image": "two to four", "volume": "about 14"}  # times, as measured
 FIGURES = ("png", "pdf", "svg")
 
