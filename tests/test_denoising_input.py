@@ -275,9 +275,10 @@ def test_wide_integers_on_their_own_scale_pass():
     np.testing.assert_array_equal(denoise([1, 2, 3, 4], 0, preserve_range=True), [1, 2, 3, 4])
 
 
-def test_a_word_for_sigma_is_refused_with_what_to_do():
+@pytest.mark.parametrize("strength", [1, 2])
+def test_a_word_for_sigma_is_refused_with_what_to_do(strength: float):
     with pytest.raises(InputError, match=r"sigma: got 'auto', expected a number, .*; leave it out to have"):
-        denoise(np.eye(8), "auto")
+        denoise(np.eye(8), "auto", strength=strength)
 
 
 @pytest.mark.parametrize("sigma", [0.1, [0.1, 0.02]])

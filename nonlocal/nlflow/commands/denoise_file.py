@@ -178,6 +178,7 @@ def _denoise(given: Inputs, options: Options, progress: bool | Log) -> tuple[Arr
         parts, details = [], []
         count = stacks.count(media)
         for number, part in enumerate(stacks.parts(given)):
+            share = within(progress if callable(progress) else None, number / count, (number + 1) / count)
             result, outcome = denoise(
                 part.data,
                 part.sigma,
@@ -188,7 +189,7 @@ def _denoise(given: Inputs, options: Options, progress: bool | Log) -> tuple[Arr
                 keep=part.keep,
                 preserve_range=True,
                 return_info=True,
-                progress=within(progress, number / count, (number + 1) / count) if callable(progress) else progress,
+                progress=share or progress is True,
             )
             parts.append(result)
             details.append(outcome.as_dict())

@@ -107,8 +107,10 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
     Raises
     ------
     InputError
-        For other words, and for a sigma beside counts.
+        For other words, and for a sigma that is one, or beside counts.
     """
+    if isinstance(sigma, str):
+        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
     if isinstance(noise, str) and noise == "rician":
         return Rician(sigma)
     model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise
@@ -353,8 +355,6 @@ def _levels(
     if sigma is None:
         return np.full(channels, float(np.mean(estimate(signal, missing)))), None, None
     hint = "the noise in the units of the input"
-    if isinstance(sigma, str):
-        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
     if shape_of("sigma", sigma) == ():
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None
     levels = np.asarray(check_array("sigma", sigma), np.float64)
