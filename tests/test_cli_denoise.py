@@ -329,10 +329,10 @@ def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.Captur
 @pytest.mark.parametrize(
     ("options", "faster"),
     [
-        ([], "; --quality fast is two to four times as quick, and takes the noise for white"),
+        ([], "; --quality fast is up to four times as quick, and takes the noise for white"),
         (["--quality", "best"], ""),
         (["--quality", "fast"], ""),
-        (["--json"], "; --quality fast is two to four times as quick, and takes the noise for white"),
+        (["--json"], "; --quality fast is up to four times as quick, and takes the noise for white"),
     ],
 )
 def test_a_log_says_at_once_what_takes_minutes(
