@@ -57,7 +57,7 @@ BAD_SIGNALS = [
     (IMAGE * 1j, r"u: got complex values \(complex128\), expected real ones; pass .real or abs\(\)"),
     (masked(), r"u: got a masked array, expected a plain one; fill it$"),
     (np.full((6, 7), "a"), r"u: got dtype <U1, expected a real numeric array"),
-    (None, r"u: got dtype object, expected a real numeric array"),
+    (None, r"u: got None, expected a real numeric array"),
 ]
 
 

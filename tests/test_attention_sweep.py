@@ -267,7 +267,7 @@ def test_sweeps_that_are_refused() -> None:
             sweep(model, **{"task": task, **arguments})  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"training, expected evaluation mode; call model.eval\(\)"):
         sweep(build("bert").train(), task)
-    with pytest.raises(InputError, match="that has terms, expected it as it is"):
+    with pytest.raises(InputError, match="model: has terms already; take them off first"):
         sweep(attach(build("bert")), task)
     given = inputs("bert")
     assert torch.equal(output(model, given), output(build("bert"), given))  # nothing is left of what failed

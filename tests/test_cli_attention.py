@@ -346,7 +346,7 @@ def test_without_torch(folder: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1
     assert done.stderr == (
-        f"nonlocal: error: attention: got an installation without torch, expected it; {install_command('attention')}\n"
+        f"nonlocal: error: attention: needs torch, which is not installed; {install_command('attention')}\n"
     )
 
 

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import json
+import math
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +20,12 @@ import tifffile
 from PIL import Image
 
 import nlflow
-from nlflow.commands import reports
+from nlflow.commands import denoise_file, reports
 from nlflow.errors import InputError
-from nlflow.io import files
+from nlflow.io import files, terminal
 from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
+
+Clock = Callable[[float], None]
 
 
 @pytest.fixture
@@ -297,6 +301,83 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
     assert "--compare: got fig.svg, already there" in fails("denoise", "in.png", "new.png", "--compare", "fig.svg")
 
 
+# --- progress in a log -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Let seconds pass."""
+    now = [100.0]
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    return lambda seconds: now.__setitem__(0, now[0] + seconds)
+
+
+def test_a_log_gets_a_line_every_half_minute(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    log = terminal.Log("a.png")
+    for second in range(100):
+        log(second / 100)
+        clock(1)
+    log.name = "b.png"
+    log(0.999)
+    lines = [f"nonlocal: a.png: {share} % done" for share in (30, 60, 90)]
+    assert capsys.readouterr().err.splitlines() == lines
+    clock(25)
+    log(0.999)
+    assert capsys.readouterr().err == "nonlocal: b.png: 99 % done\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "faster"),
+    [
+        ([], "; --quality fast is up to four times as quick, and takes the noise for white"),
+        (["--quality", "best"], ""),
+        (["--quality", "fast"], ""),
+        (["--json"], "; --quality fast is up to four times as quick, and takes the noise for white"),
+    ],
+)
+def test_a_log_says_at_once_what_takes_minutes(
+    folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch, options: list[str], faster: str
+) -> None:
+    quality = options[1] if "--quality" in options else "balanced"
+    said = (f"nonlocal: note: in.png: 16 x 12 samples with --quality {quality} take minutes; lines tell how far it is"
+            f"{faster}")  # fmt: skip
+    assert said.partition(":")[2] not in run("denoise", "in.png", "small.png", *options).stderr
+    monkeypatch.setattr(denoise_file, "_LARGE", IMAGE.size)
+    result = run("denoise", "in.png", "out.png", *options)
+    assert result.stderr.splitlines() == [said]
+    assert said not in result.stdout
+    assert run("denoise", "in.png", "quiet.png", "-q", *options).stderr == ""
+
+
+def test_a_log_of_a_real_run_tells_the_share_of_the_work(folder: Path, clock: Clock) -> None:
+    real, shares = nlflow.denoise, []
+
+    def slow(*args: Any, progress: Callable[[float], None], **words: Any) -> Any:
+        def told(share: float) -> None:
+            clock(terminal.PAUSE)
+            shares.append(share)
+            progress(share)
+
+        return real(*args, progress=told, **words)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("nlflow.denoising.denoise", slow)
+        words = ("--sigma", "20", "--quality", "fast", "--search-radius", "3")
+        lines = run("denoise", "in.png", "out.png", *words).stderr.splitlines()
+    assert lines == [f"nonlocal: in.png: {math.floor(100 * share)} % done" for share in shares]
+    assert lines[-1] == "nonlocal: in.png: 100 % done"
+
+
+def test_a_log_of_a_folder_names_files_and_begins_once(
+    folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(denoise_file, "_LARGE", 1)
+    (folder / "in").mkdir()
+    for name in ("a.png", "b.png"):
+        files.write(folder / "in" / name, IMAGE, files.read("in.png"))
+    assert run("denoise", "in", "out").stderr.count("take minutes") == 1
+
+
 # --- failures --------------------------------------------------------------------------------------------------------
 
 
@@ -306,9 +387,9 @@ def test_outputs_that_exist(folder: Path, denoiser: Denoiser) -> None:
         (["missing.png", "out.png"], "missing.png: there is no such file"),
         (
             ["in.png", "out.gif"],
-            "out.gif: got the name of a GIF file; a GIF file holds 256 colours",
+            "out.gif: a GIF file holds 256 colours",
         ),
-        (["in.png", "out.wav"], "out.wav: got an image to write"),
+        (["in.png", "out.wav"], "out.wav: WAV files cannot hold an image"),
         (["in.png", "nowhere/out.png"], "does not exist"),
         (["in.png", "in.png"], "OUT: got in.png, the same file as IN"),
         (["in.png", "./x/../in.png"], "the same file as IN"),
@@ -351,7 +432,7 @@ def test_nothing_is_written_when_denoising_fails(
 ) -> None:
     Path("out.png").write_text("old")
     denoiser.failures[-1] = failure
-    arguments = ["--sigma", "-1", "--compare", "fig.png", "--existing", "overwrite"]
+    arguments = ["--sigma", "9", "--compare", "fig.png", "--existing", "overwrite"]
     assert message in fails("denoise", "in.png", "out.png", *arguments)
     assert Path("out.png").read_text() == "old"
 
@@ -397,6 +478,10 @@ def test_interrupt(folder: Path, denoiser: Denoiser) -> None:
         ["denoise", "in.png", "out.png", "--noise", "gaussian", "--offset", "2"],
         ["denoise", "in.png", "out.png", "--channel-axis", "x"],
         ["denoise", "in.png", "out.png", "--unknown"],
+        ["denoise", "in.png", "out.png", "--sigma", "-3"],
+        ["denoise", "in.png", "out.png", "--sigma", "3,-3"],
+        ["denoise", "in.png", "out.png", "--sigma", "nan"],
+        ["denoise", "in.png", "out.png", "--strength", "-1"],
         *(["denoise", "in.png", "out.png", "--max-memory", size] for size in ("0", "x", "2XB", "1.2.3", "-1", "1e99")),
     ],
 )
@@ -407,6 +492,11 @@ def test_wrong_usage(folder: Path, denoiser: Denoiser, arguments: list[str]) -> 
     assert denoiser.calls == []
     if arguments[3:4] and arguments[3] in ("--gain", "--read-noise"):
         assert f"{arguments[3]}: is a property of counts; give --noise poisson too" in result.stderr
+
+
+def test_a_quality_that_is_none_is_told_the_others(folder: Path) -> None:
+    said = "Error: Invalid value for '--quality': 'great' is not one of 'fast', 'balanced', 'best'."
+    assert said in run("denoise", "in.png", "out.png", "--quality", "great", code=2).stderr
 
 
 @pytest.mark.parametrize("words", [["photo.jpg"], ["photo.jpg", "--sigma", "10"], ["--quality", "fast", "photo.jpg"]])

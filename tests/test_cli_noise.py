@@ -136,6 +136,12 @@ def test_bad_input_leaves_nothing_behind(folder: Path) -> None:
     assert run("noise", code=2).stdout == ""
 
 
+def test_a_folder_is_told_to_be_one(folder: Path) -> None:
+    Path("photos").mkdir()
+    said = "FILE: photos is a folder, and noise takes one file; name a file in it, or for frames"
+    assert said in fails("noise", "photos")
+
+
 def test_ctrl_c_ends_it_with_one_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any, **words: Any) -> None:
         raise KeyboardInterrupt
@@ -222,7 +228,7 @@ def test_models_that_do_not_fit_leave_nothing_behind(folder: Path) -> None:
     (folder / "picture.json").write_bytes((folder / "in.png").read_bytes())
     (folder / "hum.json").write_text('{"kind": "hum", "frequencies": [0.1]}')
     for name, message in (
-        ("three.json", "noise: got a picture of 1 channel(s), expected 3, those of the model"),
+        ("three.json", "noise: the model is of pictures with 3 channel(s), and this one has 1; measure one like it"),
         ("cut.json", "cut.json: got what is no JSON"),
         ("negative.json", "negative.json: noise: spectrum: got -1, expected powers >= 0"),
         ("picture.json", "picture.json: got what is no JSON"),

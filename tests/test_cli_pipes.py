@@ -15,6 +15,7 @@ import pytest
 from PIL import Image
 from typer.testing import CliRunner
 
+from nlflow.commands import denoise_file
 from nlflow.commands import main as cli
 from nlflow.io import files
 from tests.commands import IMAGE, Denoiser, listing
@@ -50,13 +51,18 @@ def as_read(content: bytes, suffix: str) -> files.Media:
 HALF = np.rint(IMAGE * 0.5).astype(np.uint8)
 
 
+def test_a_log_says_stdin(folder: Path, denoiser: Denoiser, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(denoise_file, "_LARGE", 1)
+    assert piped(content_of("PNG"), "denoise", "-", "-")[1].startswith("nonlocal: note: stdin: 16 x 12 samples with")
+
+
 @pytest.mark.parametrize(("form", "suffix"), [("PNG", ".png"), ("TIFF", ".tif"), ("BMP", ".bmp"), ("GIF", ".png")])
 def test_from_pipe_to_pipe(folder: Path, denoiser: Denoiser, form: str, suffix: str) -> None:
     stdout, stderr = piped(content_of(form), "denoise", "-", "-")
     assert as_read(stdout, suffix).format == files.EXTENSIONS[suffix]
     np.testing.assert_array_equal(as_read(stdout, suffix).data, HALF)
     assert re.search(r"\nsigma +12\.5 \(estimated\): ", stderr)
-    assert stderr.splitlines()[-1].split() == ["written", "stdout"]
+    assert stderr.splitlines()[-1].split() == ["written", "stdout,", "as", files.EXTENSIONS[suffix].upper()]
     assert [line.split()[0] for line in stderr.splitlines() if "stdin" in line][-1] == "input"
     quiet = piped(content_of(form), "denoise", "-", "-", "-q")
     assert quiet == (stdout, "")
@@ -97,7 +103,7 @@ def test_one_end_in_a_pipe(folder: Path, denoiser: Denoiser) -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(99), ["-", "-"], 1, "stdin: got content that is no PNG image"),
         (b"", ["in.png", "-", "--format", "gif"], 1, "--format: got 'gif', expected one of png, jpg"),
         (b"", ["in.png", "-", "--format", "zarr"], 1, "--format: got 'zarr'"),
-        (b"", ["in.png", "-", "--format", "wav"], 1, "stdout: got an image to write, expected what WAV files can hold"),
+        (b"", ["in.png", "-", "--format", "wav"], 1, "stdout: WAV files cannot hold an image; name the output .png"),
         (b"", ["in.png", "o.png", "--format", "tif"], 2, "is for - as OUT"),
         (b"", ["in.png", "in.png", "-"], 2, "expected one file in and one file out"),
         (b"", [".", "-"], 2, "expected one file in and one file out"),

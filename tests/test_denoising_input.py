@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from skimage.util import img_as_float
 
-from nlflow import InputError, NlflowWarning, denoise, estimate_sigma
+from nlflow import InputError, NlflowWarning, denoise, estimate_sigma, nonlocal_tv
+from nlflow.denoising import problem
 from nlflow.denoising.doubts import doubts
 from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.base import NoiseEstimate
@@ -25,7 +26,7 @@ BAD_IMAGES: list[tuple[Any, str]] = [
     (3.0, r"image: got 0 dimension\(s\)"),
     (np.zeros((4, 4), complex), "image: got complex values"),
     (np.array([["a", "b"]]), "image: got dtype <U1, expected a real numeric array"),
-    (None, "image: got dtype object"),
+    (None, "image: got None, expected a real numeric array"),
     ([[1.0, 2.0], [3.0]], r"image: got \[\[1\.0, 2\.0\], \[3\.0\]\], expected a real numeric array"),
     (np.ma.masked_array(np.zeros((4, 4))), "image: got a masked array"),
     (np.zeros((2, 3, 4, 5)), r"image: got 4 dimension\(s\)"),
@@ -257,6 +258,27 @@ def test_integers_come_back_as_scikit_image_converts_them(image: Floats, dtype: 
     assert rms(kept / top, same) < 2e-6
     # Without noise nothing but the conversion is left.
     np.testing.assert_allclose(denoise(value, 0, quality=quality), img_as_float(value), rtol=1e-7)
+
+
+@pytest.mark.parametrize("values", [[1, 2, 3, 4], np.full((8, 8), 2**16 - 1), np.array([-(2**16), 5], np.int32)])
+def test_wide_integers_with_the_values_of_narrow_ones_are_refused(values: Any):
+    """scikit-image divides them by 2^63 or 2^31, so that next to nothing would be left."""
+    assert np.abs(img_as_float(np.asarray(values))).max() < 2**-14
+    for call in (denoise, problem, nonlocal_tv):
+        with pytest.raises(InputError, match=r"image: got values from .* as int.*; convert them to float, uint8 or"):
+            call(values)
+
+
+def test_wide_integers_on_their_own_scale_pass():
+    for values in (np.zeros(8, int), np.arange(8) << 16):
+        assert denoise(values, 0).max() == img_as_float(values).max()
+    np.testing.assert_array_equal(denoise([1, 2, 3, 4], 0, preserve_range=True), [1, 2, 3, 4])
+
+
+@pytest.mark.parametrize("strength", [1, 2])
+def test_a_word_for_sigma_is_refused_with_what_to_do(strength: float):
+    with pytest.raises(InputError, match=r"sigma: got 'auto', expected a number, .*; leave it out to have"):
+        denoise(np.eye(8), "auto", strength=strength)
 
 
 @pytest.mark.parametrize("sigma", [0.1, [0.1, 0.02]])

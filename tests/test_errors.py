@@ -208,7 +208,7 @@ def test_arrays_that_fit_are_not_copied() -> None:
         (np.array([1j]), r"got complex values \(complex128\), expected real ones; pass .real or abs\(\)"),
         (["a"], "got dtype <U1, expected a real numeric array; see there"),
         (np.array(["2020-01-01"], "M8[D]"), r"got dtype datetime64\[D\], expected a real numeric array"),
-        (None, "got dtype object, expected a real numeric array"),
+        (None, "got None, expected a real numeric array"),
         ({"a": 1}, "got dtype object, expected a real numeric array"),
         (np.array([1, None]), "got dtype object"),
         ([[1.0], [1.0, 2.0]], "expected a real numeric array"),

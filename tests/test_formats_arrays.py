@@ -133,7 +133,7 @@ def test_mat_as_scipy_reads_it(tmp_path: Path, packed: bool) -> None:
         np.testing.assert_array_equal(media.data.reshape(stored.shape), stored)
         assert media.kind == {"row": "signal", "small": "signal", "cube": "volume"}.get(name, "image")
         if name == "logical":
-            with pytest.raises(FileFormatError, match=r"bool samples to write.*\.npy"):
+            with pytest.raises(FileFormatError, match=r"cannot hold bool samples;.*\.npy"):
                 files.check_output(out, media)
             continue
         assert written(out, media, 0 * media.data) == ()

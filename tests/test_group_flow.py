@@ -98,6 +98,7 @@ def test_a_problem_is_that_of_denoise(quality: str, kind: str) -> None:
         image = 10 * steps_and_waves(300)
     elif kind == "counts":
         image, options["noise"], options["sigma"] = np.random.default_rng(0).poisson(image), "poisson", None
+        options["preserve_range"] = True
     elif kind == "bytes":
         image, options["preserve_range"] = np.rint(image).astype(np.uint8), True
     elif kind == "map":

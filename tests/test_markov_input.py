@@ -50,7 +50,7 @@ STARTS: dict[str, tuple[Any, str]] = {
     "beyond": (12, "start: got node 12, expected one of 0 to 11"),
     "negative": (-1, "start: got -1, expected an integer >= 0"),
     "fraction": (1.5, r"start: got shape \(\), expected a node number or probabilities of shape \(3, 4\)"),
-    "none": (None, "start: got dtype object"),
+    "none": (None, "start: got None"),
     "word": ("all", "start: got dtype <U3"),
     "flat": (
         np.full(12, 1 / 12),

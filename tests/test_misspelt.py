@@ -42,19 +42,18 @@ def test_good_calls_pass() -> None:
     [
         (
             lambda: mixed(3, qualty="best"),
-            "mixed: got an argument 'qualty', expected one of: image, sigma, quality, strength; did you mean quality?",
+            "mixed: got an argument 'qualty'; did you mean quality? Expected one of: image, sigma, quality, strength",
         ),
         (
             lambda: mixed(3, x=1),
-            "mixed: got an argument 'x', expected one of: image, sigma, quality, strength; leave it out, or take one "
-            "of these",
+            "mixed: got an argument 'x'; leave it out, or take one of these: image, sigma, quality, strength",
         ),
         (
             lambda: mixed(3, 1.0, "best"),
             "mixed: got 3 arguments without a name, expected at most 2 (image, sigma); give others by name: quality=, "
             "strength=",
         ),
-        (lambda: Held(widht=2.0), "Held: got an argument 'widht', expected one of: width; did you mean width?"),
+        (lambda: Held(widht=2.0), "Held: got an argument 'widht'; did you mean width? Expected one of: width"),
         (
             lambda: Held(2.0, 3.0),
             "Held: got 2 arguments without a name, expected at most 1 (width); leave the others out",
@@ -112,7 +111,7 @@ FIRST: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("name", "words", "near"), FIRST, ids=[name for name, *_ in FIRST])
 def test_what_is_called_first_names_the_near_word(name: str, words: dict[str, Any], near: str) -> None:
-    with pytest.raises(KeywordError, match=rf"^{name}: got an argument .*\b{near}\b.*; did you mean {near}\?$"):
+    with pytest.raises(KeywordError, match=rf"^{name}: got an argument '\w+'; did you mean {near}\? .*: .*\b{near}\b"):
         getattr(nlflow, name)(**words)
 
 
@@ -130,7 +129,7 @@ def test_what_is_called_first_names_the_near_word(name: str, words: dict[str, An
 def test_attention_names_the_near_word(name: str, words: dict[str, Any], near: str) -> None:
     attention = pytest.importorskip("nlflow.attention", reason="torch is an extra")
     pytest.importorskip("torch", reason="torch is an extra")
-    with pytest.raises(KeywordError, match=rf"^{name}: .*; did you mean {near}\?$"):
+    with pytest.raises(KeywordError, match=rf"^{name}: .*; did you mean {near}\? "):
         getattr(attention, name)(**words)
 
 
@@ -152,7 +151,7 @@ def test_names_of_others_are_known(name: str, word: str, meant: str | None) -> N
     if meant is None:
         assert not re.search("did you mean (fidelity|affinity)", str(told.value))
     else:
-        assert str(told.value).endswith(f"did you mean {meant}?")
+        assert f"; did you mean {meant}? Expected one of: " in str(told.value)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +175,7 @@ def test_learning_knows_names_of_others(name: str, word: str, meant: str) -> Non
     pytest.importorskip("sklearn", reason="scikit-learn is an extra: pip install 'nlflow[learning]'")
     from nlflow import learning
 
-    with pytest.raises(KeywordError, match=rf"^{name}: .*did you mean {re.escape(meant)}\?$"):
+    with pytest.raises(KeywordError, match=rf"^{name}: .*; did you mean {re.escape(meant)}\?"):
         getattr(learning, name)(**{word: 1})
 
 
@@ -186,6 +185,18 @@ def test_clusters_take_the_affinity_by_name() -> None:
 
     with pytest.raises(KeywordError, match=r"got 3 arguments without a name, expected at most 2 .*: affinity=, gamma="):
         spectral_clustering([[0.0], [1.0]], 2, "knn")  # type: ignore[misc]
+
+
+def test_the_channels_of_earlier_versions_of_scikit_image_have_their_new_name() -> None:
+    with pytest.raises(KeywordError, match=r"^denoise: got an argument 'multichannel'; did you mean channel_axis=-1\?"):
+        nlflow.denoise([[1.0]], multichannel=True)  # type: ignore[call-arg]
+
+
+def test_a_misspelt_name_of_the_package_is_told_the_near_one() -> None:
+    with pytest.raises(AttributeError, match=r"^module 'nlflow' has no attribute 'denois'; did you mean denoise\?$"):
+        nlflow.denois  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'qqq'$"):
+        nlflow.qqq  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_estimators_name_the_near_word_and_keep_scikit_learns_contract() -> None:

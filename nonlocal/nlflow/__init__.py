@@ -17,4 +17,13 @@ def __getattr__(name: str) -> object:
         from nlflow.backends.machine import version
 
         return version()
-    return _load(name)
+    try:
+        return _load(name)
+    except AttributeError:
+        if name in __all__:  # something else fails while its module is loaded
+            raise
+        from difflib import get_close_matches
+
+        near = get_close_matches(name, __all__, 1)
+        remedy = f"; did you mean {near[0]}?" if near else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{remedy}", name=name) from None

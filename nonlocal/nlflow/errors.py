@@ -62,6 +62,7 @@ _NAMED_ELSEWHERE: dict[str, tuple[str, ...]] = {
     "rtol": ("tol",),
     "maxiter": ("max_iter",),
     "n_iter": ("max_iter", "maxiter"),
+    "multichannel": ("channel_axis=-1",),  # of earlier versions of scikit-image
 }
 """What others call an argument, and its names here, each with what to pass where that is not the same number."""
 
@@ -148,10 +149,12 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
     """Return what is wrong in a call with these words and so many other arguments; of `possible` some need a word."""
     unknown = next((word for word in words if word not in possible), None)
     if unknown is not None:
-        same = [name for name in _NAMED_ELSEWHERE.get(unknown, ()) if name.split()[0] in possible]
+        same = [name for name in _NAMED_ELSEWHERE.get(unknown, ()) if name.replace("=", " ").split()[0] in possible]
         near = same or get_close_matches(unknown, possible, 1)
-        remedy = f"did you mean {' or '.join(near)}?" if near else "leave it out, or take one of these"
-        return f"got an argument {unknown!r}, expected one of: {', '.join(possible)}; {remedy}"
+        remedy = (
+            f"did you mean {' or '.join(near)}? Expected one of: " if near else "leave it out, or take one of these: "
+        )
+        return f"got an argument {unknown!r}; {remedy}{', '.join(possible)}"
     first = [name for name, unnamed in possible.items() if unnamed]
     expected = f"at most {len(first)} ({', '.join(first)})" if first else "none"
     others = ", ".join(f"{name}=" for name, unnamed in possible.items() if not unnamed)
@@ -257,6 +260,8 @@ def check_array(
             f"{name}: got the name of a file, {_shown(value)}, expected a real numeric array; read the file first, for "
             "instance with skimage.io.imread, or use the command nonlocal"
         )
+    if value is None:
+        raise InputError(f"{name}: got None, expected a real numeric array{tail}")
     foreign = any(kind.__module__.split(".")[0] == "torch" for kind in type(value).__mro__)  # tensors, and their kinds
     try:
         array: Any = value if foreign else np.asarray(value)

@@ -102,8 +102,7 @@ def _distributed(scheduler: str) -> Any:  # its constructors have no types
         return importlib.import_module("distributed")
     except ImportError as error:
         raise InputError(
-            f"scheduler: got {scheduler!r} without Dask ({error}), expected it installed: "
-            f"{install_command('distributed')}"
+            f"scheduler: {scheduler!r} needs Dask, which is not installed ({error}); {install_command('distributed')}"
         ) from error
 
 

@@ -21,7 +21,7 @@ from nlflow.commands.wording import (
     split_spacing,
     video_coding,
 )
-from nlflow.io.terminal import echo, print_json, print_table, shows_progress
+from nlflow.io.terminal import echo, print_json, print_table, progress_of
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BRIEF = """Remove noise from images, signals, volumes and video.
 
 Kind and strength of the noise are found out, unless told. OUT has the size, the type and the units of IN. Several files
-or a folder need a folder as OUT.
+or a folder need a folder as OUT. - is stdin or stdout, in the format of IN or of --format.
 
 \b
 Examples:
@@ -45,7 +45,7 @@ files larger than memory.
 
 USUAL = (
     "quality", "sigma", "noise", "strength", "mask", "compare", "recursive", "axes", "existing", "as_json", "verbose",
-    "quiet",
+    "quiet", "form",
 )  # fmt: skip
 
 HELP = """Remove noise from images, signals, volumes and video.
@@ -99,7 +99,9 @@ quoted pattern such as '*.png' need a folder as OUT: it is made, and outputs hav
 --keep, --sigma and --reference are then one file for all, or a folder with files of the same names; --compare is a
 folder for figures. If a file fails, it is named, the
 others are done, and the exit code is 1. A run that ended early leaves complete files only. To go on, give the same
-command with --existing resume: outputs of the same inputs and options stay, the others are made.
+command with --existing resume: outputs of the same inputs and options stay, the others are made. For this OUT keeps
+a small folder .nlflow, with a record of each output. Nothing else needs it, so you may remove it at the end; resume
+refuses outputs without a record.
 
 \b
 Volumes, time series and video are denoised as a whole, not picture by picture: TIFF (ImageJ, OME, pages), OME-Zarr,
@@ -372,13 +374,17 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
     from nlflow.backends.machine import provenance, version
     from nlflow.commands.denoise_file import denoise_file
     from nlflow.commands.reports import summary
+    from nlflow.io import files
 
     def tell(level: str, text: str) -> None:
         if not quiet:
             echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
 
-    report = pipes.told(denoise_file(job, options, progress=shows_progress(quiet), tell=tell))
+    progress = progress_of(quiet, pipes.told(str(job.source)))
+    report = pipes.told(denoise_file(job, options, progress=progress, tell=tell))
     pipes.deliver()
+    if pipes.piped:
+        report["output"] += f", as {files.format_of(job.target).upper()}"
     if as_json:
         print_json(report | {"version": version(), "provenance": provenance()})
     elif not quiet:

@@ -18,7 +18,7 @@ from nlflow.errors import InputError, memory_limit
 from nlflow.io import files
 from nlflow.io.atomic import write_atomic
 from nlflow.io.formats.axes import settle
-from nlflow.io.terminal import progress_bar, warnings_kept
+from nlflow.io.terminal import Log, progress_bar, warnings_kept
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
@@ -63,7 +63,7 @@ def _limit(options: Options) -> float:
 
 
 def denoise_film(
-    job: Job, reader: VideoReader, options: Options, *, progress: bool, tell: Callable[[str, str], None],
+    job: Job, reader: VideoReader, options: Options, *, progress: bool | Log, tell: Callable[[str, str], None],
     begin: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Denoise a film frame by frame; see `nlflow.commands.denoise_file.denoise_file`.
@@ -119,10 +119,12 @@ def denoise_film(
                 VideoWriter(stream, name, info, QUALITY if coding is None else coding) as writer,
             ):
                 parts = denoise_frames(reader, found, limit)
-                for (moment, span, frame), estimate in parts:
+                for number, ((moment, span, frame), estimate) in enumerate(parts):
                     squares += float(np.sum(np.square(estimate - frame.astype(estimate.dtype)), dtype=np.float64))
                     writer.write(moment, span, files.stored(estimate, info.dtype, "video", info.bits))
                     bar.update()
+                    if callable(progress):
+                        progress((number + 1) / len(times))
 
         write_atomic(job.target, write)
         details = told(found, limit, math.sqrt(squares / math.prod(shape))).as_dict()

@@ -26,7 +26,7 @@ from nlflow.errors import FileFormatError, InputError
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import digest
 from nlflow.io.storage import load_record, locked, save_record
-from nlflow.io.terminal import echo, mendable, plain, print_json, progress_bar
+from nlflow.io.terminal import echo, mendable, plain, print_json, progress_bar, progress_of
 
 _KIND = "output of a folder"
 
@@ -50,6 +50,7 @@ def _denoise_all(
     for place in sorted({path.parent for path in outputs}):
         make_folder(place)
     width = max((len(str(job.source)) for job in jobs), default=0)
+    log = progress_of(quiet)
     with progress_bar(quiet, total=count, desc="denoise", unit="file") as bar:
 
         def say(text: str, *, err: bool = True) -> None:
@@ -62,13 +63,16 @@ def _denoise_all(
 
         for job in jobs:
             bar.set_postfix_str(job.source.name)
+            if callable(log):
+                log.name = str(job.source)
             try:
                 if resume and ledger.settled(job):
                     kept += 1
                 else:
                     report = denoise_file(
-                        job, options, progress=False, tell=partial(tell, job.source), begin=partial(ledger.begin, job)
-                    )
+                        job, options, progress=log if callable(log) else False, tell=partial(tell, job.source),
+                        begin=partial(ledger.begin, job),
+                    )  # fmt: skip
                     ledger.finish(job)
                     reports.append(report)
                     if not (quiet or as_json):
@@ -143,15 +147,15 @@ class Ledger:
         found = self._read(job)
         if found is None:
             raise InputError(
-                f"OUT: got {there[0]}, of which the folder has no record, expected what an earlier run wrote; choose "
-                "another folder, or give --existing overwrite or --existing skip"
+                f"OUT: got {there[0]}, of which the folder has no record, so that it may not be of an earlier run; "
+                "choose another folder, or give --existing overwrite or --existing skip"
             )
         outputs = found.get("outputs")
         if outputs is None:  # it was being written when the run ended
             return False
         if any(outputs.get(path.name) != _digest(path) for path in there):
             raise InputError(
-                f"OUT: got {there[0]}, which was changed since it was written, expected it as it was; rename it, or "
+                f"OUT: got {there[0]}, which was changed since it was written; rename it, or "
                 "give --existing overwrite or --existing skip"
             )
         return len(there) == len(outputs) and found == {**self._made_of(job), "outputs": outputs}

@@ -10,7 +10,7 @@ import typer
 
 from nlflow.backends.machine import version
 from nlflow.denoising.large import denoise_store
-from nlflow.io.terminal import echo, print_json, print_table, progress_bar
+from nlflow.io.terminal import echo, print_json, print_table, progress_bar, progress_of
 
 
 def denoise_large(
@@ -31,12 +31,14 @@ def denoise_large(
     if words["noise"] == "auto" and sigma is None and not quiet:
         echo("nonlocal: note: the noise is taken to be white, since blocks know no other; to have it found out, name "
              "OUT .tif or .npy", err=True)  # fmt: skip
-    start = time.perf_counter()
+    start, log = time.perf_counter(), progress_of(quiet, str(sources[0]))
     with progress_bar(quiet, desc="denoise", unit="block") as bar:
 
         def tell(done: int, count: int) -> None:
             bar.total, bar.n = count, done
             bar.refresh()
+            if callable(log):
+                log(done / count)
 
         info, counts = denoise_store(sources[0], target, sigma, progress=tell, **words)
     details = info.as_dict()

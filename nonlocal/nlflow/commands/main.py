@@ -88,6 +88,14 @@ class _Command(TyperCommand):
     brief = ""
     usual: tuple[str, ...] = ()  # options in the short help
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the command line."""
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # a word of pydantic
+            raise
+
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; beside the option of the help that of all of it."""
         params = super().get_params(ctx)

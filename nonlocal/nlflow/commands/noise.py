@@ -87,7 +87,9 @@ def noise(
     from nlflow.commands.denoise_file import check_figure, read_inputs
     from nlflow.commands.inputs import Options, noise_of_flat
     from nlflow.commands.pipes import ends
+    from nlflow.errors import InputError
     from nlflow.io.atomic import write_content
+    from nlflow.io.files import format_of
 
     if save is not None and save.suffix.lower() != ".json":
         raise typer.BadParameter(f"got {save}, expected a name that ends in .json", param_hint="--save")
@@ -96,6 +98,9 @@ def noise(
         raise typer.BadParameter("is not for --flat, of which all samples are measured; leave one of them out",
                                  param_hint="--mask")  # fmt: skip
     beside = {} if mask in (None, "nan") else {"--mask": Path(str(mask))}
+    if axes is None and source.is_dir() and format_of(source) != "zarr":
+        raise InputError(f"FILE: {source} is a folder, and noise takes one file; name a file in it, or for frames of a "
+                         "clip or slices of a volume add --axes TYX or --axes ZYX")  # fmt: skip
     _check_names(source, beside, {"--figure": figure, "--save": save}, existing)
     form = "" if figure is None else check_figure("--figure", figure)
     options = Options(None, mask == "nan", kind, channel_axis, {}, first_column, axes, array=array)

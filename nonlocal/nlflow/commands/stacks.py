@@ -54,6 +54,11 @@ def parts(given: Inputs) -> Iterator[Part]:
         )  # fmt: skip
 
 
+def count(media: Media) -> int:
+    """Return how many parts there are."""
+    return media.data.shape[media.axes.index("T")] if {"T", "Z"} <= set(media.axes) else 1
+
+
 def joined(media: Media, results: list[Array]) -> Array:
     """Return the results of all parts as one array of the input's shape."""
     if len(results) == 1 and results[0].shape == media.data.shape:

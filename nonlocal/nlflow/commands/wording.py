@@ -45,6 +45,9 @@ def split_sigma(text: str | None) -> tuple[float | list[float] | None, Path | No
                 param_hint="--sigma",
             ) from None
         return None, path
+    if not all(0 <= number < math.inf for number in numbers):
+        raise typer.BadParameter(f"got {text}, expected a number >= 0, or numbers with commas between them",
+                                 param_hint="--sigma")  # fmt: skip
     return (numbers[0] if len(numbers) == 1 else numbers), None
 
 

@@ -20,7 +20,7 @@ from nlflow.denoising.layout import layout_of
 from nlflow.denoising.progress import Trail, telling
 from nlflow.denoising.runs import Problem, Watch
 from nlflow.denoising.task import Task
-from nlflow.domains.samples import finish
+from nlflow.domains.samples import check_scale, finish
 from nlflow.errors import InputError, checked_call
 
 Array = NDArray[Any]
@@ -154,7 +154,8 @@ def denoise(
     ------
     InputError
         Naming the argument: NaN or infinity, empty, complex, wrong number of dimensions, negative numbers, maps and
-        masks of another shape, a mask that hides everything, negative counts.
+        masks of another shape, a mask that hides everything, negative counts, and integers of 32 or 64 bits without
+        `preserve_range` whose values fit 16 bits: scikit-image divides them by 2^31 or 2^63.
     MemoryLimitError
         When not even the smallest strip, or for ``fast`` the padded image, fits `max_memory`.
 
@@ -214,6 +215,7 @@ def denoise(
                 f"{name}: got a tensor beside an image that is none, expected an array; convert one of them"
             )
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
+    check_scale(image, preserve_range)
     if separate:
         result, info = each_by_itself(
             denoise, image, sigma, channel_axis=channel_axis,
@@ -321,6 +323,7 @@ def problem(
     True
     """
     layout, channel_axis = layout_of(shape_of("image", image), channel_axis, axes, spacing)
+    check_scale(image, preserve_range)
     options = check_options(quality, {})
     task = Task.of(image, sigma, quality, noise, layout, channel_axis, None, keep, options, None, 1.0)
     seen = task.seen

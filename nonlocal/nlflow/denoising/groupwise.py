@@ -29,8 +29,8 @@ Array = NDArray[Any]
 #: Groups are filtered in single precision where the range is below so many times the noise; covariances hold squares.
 SINGLE = 90.0
 FUNCTIONAL = (
-    "E of groups of alike patches, fidelity matrix C/s^2 of each group; relaxed semi-implicit steps with an "
-    "evolving kernel"
+    "E on groups of alike patches; the fidelity of a group is the matrix C/s^2 (C: its covariance, s: the noise that "
+    "is left); each step takes a part of the noise out, and patches are grouped anew in between"
 )
 
 

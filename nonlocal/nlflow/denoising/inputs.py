@@ -107,8 +107,10 @@ def noise_model(noise: Any, sigma: Any) -> Noise | str:
     Raises
     ------
     InputError
-        For other words, and for a sigma beside counts.
+        For other words, and for a sigma that is one, or beside counts.
     """
+    if isinstance(sigma, str):
+        raise InputError(f"sigma: got {sigma!r}, expected a number, or an array; leave it out to have it found out")
     if isinstance(noise, str) and noise == "rician":
         return Rician(sigma)
     model = Poisson() if isinstance(noise, str) and noise == "poisson" else noise

@@ -12,7 +12,7 @@ from nlflow._array import underflowing
 from nlflow.affinities import Affinity, affinity
 from nlflow.denoising.noise import estimate_sigma
 from nlflow.domains import Grid
-from nlflow.domains.samples import as_signal, finish, range_of
+from nlflow.domains.samples import as_signal, check_scale, finish, range_of
 from nlflow.errors import check_integer, check_number, checked_call
 from nlflow.functionals.variational import primal_dual
 from nlflow.functionals.variational.certificate import NO_EDGES, CertifiedMinimizer
@@ -105,6 +105,7 @@ def nonlocal_tv(
     True
     """
     signal, restore = as_signal(image, channel_axis)
+    check_scale(image, preserve_range)
     sigma = estimate_sigma(image, channel_axis=channel_axis) if sigma is None else sigma
     sigma = check_number("sigma", sigma, minimum=0, hint="the noise in the units of the input")
     wanted = check_number("residual", residual, minimum=0, strict=True, hint="1 is the discrepancy principle")

@@ -12,6 +12,7 @@ from nlflow._array import Floats
 from nlflow.errors import InputError, check_array, check_integer
 
 _UNIT = 1126  # sums are whole numbers of 2^-1126: the last of the 53 binary digits of 2^-1074
+_NARROW = 2**16  # values below it fit 16 bits
 _PIECE = 2**20  # samples at a time; up to 2^26 are summed without rounding
 
 
@@ -39,6 +40,23 @@ def as_signal(image: Any, channel_axis: int | None, missing: str = "") -> tuple[
     if not -array.ndim <= axis < array.ndim:
         raise InputError(f"channel_axis: got {axis}, expected an axis of an array of {array.ndim} dimensions")
     return np.ascontiguousarray(np.moveaxis(array, axis, -1)), lambda result: np.moveaxis(result, -1, axis)
+
+
+def check_scale(image: Any, preserve_range: bool) -> None:
+    """Refuse wide integers that hold the values of narrow ones where `finish` would divide them by their range.
+
+    Lists of whole numbers are such: NumPy makes int64 of them, whose range is 2^63.
+    """
+    array = np.asarray(image)
+    if preserve_range or array.dtype.kind not in "iu" or array.dtype.itemsize <= 2 or array.size == 0:
+        return
+    low, high = int(array.min()), int(array.max())
+    if (low, high) != (0, 0) and low >= -_NARROW and high < _NARROW:
+        raise InputError(
+            f"image: got values from {low} to {high} as {array.dtype}, whose range of {np.iinfo(array.dtype).max:.2g} "
+            "becomes 0...1, expected values on that scale; convert them to float, uint8 or uint16, or give "
+            "preserve_range=True"
+        )
 
 
 def finish(image: Any, result: NDArray[Any], preserve_range: bool) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowError, check_choice, check_integer
+from nlflow.errors import FileFormatError, InputError, NlflowError, check_choice, check_integer
 from nlflow.io.atomic import write_atomic, write_folder
 from nlflow.io.formats import FORMATS, left_out, ngff, tiff
 from nlflow.io.formats.axes import check_axes, settle
@@ -292,8 +292,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     form = known_format(path)
     why, other = FORMATS[form].instead
     if other:
-        raise file_error(path, f"the name of a {form.upper()} file; {why}", f"a name such as {path.stem}{other}",
-                         "choose that")  # fmt: skip
+        raise FileFormatError(f"{path}: {why}; name the output {path.stem}{other}, for example")
     media = replace(media, extras={**media.extras, "target": path.name})
     if not FORMATS[form].folder or not path.is_dir():
         check_target(path)
@@ -324,8 +323,7 @@ def check_output(path: str | os.PathLike[str], media: Media) -> tuple[str, ...]:
     else:
         got = FORMATS[form].check(path, media)
     if got:
-        expected = f"what {form.upper()} files can hold"
-        raise file_error(path, f"{got} to write", expected, f"name the output {instead}")
+        raise FileFormatError(f"{path}: {form.upper()} files cannot hold {got}; name the output {instead}")
     names = left_out(form, media)
     told = FORMATS[form].notes(path, media)
     if not names:

@@ -7,12 +7,15 @@ import json
 import math
 import os
 import sys
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+PAUSE = 30  # seconds between lines of progress
 
 
 def echo(text: str, *, err: bool = False) -> None:
@@ -83,6 +86,33 @@ def progress_bar(quiet: bool, **words: Any) -> Any:
     return bar(disable=not shows_progress(quiet), **words)
 
 
+class Log:
+    """Progress where stderr is no terminal: what begins, and a line every half minute, with the name of a file."""
+
+    def __init__(self, name: str = "") -> None:
+        self.name = name
+        self._last = time.monotonic()
+        self._begun = False
+
+    def begin(self, text: str) -> None:
+        """Say what is to be done; the first only, of several files."""
+        if not self._begun:
+            echo(f"nonlocal: note: {self.name}: {text}", err=True)
+        self._begun = True
+
+    def __call__(self, share: float) -> None:
+        """Get the share of the work that is done."""
+        now = time.monotonic()
+        if now - self._last >= PAUSE:
+            self._last = now
+            echo(f"nonlocal: {self.name}: {math.floor(100 * share)} % done", err=True)
+
+
+def progress_of(quiet: bool, name: str = "") -> bool | Log:
+    """Return what `nlflow.denoise` takes: a bar where somebody looks, lines in a log, or neither."""
+    return shows_progress(quiet) or (not quiet and Log(name))
+
+
 def tell_of_compiling(quiet: bool) -> None:
     """Say, where somebody looks, why nothing moves while loops are compiled."""
     from nlflow.backends.numba import loading
@@ -126,7 +156,7 @@ def check_installed(command: str, module: str, named: str) -> None:
     from nlflow.errors import InputError, install_command
 
     if find_spec(module) is None:
-        raise InputError(f"{command}: got an installation without {named}, expected it; {install_command(command)}")
+        raise InputError(f"{command}: needs {named}, which is not installed; {install_command(command)}")
 
 
 def check_out(out: Path | None) -> None:

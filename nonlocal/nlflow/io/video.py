@@ -22,8 +22,7 @@ def check_video(path: Path) -> None:
             import av  # noqa: F401
         except ImportError as error:
             raise InputError(
-                f"path: got {str(path)!r}, which needs PyAV, which is not installed: {install_command('film')}, or "
-                "name it .gif"
+                f"path: {str(path)!r} needs PyAV, which is not installed; {install_command('film')}, or name it .gif"
             ) from error
 
 

@@ -148,7 +148,7 @@ def sweep(
     ...     attach(model, **found.best)
     """
     if any(RECORD in module.__dict__ for module in model.modules()):
-        raise InputError("model: got one that has terms, expected it as it is; call nlflow.attention.detach(model)")
+        raise InputError("model: has terms already; take them off first: nlflow.attention.detach(model)")
     if any(module.training for module in model.modules()):
         raise InputError("model: got one that is training, expected evaluation mode; call model.eval()")
     level = check_number("level", level, minimum=0, strict=True, below=1)

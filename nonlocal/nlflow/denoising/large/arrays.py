@@ -206,8 +206,7 @@ def need_dask() -> None:
         import dask.array  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f"image: Dask is not installed ({error}), expected it for arrays in blocks: "
-            f"{install_command('distributed')}"
+            f"image: arrays in blocks need Dask, which is not installed ({error}); {install_command('distributed')}"
         ) from error
 
 

@@ -138,12 +138,12 @@ class GaussianNoise(Noise):
         sigma = np.broadcast_to(np.asarray(self.sigma), (channels,)) if np.ndim(self.sigma) == 0 else self.sigma
         if len(sigma) != channels or (self.opponent and channels != 3):
             expected = 3 if self.opponent else len(sigma)
-            raise InputError(f"noise: got a picture of {channels} channel(s), expected {expected}, those of the model")
+            raise InputError(_of_others(expected, channels))
         if float(np.max(sigma)) > _LARGEST:
             raise InputError(f"sigma: got {np.max(sigma):g}, whose square overflows; take another unit of the samples")
         shape = np.ones((1, 1, 1)) if self.spectrum is None else self.spectrum
         if len(shape) not in (1, channels):
-            raise InputError(f"noise: got a picture of {channels} channel(s), expected {len(shape)}")
+            raise InputError(_of_others(len(shape), channels))
         if dimension == 3 and self.spectrum is not None:
             raise InputError("noise: got a volume, but correlated noise, which is for images and signals; give white "
                              "noise (sigma), or denoise slice by slice")  # fmt: skip
@@ -263,3 +263,10 @@ def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
         raise InputError("spectrum: got zeros alone in a channel, expected some power; leave it out for white noise")
     # One that has been here before keeps its bits, so that a model comes back from a file as it was.
     return np.asarray(grid / np.where(np.abs(means - 1) < _ROUNDING, 1.0, means))
+
+
+def _of_others(expected: int, channels: int) -> str:
+    return (
+        f"noise: the model is of pictures with {expected} channel(s), and this one has {channels}; measure one like it "
+        "(nonlocal noise FILE --save MODEL.json), or leave noise out"
+    )

@@ -17,7 +17,7 @@ def base(module: str, name: str, install: str) -> Any:
     try:
         return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        message = f"{module.partition('.')[0]}: it cannot be imported ({shortened(error)}), expected it; {install}"
+        message = f"{module.partition('.')[0]}: it cannot be imported ({shortened(error)}); {install}"
 
     class Missing:
         def __new__(cls, *_: Any, **__: Any) -> Any:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.errors import install_command
-from nlflow.io.formats.media import extension, file_error
+from nlflow.errors import FileFormatError, install_command
+from nlflow.io.formats.media import extension, file_error, lacking
 
 #: The quality of a film that is written: constant rate factor of H.264 and VP9, where 0 is best.
 QUALITY = 12
@@ -23,8 +23,7 @@ def need_av(path: Path) -> Any:
     try:
         import av
     except ImportError as error:
-        got = "a film, which needs PyAV, which is not installed"
-        raise file_error(path, got, "what is installed", install_command("video")) from error
+        raise lacking(path, "PyAV", install_command("video")) from error
     return av
 
 
@@ -133,7 +132,7 @@ def choose(path: Path, info: VideoInfo, quality: str | int) -> tuple[str, str, d
     words = "lossless" if lossless else f"at a quality of {quality}"
     remedy = "name it .mkv" if ending != ".mkv" else "write .npy or .tif"
     remedy += "" if ending != ".avi" or lossless else ", or give --video-quality lossless"
-    raise file_error(path, f"{what} to write {words}", f"what {ending} files can hold here", remedy)
+    raise FileFormatError(f"{path}: {ending} files cannot hold {what} {words}; {remedy}")
 
 
 def _fitting(pixels: str, known: list[str], colours: bool, bits: int) -> str:

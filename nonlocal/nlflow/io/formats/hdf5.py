@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 
 from nlflow.errors import install_command
 from nlflow.io.formats.containers import MOST, Entry, choose, entry_of, media_of, name_of
-from nlflow.io.formats.media import Array, Media, check_declared, file_error
+from nlflow.io.formats.media import Array, Media, check_declared, file_error, lacking
 
 # Deflate, shuffle, checksums, szip, n-bit, scale and offset, LZF: no others, which are programs of their own.
 _FILTERS = (1, 2, 3, 4, 5, 6, 32000)
@@ -26,8 +26,7 @@ def need_h5py(path: Path) -> Any:
     try:
         import h5py
     except ImportError as error:
-        got = "an HDF5 file, which needs h5py, which is not installed"
-        raise file_error(path, got, "what is installed", install_command("hdf5")) from error
+        raise lacking(path, "h5py", install_command("hdf5")) from error
     return h5py
 
 

@@ -157,6 +157,11 @@ def file_error(path: Path, got: str, expected: str, remedy: str) -> FileFormatEr
     return FileFormatError(f"{path}: got {got}, expected {expected}; {remedy}")
 
 
+def lacking(path: Path, package: str, remedy: str) -> FileFormatError:
+    """Return the exception that says which package a file needs that is not installed, and what to do."""
+    return FileFormatError(f"{path}: needs {package}, which is not installed; {remedy}")
+
+
 def check_declared(path: Path, declared: int, stored: int, *, copies: int = 1) -> None:
     """Refuse a file whose header asks for more memory than the limit, or for more than its content can unfold to.
 

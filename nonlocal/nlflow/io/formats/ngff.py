@@ -15,7 +15,7 @@ from typing import Any
 from nlflow.errors import check_memory, install_command
 from nlflow.io.formats.axes import LONG_UNITS, arranged, scale_of
 from nlflow.io.formats.codecs import strange_codecs
-from nlflow.io.formats.media import Array, Media, file_error
+from nlflow.io.formats.media import Array, Media, file_error, lacking
 
 _EXPECTED = "an OME-Zarr image"
 _CHUNK = 2**22  # bytes of a chunk that is written
@@ -26,8 +26,7 @@ def need_zarr(path: Path) -> Any:
     try:
         import zarr
     except ImportError as error:
-        got = "a zarr store, which needs zarr, which is not installed"
-        raise file_error(path, got, "what is installed", install_command("zarr")) from error
+        raise lacking(path, "zarr", install_command("zarr")) from error
     return zarr
 
 

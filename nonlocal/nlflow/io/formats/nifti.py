@@ -17,7 +17,7 @@ import numpy as np
 from nlflow.domains.samples import rounded
 from nlflow.errors import FileFormatError, InputError, install_command
 from nlflow.io.formats.axes import arranged, in_unit, scale_of
-from nlflow.io.formats.media import Array, Media, check_declared, file_error
+from nlflow.io.formats.media import Array, Media, check_declared, file_error, lacking
 from nlflow.io.formats.tiff_pages import silent
 
 _LONGEST = 2**26  # bytes of a header with its extensions
@@ -31,8 +31,7 @@ def need_nibabel(path: Path) -> Any:
     try:
         import nibabel
     except ImportError as error:
-        got = "a NIfTI file, which needs nibabel, which is not installed"
-        raise file_error(path, got, "what is installed", install_command("volumes")) from error
+        raise lacking(path, "nibabel", install_command("volumes")) from error
     return nibabel
 
 
@@ -173,7 +172,7 @@ def _unscaled(data: Array, own: dict[str, Any]) -> Array:
 def _anew(nibabel: Any, values: Array, media: Media) -> Any:
     """Return the image of a stack that comes from another format: sizes of voxels, no place in a scanner."""
     if values.dtype.str[1:] not in _DTYPES:
-        raise FileFormatError(f"data: got {values.dtype} samples, expected what NIfTI files can hold; write .npy")
+        raise FileFormatError(f"data: NIfTI files cannot hold {values.dtype} samples; write .npy")
     colours = media.channel_axis is not None and media.data.shape[media.channel_axis] == 3 and values.dtype == np.uint8
     axes = "XYZTC" if media.channel_axis is not None else "XYZT" if "T" in media.axes else "XYZ"
     data = arranged(values, media.axes, axes)

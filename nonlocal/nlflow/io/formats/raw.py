@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from nlflow.errors import install_command
-from nlflow.io.formats.media import Array, Media, check_declared, file_error
+from nlflow.io.formats.media import Array, Media, check_declared, lacking
 
 
 def need_rawpy(path: Path) -> Any:
@@ -18,9 +18,8 @@ def need_rawpy(path: Path) -> Any:
     try:
         import rawpy
     except ImportError as error:
-        got = "a camera raw, which needs rawpy, which is not installed"
         remedy = f"{install_command('raw')}, or develop it to a 16-bit TIFF: darktable-cli {path} {path.stem}.tif"
-        raise file_error(path, got, "what is installed", remedy) from error
+        raise lacking(path, "rawpy", remedy) from error
     return rawpy
 
 

@@ -198,6 +198,4 @@ def described(path: Path) -> str:
 
 def missing(package: str, extra: str, path: Path) -> InputError:
     """Return the error of a format whose package is not installed."""
-    return InputError(
-        f"path: got {str(path)!r}, which needs {package}, which is not installed: {install_command(extra)}"
-    )
+    return InputError(f"path: {str(path)!r} needs {package}, which is not installed; {install_command(extra)}")
