@@ -97,6 +97,29 @@ class Task:
             return self.model.describe()
         return "white noise" + (", varying" if self.seen.variance is not None else "")
 
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise in the picture, whatever the preset makes of it."""
+        return self._strength() if self._varied else root_mean_square(self.seen.level)
+
+    @property
+    def sigma_effective(self) -> float | None:
+        """That of the noise which the preset takes it for; None where it is the same."""
+        if not self._varied:
+            return None
+        if self.preset is None:
+            return root_mean_square(self.seen.level)
+        return self._strength(counted=True) if self.model.compressed else None  # type: ignore[union-attr]
+
+    @property
+    def _varied(self) -> bool:
+        """Whether the noise is Gaussian, but not white."""
+        return isinstance(self.model, GaussianNoise) and not self.model.is_white and self.samples.ndim < 4
+
+    def _strength(self, *, counted: bool = False) -> float:
+        assert isinstance(self.model, GaussianNoise)
+        return self.model.strength(self.samples, self.seen.missing, counted=counted)
+
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""
         if self.found is None:
