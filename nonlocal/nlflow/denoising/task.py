@@ -34,6 +34,7 @@ from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
 from nlflow.denoising.selection import select
+from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, NlflowWarning
 
 Array = NDArray[Any]
@@ -51,6 +52,7 @@ class Task:
     model: Noise | None
     found: NoiseEstimate | None
     kept: NDArray[np.bool_] | None
+    strength: float = 1.0
 
     @classmethod
     def of(
@@ -88,7 +90,7 @@ class Task:
             check_units(np.asarray(image).dtype, sigma, stacklevel=5)
         if found is not None:
             seen = replace(seen, estimated=True)
-        return cls(preset, options, seen, samples, restore, model, found, kept)
+        return cls(preset, options, seen, samples, restore, model, found, kept, strength)
 
     @property
     def noise(self) -> str:
@@ -96,6 +98,15 @@ class Task:
         if self.model is not None:
             return self.model.describe()
         return "white noise" + (", varying" if self.seen.variance is not None else "")
+
+    @property
+    def strong(self) -> str:
+        """What to say of a strength that makes the noise larger than the range of the samples; empty otherwise."""
+        span = range_of(self.samples if self.seen.missing is None else self.samples[~self.seen.missing])
+        if self.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
+            return ""
+        return (f"strength: got {self.strength:g}, with which the noise is {self.sigma:.4g}, more than the range of the "
+                f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 
     @property
     def sigma(self) -> float:
@@ -122,6 +133,8 @@ class Task:
 
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""
+        if self.strong:
+            warnings.warn(self.strong, NlflowWarning, stacklevel=5)
         if self.found is None:
             return
         present = slice(None) if self.seen.missing is None else ~self.seen.missing

@@ -103,6 +103,8 @@ class Rules:
         reason = "noise is as strong at high frequencies as at middle ones"
         if kind == "structured":
             reason = _EVERYWHERE
+            if len(self.found) < LEVELS:  # too small to tell
+                return self._verdict(self.white, "low", reason)
         return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
 
     def estimate_flat(self) -> NoiseEstimate:

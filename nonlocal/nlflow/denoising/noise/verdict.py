@@ -36,8 +36,8 @@ _SLAB: Final = 8  # slices that are looked at together
 _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
 _TOO_SMALL: Final = (
-    "the picture is too small to tell noise that is not white from structure: only the highest frequencies were counted "
-    "as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part; --flat "
+    "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
+    "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part; --flat "
     "ROWS,COLUMNS in the shell), best in the whole photograph"
 )
 _MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
@@ -61,10 +61,11 @@ def estimate_noise(
         True where samples are missing.
     flat : pair of slice, optional
         Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``, or
-        ``np.s_[:, :]`` where all of it does: at least 32 x 32 samples of one level, apart from light that falls off like a plane. The noise is measured there
-        alone: its strength in each channel, and its correlation. ``measured`` holds the `level`, the standard deviation
-        (`sigma`) and the `correlation` with the next row and column, for each channel. One level cannot tell how noise
-        follows the intensity: it counts as the same everywhere. A texture that repeats cannot be told from noise.
+        ``np.s_[:, :]`` where all of it does: at least 32 x 32 samples of one level, apart from light that falls off
+        like a plane. The noise is measured there alone: its strength in each channel, and its correlation. ``measured``
+        holds the `level`, the standard deviation (`sigma`) and the `correlation` with the next row and column, for each
+        channel. One level cannot tell how noise follows the intensity: it counts as the same everywhere. A texture that
+        repeats cannot be told from noise.
 
     Returns
     -------
