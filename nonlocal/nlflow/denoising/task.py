@@ -105,8 +105,8 @@ class Task:
         span = range_of(self.samples if self.seen.missing is None else self.samples[~self.seen.missing])
         if self.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
             return ""
-        return (f"strength: got {self.strength:g}, with which the noise is {self.sigma:.4g}, more than the range of the "
-                f"samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
+        return (f"strength: got {self.strength:g}, with which the noise is {self.sigma:.4g}, more than the range of "
+                f"the samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
 
     @property
     def sigma(self) -> float:
