@@ -483,7 +483,8 @@ def report_of(**details: Any) -> dict[str, Any]:
 def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None:
     doubtful = dict(summary(report_of(confidence="medium", reasons=("structure is everywhere",))))
     assert doubtful["because"] == "structure is everywhere"
-    assert "--strength" in doubtful["if wrong"] and "--flat" in doubtful["if wrong"]
+    assert "--strength" in doubtful["if wrong"]
+    assert "--flat" in doubtful["if wrong"]
     assert "because" not in dict(summary(report_of(confidence="high", reasons=("flat parts show it",))))
     taken = dict(summary(report_of(sigma_effective=3.9, model={"spectrum": [1.0]})))
     assert taken["sigma"].startswith("2 (estimated)")
