@@ -21,8 +21,10 @@ from PIL import Image
 
 import nlflow
 from nlflow.commands import denoise_file, reports
+from nlflow.commands.reports import summary
 from nlflow.errors import InputError
 from nlflow.io import files, terminal
+from nlflow.io.terminal import json_text
 from tests.commands import IMAGE, OPTIONS, RNG, Denoiser, fails, listing, run
 
 Clock = Callable[[float], None]
@@ -560,3 +562,35 @@ def test_counts_have_no_sigma_of_their_own() -> None:
     rows = dict(reports.summary(report))
     assert "sigma" not in rows
     assert rows["removed"] == "3: root mean square of input minus result, in the units of the file"
+
+
+def report_of(**details: Any) -> dict[str, Any]:
+    about = {"noise": "white noise", "sigma": 2.0, "sigma_estimated": True, "quality": "fast", "stopped_by": ""}
+    return {"input": "a.png", "output": "b.png", "figure": None, "kind": "image", "shape": (4, 4, 3), "dtype": "uint8",
+            "sigma_given": None, "missing": 0, "kept": 0, "seconds_total": 1.0, "denoise": about | details}  # fmt: skip
+
+
+def test_a_report_says_what_it_rests_on_and_what_the_preset_works_with() -> None:
+    doubtful = dict(summary(report_of(confidence="medium", reasons=("structure is everywhere",))))
+    assert doubtful["because"] == "structure is everywhere"
+    assert "--strength" in doubtful["if wrong"]
+    assert "--flat" in doubtful["if wrong"]
+    assert "because" not in dict(summary(report_of(confidence="high", reasons=("flat parts show it",))))
+    taken = dict(summary(report_of(sigma_effective=3.9, model={"spectrum": [1.0]})))
+    assert taken["sigma"].startswith("2 (estimated)")
+    assert taken["taken for"] == "white noise of sigma 3.9: --quality fast knows no correlated noise"
+    assert dict(summary(report_of() | {"alpha": True}))["input"].endswith("uint8; its alpha channel is kept as it is")
+
+
+def test_a_report_tells_of_the_strength() -> None:
+    nothing = "returned unchanged: there is no noise to remove (sigma=0)"
+    none = dict(summary(report_of(sigma=0.0, stopped_by=nothing) | {"strength": 0.0}))
+    assert none["result"] == "strength 0: nothing was to be removed; OUT is a copy of IN"
+    assert dict(summary(report_of() | {"strength": 1000.0}))["sigma"].startswith("2 (1000 times the 0.002 that was")
+
+
+def test_json_has_a_list_of_numbers_on_one_line() -> None:
+    value = {"a": [[1.0, 2.5], [3.0, None]], "b": {}, "c": [{"d": "ü"}, []], "e": [], "f": True}
+    text = json_text(value)
+    assert json.loads(text) == value
+    assert "    [1.0, 2.5]," in text.splitlines()

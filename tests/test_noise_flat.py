@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from skimage import data
 
 from benchmarks.blind.simulated_camera import Camera
 from nlflow import InputError, denoise, estimate_noise
+from nlflow.denoising.noise import GaussianNoise
 from nlflow.denoising.noise.flat import flat_parts
 from tests.pictures import Floats
 
@@ -207,3 +209,55 @@ def test_a_part_is_of_an_image_and_has_no_mask() -> None:
         estimate_noise(noise((500,), 1.0), flat=PART)
     with pytest.raises(InputError, match="mask: got one beside flat"):
         estimate_noise(shaded(), flat=PART, mask=np.zeros((160, 180), bool))
+
+
+# ---- pictures that are too small
+
+
+def part_of_photograph() -> Floats:
+    """Return noise with hardly anything at high frequencies, as demosaicking and JPEG leave it."""
+    return np.rint(100 + 8 * gaussian_filter(noise((64, 64), 1.0), 1.0) / 0.28)
+
+
+def test_a_small_part_of_a_photograph_is_doubted_and_its_advice_works() -> None:
+    part = part_of_photograph()
+    found = estimate_noise(part)
+    assert found.confidence == "low"
+    assert "flat=np.s_[:, :]" in found.reasons[0]
+    with pytest.warns(UserWarning, match="in a flat part .*flat="):
+        denoise(part, quality="fast", steps=1)
+    whole = estimate_noise(part, flat=np.s_[:, :])
+    assert whole.model.sigma == pytest.approx(part.std(), rel=0.15)
+    assert whole.model.sigma == estimate_noise(part, flat=np.s_[0:64, 0:64]).model.sigma
+
+
+def test_a_small_picture_with_white_noise_is_not_doubted() -> None:
+    assert estimate_noise(np.add.outer(np.arange(48.0), np.arange(48.0)) + noise((48, 48), 3.0)).confidence == "medium"
+
+
+# ---- one sigma with one meaning
+
+
+def test_sigma_is_that_of_the_noise_whatever_the_quality() -> None:
+    rng = np.random.default_rng(0)
+    model = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)
+    z = model.sample(np.full((64, 64), 100.0), rng=rng)
+    infos = [denoise(z, noise=model, quality=q, return_info=True)[1] for q in ("fast", "balanced")]
+    assert [info.sigma for info in infos] == pytest.approx([5.0, 5.0])
+    # White noise of the mean power at low frequencies: 3 times as strong at the lowest, that of a mean of 9 samples.
+    assert 5 < infos[0].sigma_effective < 15
+    assert infos[1].sigma_effective is None
+    light = GaussianNoise(5.0, intensities=[90, 100, 110], strengths=[0.5, 1.0, 2.0])
+    _, info = denoise(z, noise=light, return_info=True)
+    assert info.sigma == pytest.approx(np.sqrt(np.mean(light.along(z[..., None]) ** 2)))
+    assert 2.5 < info.sigma < 10
+
+
+def test_no_strength_and_too_much_of_it() -> None:
+    z = noise((64, 64), 5.0) + 100
+    model = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)
+    same, info = denoise(z, noise=replace(model, compressed=0.5), strength=0, return_info=True)
+    np.testing.assert_array_equal(same, z)
+    assert info.sigma == 0
+    with pytest.warns(UserWarning, match="more than the range of the samples"):
+        denoise(z, noise=GaussianNoise(5.0), strength=1000)

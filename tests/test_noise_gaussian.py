@@ -243,13 +243,16 @@ def test_what_compression_cut_off_counts_as_a_plateau() -> None:
 def test_words() -> None:
     white, varying = GaussianNoise(0.1), GaussianNoise(2.0, intensities=[0, 1], strengths=[0.5, 1.5])
     assert white.describe() == "white noise: sigma 0.1"
-    assert varying.describe() == "white noise: sigma 1 in the dark to 3 in the light"
+    assert varying.describe() == "white noise: sigma 1 in dark parts to 3 in light parts"
     assert white.is_white
     assert not varying.is_white
     box = GaussianNoise.from_kernel(np.ones((3, 3)), 5.0)
-    assert box.describe() == "correlated noise: correlated over 3 samples, sigma 5"
+    assert box.describe() == "correlated noise: neighbouring pixels share their noise, over about 3 pixels, sigma 5"
     camera = GaussianNoise(2.0, box.spectrum, [0, 1], [1, 2], opponent=True, compressed=0.5)
-    assert camera.describe() == "noise of a camera: correlated over 3 samples, sigma 2 in the dark to 4 in the light"
+    assert camera.describe() == (
+        "noise of a camera: neighbouring pixels share their noise, over about 3 pixels, "
+        "sigma 2 in dark parts to 4 in light parts"
+    )
     assert repr(white) == "GaussianNoise(0.1)"
     assert repr(camera) == "GaussianNoise(2.0, spectrum of 1 x 64 x 64, 2 intensities, opponent, compressed 0.5)"
     assert GaussianNoise.from_kernel(np.ones((7, 1))).range() == GaussianNoise.from_kernel(np.ones((1, 7))).range() == 6

@@ -29,9 +29,12 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     unit = _unit(report)
     nothing = _unchanged(report)
     rows = [("result", nothing)] if nothing else []
-    rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}"), ("noise", _noise(report))]
+    alpha = "; its alpha channel is kept as it is" if report.get("alpha") else ""
+    rows += [("input", f"{report['input']}, {report['kind']} of {size}, {report['dtype']}{alpha}")]
+    rows += [("noise", _noise(report)), *_doubts(details)]
     if (details.get("model") or {}).get("kind") != "poisson":  # whose strength follows the counts, and is in the words
         rows.append(("sigma", f"{_given_sigma(report)}: standard deviation of the noise, {unit}"))
+    rows += [] if nothing else _taken_for(details)
     rows += [(name, f"{report[name]} sample(s)") for name in ("missing", "kept") if report[name]]
     if "residual" in details and not nothing:
         rows.append(("removed", f"{_of_all(report, 'residual')}: root mean square of input minus result, {unit}"))
@@ -39,6 +42,25 @@ def summary(report: dict[str, Any], *, verbose: bool = False) -> list[tuple[str,
     rows += _how(details) if verbose else []
     rows.append(("written", report["output"]))
     return rows + ([("figure", report["figure"])] if report["figure"] else [])
+
+
+def _doubts(details: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what a verdict that is not sure rests on, and what to do."""
+    if details.get("confidence", "") in ("", "high") or not details.get("reasons"):
+        return []
+    hint = "texture may be taken for noise: --strength 0.5 keeps more of it, --flat ROWS,COLUMNS measures a flat part"
+    return [("because", reason) for reason in details["reasons"]] + [("if wrong", hint)]
+
+
+def _taken_for(details: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return with which noise the preset worked, where that is another one."""
+    sigma = details.get("sigma_effective")
+    if sigma is None:
+        return []
+    if details["quality"] == "fast":
+        known = "correlated noise" if details["model"]["spectrum"] is not None else "noise that follows the brightness"
+        return [("taken for", f"white noise of sigma {sigma:.4g}: --quality fast knows no {known}")]
+    return [("counted as", f"sigma {sigma:.4g}: compression took noise out of quiet parts, where it is measured")]
 
 
 def _how(details: dict[str, Any]) -> list[tuple[str, str]]:
@@ -64,6 +86,8 @@ def _unchanged(report: dict[str, Any]) -> str:
     whys = dict.fromkeys(part.get("stopped_by", "") for part in parts)
     if not all(why.startswith(prefix) for why in whys):
         return ""
+    if report.get("strength") == 0:
+        return "strength 0: nothing was to be removed; OUT is a copy of IN"
     found = details["sigma_estimated"] and all("no noise to remove" in why for why in whys)
     why = "no noise was found" if found else "; ".join(why.removeprefix(prefix) for why in whys)
     return f"{why}: OUT is a copy of IN"
@@ -73,7 +97,14 @@ def _given_sigma(report: dict[str, Any]) -> str:
     origin = report["sigma_given"]
     found = "estimated" if report["denoise"]["sigma_estimated"] else "of the model"
     words = found if origin is None else f"map {origin}" if isinstance(origin, str) else "given"
-    return f"{_of_all(report, 'sigma')} ({words})"
+    strength = report.get("strength", 1.0)
+    if strength == 1 or len(report.get("columns", ())) > 1:
+        return f"{_of_all(report, 'sigma')} ({words})"
+    if strength == 0:
+        return "0 (--strength 0)"
+    was = "given" if words == "given" else "found" if words == "estimated" else words
+    verb = f"that was {was}" if was in ("given", "found") else was
+    return f"{_of_all(report, 'sigma')} ({strength:g} times the {report['denoise']['sigma'] / strength:.4g} {verb})"
 
 
 def _noise(report: dict[str, Any]) -> str:

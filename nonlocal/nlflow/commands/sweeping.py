@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from nlflow.io.terminal import echo, plain, print_json, shows_progress, warnings_kept
+from nlflow.io.terminal import echo, json_text, plain, print_json, shows_progress, warnings_kept
 
 _METRICS = ("auto", "retrieval", "perplexity")
 _ENDINGS = (".txt", ".md")
@@ -162,4 +161,4 @@ def _save(out: Path, rows: list[dict[str, Any]], report: dict[str, Any]) -> None
 
     place = make_folder(out)
     write_content(place / "table.csv", render_csv(rows).encode())
-    write_content(place / "result.json", (json.dumps(plain(report), indent=1, allow_nan=False) + "\n").encode())
+    write_content(place / "result.json", (json_text(plain(report)) + "\n").encode())

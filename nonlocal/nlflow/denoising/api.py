@@ -258,7 +258,9 @@ def denoise(
         u = task.with_known(u)
         seen, present = task.seen, slice(None) if task.seen.missing is None else ~task.seen.missing
         info = DenoiseInfo(
-            sigma=root_mean_square(seen.level),
+            sigma=task.sigma,
+            sigma_effective=task.sigma_effective,
+            reasons=() if task.found is None else task.found.reasons,
             sigma_estimated=seen.estimated,
             noise=task.noise,
             model=None if task.model is None else task.model.as_dict(),

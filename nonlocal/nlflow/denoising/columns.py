@@ -149,6 +149,7 @@ def _together(infos: list[DenoiseInfo]) -> DenoiseInfo:
     return replace(
         first,
         sigma=root_mean_square(np.array([info.sigma for info in infos])),
+        sigma_effective=None,
         noise=joined("noise"),
         functional=joined("functional"),
         parameters=first.parameters if all(info.parameters == first.parameters for info in infos) else {},

@@ -46,8 +46,9 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
         kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
         return [
             f"{kept}: {found}; if you see noise, measure it in a flat part (nonlocal denoise IN OUT --flat "
-            "20:84,300:400, rows and columns), or give a model from another picture of the same camera (nonlocal noise "
-            "OTHER --save camera.json, then --noise camera.json), or its standard deviation (sigma)"
+            "20:84,300:400, rows and columns; in Python estimate_noise(image, flat=...)), or give a model "
+            "from another picture of the same camera (nonlocal noise OTHER --save camera.json, then --noise "
+            "camera.json), or its standard deviation (sigma)"
         ]
     if removed < _CLEAN * span:
         return []

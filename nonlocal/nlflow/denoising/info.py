@@ -13,8 +13,8 @@ class DenoiseInfo:
     Attributes
     ----------
     sigma : float
-        Standard deviation of the noise that was assumed, the root mean square over samples and channels; of counts, 1
-        after their variance was stabilized.
+        Standard deviation of the noise in the input, the root mean square over samples and channels, whatever the
+        quality; times `strength`, where that was given. Of counts, 1 after their variance was stabilized.
     sigma_estimated : bool
         Whether it was estimated from the input.
     noise : str
@@ -46,6 +46,12 @@ class DenoiseInfo:
         Working memory: of the affinity, or of the largest tile.
     seconds, compile_seconds : float
         Wall time in all, and its part for compiling loops or loading them from the cache.
+    sigma_effective : float or None
+        Standard deviation that the preset worked with where it is another one: that of the nearest white noise for
+        'fast', which knows no other, and more than `sigma` where compression took noise out of the quiet parts, in
+        which it is measured. None where it is `sigma`.
+    reasons : tuple of str
+        What the verdict rests on, when the noise was found out.
     columns : tuple of DenoiseInfo
         With ``separate``, what was done to each channel, and of an array of images to each image; the rest then tells
         of all: root mean squares, sums of times, the largest of counts, and of texts and parameters what they share.
@@ -68,6 +74,8 @@ class DenoiseInfo:
     compile_seconds: float = 0.0
     model: dict[str, Any] | None = field(default=None, repr=False)
     confidence: str = ""
+    sigma_effective: float | None = None
+    reasons: tuple[str, ...] = ()
     columns: tuple[DenoiseInfo, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:

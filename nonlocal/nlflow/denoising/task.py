@@ -34,6 +34,7 @@ from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
 from nlflow.denoising.selection import select
+from nlflow.domains.samples import range_of
 from nlflow.errors import InputError, NlflowWarning
 
 Array = NDArray[Any]
@@ -51,6 +52,7 @@ class Task:
     model: Noise | None
     found: NoiseEstimate | None
     kept: NDArray[np.bool_] | None
+    strength: float = 1.0
 
     @classmethod
     def of(
@@ -88,7 +90,7 @@ class Task:
             check_units(np.asarray(image).dtype, sigma, stacklevel=5)
         if found is not None:
             seen = replace(seen, estimated=True)
-        return cls(preset, options, seen, samples, restore, model, found, kept)
+        return cls(preset, options, seen, samples, restore, model, found, kept, strength)
 
     @property
     def noise(self) -> str:
@@ -97,8 +99,42 @@ class Task:
             return self.model.describe()
         return "white noise" + (", varying" if self.seen.variance is not None else "")
 
+    @property
+    def strong(self) -> str:
+        """What to say of a strength that makes the noise larger than the range of the samples; empty otherwise."""
+        span = range_of(self.samples if self.seen.missing is None else self.samples[~self.seen.missing])
+        if self.strength <= 1 or isinstance(self.model, Poisson) or not self.sigma > span > 0:
+            return ""
+        return (f"strength: got {self.strength:g}, with which the noise is {self.sigma:.4g}, more than the range of "
+                f"the samples ({span:.4g}): next to nothing of them is left; take a strength near 1")  # fmt: skip
+
+    @property
+    def sigma(self) -> float:
+        """Standard deviation of the noise in the picture, whatever the preset makes of it."""
+        return self._strength() if self._varied else root_mean_square(self.seen.level)
+
+    @property
+    def sigma_effective(self) -> float | None:
+        """That of the noise which the preset takes it for; None where it is the same."""
+        if not self._varied:
+            return None
+        if self.preset is None:
+            return root_mean_square(self.seen.level)
+        return self._strength(counted=True) if self.model.compressed else None  # type: ignore[union-attr]
+
+    @property
+    def _varied(self) -> bool:
+        """Whether the noise is Gaussian, but not white."""
+        return isinstance(self.model, GaussianNoise) and not self.model.is_white and self.samples.ndim < 4
+
+    def _strength(self, *, counted: bool = False) -> float:
+        assert isinstance(self.model, GaussianNoise)
+        return self.model.strength(self.samples, self.seen.missing, counted=counted)
+
     def warn(self, u: Array) -> None:
         """Say what a user would not expect of a result for which the noise was found out."""
+        if self.strong:
+            warnings.warn(self.strong, NlflowWarning, stacklevel=5)
         if self.found is None:
             return
         present = slice(None) if self.seen.missing is None else ~self.seen.missing

@@ -60,7 +60,18 @@ def print_table(rows: list[tuple[str, str]], *, err: bool = False) -> None:
 
 def print_json(report: Mapping[str, Any]) -> None:
     """Print `report` as one JSON object."""
-    echo(json.dumps(plain(report), indent=2, allow_nan=False))
+    echo(json_text(plain(report)))
+
+
+def json_text(value: Any, margin: str = "") -> str:
+    """Return plain data as indented JSON text, lists of numbers and texts on a line each."""
+    inner = margin + "  "
+    if isinstance(value, dict) and value:
+        rows = [f"{inner}{json.dumps(key)}: {json_text(entry, inner)}" for key, entry in value.items()]
+        return "{\n" + ",\n".join(rows) + f"\n{margin}}}"
+    if isinstance(value, list) and any(isinstance(entry, dict | list) for entry in value):
+        return "[\n" + ",\n".join(inner + json_text(entry, inner) for entry in value) + f"\n{margin}]"
+    return json.dumps(value, allow_nan=False)
 
 
 def plain(value: Any) -> Any:

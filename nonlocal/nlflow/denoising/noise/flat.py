@@ -108,21 +108,25 @@ def checked_part(samples: Array, flat: Any) -> tuple[slice, slice]:
     Raises
     ------
     InputError
-        For anything but two slices with a beginning and an end inside an image.
+        For anything but two slices inside an image.
     """
     if samples.ndim != 3 or min(samples.shape[:2]) < 2:
         raise InputError(f"flat: got a part of samples of shape {samples.shape[:-1]}, expected an image")
     if not (isinstance(flat, tuple) and len(flat) == 2 and all(isinstance(s, slice) for s in flat)):
         raise InputError(f"flat: got {shortened(flat)}, expected two slices, such as np.s_[20:84, 300:400]")
-    limits = [(one.start, one.stop) for one in flat]
+    limits = [
+        (0 if one.start is None else one.start, size if one.stop is None else one.stop)
+        for one, size in zip(flat, samples.shape, strict=False)
+    ]
     whole = [type(end) is int or isinstance(end, np.integer) for pair in limits for end in pair]
     if not all(whole) or any(one.step not in (None, 1) for one in flat):
-        raise InputError(f"flat: got {flat}, expected slices with a whole number at both ends and no step")
+        raise InputError(f"flat: got {flat}, expected slices of whole numbers without a step")
     for name, (first, end), size in zip(("rows", "columns"), limits, samples.shape, strict=False):
         if not 0 <= first < end <= size:
             raise InputError(f"flat: got {name} {first}:{end} of an image of {samples.shape[0]} x {samples.shape[1]}, "
                              f"expected 0 <= first < end <= {size}")  # fmt: skip
-    return flat[0], flat[1]
+    (top, bottom), (left, right) = limits
+    return slice(top, bottom), slice(left, right)
 
 
 def noise_of_part(samples: Array, part: tuple[slice, slice]) -> NoiseEstimate:

@@ -160,7 +160,8 @@ class GaussianNoise(Noise):
         powers = self.powers(channels, dimension)
         if self.compressed:
             strongest = powers.max(axis=(1, 2), keepdims=True)
-            powers = strongest * (powers / strongest) ** (1 - self.compressed)
+            share = np.divide(powers, strongest, out=np.zeros_like(powers), where=strongest > 0)
+            powers = strongest * share ** (1 - self.compressed)
         return np.asarray(powers)
 
     def white(self, channels: int, dimension: int) -> float:
@@ -180,6 +181,13 @@ class GaussianNoise(Noise):
     def along(self, samples: Array) -> Array:
         """Return the standard deviation at each of the noisy samples (..., C), by their smoothed intensity."""
         return np.asarray(self.relative(smoothed(samples))[..., None] * np.broadcast_to(self.sigma, samples.shape[-1]))
+
+    def strength(self, samples: Array, missing: NDArray[np.bool_] | None = None, *, counted: bool = False) -> float:
+        """Return the root mean square of the noise over samples (..., C), or of what a denoiser counts."""
+        channels, dimension = samples.shape[-1], samples.ndim - 1
+        powers = (self.counted if counted else self.powers)(channels, dimension)
+        relative = self.relative(smoothed(samples))
+        return math.sqrt(float(powers.mean())) * root_mean_square(relative if missing is None else relative[~missing])
 
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
         """Return a picture with this noise; see `Noise.sample`. O(N log N)."""
@@ -222,11 +230,20 @@ class GaussianNoise(Noise):
         """Return what this noise is, in a few words."""
         level = root_mean_square(np.atleast_1d(self.sigma))
         words = "noise of a camera" if self.opponent else "white noise" if self.spectrum is None else "correlated noise"
-        reach = f": correlated over {self.range():.0f} samples" if self.spectrum is not None else ""
+        reach = ""
+        if self.spectrum is not None:
+            far = f"{self.range():.0f} {'sample' if self.spectrum.shape[1] == 1 else 'pixel'}s"
+            reach = f"neighbouring {far.split()[1]} share their noise, over about {far}, "
         if self.strengths is None:
-            return f"{words}{reach}, sigma {level:.3g}" if reach else f"{words}: sigma {level:.3g}"
-        ends = f"sigma {level * self.strengths[0]:.3g} in the dark to {level * self.strengths[-1]:.3g} in the light"
-        return f"{words}{reach}, {ends}" if reach else f"{words}: {ends}"
+            return f"{words}: {reach}sigma {level:.3g}"
+        low, high = level * self.strengths.min(), level * self.strengths.max()
+        steps = np.diff(self.strengths)
+        where = ("in dark parts", "in light parts")
+        if (steps >= 0).all():
+            return f"{words}: {reach}sigma {low:.3g} {where[0]} to {high:.3g} {where[1]}"
+        if (steps <= 0).all():
+            return f"{words}: {reach}sigma {high:.3g} {where[0]} to {low:.3g} {where[1]}"
+        return f"{words}: {reach}sigma {low:.3g} to {high:.3g}, depending on the brightness"
 
     def __repr__(self) -> str:
         fields = [f"{np.round(self.sigma, 4).tolist()}"]

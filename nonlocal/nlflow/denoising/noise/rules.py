@@ -11,11 +11,13 @@ from functools import cached_property
 from typing import Any, Final, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, NoiseEstimate
-from nlflow.denoising.noise.blocks import SIDE, BlockNoise
+from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
 from nlflow.denoising.noise.gaussian import OPPONENT, GaussianNoise
+from nlflow.domains.samples import range_of
 
 Kind = Literal["cut", "trusted", "coloured", "structured", "white"]
 _Light = tuple[Array, Array] | tuple[None, None]  # intensities, and relative standard deviations there
@@ -23,6 +25,7 @@ LEVELS: Final = 3  # sizes at which blocks are looked at
 _REACH: Final = 6.5 / SIDE  # share of the frequencies of a size that its coefficients tell well
 # Middle frequencies of the picture of half the size: texture is weak there, and JPEG keeps them.
 _MIDDLE: Final = (3, 4)
+_OF_BLOCKS: Final = (2, 3)  # the like of the picture itself
 _HIGHEST: Final = (6, 7)
 _CUT: Final = 0.15  # noise at the highest frequencies over that at the middle ones: below, compression cut it off
 _ROUNDED: Final = 1.55  # and no more than so many steps of 8 bits
@@ -100,6 +103,8 @@ class Rules:
         reason = "noise is as strong at high frequencies as at middle ones"
         if kind == "structured":
             reason = _EVERYWHERE
+            if len(self.found) < LEVELS:  # too small to tell
+                return self._verdict(self.white, "low", reason)
         return self._verdict(self.white, "high" if self._clear and fine.bulk < _BULK else "medium", reason)
 
     def estimate_flat(self) -> NoiseEstimate:
@@ -362,6 +367,20 @@ class Rules:
 def planes_of(channels: int) -> Array:
     """Return the rows along which planes are looked at: opponent colours, or the mean of other channels alone."""
     return OPPONENT if channels == 3 else np.full((1, channels), 1 / math.sqrt(channels))
+
+
+def looks_white(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
+    """Tell whether the quietest blocks of samples (H, W, C) are as strong at the highest frequencies as at middle ones.
+
+    False where there are too few blocks to tell. O(N).
+    """
+    if min(samples.shape[:-1]) < SIDE:
+        return False
+    luminance = samples.mean(axis=-1, dtype=np.float64)
+    found = block_noise(luminance, luminance, range_of(luminance) / 255, missing)
+    if found is None:
+        return False
+    return found.spread(_HIGHEST, _HIGHEST) >= _STRONGER * found.spread(_OF_BLOCKS, _OF_BLOCKS)
 
 
 def in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:

@@ -22,7 +22,7 @@ from nlflow.denoising.noise.magnitudes import Rician, find_rician
 from nlflow.denoising.noise.mixture import Mixture
 from nlflow.denoising.noise.pyramid import down
 from nlflow.denoising.noise.recordings import spectrum_of_signal
-from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, planes_of
+from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, looks_white, planes_of
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
@@ -35,6 +35,11 @@ _LOCAL: Final = (find_impulses, find_speckle)  # what looks at neighbourhoods, a
 _SLAB: Final = 8  # slices that are looked at together
 _MOST: Final = 2**21  # samples in them
 _LEAST_SIDE: Final = 40  # samples along an axis, of the coarsest of them
+_TOO_SMALL: Final = (
+    "the picture is too small to tell noise that is not white from structure: only the highest frequencies were "
+    "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part; "
+    "--flat ROWS,COLUMNS in the shell), best in the whole photograph"
+)
 _MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
 
 
@@ -55,11 +60,12 @@ def estimate_noise(
     mask : array_like of bool, optional
         True where samples are missing.
     flat : pair of slice, optional
-        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``: at
-        least 32 x 32 samples of one level, apart from light that falls off like a plane. The noise is measured there
-        alone: its strength in each channel, and its correlation. ``measured`` holds the `level`, the standard deviation
-        (`sigma`) and the `correlation` with the next row and column, for each channel. One level cannot tell how noise
-        follows the intensity: it counts as the same everywhere. A texture that repeats cannot be told from noise.
+        Rows and columns of a part of the image that holds nothing but noise, such as ``np.s_[20:84, 300:400]``, or
+        ``np.s_[:, :]`` where all of it does: at least 32 x 32 samples of one level, apart from light that falls off
+        like a plane. The noise is measured there alone: its strength in each channel, and its correlation. ``measured``
+        holds the `level`, the standard deviation (`sigma`) and the `correlation` with the next row and column, for each
+        channel. One level cannot tell how noise follows the intensity: it counts as the same everywhere. A texture that
+        repeats cannot be told from noise.
 
     Returns
     -------
@@ -98,7 +104,7 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
         reason = "the picture is constant" if span == 0 else "its squares leave the range of floats"
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low" if span else "high", (reason,))
     if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * SIDE:
-        return NoiseEstimate(GaussianNoise(_white(samples, missing)), "medium", ("the picture is very small",))
+        return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
     parts: list[Noise] = []
     rest = Reduction(samples, missing=missing)
     finders = (find_impulses, find_speckle, *((find_rician, find_hot_pixels) if volume else (find_stripes,)))
@@ -143,8 +149,10 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     white = GaussianNoise(_white(samples, missing))
     if samples.ndim == 2:
         return _of_signal(samples, missing, white)
-    if min(samples.shape[:-1]) < 2 * _LEAST_SIDE or (white.sigma == 0 and missing is not None):
-        return NoiseEstimate(white, "medium", ("the picture is too small for more than one white strength",))
+    if min(samples.shape[:-1]) < 2 * _LEAST_SIDE:
+        return _of_small(samples, missing, white)
+    if white.sigma == 0 and missing is not None:
+        return NoiseEstimate(white, "medium", ("samples are missing, and the others show no noise",))
     if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
     axes = planes_of(samples.shape[-1])
@@ -163,6 +171,13 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity))
     verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
     return in_units(rules.estimate() if verdict is None else verdict, span)
+
+
+def _of_small(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
+    """Return the verdict on a picture that is too small for the rules: white noise, sure where its blocks show that."""
+    if looks_white(samples, missing):
+        return NoiseEstimate(white, "medium", ("the picture is too small to tell how its noise varies",))
+    return NoiseEstimate(white, "low", (_TOO_SMALL,))
 
 
 def _of_flat_parts(
