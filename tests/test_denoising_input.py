@@ -429,6 +429,7 @@ def test_saturated_regions_stay_saturated(quality: str):
     assert rms(result, np.clip(300 * waves(40, 40), 0, 255)) < 20
 
 
+@pytest.mark.filterwarnings("ignore:the noise was hard to find out")  # waves are no white noise
 @pytest.mark.numerical
 @pytest.mark.parametrize("quality", SLOWLY)
 @pytest.mark.parametrize("kind", ["waves", "chequers", "lines"])

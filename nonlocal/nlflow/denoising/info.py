@@ -80,4 +80,5 @@ class DenoiseInfo:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields as a dictionary of plain numbers and texts, ready for JSON."""
-        return {**asdict(self), "columns": [column.as_dict() for column in self.columns]}
+        columns = [column.as_dict() for column in self.columns]
+        return {**asdict(self), "reasons": list(self.reasons), "columns": columns}

@@ -372,15 +372,13 @@ def planes_of(channels: int) -> Array:
 def looks_white(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
     """Tell whether the quietest blocks of samples (H, W, C) are as strong at the highest frequencies as at middle ones.
 
-    False where there are too few blocks to tell. O(N).
+    Below 32 samples along an axis, and with samples missing, there are too few blocks to say otherwise. O(N).
     """
-    if min(samples.shape[:-1]) < SIDE:
-        return False
+    if min(samples.shape[:-1]) < 4 * SIDE or missing is not None:
+        return True
     luminance = samples.mean(axis=-1, dtype=np.float64)
-    found = block_noise(luminance, luminance, range_of(luminance) / 255, missing)
-    if found is None:
-        return False
-    return found.spread(_HIGHEST, _HIGHEST) >= _STRONGER * found.spread(_OF_BLOCKS, _OF_BLOCKS)
+    found = block_noise(luminance, luminance, range_of(luminance) / 255)
+    return found is None or found.spread(_HIGHEST, _HIGHEST) >= _STRONGER * found.spread(_OF_BLOCKS, _OF_BLOCKS)
 
 
 def in_units(found: NoiseEstimate, span: float) -> NoiseEstimate:
