@@ -76,7 +76,7 @@ def test_attributes_are_kept(image: Any) -> None:
     assert attributes["name"] == "cells denoised"
     assert attributes["metadata"]["day"] == 3
     assert layer.metadata == {"day": 3}
-    assert attributes["metadata"]["nlflow"][:2] == ["noise: Gaussian", "sigma: 10 (as given)"]
+    assert attributes["metadata"]["nlflow"][:2] == ["noise: white noise", "sigma: 10 (as given)"]
     assert data.dtype == np.float32
     assert np.array_equal(data, nl.denoise(NOISY, 10.0, quality="fast"))
 

@@ -93,7 +93,7 @@ def minimize(
         difference = difference - xp.astype(total(measure * difference) / mass, f.dtype)
         return difference + fidelity.times(v)
 
-    choice = Choice(affinity, fidelity, operator, f, name, rtol, maxiter)
+    choice = Choice(affinity, fidelity, operator, f, name, rtol, maxiter=maxiter)
     if start is not None:
         guess = start / size - shift
     else:
@@ -155,7 +155,7 @@ def minimize_held(
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
         stiff = NodeFidelity(fidelity.values + _STIFF * constant_like(held.mask, f))
     choice = Choice(
-        affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, maxiter, held.mask
+        affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, held.mask, maxiter
     )
 
     def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
@@ -223,7 +223,7 @@ def minimize_source(
     def operator(v: Array) -> Array:
         return centred(v - affinity._average(v))
 
-    choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol, maxiter)
+    choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol, maxiter=maxiter)
     unit = size * high * (math.exp(-low) if -low < 700 else math.inf)
     guess = 0 * b if start is None or not 0 < unit < math.inf else centred(start / unit)
     result = conjugate_gradients(

@@ -57,9 +57,9 @@ class Choice:
         A signal.
     name : one of `PRECONDITIONERS`, or 'direct'
     rtol : float
-    maxiter : int
     held : array of bool of shape ``domain.shape``, optional
-        Nodes of a constraint, which elimination takes into account.
+        Nodes of a constraint, which elimination and sweeps take into account.
+    maxiter : int
 
     Raises
     ------
@@ -75,7 +75,7 @@ class Choice:
 
     def __init__(
         self, affinity: Affinity, fidelity: Fidelity, operator: Operator, like: Array, name: str, rtol: float,
-        maxiter: int, held: NDArray[np.bool_] | None = None,
+        held: NDArray[np.bool_] | None = None, maxiter: int = 10_000,
     ) -> None:  # fmt: skip
         self._affinity, self._fidelity, self._operator = affinity, fidelity, operator
         self._rtol = rtol

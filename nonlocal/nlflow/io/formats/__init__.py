@@ -72,7 +72,7 @@ FORMATS = {
     "gif": Format(
         pictures.decode, None, "image", instead=("a GIF file holds 256 colours, fewer than a result has", ".png")
     ),
-    "avif": Format(pictures.decode, None, "image", instead=("AVIF would lose of the result, and is read only", ".png")),
+    "avif": Format(pictures.decode, None, "image", instead=("AVIF loses detail, so it is read only", ".png")),
     "raw": Format(raw.decode, None, "image", instead=("camera raws are read only", ".tif")),
     "npy": Format(tables.decode_npy, tables.encode_npy),
     "npz": Format(npz.decode, npz.encode),
