@@ -32,7 +32,15 @@ DTYPES = (np.float16, np.float32, np.float64)
 WITHOUT_NUMBERS = {
     *("Affinity", "Callback", "Checkpoint", "DenoiseInfo", "Equilibrium", "Solution", "Status", "StudyResult"),
     *("Film", "Frames", "Live"),
-    *("CertifiedMinimizer", "FileFormatError", "InputError", "MemoryLimitError", "NlflowError", "NlflowWarning"),
+    *(
+        "CertifiedMinimizer",
+        "FileFormatError",
+        "InputError",
+        "KeywordError",
+        "MemoryLimitError",
+        "NlflowError",
+        "NlflowWarning",
+    ),
     *("NumericalError", "StabilityError", "WorkerError"),
 }
 ATTENTION_WITHOUT_NUMBERS = {
@@ -52,7 +60,7 @@ ATTENTION_WITHOUT_NUMBERS = {
     ),
     *("attach", "blocks", "detach", "discretize", "extrapolate", "register", "probe", "survey"),  # of models
     *("Perplexity", "Retrieval", "Sweep", "neighbouring_passages", "reciprocal_ranks", "sweep"),
-    *("image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
+    *("fidelities", "image_inputs", "load_model", "load_terms", "save_terms", "text_inputs", "token_inputs"),
 }
 
 
