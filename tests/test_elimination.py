@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -42,35 +42,55 @@ def laplacian(w: Any) -> Any:
     return np.diag(w.sum(axis=1)) - w
 
 
-@pytest.mark.parametrize(("labels", "strength", "channels"), pairs([3, 80], [0.0, 0.5], [(), (4,)]))
-def test_constraints_by_the_dense_system(graph: Any, labels: int, strength: float, channels: Any) -> None:
+class Dense(NamedTuple):
+    """A functional of the graph with values held at some nodes, and the dense system of the free ones, solved."""
+
+    energy: Any
+    held: Constraint
+    f: Any
+    free: Any
+    system: Any
+    expected: Any
+
+
+def constrained(graph: Any, labels: int, strength: float, channels: Any, dtype: str = "f8") -> Dense:
     rng, w = np.random.default_rng(1), islands()
     nodes = np.concatenate([[130, 95], rng.permutation(90)[: labels - 2]])
-    values = rng.normal(size=(labels, *channels))
+    values = rng.normal(size=(labels, *channels)).astype(dtype)
     free = np.setdiff1d(np.arange(len(w)), nodes)
     phi = np.where(np.arange(len(w)) % 3 == 0, strength, 0.0)
-    f = rng.normal(size=(len(w), *channels))
+    f = rng.normal(size=(len(w), *channels)).astype(dtype)
     d = w.sum(axis=1)
     system = laplacian(w) + np.diag(phi * d)
     right = ((phi * d)[:, None] * f.reshape(len(w), -1))[free]
     right -= system[np.ix_(free, nodes)] @ values.reshape(labels, -1)
-    expected = np.linalg.solve(system[np.ix_(free, free)], right)
-    held = Constraint(nodes, values)
-    if strength:
-        found = E(graph, f, phi, measure="degree").minimizer(constraint=held, preconditioner="direct")
-    else:
-        found = J(graph).minimizer(constraint=held, preconditioner="direct")
+    system = system[np.ix_(free, free)]
+    energy = E(graph, f, phi, measure="degree") if strength else J(graph)
+    return Dense(energy, Constraint(nodes, values), f, free, system, np.linalg.solve(system, right))
+
+
+def balanced_source() -> Any:
+    """A source whose sum over each component is 0."""
+    source = np.random.default_rng(2).normal(size=(131, 3))
+    for part in (slice(0, 90), slice(90, 130), slice(130, 131)):
+        source[part] -= source[part].mean(axis=0)
+    return source
+
+
+@pytest.mark.parametrize(("labels", "strength", "channels"), pairs([3, 80], [0.0, 0.5], [(), (4,)]))
+def test_constraints_by_the_dense_system(graph: Any, labels: int, strength: float, channels: Any) -> None:
+    dense = constrained(graph, labels, strength, channels)
+    found = dense.energy.minimizer(constraint=dense.held, preconditioner="direct")
     assert found.success
     assert found.iterations <= 2
     assert "direct" in found.message
-    assert np.abs(found.u.reshape(len(w), -1)[free] - expected).max() < 1e-10 * np.abs(values).max()
-    assert np.array_equal(found.u[nodes], values)
+    size = np.abs(dense.held.values).max()
+    assert np.abs(found.u.reshape(131, -1)[dense.free] - dense.expected).max() < 1e-10 * size
+    assert np.array_equal(found.u[dense.held.nodes], dense.held.values)
 
 
 def test_sources_by_the_pseudo_inverse(graph: Any) -> None:
-    w, source = islands(), np.random.default_rng(2).normal(size=(131, 3))
-    for part in (slice(0, 90), slice(90, 130), slice(130, 131)):
-        source[part] -= source[part].mean(axis=0)
+    w, source = islands(), balanced_source()
     found = J(graph.scaled(0.5)).potential(source, preconditioner="direct")
     assert found.iterations <= 2
     assert np.abs(laplacian(w) @ found.u - source).max() < 1e-10

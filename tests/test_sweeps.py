@@ -13,7 +13,7 @@ from scipy.sparse import csr_array, diags_array
 from nlflow import Constraint, E, Gaussian, InputError, J, Points, affinity, affinity_from_graph
 from nlflow.functionals.preconditioners import choice
 from tests.covering import pairs
-from tests.test_elimination import islands, laplacian
+from tests.test_elimination import balanced_source, constrained, islands, laplacian
 
 pytestmark = pytest.mark.numerical
 
@@ -37,35 +37,22 @@ def random_graph(nodes: int, edges: int = 5) -> Any:
     ("labels", "strength", "channels", "dtype"), pairs([3, 80], [0.0, 0.5], [(), (4,), (17,)], ["f8", "f4"])
 )
 def test_constraints_by_the_dense_system(graph: Any, labels: int, strength: float, channels: Any, dtype: str) -> None:
-    rng, w = np.random.default_rng(1), islands()
-    nodes = np.concatenate([[130, 95], rng.permutation(90)[: labels - 2]])
-    values = rng.normal(size=(labels, *channels)).astype(dtype)
-    free = np.setdiff1d(np.arange(len(w)), nodes)
-    phi = np.where(np.arange(len(w)) % 3 == 0, strength, 0.0)
-    f = rng.normal(size=(len(w), *channels)).astype(dtype)
-    d = w.sum(axis=1)
-    system = laplacian(w) + np.diag(phi * d)
-    right = ((phi * d)[:, None] * f.reshape(len(w), -1))[free]
-    right -= system[np.ix_(free, nodes)] @ values.reshape(labels, -1)
-    expected = np.linalg.solve(system[np.ix_(free, free)], right)
-    held = Constraint(nodes, values)
-    energy = E(graph, f, phi, measure="degree") if strength else J(graph)
-    found = energy.minimizer(constraint=held, preconditioner="sweeps")
+    dense = constrained(graph, labels, strength, channels, dtype)
+    found = dense.energy.minimizer(constraint=dense.held, preconditioner="sweeps")
     assert found.success
-    assert found.u.dtype == f.dtype
+    assert found.u.dtype == dense.f.dtype
     assert "sweeps" in found.message
-    # The residual bounds the error by the inverse of the scaled system.
-    root = np.sqrt(d + phi * d + (d == 0))[free]
-    inverse = np.linalg.norm(np.linalg.inv(system[np.ix_(free, free)] / root / root[:, None]), 2)
-    bound = 4 * inverse * root.max() / root.min() * (1e-10 if dtype == "f8" else 1e-5) * np.linalg.norm(expected)
-    assert np.abs(found.u.reshape(len(w), -1)[free] - expected).max() < bound
-    assert np.array_equal(found.u[nodes], values)
+    # The residual bounds the error by the inverse of the system, scaled to a diagonal of 1.
+    root = np.sqrt(dense.system.diagonal())
+    inverse = np.linalg.norm(np.linalg.inv(dense.system / root / root[:, None]), 2)
+    rounding = 1e-10 if dtype == "f8" else 1e-5
+    bound = 4 * inverse * root.max() / root.min() * rounding * np.linalg.norm(dense.expected)
+    assert np.abs(found.u.reshape(131, -1)[dense.free] - dense.expected).max() < bound
+    assert np.array_equal(found.u[dense.held.nodes], dense.held.values)
 
 
 def test_sources_by_the_pseudo_inverse(graph: Any) -> None:
-    w, source = islands(), np.random.default_rng(2).normal(size=(131, 3))
-    for part in (slice(0, 90), slice(90, 130), slice(130, 131)):
-        source[part] -= source[part].mean(axis=0)
+    w, source = islands(), balanced_source()
     found = J(graph.scaled(0.5)).potential(source, preconditioner="sweeps")
     assert found.success
     assert np.abs(laplacian(w) @ found.u - source).max() < 1e-9 * np.abs(source).max() * w.sum(axis=1).max()

@@ -13,13 +13,15 @@ _FLAGS = {"contract", "nsz"}  # squares may overflow
 
 
 @njit(inline="always")
-def _apart(lows, highs, one, others_lows, others_highs, other):
-    """Squared distance of two boxes."""
+def boxes_near(lows, highs, own, others_lows, others_highs, other, limit):
+    """Whether two boxes come within ``limit`` (squared) of each other; the axes that tell most come first."""
     square = 0.0
     for c in range(lows.shape[1]):
-        gap = max(max(others_lows[other, c] - highs[one, c], lows[one, c] - others_highs[other, c]), 0.0)
+        gap = max(max(others_lows[other, c] - highs[own, c], lows[own, c] - others_highs[other, c]), 0.0)
         square += gap * gap
-    return square
+        if square > limit:
+            return False
+    return True
 
 
 @njit(fastmath=_FLAGS)
@@ -79,10 +81,10 @@ def near_pairs(columns, lows, highs, parents_lows, parents_highs, reach, limit, 
         for i in range(first, last):
             places[i - first] = indptr[i] if fill else 0
         for parent in range(len(parents_lows)):
-            if _apart(lows, highs, block, parents_lows, parents_highs, parent) > reach:
+            if not boxes_near(lows, highs, block, parents_lows, parents_highs, parent, reach):
                 continue
             for other in range(parent * _BLOCK, min((parent + 1) * _BLOCK, len(lows))):
-                if _apart(lows, highs, block, lows, highs, other) > reach:
+                if not boxes_near(lows, highs, block, lows, highs, other, reach):
                     continue
                 for i in range(first, last):
                     here = places[i - first]

@@ -31,6 +31,7 @@ from numba.extending import intrinsic
 from nlflow.backends.numba import vectors
 from nlflow.backends.numba.calls import Callee, caller
 from nlflow.backends.numba.loading import compiled, loader
+from nlflow.backends.numba.near import boxes_near
 from nlflow.backends.numba.vectors import AVX512, BYTES, Vectors, index
 
 DOT_PRODUCT = "exp2(x.y)"
@@ -269,18 +270,6 @@ def _room(rows, columns, like):
     return room[first : first + rows * columns].reshape(rows, columns)
 
 
-@njit(inline="always")
-def _near(lows, highs, own, others_lows, others_highs, other, limit):
-    """Whether two boxes come within ``limit`` (squared) of each other; the axes that tell most come first."""
-    square = 0.0
-    for c in range(lows.shape[1]):
-        gap = max(max(others_lows[other, c] - highs[own, c], lows[own, c] - others_highs[other, c]), 0.0)
-        square += gap * gap
-        if square > limit:
-            return False
-    return True
-
-
 @njit
 def _refer(reference, top, first, total):
     """Move references to the largest logit where they do not serve; whether any was moved."""
@@ -347,7 +336,7 @@ def pair_sums(
         mine, first = begin // size, True
         for block in range((sources + size - 1) // size):
             limit = max(limits[mine], others_limits[block])
-            if not _near(lows, highs, mine, others_lows, others_highs, block, limit):
+            if not boxes_near(lows, highs, mine, others_lows, others_highs, block, limit):
                 continue
             end = min((block + 1) * size, sources)
             for start in range(block * size, end, _LINE):

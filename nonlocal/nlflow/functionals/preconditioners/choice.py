@@ -89,7 +89,7 @@ class Choice:
         direct = numbers and Elimination.offered(affinity)
         self.first: Operator = lambda r: fidelity.damped(r, 1.0)
         self._sweeps: Sweeps | None = None
-        sweeps = direct and Sweeps.offered(affinity)
+        sweeps = name in ("graph", "sweeps") and direct and Sweeps.offered(affinity)
         free = name in ("auto", "graph")
         if name == "graph":
             name = self._for_graph(direct, sweeps, held)
