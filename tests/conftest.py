@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import random
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ import hypothesis
 import numba
 import numpy as np
 import pytest
+
+from tests.covering import sample
 
 if TYPE_CHECKING:
     from tests.commands import Denoiser
@@ -35,20 +38,29 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _drawn(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Return the cases that stay of tests marked ``sampled(k)``: k of each, the same ones in every run.
+    """Return the cases that stay of tests marked ``sampled(k)``, the same ones in every run.
 
-    Of those that are not slow anyway, and whatever else was collected, so that all processes draw alike.
+    One for each value of the test's first parameter, and more up to k. Of those that are not slow anyway, and whatever
+    else was collected, so that all processes draw alike.
     """
-    cases: dict[str, list[pytest.Item]] = {}
+    cases: dict[str, list[pytest.Function]] = {}
     for item in items:
         if item.get_closest_marker("sampled") and not item.get_closest_marker("slow"):
+            assert isinstance(item, pytest.Function)
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     drawn: set[pytest.Item] = set()
     for name, all_of_it in cases.items():
         marker = all_of_it[0].get_closest_marker("sampled")
         assert marker is not None
-        drawn.update(random.Random(name).sample(all_of_it, min(marker.args[0], len(all_of_it))))
+        values = [_first_value(item) for item in all_of_it]
+        drawn.update(all_of_it[at] for at in sample(values, marker.args[0], random.Random(name)))
     return drawn
+
+
+def _first_value(item: pytest.Function) -> str:
+    """Return the value that the first parameter of a test has in this case; its text, since values need have no hash."""
+    given = item.callspec.params
+    return repr(given[next(name for name in inspect.signature(item.function).parameters if name in given)])
 
 
 @pytest.fixture(scope="session", autouse=True)

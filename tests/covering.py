@@ -6,7 +6,8 @@ combinations, and all pairs of their values fit in some twenty.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Hashable, Sequence
 from itertools import combinations, product
 from typing import Any
 
@@ -40,3 +41,17 @@ def pairs(*levels: Sequence[Any], where: Callable[..., bool] | None = None) -> l
         # What brings nothing new now never will.
         left = [place for place in left if not met[place].isdisjoint(missing)]
     return [tuple(values[at] for values, at in zip(levels, place, strict=True)) for place in chosen]
+
+
+def sample(values: Sequence[Hashable], k: int, rng: random.Random) -> list[int]:
+    """Draw k of some cases, but at least one for each value of their first parameter; return their positions.
+
+    ``values`` holds that value for each case. A fault often shows with one value of the first parameter alone: one
+    integrator, one kernel, one reader. So none of these may be left out.
+    """
+    positions: dict[Hashable, list[int]] = {}
+    for at, value in enumerate(values):
+        positions.setdefault(value, []).append(at)
+    drawn = [rng.choice(several) for several in positions.values()]
+    others = [at for at in range(len(values)) if at not in drawn]
+    return sorted(drawn + rng.sample(others, min(max(k - len(drawn), 0), len(others))))

@@ -84,7 +84,6 @@ INTEGRATORS: dict[str, tuple[Any, list[int]]] = {
 @pytest.mark.numerical
 @pytest.mark.parametrize("strength", [0.0, 2.0])
 @pytest.mark.parametrize("name", INTEGRATORS)
-@pytest.mark.sampled(2)
 def test_orders_with_values_that_depend_on_time(name: str, strength: float) -> None:
     """The free nodes see a source that changes with time, so no stage is off and no order is lost."""
     make, numbers = INTEGRATORS[name]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from itertools import combinations, product
 from typing import Any
 
 import pytest
 
-from tests.covering import pairs
+from tests.covering import pairs, sample
 
 
 def met(cases: list[tuple[Any, ...]]) -> set[tuple[Any, ...]]:
@@ -49,3 +50,13 @@ def test_nothing_to_choose_from() -> None:
         pairs([1, 2], [])
     with pytest.raises(ValueError, match="no case is left"):
         pairs([1, 2], [3, 4], where=lambda one, other: False)
+
+
+@pytest.mark.parametrize("k", [1, 3, 5, 9, 20])
+def test_a_sample_keeps_every_value_of_the_first_parameter(k: int) -> None:
+    values = [first for first, _ in product("abc", range(4))]
+    for seed in range(20):
+        drawn = sample(values, k, random.Random(seed))
+        assert len(drawn) == len(set(drawn)) == min(max(k, 3), 12)
+        assert {values[at] for at in drawn} == set("abc")
+    assert drawn == sample(values, k, random.Random(seed))

@@ -130,7 +130,6 @@ def test_errors_stay_within_ten_times_the_tolerance(name: str) -> None:
     ],
     ids=["RungeKutta", "own", "ExplicitEuler", "SemiImplicit"],
 )
-@pytest.mark.sampled(5)
 def test_order(make: Callable[[float], Integrator], numbers: list[int], within: float, name: str) -> None:
     declared = make(0.1).order_for(CASES[name].make())
     assert order(CASES[name], make, numbers) == pytest.approx(declared, abs=within)

@@ -48,7 +48,6 @@ def observed_order(steps: list[float], errors: list[float]) -> float:
     ],
     ids=["ExplicitEuler", "SemiImplicit", "RungeKutta"],
 )
-@pytest.mark.sampled(4)
 def test_order(make: Callable[[float], Integrator], numbers: list[int], fidelity: Any, metric: str) -> None:
     p = problem(metric, fidelity, channels=2)
     # So many steps for each time 1 / rho: h rho << 1, where the power of h next to the leading one is small as well.

@@ -233,7 +233,6 @@ def rates(name: str, f: Any, p: float) -> Any:
         ("kl", 3.0, lambda dt: nl.RungeKutta(dt=dt, adaptive=False), None),
     ],
 )
-@pytest.mark.sampled(2)
 def test_orders_of_flows(name: str, p: float, make: Any, numbers: Any) -> None:
     f = COUNTS + 0.5 if name == "kl" else F
     start = f[::-1] + 0.2

@@ -90,7 +90,6 @@ def reference(kind: str, t: float = 1.0) -> Floats:
 
 
 @pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.sampled(2)
 def test_orders(name: str) -> None:
     make, numbers, exceptions = ORDERS[name]
     for kind in KINDS:
@@ -111,7 +110,6 @@ def test_orders(name: str) -> None:
 @pytest.mark.parametrize(
     "make", [nl.ETD4RK, nl.IMEX, *(pytest.param(one, marks=pytest.mark.slow) for one in (nl.ETD2RK, nl.ExplicitEuler))]
 )
-@pytest.mark.sampled(1)
 def test_errors_follow_tolerances(make: Any) -> None:
     """Over decades, for each right-hand side that changes: the error at the end is the tolerance, times 20 at most."""
     order = make(1.0).order

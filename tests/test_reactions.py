@@ -92,7 +92,6 @@ INTEGRATORS: dict[str, tuple[Callable[[float], Any], list[int]]] = {
 @pytest.mark.numerical
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 @pytest.mark.parametrize("name", FLOWS)
-@pytest.mark.sampled(6)
 def test_orders(name: str, integrator: str) -> None:
     flow = FLOWS[name]()
     make, numbers = INTEGRATORS[integrator]

@@ -57,7 +57,6 @@ def limit_of(kind: str, p: Problem) -> float:
 @pytest.mark.parametrize(
     ("make", "kind"), [(nl.ExplicitEuler, "euler"), (nl.SemiImplicit, "semi-implicit")], ids=["euler", "semi-implicit"]
 )
-@pytest.mark.sampled(3)
 def test_limit_of_fixed_steps(make: Callable[[float], Integrator], kind: str, fidelity: Any, metric: str) -> None:
     # Few, unequal nodes, so that the bound that costs nothing is not the limit.
     p = problem(metric, fidelity, width=0.15, volume=6.0)
@@ -236,7 +235,6 @@ def test_semi_implicit_with_an_asymmetric_average() -> None:
 
 
 @pytest.mark.parametrize("fidelity", [0.0, 0.5])
-@pytest.mark.sampled(1)
 def test_explicit_steps_with_an_asymmetric_average(fidelity: float) -> None:
     flow, average, observed = asymmetric(fidelity, 5.0)
     values = np.linalg.eigvals((1 + fidelity) * np.eye(11) - average)
