@@ -26,6 +26,7 @@ from nlflow.markov import MarkovChain
 
 # Up to this many nodes eigenvalues and singular values come from the whole matrix.
 _DENSE_NODES = 1000
+_ROUNDINGS, _ITERATED = 16, 2e-8
 _CLEAR = 1e-8  # of the largest value: a diversity that is not so small is far above rounding
 
 
@@ -124,8 +125,11 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     if fidelity == 0:
         return 0.0, 0.0
     if flow.symmetric:
-        lowest = relaxation_rate(flow) - fidelity
-        return fidelity / (fidelity + largest_eigenvalue(flow, diffusion=True)), fidelity / (fidelity + lowest)
+        highest = largest_eigenvalue(flow, diffusion=True)
+        # Eigenvalues are off by some roundings of the largest, and those of many nodes by the tolerance of iteration.
+        off = _ROUNDINGS * math.sqrt(flow.affinity.domain.size) * float(np.finfo(np.float64).eps) * highest
+        lowest = (relaxation_rate(flow) - fidelity) * (1 - _ITERATED) - off - 4 * float(np.finfo(float).eps) * fidelity
+        return fidelity / (fidelity + highest + off), min(fidelity / (fidelity + max(lowest, 0.0)), 1.0)
     if flow.affinity.domain.size > _DENSE_NODES:
         _check_irreducible(flow)
         return fidelity / (fidelity + 2), 1.0
