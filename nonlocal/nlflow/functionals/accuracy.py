@@ -57,6 +57,8 @@ class Rows:
         What mixes the channels; then they are one system.
     eps : float
         Unit of rounding of the operator, where it is larger than that of signals.
+    weight : array or float
+        What a solution is multiplied by in the end, broadcastable to it: its largest value is that of the product.
     """
 
     operator: Map
@@ -67,6 +69,7 @@ class Rows:
     free: Map = lambda v: v
     pull: Fidelity | None = None
     eps: float = 0.0
+    weight: Array | float = 1.0
 
     @property
     def mixed(self) -> bool:
@@ -96,21 +99,19 @@ class Rows:
             axes, free, pull,
         )  # fmt: skip
 
-    def by_gmres(self, maxiter: int) -> Run:
-        """Return GMRES for the scaled rows, in bases as large as 40 signals or 512 MiB; `maxiter` applications."""
-        done = 0
+    def by_gmres(self, maxiter: int, inner: Callable[[Array, Array], Array] | None = None) -> Run:
+        """Return GMRES for the scaled rows, in bases as large as 40 signals or 512 MiB; `maxiter` applications.
 
-        def inner(v: Array, w: Array) -> Array:
-            xp = namespace(v)
-            axes = None if self.mixed else self.axes
-            return xp.reshape(xp.sum(v * w, axis=axes, dtype=xp.float64), (-1,))
+        `inner` returns inner products, one for each system; plain sums by default.
+        """
+        done, products = 0, inner or self._inner
 
         def run(b: Array, guess: Array, rtol: float) -> Solved:
             nonlocal done
             count = math.prod(b.shape)
             found = gmres(
                 lambda v: self.scaled(self.free(self.operator(v))), self.scaled(b), guess, rtol=rtol,
-                maxiter=max(maxiter - done, 0), restart=max(min(max(2**26 // count, 10), 40, count), 1), inner=inner,
+                maxiter=max(maxiter - done, 0), restart=max(min(max(2**26 // count, 10), 40, count), 1), inner=products,
             )  # fmt: skip
             done += found.iterations
             return replace(found, left=None)
@@ -166,7 +167,10 @@ class Rows:
             return replace(found, error=math.inf)
         xp, x = namespace(found.x), found.x
         largest = self._top(x)
-        scale = xp.maximum(largest, _SMALL * beside + 0 * largest)
+        told = largest
+        if not isinstance(self.weight, float):
+            told = self._top(x * self.weight) / xp.astype(xp.max(self.weight), x.dtype)
+        scale = xp.maximum(told, _SMALL * beside + 0 * told)
         right = self._size(self.scaled(b))
         rounding = _ROUNDINGS * max(float(xp.finfo(x.dtype).eps), self.eps)
         left = self._size(self.scaled(self.free(b - self.operator(x)) if found.left is None else found.left))
@@ -199,6 +203,10 @@ class Rows:
         least = self.scaled(self.operator(found.x)) - rounding * (2 * largest + 1)
         smallest = float(xp.min(xp.where(ones > 0, least, xp.ones_like(least))))
         return largest / smallest if smallest > 0 else math.inf
+
+    def _inner(self, v: Array, w: Array) -> Array:
+        xp, axes = namespace(v), None if self.mixed else self.axes
+        return xp.reshape(xp.sum(v * w, axis=axes, dtype=xp.float64), (-1,))
 
     def _size(self, v: Array) -> Array:
         """Return the moduli of a signal's values, or of its vectors where channels are mixed."""

@@ -16,7 +16,7 @@ from nlflow.errors import InputError, NumericalError, check_memory
 from nlflow.functionals.accuracy import Rows, Run
 from nlflow.functionals.constraint import Held
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
-from nlflow.functionals.krylov import Solved, conjugate_gradients, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, error_allowed, verdict
 from nlflow.functionals.preconditioners import Choice
 
 
@@ -298,6 +298,8 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     InputError
         For another affinity than a dense one of NumPy features, and a fidelity that is not one number > 0 a node.
     MemoryLimitError
+    NumericalError
+        Where rounding makes the matrix singular.
     """
     from scipy.linalg import cho_factor, cho_solve
 
@@ -318,12 +320,24 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     system.flat[:: n + 1] += 1 + phi[:, 0]
     signal = f.reshape(n, -1).astype(np.float64)
     b = phi * root * signal
-    v = cho_solve(cho_factor(system, lower=True, overwrite_a=True, check_finite=False), b, check_finite=False)
+    try:
+        v = cho_solve(cho_factor(system, lower=True, overwrite_a=True, check_finite=False), b, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise NumericalError(
+            "affinity: Cholesky's method broke down, since parts of the domain hardly see a node with a fidelity that "
+            "counts beside 1; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
+        ) from error
     u = (v / root).reshape(f.shape).astype(f.dtype)
     left = (root * ((1 + phi) * u.reshape(n, -1) - affinity._average(u).reshape(n, -1))) - b
     size = np.linalg.norm(b, axis=0)
     residual = float(np.max(np.linalg.norm(left, axis=0) / np.where(size > 0, size, 1.0)))
-    return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by Cholesky's method")
+    rows = Rows.of(
+        lambda v: v - affinity._average(v) + fidelity.times(v), fidelity, f, tuple(range(len(affinity.domain.shape)))
+    )
+    allowed = error_allowed(default_rtol(f))
+    error = rows.judged(Solved(u, residual, 0), None, fidelity.times(f), rows._top(f), allowed).error
+    success, advice = verdict(0.0, default_rtol(f), error)
+    return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by Cholesky's method{advice}")
 
 
 def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
