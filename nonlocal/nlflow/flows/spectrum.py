@@ -216,7 +216,8 @@ def relaxation_rate(flow: LinearFlow) -> float:
                     lift = 2 * high * float(unit @ v) if uniform else 0.0
                     return np.asarray(product(v) + lift * unit)
 
-                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0])
+                # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
+                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0]) * (1 - 1e-8)
             else:
                 pair = extreme(product, n, "SR", 2, tol=1e-8)
                 rate = float(np.sort(pair.real)[1 if uniform else 0])
