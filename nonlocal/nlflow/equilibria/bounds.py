@@ -94,7 +94,8 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     """Return bounds of diversity(u*) / diversity(f) that hold for every f, u* being the equilibrium.
 
     lambda / (lambda + mu_max) and lambda / (lambda + mu_2) with the extreme nonzero eigenvalues of r (I - P), for one
-    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors. For a P that is not symmetric
+    fidelity at all nodes, in the flow's own measure; both are attained, by eigenvectors, up to rounding, by which they
+    are moved apart. For a P that is not symmetric
     the extreme singular values of (1 + lambda~) I - P on deviations from the mean take their place, in the norm of
     `diversity`: exact up to 1000 nodes, and lambda~ / (lambda~ + 2) and 1 beyond, which hold in L2(pi) for every chain.
     (In another norm, for causal attention, the upper bound can be above 1.)
@@ -124,8 +125,12 @@ def diversity_bounds(flow: LinearFlow) -> tuple[float, float]:
     if fidelity == 0:
         return 0.0, 0.0
     if flow.symmetric:
-        lowest = relaxation_rate(flow) - fidelity
-        return fidelity / (fidelity + largest_eigenvalue(flow, diffusion=True)), fidelity / (fidelity + lowest)
+        highest = largest_eigenvalue(flow, diffusion=True)
+        # Eigenvalues are off by some roundings of the largest, and a difference by some of what it is taken from.
+        eps, n = float(np.finfo(np.float64).eps), flow.affinity.domain.size
+        off = min(4 * n, 64 + 4 * math.sqrt(n)) * eps * highest
+        lowest = relaxation_rate(flow) - fidelity - off - 4 * eps * fidelity
+        return fidelity / (fidelity + highest + off), min(fidelity / (fidelity + max(lowest, 0.0)), 1.0)
     if flow.affinity.domain.size > _DENSE_NODES:
         _check_irreducible(flow)
         return fidelity / (fidelity + 2), 1.0

@@ -6,27 +6,24 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, check_untracked, constant_like, power_of_two, to_numpy, underflowing
-from nlflow.equilibria.constrained import Equilibrium, constrained
+from nlflow._array import Array, check_untracked, to_numpy, underflowing
+from nlflow.equilibria.constrained import constrained
+from nlflow.equilibria.systems import Equilibrium, System, by_gmres, direct
 from nlflow.errors import (
     InputError,
     NumericalError,
     check_choice,
     check_integer,
-    check_memory,
     check_number,
     checked_call,
 )
 from nlflow.flows.linear import LinearFlow
-from nlflow.flows.spectrum import apply_operator
 from nlflow.functionals.energies import E
-from nlflow.functionals.fidelity import Fidelity
-from nlflow.functionals.krylov import default_rtol, gmres, verdict
+from nlflow.functionals.krylov import default_rtol
 from nlflow.markov import MarkovChain
-from nlflow.markov.stationary import reduce_states
 
-_METHODS = ("auto", "direct", "iterative")
 _DENSE_NODES = 1000
+_METHODS = ("auto", "direct", "iterative")
 
 
 @checked_call
@@ -94,8 +91,10 @@ def equilibrium(
     if rtol is not None:
         rtol = check_number("rtol", rtol, minimum=0, strict=True)
     fidelity, observed = flow.fidelity, flow.observed
-    if flow.terms.constraint is not None:
-        return constrained(flow, flow.terms.constraint, start, method, rtol, maxiter, memory_limit)
+    held = flow.terms.constraint
+    if held is not None:
+        at_hand = method == "auto" and flow.affinity.domain.size <= _DENSE_NODES
+        return constrained(flow, held, start, method, rtol, maxiter, memory_limit, at_hand=at_hand)
     if fidelity is None or observed is None:
         if start is None:
             raise InputError("start: needed, since without fidelity the limit is the mean of u(0)")
@@ -115,38 +114,40 @@ def equilibrium(
     at_hand = method == "auto" and flow.affinity.domain.size <= _DENSE_NODES and fidelity.width == 1
     if method != "direct" and not (at_hand and (holes or not flow.symmetric)):
         try:
-            found = _iterate(flow, fidelity, observed, rtol, maxiter, elsewhere=False)
+            found = _iterate(flow, observed, rtol, maxiter)
         except NumericalError:
             if not at_hand:
                 raise
         else:
-            if found.success and holes:
-                _check_alike(found, _iterate(flow, fidelity, observed, rtol, maxiter, elsewhere=True), observed)
+            if holes:
+                _check_determined(flow, found, observed, rtol, maxiter)
             if found.success or not at_hand:
                 return found
-    return _direct(_System(flow, fidelity, observed), rtol, memory_limit)
+    return direct(System(flow, observed), rtol, memory_limit)
 
 
-def _check_alike(one: Equilibrium, other: Equilibrium, observed: Array) -> None:
-    """Raise `NumericalError` where two starts lead to two limits: a constant that no fidelity sees has no residual."""
-    size = float(np.ptp(to_numpy(observed))) or 1.0
-    if float(np.abs(to_numpy(other.u) - to_numpy(one.u)).max()) > 1e-2 * size:
+def _check_determined(flow: LinearFlow, found: Equilibrium, observed: Array, rtol: float, maxiter: int) -> None:
+    """Raise `NumericalError` where a solution has no digits: a constant that no fidelity sees leaves no residual."""
+    lost = found.residual <= rtol * 1.0001 and not found.success
+    if isinstance(functional := flow.functional, E) and not lost and flow.fidelity is not None:
+        if flow.fidelity.width == 1:
+            return
+        # A direction that no matrix sees has any constant as a minimizer: from another start it is another one.
+        size = float(np.ptp(to_numpy(observed))) or 1.0
+        other = functional.minimizer(rtol=rtol, maxiter=maxiter, start=observed + size)
+        lost = found.success and float(np.abs(to_numpy(other.u) - to_numpy(found.u)).max()) > 1e-2 * size
+    if lost:
         raise NumericalError(
             "fidelity: the system is singular, or so nearly that iteration does not solve it: some part of the domain "
             "hardly sees a node with a fidelity > 0; give each part one, use a wider kernel or method='direct'"
         )
 
 
-def _iterate(
-    flow: LinearFlow, fidelity: Fidelity, observed: Array, rtol: float, maxiter: int, *, elsewhere: bool
-) -> Equilibrium:
-    """Solve by iteration, from the observed signal or from `elsewhere`: a constant above it."""
+def _iterate(flow: LinearFlow, observed: Array, rtol: float, maxiter: int) -> Equilibrium:
     functional = flow.functional
     if not isinstance(functional, E):
-        return _gmres(_System(flow, fidelity, observed), rtol, maxiter, elsewhere=elsewhere)
-    start = observed + (float(np.ptp(to_numpy(observed))) or 1.0) if elsewhere else None
-    found = functional.minimizer(rtol=rtol, maxiter=maxiter, start=start)
-    return Equilibrium(**vars(found), method="conjugate gradients")
+        return by_gmres(System(flow, observed), rtol, maxiter)
+    return Equilibrium(**vars(functional.minimizer(rtol=rtol, maxiter=maxiter)), method="conjugate gradients")
 
 
 def check_frozen(flow: Any, *, constraint: bool = False) -> None:
@@ -185,95 +186,3 @@ def _mean(flow: LinearFlow, u: Array) -> Array:
         return chain.limit(u)
     chain.require_unique("the limit of the J-flow")
     return flow.mean(u)
-
-
-class _System:
-    """r (I - P) u + phi u = phi f, centred and scaled.
-
-    Attributes
-    ----------
-    phi : array of shape (N, 1)
-    f : array of shape (N, D)
-        The observed signal over `size`, less `shift`.
-    """
-
-    def __init__(self, flow: LinearFlow, fidelity: Fidelity, observed: Array) -> None:
-        self.flow, self._observed = flow, observed
-        n = flow.affinity.domain.size
-        like = constant_like(np.ones(flow.affinity.domain.shape), observed)
-        self.phi = np.asarray(to_numpy(fidelity.times(like)), dtype=np.float64).reshape(n, 1)
-        f = np.asarray(to_numpy(observed), dtype=np.float64).reshape(n, -1)
-        # Constants pass through the system unchanged. The one that the limit tends to for small fidelities is taken
-        # out, so that what is left keeps its digits.
-        mass = self.phi * _measure(flow)
-        if not np.any(mass):
-            mass = self.phi
-        # Over powers of two, which are exact, so that products of what is very large or very small stay in range.
-        self._size, mass = power_of_two(float(np.abs(f).max())), mass / power_of_two(float(mass.max()))
-        f = f / self._size
-        self._shift = (mass * f).sum(axis=0, keepdims=True) / mass.sum()
-        self.f = f - self._shift
-
-    def solved(self, x: Floats, residual: Floats, b: Floats, iterations: int, method: str, rtol: float) -> Equilibrium:
-        """Return the limit from a solution (N, D), with its largest residual over the channels, in maximum norms."""
-        scale = np.abs(b).max(axis=0)
-        inside = scale > 0
-        with np.errstate(over="ignore"):  # infinitely far off, then
-            left = np.abs(residual).max(axis=0)[inside] / scale[inside]
-        largest = float(left.max()) if np.any(inside) else 0.0
-        u = constant_like(((x + self._shift) * self._size).reshape(tuple(self._observed.shape)), self._observed)
-        success, advice = verdict(largest, rtol)
-        return Equilibrium(u, largest, iterations, success, f"residual {largest:.3g} by {method}{advice}", method)
-
-
-def _measure(flow: LinearFlow) -> Floats:
-    """Return the measure in which r (I - P) has no mean, shape (N, 1); ones where it is not unique."""
-    if flow.symmetric:
-        return np.asarray(to_numpy(flow.measure(flow.affinity.log_degree)), dtype=np.float64).reshape(-1, 1)
-    try:
-        return MarkovChain(flow.affinity).stationary.reshape(-1, 1)
-    except (InputError, NumericalError):
-        return np.ones((flow.affinity.domain.size, 1))
-
-
-def _direct(system: _System, rtol: float, memory_limit: float | None) -> Equilibrium:
-    """Solve by state reduction, in which u* is a mean of f over where walkers are stopped, however slow they are."""
-    from scipy.linalg import solve_triangular
-
-    flow, phi, b = system.flow, system.phi, system.phi * system.f
-    n = len(phi)
-    check_memory(f"a direct solution for {n} nodes", 48 * n * n, "use method='iterative'", memory_limit)
-    rates = MarkovChain(flow.affinity).matrix()
-    if flow.metric == "l2":
-        rates *= np.asarray(to_numpy(flow.affinity.degree), dtype=np.float64).reshape(n, 1)
-    np.fill_diagonal(rates, 0.0)
-    killed, reduced = phi[:, 0].copy(), rates.copy()
-    try:
-        left = reduce_states(reduced, killed)
-        if not left[0] > 0:
-            raise NumericalError("affinity: no walk that comes to state 0 is stopped")
-    except NumericalError as error:
-        raise NumericalError(
-            "fidelity: the system is singular: some part of the domain sees no node with a fidelity > 0; give each "
-            f"part one, or use a wider kernel ({error})"
-        ) from error
-    upper, lower = -np.triu(reduced, 1), np.diag(left) - np.tril(reduced, -1)
-    leaving = rates.sum(axis=1, keepdims=True)
-    # No refinement: x has the error of a weighted mean however ill-conditioned the system, and a correction would bring
-    # in the rounding of the residual, multiplied by the condition number.
-    x = np.asarray(solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True))
-    return system.solved(x, b - phi * x - (leaving * x - rates @ x), b, 0, "direct", rtol)
-
-
-def _gmres(system: _System, rtol: float, maxiter: int, *, elsewhere: bool) -> Equilibrium:
-    phi, f = system.phi, system.f
-    b = phi * f / (1 + phi)
-
-    def apply(v: Floats) -> Floats:
-        return apply_operator(system.flow, v) / (1 + phi)  # divided by the diagonal of the system
-
-    start = np.full_like(f, (float(np.ptp(f)) or 1.0) if elsewhere else 0.0)
-    # Shorter bases for long signals: they take as much memory as 40 signals, or 512 MiB.
-    restart = min(max(2**26 // f.size, 10), 40, len(f))
-    found = gmres(apply, b, start, rtol=rtol / 10, maxiter=maxiter, restart=restart)
-    return system.solved(found.x, apply(found.x) - b, b, found.iterations, "gmres", rtol)

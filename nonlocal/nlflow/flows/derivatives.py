@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,8 +21,9 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_numbe
 from nlflow.flows.integrators import FixedStep, Integrator
 from nlflow.flows.integrators.base import check_terms
 from nlflow.flows.linear import AttentionFlow, GradientFlow, LinearFlow
+from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, gmres, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
 
 __all__ = ["equilibrium", "minimizer", "run", "value"]
 
@@ -196,15 +198,21 @@ def minimizer(functional: E, *, rtol: float | None = None, maxiter: int = 10_000
     systems = axes if fidelity.width == 1 else (*axes, -1)  # a matrix couples the channels: they are one system then
     tolerance = default_rtol(u) if rtol is None else rtol
 
+    with torch.no_grad():
+        rows = Rows.of(lambda v: v - affinity.average(v) + fidelity.times(v), fidelity, u, axes)
+        rows = replace(rows, weight=measure)
+
+    def run(b: Tensor, guess: Tensor, left: float) -> Solved:
+        return conjugate_gradients(
+            rows.operator, b, guess, precondition=rows.scaled, rtol=left, maxiter=maxiter, measured=rows.scaled,
+            inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
+        )  # fmt: skip
+
     def solve(gradient: Tensor) -> Tensor:
         # A^T = M A M^-1.
         with torch.no_grad():
             b = gradient / measure.to(gradient.dtype)
-            solved = conjugate_gradients(
-                lambda v: v - affinity.average(v) + fidelity.times(v), b, torch.zeros_like(b),
-                inner=lambda a, c: (measure * a * c).sum(dim=systems, keepdim=True, dtype=torch.float64),
-                precondition=lambda r: fidelity.damped(r, 1.0), rtol=tolerance, maxiter=maxiter,
-            )  # fmt: skip
+            solved = rows.solved(run, b, torch.zeros_like(b), tolerance)
         scale: Tensor = measure.to(gradient.dtype)
         return scale * _checked("minimizer: the residual of its derivative", solved, tolerance)
 
@@ -271,20 +279,21 @@ def equilibrium(flow: LinearFlow, *, rtol: float | None = None, maxiter: int = 1
         products = affinity.flatten(v).double() * affinity.flatten(w)
         return _sums(products if fidelity.width == 1 else products.reshape(-1, 1))
 
-    def solve(average: Callable[[Tensor], Tensor], b: Tensor, what: str) -> Tensor:
+    def solve(average: Callable[[Tensor], Tensor], b: Tensor, what: str, beside: Tensor | float = 0.0) -> Tensor:
         with torch.no_grad():
-            b = fidelity.damped(b, 1.0)
-            solved = gmres(
-                lambda v: v - fidelity.damped(average(v), 1.0), b, torch.zeros_like(b), rtol=tolerance,
-                maxiter=maxiter, restart=min(max(2**26 // b.numel(), 10), 40), inner=inner,
-            )  # fmt: skip
+            rows = Rows.of(lambda v: v - average(v) + fidelity.times(v), fidelity, b, axes)
+            if average == affinity._push:  # of which no row sums to 1
+                rows = replace(rows, stopped=0.0)
+            solved = rows.solved(rows.by_gmres(maxiter, inner), b, torch.zeros_like(b), tolerance, beside)
         return _checked(what, solved, tolerance)
 
     with torch.no_grad():
         # Constants pass through the system unchanged; without this one, what is left keeps its digits.
         measure = over_channels(affinity.measure("l2", f), f)
         shift = fidelity.centre(f, measure, axes).to(f.dtype)
-        u = shift + solve(affinity._average, fidelity.times(f - shift), "equilibrium: its residual")
+        aside = f - shift
+        beside = aside.abs().amax(dim=axes, keepdim=True)
+        u = shift + solve(affinity._average, fidelity.times(aside), "equilibrium: its residual", beside)
     residual = u - affinity.average(u) + fidelity.times(u - f)
     transposed = partial(solve, affinity._push, what="equilibrium: the residual of its derivative")
     return _Solution.apply(residual, u, transposed)  # type: ignore[no-any-return,no-untyped-call]  # torch's is untyped
@@ -300,7 +309,7 @@ def _sums(columns: Tensor) -> Tensor:
 
 def _checked(what: str, solved: Solved, rtol: float) -> Tensor:
     """Return the solution of a system, or raise `NumericalError`."""
-    success, why = verdict(solved.residual, rtol)
+    success, why = verdict(solved.residual, rtol, solved.error)
     if not success:
         raise NumericalError(f"{what} is {solved.residual:.2g}{why}")
     solution: Tensor = solved.x

@@ -42,9 +42,23 @@ def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False
 def dense_operator(flow: LinearFlow, *, diffusion: bool = False) -> Floats:
     """Return the matrix of A = r (I - P) + phi, or of r (I - P), shape (N, N), float64; O(N) averages, uncounted.
 
-    Shape (N D, N D) for A with a fidelity that mixes D channels.
+    Shape (N D, N D) for A with a fidelity that mixes D channels. Of r (I - P) of a flow that is given by its kernel the
+    diagonal is the sum of the rates of leaving a node: 1 - P_ii has no digits where P_ii is nearly 1.
     """
-    return apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
+    matrix = apply_operator(flow, np.eye(_unknowns(flow, diffusion)), diffusion=diffusion)
+    return _by_rates(flow, matrix) if diffusion and flow.plain and flow.terms.constraint is None else matrix
+
+
+def _by_rates(flow: LinearFlow, matrix: Floats) -> Floats:
+    """Return r (I - P) from its entries off the diagonal."""
+    rates = np.maximum(-matrix, 0.0)
+    np.fill_diagonal(rates, 0.0)
+    if flow.metric == "l2":
+        # w_j K_ij, from the row of which it is the larger part: a small one may have lost its digits.
+        weights = flow.affinity.domain.weights.ravel()
+        kernel = rates / weights
+        rates = np.maximum(kernel, kernel.T) * weights
+    return np.asarray(np.diag(rates.sum(axis=1)) - rates)
 
 
 def _unknowns(flow: LinearFlow, diffusion: bool) -> int:
@@ -202,7 +216,8 @@ def relaxation_rate(flow: LinearFlow) -> float:
                     lift = 2 * high * float(unit @ v) if uniform else 0.0
                     return np.asarray(product(v) + lift * unit)
 
-                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0])
+                # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
+                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0]) * (1 - 1e-8)
             else:
                 pair = extreme(product, n, "SR", 2, tol=1e-8)
                 rate = float(np.sort(pair.real)[1 if uniform else 0])

@@ -187,6 +187,13 @@ class Held:
                 "minimizer is not unique; constrain a node of each part of the domain, or give it a fidelity > 0"
             )
 
+    def seen(self, affinity: Affinity) -> Array:
+        """Return how much of each node's weight is at constrained ones, or a little less; rounding is no weight."""
+        share = affinity._average(affinity.as_signal(self.mask.astype(np.float64)))
+        xp = namespace(share)
+        rounding = 4 * float(xp.finfo(share.dtype).eps)
+        return xp.where(share > rounding, share * (1 - rounding), 0 * share)
+
     def _mask(self, like: Array) -> Array:
         mask = self.mask if self.mask.ndim == like.ndim else self.mask[..., None]
         return mask if is_numpy(like) else namespace(like).astype(constant_like(mask, like), namespace(like).bool)

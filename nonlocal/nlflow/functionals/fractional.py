@@ -15,8 +15,9 @@ from nlflow.affinities.fractional import FractionalAffinity, Region, edge_correc
 from nlflow.affinities.lattice import Lattice, normalization
 from nlflow.domains import Grid
 from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
+from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
-from nlflow.functionals.krylov import conjugate_gradients, default_rtol, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.preconditioners import Capacitance, Diagonal
 
@@ -243,16 +244,20 @@ class FractionalLaplacian:
         if rtol is None:
             # Sums are off by some roundings of the sum of weights times u, of which the first guess tells the size.
             rtol = max(default_rtol(b), 64 * float(np.finfo(b.dtype).eps) * float(np.abs(first).max()))
-        result = conjugate_gradients(
-            lambda v: self._operator(v / unit),
-            b,
-            np.zeros_like(b),
-            precondition=lambda r: precondition(r) * unit,
-            rtol=rtol,
-            maxiter=maxiter,
-            inner=lambda v, w: np.sum(v * w, axis=axes, keepdims=True, dtype=np.float64),
-        )
-        success, advice = verdict(result.residual, rtol)
+        diagonal = _as((self._lattice.total + self._extra) / unit, b)
+        rows = Rows(
+            lambda v: self._operator(v / unit), lambda v: v / diagonal, lambda v: v * diagonal,
+            _as(self.killing / unit, b) / diagonal, axes,
+        )  # fmt: skip
+
+        def run(b: Array, guess: Array, left: float) -> Solved:
+            return conjugate_gradients(
+                rows.operator, b, guess, precondition=lambda r: precondition(r) * unit, rtol=left, maxiter=maxiter,
+                inner=lambda v, w: np.sum(v * w, axis=axes, keepdims=True, dtype=np.float64),
+            )  # fmt: skip
+
+        result = rows.solved(run, b, np.zeros_like(b), rtol)
+        success, advice = verdict(result.residual, rtol, result.error)
         message = (
             f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: capacitance "
             f"matrix of {precondition.size} nodes"

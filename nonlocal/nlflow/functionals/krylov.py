@@ -17,16 +17,34 @@ from nlflow._array import Array, constant_like, namespace, to_numpy
 
 _ROUND = 50  # iterations between two looks at the true residual
 _PATIENCE = 1000  # iterations without a smaller residual after which there is no hope of one
+_MAGNIFIED = 1e4  # a relative error beside the residual that was asked for
 _LOOK = 16  # iterations between two questions whether another preconditioner would be better
 
 
 @dataclass(frozen=True)
 class Solved:
-    """Solution of a linear system: `x`, the largest relative `residual` over the systems, and `iterations`."""
+    """Solution of a linear system.
+
+    Attributes
+    ----------
+    x : array
+    residual : float
+        The largest relative one over the systems.
+    iterations : int
+    left : array, optional
+        b - A x.
+    error : float
+        What x is off by at most, relative to its largest value, where somebody asked (`nlflow.functionals.accuracy`).
+    comparison : float, optional
+        How much the system can magnify what is left of a row, where it had to be found out.
+    """
 
     x: Array
     residual: float
     iterations: int
+    left: Array | None = None
+    error: float = 0.0
+    comparison: float | None = None
 
 
 def default_rtol(like: Array) -> float:
@@ -34,11 +52,25 @@ def default_rtol(like: Array) -> float:
     return 1e-5 if like.dtype == namespace(like).float32 else 1e-10
 
 
-def verdict(residual: float, rtol: float) -> tuple[bool, str]:
-    """Return whether a residual is within its tolerance, and what to add to the message if not."""
-    if residual <= rtol * 1.0001:
-        return True, ""
-    return False, f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
+def error_allowed(rtol: float) -> float:
+    """Return the relative error that a solution may have which is asked for to `rtol`: 1e-6 in float64 by default.
+
+    Infinite from rtol = 1e-4 on, where nobody asks for digits.
+    """
+    return _MAGNIFIED * rtol if _MAGNIFIED * rtol < 1 else math.inf
+
+
+def verdict(residual: float, rtol: float, error: float = 0.0) -> tuple[bool, str]:
+    """Return whether a residual and an error are within what `rtol` allows, and what to add to the message if not."""
+    if not residual <= rtol * 1.0001:
+        return False, f", above rtol={rtol:g}: raise maxiter or rtol, or use a larger fidelity"
+    if not error <= error_allowed(rtol):
+        known = f"may be {error:.2g} of its largest value" if error < math.inf else "has no bound"
+        return False, (
+            f", but the error {known}, since rounding or what is left of the residual is magnified: use "
+            "equilibrium(flow, method='direct'), a lower rtol, or a larger fidelity"
+        )
+    return True, ""
 
 
 @np.errstate(over="ignore", invalid="ignore")  # what overflows ends the iteration, and is told by the residual
@@ -143,7 +175,7 @@ def conjugate_gradients(
         # however, or nothing comes of it at all, rounding is all that is left.
         if (residual > 0.9 * before and recursive < 0.5 * residual) or done - at >= _PATIENCE:
             break
-    return Solved(x, residual, done)
+    return Solved(x, residual, done, r)
 
 
 def gmres(
@@ -227,4 +259,4 @@ def gmres(
         relative = float(xp.max(start / scale))
         if relative > 0.99 * before:  # rounding is all that is left
             break
-    return Solved(x, relative, done)
+    return Solved(x, relative, done, residual)

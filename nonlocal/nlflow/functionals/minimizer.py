@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from nlflow._array import Array, constant_like, is_numpy, namespace, over_channels, power_of_two, scalar, to_numpy
 from nlflow.affinities import Affinity
 from nlflow.errors import InputError, NumericalError, check_memory
+from nlflow.functionals.accuracy import Rows, Run
 from nlflow.functionals.constraint import Held
 from nlflow.functionals.fidelity import Fidelity, NodeFidelity
-from nlflow.functionals.krylov import Solved, conjugate_gradients, verdict
+from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, error_allowed, verdict
 from nlflow.functionals.preconditioners import Choice
 
 
@@ -29,12 +30,12 @@ class Minimizer:
         Shaped like the observed signal.
     residual : float
         What is left of its equation, relative to the right-hand side and recomputed from `u`. For a minimizer of E the
-        larger of two ratios: that of the norms in the degree measure, and that of the largest entries. Where fidelities
-        of nodes differ by more than 1000, entries are divided by 1 + fidelity~ before; else the largest would hide the
-        others.
+        larger of two ratios: that of the norms in the degree measure, and that of the largest entries. Entries are
+        divided by 1 + fidelity~ before; else a node of a large fidelity would hide the others.
     iterations : int
     success : bool
-        Whether the residual is within the tolerance.
+        Whether the residual is within the tolerance rtol, and the error of `u`, as far as it is known from the residual
+        and what rounding can hide in it, within 10^4 rtol of its largest value (for rtol < 1e-4).
     message : str
     """
 
@@ -85,7 +86,7 @@ def minimize(
     size = float(xp.max(xp.abs(f))) or 1.0
     shift = xp.astype(fidelity.centre(f / size, measure, axes), f.dtype)
     centred = f / size - shift
-    mass = total(measure + 0 * f)
+    mass = total(measure + 0 * (f[..., :1] if f.ndim > len(axes) else f))
 
     def operator(v: Array) -> Array:
         difference = v - affinity._average(v)
@@ -100,25 +101,37 @@ def minimize(
         # A transform begins at 0, where there is nothing for rounding to leave a constant of, which it would multiply
         # by 1 / fidelity.
         guess = 0 * centred if choice.used == "transform" else centred
-    # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
-    low, high = fidelity.bounds()
-    large = power_of_two(max(high, 1.0))
-
-    def scaled(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        return lambda v: precondition(v) * large
-
-    stiff = 1 + high > _FAR_APART * (1 + low)
-    result = conjugate_gradients(
-        lambda v: operator(v) / large, fidelity.times(centred) / large, guess,
-        inner=_inner(measure, axes, fidelity), rtol=rtol, maxiter=maxiter, **_conditioned(choice, scaled),
-        measured=(lambda r: fidelity.damped(r, 1.0)) if stiff else (lambda r: r),
-    )  # fmt: skip
+    rows = Rows.of(operator, fidelity, f, axes)
+    run = _running(rows, choice, fidelity, _inner(measure, axes, fidelity), maxiter)
+    result = rows.solved(run, fidelity.times(centred), guess, rtol, rows._top(centred))
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):  # an iteration that failed may have gone anywhere
         return replace(found, u=(result.x + shift) * size)
 
 
-_FAR_APART = 1e3  # ratio of two fidelities from which on one hides the other in a norm
+def _running(
+    rows: Rows, choice: Choice, fidelity: Fidelity, inner: Callable[[Array, Array], Array], maxiter: int
+) -> Run:
+    """Return conjugate gradients with the preconditioners of a choice, `maxiter` iterations in all."""
+    # The system over its size, a power of two, which changes no bit: squares of a large fidelity stay in range.
+    large = power_of_two(max(fidelity.bounds()[1], 1.0))
+    done = 0
+
+    def run(b: Array, guess: Array, rtol: float) -> Solved:
+        nonlocal done
+        if done > 0:
+            choice.again()
+        found = conjugate_gradients(
+            lambda v: rows.free(rows.operator(v)) / large, b / large, guess, inner=inner, rtol=rtol,
+            maxiter=max(maxiter - done, 0), measured=rows.scaled,
+            **_conditioned(choice, lambda precondition: lambda v: rows.free(precondition(v)) * large),
+        )  # fmt: skip
+        done += found.iterations
+        return replace(found, left=None if found.left is None else found.left * large)
+
+    return run
+
+
 _STIFF = 1e4
 """The fidelity that stands for a constraint where a preconditioner needs one, beside I - P."""
 
@@ -148,8 +161,11 @@ def minimize_held(
     drawn = drawn if source is None else drawn + source
     size = power_of_two(max(float(xp.max(xp.abs(inside))), float(xp.max(xp.abs(drawn)))))
 
-    def operator(v: Array) -> Array:
+    def system(v: Array) -> Array:
         return v - affinity._average(v) + fidelity.times(v)
+
+    def operator(v: Array) -> Array:
+        return held.free(system(v))
 
     stiff = fidelity
     if isinstance(fidelity, NodeFidelity) and is_numpy(f):
@@ -158,16 +174,11 @@ def minimize_held(
         affinity, stiff, lambda v: v - affinity._average(v) + stiff.times(v), f, name, rtol, held.mask, maxiter
     )
 
-    def within(precondition: Callable[[Array], Array]) -> Callable[[Array], Array]:
-        return lambda v: held.free(precondition(v))
-
-    large = power_of_two(max(fidelity.bounds()[1], 1.0))
-    b = held.free(drawn / size - operator(inside / size)) / large
+    b = held.free(drawn / size - system(inside / size))
     guess = 0 * f if start is None else held.free((start - shift) / size)
-    result = conjugate_gradients(
-        lambda v: held.free(operator(v)) / large, b, guess, inner=_inner(measure, axes, fidelity), rtol=rtol,
-        maxiter=maxiter, **_conditioned(choice, within),
-    )  # fmt: skip
+    rows = Rows.of(operator, fidelity, f, axes, stopped=over_channels(held.seen(affinity), f), free=held.free)
+    run = _running(rows, choice, fidelity, _inner(measure, axes, fidelity), maxiter)
+    result = rows.solved(run, b, guess, rtol, rows._top(inside) / size)
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore"):
         return replace(found, u=held.held(result.x * size + shift, 0.0))
@@ -226,10 +237,29 @@ def minimize_source(
     choice = Choice(affinity, NodeFidelity(0.0), operator, source, name, rtol, maxiter=maxiter)
     unit = size * high * (math.exp(-low) if -low < 700 else math.inf)
     guess = 0 * b if start is None or not 0 < unit < math.inf else centred(start / unit)
-    result = conjugate_gradients(
-        operator, centred(b), guess, inner=inner, rtol=rtol, maxiter=maxiter,
-        **_conditioned(choice, lambda precondition: lambda v: centred(precondition(v))),
-    )  # fmt: skip
+    # Against the node of the largest degree in each component, where the system has an inverse: it holds still there.
+    ground = constant_like(_grounds(parts, measure), source)
+
+    def beside_ground(v: Array) -> Array:
+        return v - over_channels(ground, v) * v
+
+    none = NodeFidelity(0.0)
+    run = _running(Rows.of(operator, none, b, axes, free=centred), choice, none, inner, maxiter)
+
+    def compare(ones: Array, guess: Array, rtol: float) -> Solved:
+        # Charges at these nodes, less the value there, solve the system without them.
+        here, least = over_channels(ground, ones), 1.0
+        for part, share in shares:
+            own = float(xp.sum(share * over_channels(ground, share)))
+            ones, least = ones - xp.astype(part * here * (_total(share, ones, axes) / own), ones.dtype), min(least, own)
+        found = run(ones, guess, rtol * least)
+        v = found.x
+        for part, _ in shares:
+            v = v - part * xp.astype(_total(part * here, v, axes), v.dtype)
+        return replace(found, x=v, left=None)
+
+    rows = Rows.of(lambda v: beside_ground(v - affinity._average(v)), none, b, axes, free=beside_ground)
+    result = rows.solved(run, centred(b), guess, rtol, compare=compare)
     found = _told(result, rtol, choice)
     with np.errstate(over="ignore", invalid="ignore"):
         u = centred(result.x) * unit
@@ -248,6 +278,14 @@ def _parts(affinity: Affinity, like: Array) -> list[Array]:
     return [constant_like((labels == number).astype(np.float64), like) for number in range(int(labels.max()) + 1)]
 
 
+def _grounds(parts: list[Array], measure: Array) -> NDArray[np.float64]:
+    """Return what is 1 at the node of the largest measure of each part, and 0 elsewhere."""
+    ground = np.zeros(tuple(parts[0].shape))
+    for part in parts:
+        ground.flat[int(np.argmax(to_numpy(part).ravel() * to_numpy(measure).ravel()))] = 1.0
+    return ground
+
+
 def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimizer:
     """Return the minimizer of E for a dense affinity by Cholesky's method; arguments are those of `minimize`.
 
@@ -260,6 +298,8 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     InputError
         For another affinity than a dense one of NumPy features, and a fidelity that is not one number > 0 a node.
     MemoryLimitError
+    NumericalError
+        Where rounding makes the matrix singular.
     """
     from scipy.linalg import cho_factor, cho_solve
 
@@ -280,12 +320,24 @@ def minimize_direct(affinity: Affinity, fidelity: Fidelity, f: Array) -> Minimiz
     system.flat[:: n + 1] += 1 + phi[:, 0]
     signal = f.reshape(n, -1).astype(np.float64)
     b = phi * root * signal
-    v = cho_solve(cho_factor(system, lower=True, overwrite_a=True, check_finite=False), b, check_finite=False)
+    try:
+        v = cho_solve(cho_factor(system, lower=True, overwrite_a=True, check_finite=False), b, check_finite=False)
+    except np.linalg.LinAlgError as error:
+        raise NumericalError(
+            "affinity: Cholesky's method broke down, since parts of the domain hardly see a node with a fidelity that "
+            "counts beside 1; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
+        ) from error
     u = (v / root).reshape(f.shape).astype(f.dtype)
     left = (root * ((1 + phi) * u.reshape(n, -1) - affinity._average(u).reshape(n, -1))) - b
     size = np.linalg.norm(b, axis=0)
     residual = float(np.max(np.linalg.norm(left, axis=0) / np.where(size > 0, size, 1.0)))
-    return Minimizer(u, residual, 0, True, f"residual {residual:.3g} by Cholesky's method")
+    rows = Rows.of(
+        lambda v: v - affinity._average(v) + fidelity.times(v), fidelity, f, tuple(range(len(affinity.domain.shape)))
+    )
+    allowed = error_allowed(default_rtol(f))
+    error = rows.judged(Solved(u, residual, 0), None, fidelity.times(f), rows._top(f), allowed).error
+    success, advice = verdict(0.0, default_rtol(f), error)
+    return Minimizer(u, residual, 0, success, f"residual {residual:.3g} by Cholesky's method{advice}")
 
 
 def _inner(measure: Array, axes: tuple[int, ...], fidelity: Fidelity) -> Callable[[Array, Array], Array]:
@@ -338,7 +390,7 @@ def _told(result: Solved, rtol: float, choice: Choice) -> Minimizer:
             "affinity: conjugate gradients broke down, since degrees (or fidelities) span more decades than a "
             "float has; use equilibrium(flow, method='direct'), a wider kernel or smaller logits"
         )
-    success, advice = verdict(result.residual, rtol)
+    success, advice = verdict(result.residual, rtol, result.error)
     message = (
         f"residual {result.residual:.3g} after {result.iterations} iterations{advice}; preconditioner: {choice.used}"
     )

@@ -11,8 +11,8 @@ from nlflow.flows.integrators.base import StepFailureError
 from nlflow.flows.integrators.etd import transform_of
 from nlflow.flows.integrators.fixed_step import SplitStep
 from nlflow.flows.linear import LinearFlow, as_linear
-from nlflow.functionals.fidelity import NodeFidelity
-from nlflow.functionals.krylov import conjugate_gradients, gmres
+from nlflow.functionals.accuracy import Rows, Run
+from nlflow.functionals.krylov import Solved, conjugate_gradients, error_allowed
 
 _MOST = 10_000  # averages for one linear system
 
@@ -34,7 +34,8 @@ class ImplicitStep(SplitStep):
         Raises
         ------
         StepFailureError
-            When the residual stays above 1e-9 of b (1e-4 in float32), as rounding keeps it for s rho near 10^7.
+            When the residual of some node stays above 1e-9 (1e-4 in float32), or the error may be more than 1e-7 (1e-2)
+            of the largest value, as rounding keeps it for s rho beyond 10^7.
         """
         xp = namespace(b)
         lift = 1 + s * shift
@@ -45,38 +46,39 @@ class ImplicitStep(SplitStep):
             return transform.back(transform.times(gain, transform.forward(b)), b.dtype)
         rtol = 1e-6 if b.dtype == xp.float32 else 1e-11
         size = power_of_two(scalar(xp.max(xp.abs(b))))  # squares of very large and very small values have no float
-        b, guess = b / size, guess / size
-
-        def operator(v: Array) -> Array:
-            return lift * v + s * flow.on_free(v)
-
-        if not flow.symmetric:
-            columns, shape = (flow.affinity.domain.size, -1), tuple(b.shape)
-            found = gmres(
-                lambda v: xp.reshape(operator(xp.reshape(v, shape)), columns), xp.reshape(b, columns),
-                xp.reshape(guess, columns), rtol=rtol, maxiter=_MOST,
-            )  # fmt: skip
-        else:
-            mixed = flow.fidelity is not None and flow.fidelity.width > 1
-            axes = tuple(range(b.ndim if mixed else len(flow.affinity.domain.shape)))
-            measure = over_channels(flow.measure(b), b)
-            # Nodes of a large degree, or a large fidelity, are stiff by themselves: that much is solved exactly.
-            fidelity, diagonal = flow.fidelity, lift + s * over_channels(flow._rate, b)
-            if isinstance(fidelity, NodeFidelity):
-                diagonal = diagonal + s * over_channels(fidelity.values, b)
-
-            def inner(v: Array, w: Array) -> Array:
-                return xp.sum(measure * v * w, axis=axes, keepdims=True, dtype=xp.float64)
-
-            found = conjugate_gradients(
-                operator, b, guess, inner=inner,
-                precondition=lambda r: r / diagonal, rtol=rtol, maxiter=_MOST,
-            )  # fmt: skip
-        if not found.residual <= 100 * rtol:
+        # Over the diagonal: a node of a large degree or fidelity is stiff by itself, and hides the others.
+        outer = lift + s * over_channels(flow._rate, b)
+        relative = None if flow.fidelity is None else flow.fidelity.scaled(s / (lift + s * flow._rate))
+        axes = tuple(range(len(flow.affinity.domain.shape)))
+        rows = Rows.of(
+            lambda v: lift * v + s * flow.on_free(v), relative, b, axes, outer=outer, stopped=lift / outer,
+            free=flow.free,
+        )  # fmt: skip
+        run = _descending(rows, over_channels(flow.measure(b), b)) if flow.symmetric else rows.by_gmres(_MOST)
+        enough, allowed = 100 * rtol, error_allowed(rtol)
+        found = rows.solved(lambda b, x, left: run(b, x, left / 100), b / size, guess / size, enough, allowed=allowed)
+        if not found.residual <= enough or not found.error <= allowed:
             raise StepFailureError(
-                f"the linear system of a step was solved to {found.residual:.3g} alone; use a smaller dt, or ETD4RK(dt)"
+                f"the linear system of a step was solved to {found.residual:.3g} alone, with an error of up to "
+                f"{found.error:.3g} of its largest value; use a smaller dt, or ETD4RK(dt)"
             )
-        return size * xp.reshape(found.x, tuple(b.shape))
+        return size * found.x
+
+
+def _descending(rows: Rows, measure: Array) -> Run:
+    """Return conjugate gradients in a measure with the diagonal as preconditioner."""
+
+    def inner(v: Array, w: Array) -> Array:
+        xp, axes = namespace(v), None if rows.mixed else rows.axes
+        return xp.sum(measure * v * w, axis=axes, keepdims=True, dtype=xp.float64)
+
+    def run(b: Array, guess: Array, rtol: float) -> Solved:
+        return conjugate_gradients(
+            rows.operator, b, guess, inner=inner, precondition=rows.scaled, rtol=rtol, maxiter=_MOST,
+            measured=rows.scaled,
+        )  # fmt: skip
+
+    return run
 
 
 @underflowing

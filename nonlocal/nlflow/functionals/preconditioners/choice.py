@@ -128,6 +128,12 @@ class Choice:
             if self._sweeps is not None:
                 self._sweeps.limit(_SWEEPS * self._pays)
 
+    def again(self) -> None:
+        """Get ready for another right-hand side, with the preconditioner that there is."""
+        self._open = False
+        if self._sweeps is not None:
+            self._sweeps.again()
+
     def beside(self) -> int:
         """Return the iterations of the preconditioner's own since it was last asked."""
         if self._sweeps is None:
@@ -141,12 +147,17 @@ class Choice:
         if done == 0 or not self._open:
             return None
         if self._sweeps is not None:
-            return self._set_up() if self._sweeps.slow else None
+            return self._switched() if self._sweeps.slow else None
         # At the rate since it was last asked: the first iterations are often the quick ones.
         fall = math.log(before[1] / residual) if residual < before[1] else 0.0
         if (done - before[0]) * math.log(residual / self._rtol) <= self._pays * fall:
             return None
-        return self._set_up()
+        return self._switched()
+
+    def _switched(self) -> Operator:
+        """Return multigrid, with which further systems begin."""
+        self.first = self._set_up()
+        return self.first
 
     def _for_graph(self, direct: bool, sweeps: bool, held: NDArray[np.bool_] | None) -> str:
         """Return the first choice for a graph; elimination, where it is that, is set up."""

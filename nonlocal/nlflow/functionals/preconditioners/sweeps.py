@@ -74,6 +74,10 @@ class Sweeps:
         measure = affinity.measure("degree", np.empty(0))
         return bool(measure.max() < 1e30 * measure.min())
 
+    def again(self) -> None:
+        """Take the next residual for that of another right-hand side, and go on however much lies ahead."""
+        self._first, self._pays = None, math.inf
+
     def limit(self, ahead: float) -> None:
         """Do not go on where more than so many iterations lie ahead."""
         self._pays = ahead
