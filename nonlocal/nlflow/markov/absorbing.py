@@ -108,6 +108,7 @@ class Killed:
         return np.bincount(self._rows, values, self.size)
 
     def __call__(self, x: Floats) -> Floats:
+        """Return A x."""
         return self._summed(self._data * (x[self._rows] - x[self._columns])) + self.killed * x
 
     def rounding(self, x: Floats, b: Floats) -> Floats:
@@ -159,6 +160,7 @@ class Averaged:
         self._eps = 16 * (_EPS_SINGLE if single else _EPS)
 
     def __call__(self, x: Floats) -> Floats:
+        """Return (I - P) x."""
         return x - self._moved(x)
 
     def _moved(self, x: Floats) -> Floats:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
 from nlflow.affinities import Affinity, shown
-from nlflow.errors import InputError, NumericalError
+from nlflow.errors import NumericalError
 from nlflow.io.notebook import card
 from nlflow.kernels import ExpDotProduct
 from nlflow.markov.absorbing import REDUCED_STATES
@@ -105,8 +105,8 @@ class Equilibrated(Transitions):
     def stationary(self) -> Floats:
         """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
 
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (every entry to full
-        precision). Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
+        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction, every entry to
+        full precision. Beyond 1000 states by detailed balance, to 1e-11, where the chain is reversible up to rounding;
         beyond 4096 that are not as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
         states (causal attention) have pi = 0 there.
 
@@ -146,7 +146,7 @@ class Equilibrated(Transitions):
 
     @cached_property
     def _law_of_parts(self) -> Floats:
-        """A law with pi_i P_ij = pi_j P_ji of a reversible chain, shape (N,), also where there are several."""
+        """A stationary law, shape (N,): of several classes one in which each has the share of its states."""
         if self.affinity.symmetric:
             return self._mass.ravel()
         law = np.zeros(self.states)

@@ -244,8 +244,11 @@ class Transitions:
             For a chain with several closed classes.
         """
         self.require_unique("the period")
-        if self.laziness > 0:
-            return 1
+        return 1 if self.laziness > 0 else self._own_period
+
+    @cached_property
+    def _own_period(self) -> int:
+        """The period without the laziness."""
         if self._graph_known:
             return period_of(within(self._listed_moves, self._closed[0]))
         return 2 if self._search[1] else 1

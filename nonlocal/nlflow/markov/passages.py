@@ -47,8 +47,8 @@ class Passages(Spectral):
             float64. Up to 1000 states by state reduction: each entry keeps its digits, however small. Beyond, for
             graphs by iteration (in the symmetric form of a reversible chain; for others by GMRES with incomplete
             factors, then by elimination) until the error is proved to be at most 1e-10; for symmetric k whose moves are
-            not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of the largest
-            to that. What does not reach it goes by state reduction, O(N^3) time, as all moves of a matrix do.
+            not listed by averages, to 1e-6 (1e-3 in float32). Errors are relative, for entries below 1e-3 of
+            the largest to that. What does not reach it goes by state reduction, O(N^3) time, as all moves of a matrix do.
 
         Raises
         ------
@@ -185,8 +185,8 @@ class Passages(Spectral):
         astray = free & ~(self._seeing(~free) if moves is None else reaching(_graph_of(moves), ~free))
         if astray.any():
             raise InputError(
-                f"source or target: walks from {int(astray.sum())} nodes (the first is {int(np.argmax(astray))}) do not "
-                "meet it; leave out or connect them"
+                f"source or target: walks from {int(astray.sum())} nodes (the first is {int(np.argmax(astray))}) do "
+                "not meet it; leave out or connect them"
             )
         given = ends.astype(np.float64)
         moved = self._averaged(given) if moves is None else np.asarray(moves @ given)
@@ -265,7 +265,7 @@ class Passages(Spectral):
 
     def _reversed(self) -> Any:
         """Return the moves of the chain in reversed time, pi_j P_ji / pi_i."""
-        law, moves = self.stationary.ravel(), self._listed_moves
+        law, moves = self._law_of_parts, self._listed_moves
         if not law.min() > 0:
             raise InputError("affinity: got a chain with transient states, which are not visited in the long run")
         if isinstance(moves, np.ndarray):

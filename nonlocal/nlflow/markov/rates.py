@@ -13,7 +13,6 @@ import numpy as np
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import NumericalError
 from nlflow.markov.absorbing import EXACT, eliminated
 
 _EPS = float(np.finfo(np.float64).eps)
@@ -87,12 +86,8 @@ def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Fl
     """Return all 1 - sign mu of a reversible chain, increasing, and their vectors as in `slow_pairs`.
 
     From all moves, (N, N), O(N^3): the matrix has its diagonal from the other entries of its rows, so that its error is
-    relative to the largest rate and not to 1.
-
-    Raises
-    ------
-    NumericalError
-        Where a rate is below what squares of roundings leave.
+    relative to the largest rate and not to 1. 0 where a rate is below what squares of roundings leave, 1e-20 of the
+    largest.
     """
     from scipy.linalg import eigh
 
@@ -113,11 +108,7 @@ def all_rates(moves: Floats, root: Floats, sign: int, known: Floats) -> tuple[Fl
     fluxes = likes * np.outer(root, root)
     np.fill_diagonal(fluxes, stay * root**2)
     values[:few], vectors[:, :few] = slow_pairs(form_of(fluxes, sign), root, vectors[:, :few], known)
-    if values[0] < _LEAST * largest:
-        raise NumericalError(
-            f"affinity: the slowest rate is below {_LEAST * largest:.2g}, where float64 does not determine it; leave "
-            "out the lightest moves, or treat each metastable part as a chain of its own"
-        )
+    values[values < _LEAST * largest] = 0.0
     return values, vectors
 
 

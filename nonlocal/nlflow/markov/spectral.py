@@ -17,8 +17,8 @@ from nlflow.errors import InputError, NumericalError, check_integer, check_memor
 from nlflow.flows.spectrum import extreme
 from nlflow.functionals.energies import J
 from nlflow.functionals.preconditioners import Multigrid
-from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
 from nlflow.markov.absorbing import EXACT
+from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
 from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
 from nlflow.markov.stationary import RESTARTS, communicating_classes
 
@@ -28,7 +28,7 @@ _START, _LOOSE = 1e-9, 1e-3  # residuals that modes have before these steps, and
 _TRIES = 30  # restarts of Lanczos iteration before elimination takes over
 _SHIFT = 1e-9  # of I + P, so that it has factors
 _ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of the gap where moves are not listed, and in float32
-_ARNOLDI = 1e-9  # residuals of its iteration
+_ARNOLDI = 1e-11, 1e-5  # residuals of its iteration, in float64 and float32
 _TERMS, _EPS = 8, float(np.finfo(np.float64).eps)  # roundings in a Rayleigh quotient
 
 
@@ -127,10 +127,15 @@ class Spectral(Equilibrated):
             return 1.0, 0.0
         if not self.reversible:
             return self._second_of_any()
-        slow = (1 - self.laziness) * self._rate(1)
         if self.period > 1:
             return 0.0, -1.0
+        slow = (1 - self.laziness) * self._rate(1)
         fast = self._lowest(slow)
+        if not min(slow, fast) > 0:
+            raise NumericalError(
+                "affinity: the gap is below 1e-20 of the fastest rate, where float64 does not determine it; leave out "
+                "the lightest moves, or treat each metastable part as a chain of its own"
+            )
         return (slow, 1 - slow) if slow <= fast * (1 + EXACT) else (fast, fast - 1)
 
     def _lowest(self, enough: float) -> float:
@@ -140,6 +145,8 @@ class Spectral(Equilibrated):
 
     def _rate(self, sign: int, enough: float = math.inf) -> float:
         """Return the smallest 1 - sign mu without the laziness; some lower bound where it is above `enough`."""
+        if sign < 0 and self.irreducible and self._own_period == 2:
+            return 0.0
         if self.states <= DENSE_STATES:
             known = self._constants if sign > 0 else self._constants[:, :0]
             return float(all_rates(self._moves, self._root, sign, known)[0][0])
@@ -155,7 +162,7 @@ class Spectral(Equilibrated):
             others = np.delete(values, np.argmin(np.abs(values - 1)))
             found = complex(others[np.argmax(np.abs(others))])
             found = found / max(abs(found), 1.0)
-            gap, doubt, exact = 1 - abs(found), _ARNOLDI, _ROUGH
+            gap, doubt, exact = 1 - abs(found), _ARNOLDI[self._single], _SINGLE if self._single else _ROUGH
         else:
             gap, found, doubt, exact = 1.0, 0j, 0.0, EXACT
             for inside in self._classes:
@@ -178,8 +185,9 @@ class Spectral(Equilibrated):
 
     def _largest_eigenvalues(self) -> NDArray[Any]:
         """Return the four eigenvalues of largest modulus by Arnoldi iteration with averages."""
+        allowed = _ARNOLDI[self._single]
         try:
-            return extreme(self._moved, self.states, "LM", 4, tol=1e-10, maxiter=RESTARTS, rounding=1e-4 if self._single else 1e-9)
+            return extreme(self._moved, self.states, "LM", 4, tol=1e-12, maxiter=RESTARTS, rounding=allowed)
         except NumericalError as error:
             raise NumericalError(
                 "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
@@ -242,7 +250,8 @@ class Spectral(Equilibrated):
         """Return pi^1/2 P pi^-1/2 times columns (N, k), without the laziness."""
         root = self._root[:, None]
         signal = self.affinity.as_signal((columns / root).reshape(*self.affinity.domain.shape, -1))
-        return np.asarray(root * np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(columns.shape))
+        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64)
+        return np.asarray(root * moved.reshape(columns.shape))
 
     def _slow_rate(self) -> float:
         """Return 1 - mu_2 of many states by the slow modes, and inverse iteration until its digits are there."""
@@ -259,8 +268,8 @@ class Spectral(Equilibrated):
                 break
             best, y = doubt, further
         raise NumericalError(
-            f"affinity: the slowest rate of {self.states} states, {rates[0]:.3g}, was reached to {doubt:.1g} alone; use "
-            f"at most {DENSE_STATES} states, or treat each metastable part as a chain of its own"
+            f"affinity: the slowest rate of {self.states} states, {rates[0]:.3g}, was reached to {doubt:.1g} alone; "
+            f"use at most {DENSE_STATES} states, or treat each metastable part as a chain of its own"
         )
 
     def _averaged_pairs(self, y: Floats) -> tuple[Floats, Floats]:
@@ -286,6 +295,7 @@ class Spectral(Equilibrated):
 
     def _fast_rate(self, enough: float) -> float:
         """Return 1 + mu_min of many states, by Lanczos iteration, or by elimination where that is slow."""
+
         def product(v: Floats) -> Floats:
             return self._alike(v[:, None])[:, 0]
 
@@ -461,7 +471,6 @@ class Spectral(Equilibrated):
             return np.asarray(communicating_classes(self._listed_moves)[1], np.intp)
         self.require_unique("the modes")
         return np.zeros(self.states, np.intp)
-
 
 
 def _doubt(left: Floats, rates: Floats) -> float:
