@@ -9,7 +9,7 @@ import scipy.spatial
 
 from nlflow import Gaussian, InputError, MarkovChain, NumericalError, Points, affinity_from_graph, from_matrix
 from nlflow import neighbour_graph as neighbours
-from nlflow.markov import metastable, passages, spectral
+from nlflow.markov import equilibrated, passages, spectral
 
 
 def chain_of(k, **options):
@@ -110,7 +110,7 @@ def test_bad_nodes(source, target, message):
 @pytest.mark.parametrize("matrix_free", [False, True])
 def test_modes(matrix_free, monkeypatch):
     if matrix_free:
-        monkeypatch.setattr(metastable, "DENSE_STATES", 10)
+        monkeypatch.setattr(spectral, "DENSE_STATES", 10)
     k = blocks(40, 4)
     chain = chain_of(k)
     law, p = chain.stationary, chain.matrix()
@@ -131,11 +131,11 @@ def test_modes_of_a_graph_in_parts(monkeypatch):
     x = np.concatenate([rng.normal(size=(60, 2)), rng.normal(size=(40, 2)) + 50])
     graph = affinity_from_graph(neighbours(x, 6, Gaussian(width=1.0)))
     expected = MarkovChain(graph).modes(6)
-    monkeypatch.setattr(metastable, "DENSE_STATES", 10)
+    monkeypatch.setattr(spectral, "DENSE_STATES", 10)
     found = MarkovChain(graph).modes(6)
     assert (found.values[:2] == 1).all()
     assert np.abs(found.values - expected.values).max() < 1e-9
-    assert spectral.DENSE_STATES > 10
+    assert equilibrated.DENSE_STATES > 10
 
 
 def test_metastable_sets_of_blocks():

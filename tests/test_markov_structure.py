@@ -16,7 +16,7 @@ from scipy.sparse.csgraph import connected_components
 import nlflow as nl
 from nlflow import MarkovChain
 from nlflow.markov import spectral, stationary
-from nlflow.markov.spectral import _LAWS
+from nlflow.markov.equilibrated import _LAWS
 from nlflow.markov.stationary import left_eigenvector, state_reduction
 from tests.chains import MatrixFree, directed_ring, given, normal, ring, stationary_law, transitions
 from tests.problems import Floats
@@ -128,7 +128,7 @@ def test_what_underflows_is_told() -> None:
 @pytest.fixture
 def iterate(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have few states treated as many."""
-    monkeypatch.setattr("nlflow.markov.spectral._REDUCED_STATES", 30)
+    monkeypatch.setattr("nlflow.markov.equilibrated.REDUCED_STATES", 30)
 
 
 @pytest.mark.usefixtures("iterate")
@@ -397,7 +397,7 @@ def test_the_law_of_an_affinity_is_found_once(monkeypatch: pytest.MonkeyPatch) -
         calls.append(len(matrix))
         return state_reduction(matrix)
 
-    monkeypatch.setattr("nlflow.markov.spectral.state_reduction", counted)
+    monkeypatch.setattr("nlflow.markov.equilibrated.state_reduction", counted)
     rng = np.random.default_rng(4)
     kernel = nl.ExpDotProduct(query_map=rng.standard_normal((3, 3)), key_map=rng.standard_normal((3, 3)))
     f = rng.standard_normal((12, 3))

@@ -277,8 +277,6 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 def _limit_by_iteration(flow: LinearFlow) -> float:
     """Go down from 2 to the limit of the eigenvalue farthest from where we are, until none is farther than 1."""
-    from scipy.sparse.linalg import ArpackError
-
     n = flow.affinity.domain.size
 
     def farthest(fidelity: float) -> complex:
@@ -299,7 +297,7 @@ def _limit_by_iteration(flow: LinearFlow) -> float:
                 break
             limit = lower
         return limit
-    except ArpackError as error:
+    except NumericalError as error:
         raise NumericalError(
             f"affinity: the limit was not found by Arnoldi iteration; use at most {_DENSE_NODES} nodes, where all "
             "eigenvalues are computed"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 _DENSE_NODES = 400
 # The smallest eigenvalue takes an iteration longer, so there the whole operator pays for longer.
 _DENSE_RATE_NODES = 1000
+_ROUNDING, _ROUNDING_SINGLE = 1e-11, 1e-4  # of the largest eigenvalue: residuals that products leave
 
 
 def apply_operator(flow: LinearFlow, columns: Floats, *, diffusion: bool = False) -> Floats:
@@ -81,23 +82,43 @@ def _symmetric(matrix: Floats, nodes: int) -> Floats:
 
 
 def extreme(
-    matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False, **options: Any
-) -> NDArray[Any]:
+    matvec: Callable[[Floats], Floats], n: int, which: str, k: int = 1, *, symmetric: bool = False,
+    rounding: float = _ROUNDING, **options: Any,
+) -> NDArray[Any]:  # fmt: skip
     """Return k extreme eigenvalues of a matrix that is known by its products, by Lanczos or Arnoldi iteration.
 
-    From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``.
+    From a fixed start: the same matrix has the same answer. `options` are those of SciPy's ``eigsh`` or ``eigs``. The
+    residual of each is computed anew: at most 10 ``tol``, or `rounding`, times the size of the products.
 
     Raises
     ------
-    scipy.sparse.linalg.ArpackError
-        When the iteration does not converge.
+    NumericalError
+        When the iteration does not converge, or a residual is larger.
     """
-    from scipy.sparse.linalg import LinearOperator, eigs, eigsh
+    from scipy.sparse.linalg import ArpackError, LinearOperator, eigs, eigsh
 
     operator = LinearOperator((n, n), matvec=lambda v: matvec(np.ravel(v)), dtype=np.float64)
     start = np.random.default_rng(0).standard_normal(n)
     solve: Any = eigsh if symmetric else eigs
-    return np.asarray(solve(operator, k=k, which=which, v0=start, return_eigenvectors=False, **options))
+    try:
+        values, vectors = solve(operator, k=k, which=which, v0=start, **options)
+    except ArpackError as error:
+        raise NumericalError(f"affinity: {k} eigenvalues of {n} were not found by iteration ({error})") from error
+    size = max(float(np.abs(values).max()), float(np.linalg.norm(matvec(start)) / np.linalg.norm(start)))
+    allowed = max(10 * options.get("tol", 0.0), rounding) * size
+    for value, vector in zip(values, vectors.T, strict=True):
+        moved = matvec(np.ascontiguousarray(vector.real)) + 1j * matvec(np.ascontiguousarray(vector.imag))
+        left = float(np.linalg.norm(moved - value * vector))
+        if not left <= allowed:
+            raise NumericalError(
+                f"affinity: an eigenvalue {value:.6g} of {n} has the residual {left:.2g} after iteration, expected at "
+                f"most {allowed:.2g}"
+            )
+    return np.asarray(values)
+
+
+def _rounding(flow: LinearFlow) -> float:
+    return _ROUNDING_SINGLE if "float32" in str(flow.affinity.dtype) else _ROUNDING
 
 
 def _product(flow: LinearFlow, root: Floats, *, diffusion: bool) -> Callable[[Floats], Floats]:
@@ -144,8 +165,6 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
     Lanczos iteration to 1e-6 relative, a few dozen averages. The value for many nodes is raised by that tolerance, so
     that a limit computed from it is on the safe side.
     """
-    from scipy.sparse.linalg import ArpackError
-
     known = _known(flow) if diffusion or _uniform(flow) else None
     if known is not None:
         return max(float(known.max()), 0.0) + (0.0 if diffusion else flow.spectral_bounds()[0])
@@ -160,8 +179,10 @@ def largest_eigenvalue(flow: LinearFlow, *, diffusion: bool = False) -> float:
             value = 0.0  # nothing moves; Lanczos iteration needs something that does
         else:
             try:
-                value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6)[0]) * (1 + 1e-6)
-            except ArpackError:  # the measure spans more decades than the iteration bears
+                value = float(extreme(product, n, "LA", symmetric=True, tol=1e-6, rounding=_rounding(flow))[0]) * (
+                    1 + 1e-6
+                )
+            except NumericalError:  # the measure spans more decades than the iteration bears
                 value = bound
     # Where the measure underflows the similarity that makes the operator symmetric is lost; the bound still holds.
     return max(value, 0.0) if value <= bound * (1 + 1e-5) else bound
@@ -181,8 +202,6 @@ def relaxation_rate(flow: LinearFlow) -> float:
     NumericalError
         When the iteration does not converge.
     """
-    from scipy.sparse.linalg import ArpackError
-
     uniform = _uniform(flow)
     n = _unknowns(flow, uniform)
     low, high = flow.spectral_bounds()
@@ -216,12 +235,12 @@ def relaxation_rate(flow: LinearFlow) -> float:
                     lift = 2 * high * float(unit @ v) if uniform else 0.0
                     return np.asarray(product(v) + lift * unit)
 
-                # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
-                rate = float(extreme(lifted, n, "SA", symmetric=True, tol=1e-8)[0]) * (1 - 1e-8)
+                slowest = extreme(lifted, n, "SA", symmetric=True, tol=1e-8, rounding=_rounding(flow))
+                rate = float(slowest[0]) * (1 - 1e-8)
             else:
-                pair = extreme(product, n, "SR", 2, tol=1e-8)
+                pair = extreme(product, n, "SR", 2, tol=1e-8, rounding=_rounding(flow))
                 rate = float(np.sort(pair.real)[1 if uniform else 0])
-    except ArpackError as error:
+    except NumericalError as error:
         raise NumericalError(
             "flow: the slowest rate was not found by iteration; use at most "
             f"{_DENSE_RATE_NODES} nodes, where all eigenvalues are computed"
@@ -252,22 +271,20 @@ def _limit_of(values: NDArray[Any]) -> float:
 
 
 def _limit_by_trial(flow: LinearFlow) -> float:
-    from scipy.sparse.linalg import ArpackError
-
     n = _unknowns(flow, False)
     product = _product(flow, np.ones(n), diffusion=False)
 
     def stable(step: float) -> bool:
-        largest = extreme(lambda v: v - step * product(v), n, "LM", tol=1e-9)
+        largest = extreme(lambda v: v - step * product(v), n, "LM", tol=1e-9, rounding=_rounding(flow))
         return bool(np.abs(largest[0]) <= 1 + 1e-9)
 
     try:
-        low, high = flow.safe_step, _limit_of(extreme(product, n, "LM", 6))
+        low, high = flow.safe_step, _limit_of(extreme(product, n, "LM", 6, rounding=_rounding(flow)))
         if high <= low or not math.isfinite(high) or stable(high):
             return max(low, high)
         while high - low > 1e-6 * high:
             middle = (low + high) / 2
             low, high = (middle, high) if stable(middle) else (low, middle)
         return low
-    except ArpackError:  # eigenvalues of equal modulus all round the disk, say
+    except NumericalError:  # eigenvalues of equal modulus all round the disk, say
         return flow.safe_step

@@ -13,7 +13,6 @@ import numpy as np
 from nlflow._array import Array, Floats, constant_like, namespace, over_channels, power_of_two, scalar, underflowing
 from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, checked_call
 from nlflow.markov.metastable import Metastable
-from nlflow.markov.spectral import DENSE_STATES
 from nlflow.markov.stationary import states_without_end
 from nlflow.markov.walks import AliasTables, EdgeTables, Positions, Tables, check_stop, generator_of, starting_states
 
@@ -157,12 +156,9 @@ class MarkovChain(Metastable):
                 "bounds hold; use mixing_time()"
             )
         gap, lowest = self.spectral_gap, float(self.stationary.min())
-        # What is not known of the gap goes to the safe side.
-        unknown = 1e-13
-        if self.states > DENSE_STATES:
-            unknown += 1e-7 * gap if np.real(self.second_eigenvalue) > 0 else 4e-6
+        unknown = self._gap_error * gap  # goes to the safe side
         upper = math.inf
-        if gap > unknown and lowest > 0:
+        if gap > 0 and lowest > 0:
             upper = (math.log(1 / eps) - math.log(lowest)) / (gap - unknown)
         return max((1 / (gap + unknown) - 1) * math.log(1 / (2 * eps)), 0.0), upper
 

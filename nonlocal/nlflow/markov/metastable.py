@@ -1,45 +1,22 @@
-"""Slow modes of reversible chains, and the sets of states in which walkers stay for long (PCCA+)."""
+"""The sets of states in which walkers of a reversible chain stay for long (PCCA+)."""
 
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Floats, to_numpy, underflowing
-from nlflow.errors import InputError, NumericalError, check_integer, check_number, memory_limit
-from nlflow.functionals.preconditioners import Multigrid
+from nlflow._array import Floats, underflowing
+from nlflow.errors import NumericalError, check_integer
 from nlflow.markov.passages import Passages
-from nlflow.markov.spectral import DENSE_STATES
-from nlflow.markov.stationary import RESTARTS, communicating_classes
+from nlflow.markov.spectral import Modes
 
-_GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
 _STARTS = 10  # of the search for the crispest memberships, beside the simplex of the corners
 _FEASIBLE = 1e-10  # how far memberships may be below 0 in the linear program, the least that it takes
 _EMPTY = 1e-12  # the probability of a set that has no states
-
-
-@dataclass(frozen=True)
-class Modes:
-    """Leading eigenpairs of P.
-
-    Attributes
-    ----------
-    values : array of shape (k,)
-        Decreasing, the first 1.
-    vectors : array of shape (N, k)
-        Right eigenvectors, orthonormal in pi; the largest entry of each is positive.
-    residual : float
-        Largest norm of P v - mu v in pi, recomputed.
-    """
-
-    values: Floats
-    vectors: Floats
-    residual: float
 
 
 @dataclass(frozen=True)
@@ -73,145 +50,6 @@ class MetastableSets:
 class Metastable(Passages):
     """A chain with its slow modes and metastable sets: see `nlflow.MarkovChain`."""
 
-    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
-        """Return the leading eigenpairs of a reversible chain.
-
-        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
-        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
-        component has the eigenvalue 1 once.
-
-        Parameters
-        ----------
-        count : int
-            1 to N - 1 (N up to 1000 states).
-        rtol : float
-            Largest residual, relative to the spectral radius 1.
-
-        Raises
-        ------
-        InputError
-            For a chain that is not reversible.
-        NumericalError
-            Where the residual is not reached.
-        """
-        count = check_integer("count", count, minimum=1)
-        rtol = check_number("rtol", rtol, minimum=0, strict=True)
-        most = self.states if self.states <= DENSE_STATES else self.states - 1
-        if count > most:
-            raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
-        if not self.reversible:
-            raise InputError(
-                "affinity: got a chain that is not reversible, expected one with real modes; use eigenvalues(), or "
-                "affinity.symmetrized()"
-            )
-        law = self._mass.ravel() if self.affinity.symmetric else self.stationary.ravel()
-        root = np.sqrt(np.maximum(law, law.max() * 1e-280))
-        values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, root, rtol)
-        vectors = vectors / root[:, None]
-        vectors /= np.sqrt(law @ vectors**2)
-        largest = np.abs(vectors).argmax(axis=0)
-        vectors *= np.sign(vectors[largest, np.arange(count)])
-        left = self._applied(vectors) - values * vectors
-        residual = float(np.sqrt(law @ left**2).max())
-        if not residual <= rtol:
-            raise NumericalError(
-                f"modes: residual {residual:.2g} above rtol={rtol:g}; raise rtol, ask for fewer, or use a wider kernel"
-            )
-        return Modes(values, vectors, residual)
-
-    def _applied(self, columns: Floats) -> Floats:
-        """Return P, with its laziness, times columns (N, k)."""
-        signal = self.affinity.as_signal(columns.reshape(*self.affinity.domain.shape, -1))
-        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(columns.shape)
-        return np.asarray(self._lazily(moved, columns))
-
-    def _dense_modes(self, count: int) -> tuple[Floats, Floats]:
-        from scipy.linalg import eigh
-
-        moves = np.sqrt(self._moves)
-        matrix = self._lazily(moves * moves.T, np.eye(self.states))
-        values, vectors = eigh(matrix, subset_by_index=(self.states - count, self.states - 1))
-        return values[::-1], vectors[:, ::-1]
-
-    def _lanczos(self, count: int, root: Floats, rtol: float) -> tuple[Floats, Floats]:
-        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
-
-        parts = self._parts()
-        size = int(parts.max()) + 1
-        # The eigenvectors at 1 are known; they are moved to the other end of the spectrum.
-        known = np.zeros((self.states, size))
-        known[np.arange(self.states), parts] = root
-        known /= np.linalg.norm(known, axis=0)
-        rest = count - size
-        if rest <= 0:
-            return np.ones(count), known[:, :count]
-        graph = self._sparse_moves
-        if graph is not None:
-            scaled = graph.copy()
-            scaled.data *= np.repeat(root, np.diff(graph.indptr)) / root[graph.indices]
-            found = self._multigrid(scaled, root, known, rest, rtol)
-            if found is not None:
-                return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
-
-        def product(v: Floats) -> Floats:
-            v = np.ravel(v)
-            inner = root * self._applied((v / root)[:, None])[:, 0] if graph is None else self._lazily(scaled @ v, v)
-            return np.asarray(inner - known @ (2 * (known.T @ v)))
-
-        operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
-        start = np.random.default_rng(0).standard_normal(self.states)
-        try:
-            values, vectors = eigsh(
-                operator, k=rest, which="LA", v0=start, tol=rtol / 10, maxiter=RESTARTS,
-                ncv=min(self.states, max(4 * rest + 1, 40)),
-            )  # fmt: skip
-        except ArpackError as error:
-            raise NumericalError(
-                f"modes: Lanczos iteration did not find {count}; raise rtol, ask for fewer, or use a wider kernel"
-            ) from error
-        order = np.argsort(-values)
-        return np.concatenate([np.ones(size), values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
-
-    def _multigrid(
-        self, scaled: Any, root: Floats, known: Floats, count: int, rtol: float
-    ) -> tuple[Floats, Floats] | None:
-        """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
-
-        (Knyazev 2001, doi 10.1137/S1064827500366124.) None where the residual is not reached, or no multigrid is.
-        """
-        from scipy.sparse.linalg import LinearOperator, lobpcg
-
-        p, n = self.affinity, self.states
-        if not (p.symmetric and Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self._limit or memory_limit())):
-            return None
-        measure = p.measure("degree", np.empty(0)).ravel()
-        cycle = Multigrid(p, lambda v: v - p._average(v), measure, np.zeros(n))
-
-        def precondition(v: Floats) -> Floats:
-            columns = v.reshape(n, -1)
-            return np.asarray(root[:, None] * cycle(columns / root[:, None])).reshape(v.shape)
-
-        options: dict[str, Any] = {"shape": (n, n), "dtype": np.float64}
-        rest = LinearOperator(matvec=lambda v: v - scaled @ v, matmat=lambda v: v - scaled @ v, **options)
-        inverse = LinearOperator(matvec=precondition, matmat=precondition, **options)
-        start = np.random.default_rng(0).standard_normal((n, count + _GUARD))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of columns that converge later, which are looked at below
-            values, vectors = lobpcg(rest, start, M=inverse, Y=known, largest=False, tol=0.3 * rtol, maxiter=_STEPS)[:2]
-        order = np.argsort(values)[:count]
-        values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order]
-        left = np.linalg.norm(rest @ vectors - vectors * values, axis=0)
-        if not left.max() <= rtol:
-            return None
-        return np.asarray(self._lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
-
-    def _parts(self) -> NDArray[np.intp]:
-        """Return the number of the connected component of each state; of matrix-free chains there is one."""
-        if self._graph_known:
-            return np.asarray(communicating_classes(self._listed_moves)[1], np.intp)
-        self.require_unique("the modes")
-        return np.zeros(self.states, np.intp)
-
     def metastable_sets(self, count: int, *, rtol: float = 1e-9) -> MetastableSets:
         """Return sets of states that walkers seldom leave, by robust Perron cluster analysis (PCCA+).
 
@@ -239,7 +77,7 @@ class Metastable(Passages):
         """
         m = check_integer("count", count, minimum=2)
         modes = self.modes(m, rtol=rtol)
-        law = self._mass.ravel() if self.affinity.symmetric else self.stationary.ravel()
+        law = self._law_of_parts
         x = modes.vectors.copy()
         # Where several eigenvalues are 1 the constant is a combination of the first vectors.
         ones = int(np.count_nonzero(modes.values > 1 - 1e-12))

@@ -191,27 +191,34 @@ class Transitions:
         small = self.states <= _GRAPH_STATES or hasattr(self.affinity, "matrix") or not self.affinity.symmetric
         return small or self._sparse_moves is not None
 
+    def _neighbours(self, inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the states with a move into `inside`, by an average."""
+        noise = _NOISE if self.affinity.method == "convolution" else 0.0
+        signal = self.affinity.as_signal(inside.reshape(self.affinity.domain.shape).astype(np.float64))
+        return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
+
+    def _seeing(self, targets: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Return the states from which walks may come to some targets, and these, by averages."""
+        seen, front = targets.copy(), targets
+        while np.any(front):
+            front = self._neighbours(front) & ~seen
+            seen |= front
+        return seen
+
     @cached_property
     def _search(self) -> tuple[int, bool]:
         """How many states can be reached from state 0, and whether moves only go between states of two colours.
 
         Breadth first by averages, as many as there are levels; for symmetric k, where all moves go both ways.
         """
-        shape = self.affinity.domain.shape
-        noise = _NOISE if self.affinity.method == "convolution" else 0.0
-
-        def neighbours(inside: NDArray[np.bool_]) -> NDArray[np.bool_]:
-            signal = self.affinity.as_signal(inside.reshape(shape).astype(np.float64))
-            return np.asarray(to_numpy(self.affinity._average(signal)).ravel() > noise)
-
         colours = np.zeros((2, self.states), bool)
         colours[0, 0] = True
         front, level = colours[0].copy(), 0
         while np.any(front):
             level += 1
-            front = neighbours(front) & ~colours.any(axis=0)
+            front = self._neighbours(front) & ~colours.any(axis=0)
             colours[level % 2] |= front
-        return int(colours.sum()), not any(np.any(neighbours(one) & one) for one in colours)
+        return int(colours.sum()), not any(np.any(self._neighbours(one) & one) for one in colours)
 
     @cached_property
     def _closed(self) -> list[NDArray[np.intp]]:
@@ -237,8 +244,11 @@ class Transitions:
             For a chain with several closed classes.
         """
         self.require_unique("the period")
-        if self.laziness > 0:
-            return 1
+        return 1 if self.laziness > 0 else self._own_period
+
+    @cached_property
+    def _own_period(self) -> int:
+        """The period without the laziness."""
         if self._graph_known:
             return period_of(within(self._listed_moves, self._closed[0]))
         return 2 if self._search[1] else 1

@@ -1,208 +1,66 @@
-"""The stationary law of a chain, its spectrum, and the limit of averages."""
+"""The spectrum of a chain: eigenvalues, the gap, and the slow modes of a reversible one."""
 
 from __future__ import annotations
 
 import math
+import warnings
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
-from weakref import finalize
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, constant_like, mean_over_nodes, namespace, to_numpy, underflowing
-from nlflow.affinities import shown
-from nlflow.errors import InputError, NumericalError, check_memory
-from nlflow.flows.spectrum import extreme, largest_eigenvalue, relaxation_rate
-from nlflow.io.notebook import card
-from nlflow.kernels import ExpDotProduct
-from nlflow.markov.operator import Transitions
-from nlflow.markov.stationary import (
-    RESTARTS,
-    balanced,
-    communicating_classes,
-    dense,
-    left_eigenvector,
-    log_state_reduction,
-    state_reduction,
-    within,
-)
+from nlflow._array import Floats, to_numpy, underflowing
+from nlflow.affinities.graph import Sparse
+from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number, memory_limit
+from nlflow.flows.spectrum import extreme
+from nlflow.functionals.energies import J
+from nlflow.functionals.preconditioners import Multigrid
+from nlflow.markov.absorbing import EXACT
+from nlflow.markov.equilibrated import DENSE_STATES, Equilibrated
+from nlflow.markov.rates import all_rates, form_of, nearest_gap, slow_pairs
+from nlflow.markov.stationary import RESTARTS, communicating_classes
 
-# Up to this many states spectra come from the whole matrix, which takes a second or so.
-DENSE_STATES = 1000
-_LEAST = 1e-280  # of a law: below, its digits are not all there
-_REDUCED_STATES = 4096  # state reduction takes a few seconds
-# The laws of affinities that are not symmetric: an equilibrium, its diversity and their bounds each make a chain of
-# their own, lazy or not, over many fidelities, and all of these have one law. By identity, for as long as the affinity
-# lives: one of a user's own may say that others are equal to it, or have no hash.
-_LAWS: dict[int, Floats] = {}
+_GUARD, _STEPS = 3, 60  # columns beside those that are asked for, and iterations, of LOBPCG
+_BLOCK = 3  # modes of inverse iteration for the slowest rate
+_START, _LOOSE = 1e-9, 1e-3  # residuals that modes have before these steps, and that suffice to rule an end out
+_TRIES = 30  # restarts of Lanczos iteration before elimination takes over
+_SHIFT = 1e-9  # of I + P, so that it has factors
+_ROUGH, _SINGLE = 1e-6, 1e-3  # relative errors of the gap where moves are not listed, and in float32
+_ARNOLDI = 1e-11, 1e-5  # residuals of its iteration, in float64 and float32
+_TERMS, _EPS = 8, float(np.finfo(np.float64).eps)  # roundings in a Rayleigh quotient
+
+
+@dataclass(frozen=True)
+class Modes:
+    """Leading eigenpairs of P.
+
+    Attributes
+    ----------
+    values : array of shape (k,)
+        Decreasing, the first 1.
+    vectors : array of shape (N, k)
+        Right eigenvectors, orthonormal in pi; the largest entry of each is positive.
+    residual : float
+        Largest norm of P v - mu v in pi, recomputed.
+    """
+
+    values: Floats
+    vectors: Floats
+    residual: float
 
 
 @underflowing
-class Equilibrated(Transitions):
-    """A chain with what decides its long run: see `nlflow.MarkovChain`."""
-
-    def _repr_html_(self) -> str:
-        """Return it for a notebook: what it says, and for up to 4096 states a row of P, pi and known eigenvalues."""
-        return card(
-            type(self).__name__,
-            [("states", self.states), ("laziness", f"{self.laziness:g}"), *shown.said(self.affinity)],
-            shown.row_pictured(self.affinity),
-            shown.pictured(self.affinity, "stationary law pi", lambda: self._mass) if self.affinity.symmetric else "",
-            shown.spectrum_pictured(self.affinity),
-        )
-
-    @cached_property
-    def reversible(self) -> bool:
-        """Whether pi_i P_ij = pi_j P_ji for some law pi > 0; then all eigenvalues are real.
-
-        Always for symmetric k; otherwise checked for all transitions, to 1e-8 relative (1e-5 where the affinity is
-        float32 or has more than 4096 states). Never with transient states, where no such law is positive.
-        """
-        if self.affinity.symmetric:
-            return True
-        if sum(map(len, self._closed)) < self.states:
-            return False
-        single = "float32" in str(self.affinity.dtype)
-        rtol = 1e-5 if single or self.states > _REDUCED_STATES else 1e-8
-        for inside in self._closed:
-            law = self.stationary.ravel() if len(inside) == self.states else self._law_within(inside)
-            if not balanced(within(self._listed_moves, inside), law, rtol, self.least_move):
-                return False
-        return True
-
-    # ---- the stationary law
-
-    @property
-    def _mass(self) -> Floats:
-        """w_i d_i / sum_j w_j d_j, in whose inner product P is self-adjoint when k is symmetric."""
-        measure = self.affinity.measure("degree", self.affinity.log_degree)
-        return np.asarray(to_numpy(measure), dtype=np.float64).reshape(self.affinity.domain.shape)
-
-    @cached_property
-    def stationary(self) -> Floats:
-        """The stationary law pi = pi P, shape ``domain.shape``, float64, summing to 1 (Lemma 2).
-
-        For symmetric k in closed form, pi_i = w_i d_i / sum_j w_j d_j; otherwise by state reduction (up to 4096 states,
-        every entry to full precision) or as the left eigenvector at 1 by Arnoldi iteration. Chains with transient
-        states (causal attention) have pi = 0 there.
-
-        Raises
-        ------
-        InputError
-            For a reducible chain, of which there are several.
-        NumericalError
-            When it is not determined in float64.
-        """
-        self.require_unique("the stationary law")
-        shape = self.affinity.domain.shape
-        if self.affinity.symmetric:
-            return self._mass
-        law = _LAWS.get(id(self.affinity))
-        if law is None:
-            law = _LAWS[id(self.affinity)] = self._found_law()
-            finalize(self.affinity, _LAWS.pop, id(self.affinity), None).atexit = False
-        return law.reshape(shape).copy()
-
-    def _found_law(self) -> Floats:
-        if self.states <= DENSE_STATES and self._moves_that_underflow is not None and self.log_law is not None:
-            return np.exp(self.log_law)
-        law = np.zeros(self.states)
-        law[self._closed[0]] = self._law_within(self._closed[0])
-        return law
-
-    def _law_within(self, inside: NDArray[np.intp]) -> Floats:
-        """Return the stationary law of a closed class, one number for each of its states."""
-        if len(inside) <= _REDUCED_STATES:
-            return state_reduction(dense(within(self._listed_moves, inside)))
-        moves = within(self._listed_moves, inside)
-        return left_eigenvector(lambda p: np.asarray(p @ moves), len(inside))
-
-    @cached_property
-    def log_law(self) -> Floats | None:
-        """Log pi, shape (N,), finite where pi underflows; None with transient states, where pi is 0.
-
-        Raises
-        ------
-        InputError
-            As `stationary`.
-        NumericalError
-            Where pi underflows and the affinity does not know its moves in log space, or has more than 1000 states.
-        """
-        if self.affinity.symmetric:
-            logs = np.asarray(to_numpy(self.affinity._log_degree_wide()), dtype=np.float64).ravel()
-            logs = logs + np.log(self.affinity.domain.weights).ravel()
-            return np.asarray(logs - np.logaddexp.reduce(logs))
-        moves = self._moves_that_underflow
-        if moves is None:
-            law = self.stationary.ravel()
-            if float(law.min()) > _LEAST:
-                return np.asarray(np.log(law))
-            moves = self.affinity._log_transitions()
-        if moves is None:
-            # Moves of probability 0 as they were given; a dot product has none of its own.
-            if not isinstance(self.affinity.kernel, ExpDotProduct) and len(self._closed[0]) < self.states:
-                return None
-        elif communicating_classes(np.isfinite(moves))[0] > 1:  # by a mask, or in a matrix
-            return None
-        elif self.states <= DENSE_STATES:
-            return log_state_reduction(moves)
-        raise NumericalError(
-            f"affinity: got method={self.affinity.method!r} on {self.states} nodes with a stationary law that "
-            f"underflows, expected method='dense', 'pairwise' or 'tiled' on at most {DENSE_STATES} nodes, of which its "
-            "logarithm is known; use one of these, or scale the logits down"
-        )
-
-    @cached_property
-    def _moves_that_underflow(self) -> Floats | None:
-        """The logarithms of all moves where some underflow (not only such as cannot happen); None elsewhere."""
-        if self._sparse_moves is not None:
-            return None
-        rare = self._moves < self.least_move
-        if not np.any(rare):
-            return None
-        logs = self.affinity._log_transitions()
-        return logs if logs is not None and np.any(np.isfinite(logs) & rare) else None
-
-    @property
-    def log_moves(self) -> Floats:
-        """Log P_ij without the laziness, shape (N, N), to full precision where P underflows and it is known."""
-        known = self._moves_that_underflow
-        with np.errstate(divide="ignore"):  # log 0 = -inf is meant
-            return np.log(self._moves) if known is None else known.copy()
-
-    @cached_property
-    def norm_weights(self) -> Floats:
-        """Weights of the nodes in the norm of a signal: pi, or w / sum w where transient states have pi = 0.
-
-        In L2(pi) no average is longer than its signal; but it does not see the states in which no walk ends, which in
-        causal attention are all but the first.
-        """
-        law = self.stationary
-        if self.affinity.symmetric or len(self._closed[0]) == self.states:
-            return law
-        weights = np.asarray(self.affinity.domain.weights, dtype=np.float64)
-        return np.asarray(weights / weights.sum())
-
-    def limit(self, v: Any) -> Array:
-        """Return pi^T v, the constant to which P^k v converges (arXiv 2312.00751, eq. 20), broadcastable to `v`.
-
-        Raises
-        ------
-        InputError
-            For a reducible or periodic chain, which has no such limit.
-        """
-        u = self.affinity.check_signal("v", v)
-        self.require_limit("the limit of P^k v")
-        xp = namespace(u)
-        return mean_over_nodes(u, constant_like(self.stationary, xp.astype(u, xp.float64)))
-
-    # ---- spectrum
+class Spectral(Equilibrated):
+    """A chain with its spectrum: see `nlflow.MarkovChain`."""
 
     def eigenvalues(self) -> NDArray[Any]:
         """Return all eigenvalues by decreasing modulus: real for reversible chains, complex otherwise.
 
-        O(N^3) time, all transitions in memory. Of reducible and periodic chains too.
+        O(N^3) time, all transitions in memory. Of reducible and periodic chains too, by classes of states that
+        communicate. Errors are some 1e-15 of a reversible chain, and more where eigenvectors are nearly parallel; no
+        modulus is above 1. `spectral_gap` has the digits of 1 - |mu_2|.
         """
         check_memory(
             f"all eigenvalues of {self.states} states", 32 * self.states**2, "use second_eigenvalue", self._limit
@@ -211,49 +69,133 @@ class Equilibrated(Transitions):
         if self.reversible:
             # sqrt(pi_i) P_ij / sqrt(pi_j) without pi, which may underflow.
             root = np.sqrt(self._moves)
-            values = np.linalg.eigvalsh(root * root.T)
+            values = np.clip(np.linalg.eigvalsh(root * root.T), -1, 1)
         else:
-            values = np.linalg.eigvals(self._moves).astype(np.complex128)
+            blocks = [self._moves[np.ix_(inside, inside)] for inside in self._classes]
+            values = np.concatenate([np.linalg.eigvals(block) for block in blocks]).astype(np.complex128)
+            values /= np.maximum(np.abs(values), 1)
         values = self.laziness + (1 - self.laziness) * values
         return np.asarray(values[np.argsort(-np.abs(values), kind="stable")])
 
-    @cached_property
+    @property
+    def _classes(self) -> list[NDArray[np.intp]]:
+        """The states of each communicating class."""
+        labels = communicating_classes(self._listed_moves)[1]
+        return np.split(np.argsort(labels, kind="stable"), np.cumsum(np.bincount(labels))[:-1])
+
+    @property
     def second_eigenvalue(self) -> float | complex:
         """The eigenvalue of second largest modulus mu_2; |mu_2| is the rate at which P^k v forgets v.
 
-        From all transitions up to 1000 states, beyond that by Lanczos (1e-6 relative) or Arnoldi iteration. 0 for a
-        single state.
+        1 - `spectral_gap`, or that with the sign or angle of mu_2. 0 for a single state.
+
+        Raises
+        ------
+        InputError, NumericalError
+            As `spectral_gap`.
         """
+        return self._second[1]
+
+    @property
+    def spectral_gap(self) -> float:
+        """1 - |mu_2|, the absolute gap, with all its digits however small it is; 0 for periodic chains.
+
+        Of up to 1000 states from all transitions, to 1e-10 relative. Beyond for reversible chains by the slow modes
+        (see `modes`) and inverse iteration, to 1e-10 for graphs and 1e-6 where moves are not listed; for others by
+        Arnoldi iteration, to 1e-6.
+
+        Raises
+        ------
+        InputError
+            For a reducible chain.
+        NumericalError
+            When the digits are not determined in float64, or not reached.
+        """
+        return self._second[0]
+
+    @property
+    def relaxation_time(self) -> float:
+        """1 / spectral gap, in moves; infinity for periodic chains."""
+        gap = self.spectral_gap
+        return 1 / gap if gap > 0 else math.inf
+
+    @cached_property
+    def _second(self) -> tuple[float, float | complex]:
+        """The gap and mu_2."""
         self.require_unique("the second eigenvalue")
         if self.states == 1:
+            return 1.0, 0.0
+        if not self.reversible:
+            return self._second_of_any()
+        if self.period > 1:
+            return 0.0, -1.0
+        slow = (1 - self.laziness) * self._rate(1)
+        fast = self._lowest(slow)
+        if not min(slow, fast) > 0:
+            raise NumericalError(
+                "affinity: the gap is below 1e-20 of the fastest rate, where float64 does not determine it; leave out "
+                "the lightest moves, or treat each metastable part as a chain of its own"
+            )
+        return (slow, 1 - slow) if slow <= fast * (1 + EXACT) else (fast, fast - 1)
+
+    def _lowest(self, enough: float) -> float:
+        """Return 1 + the smallest eigenvalue of a reversible chain; some lower bound where it is above `enough`."""
+        own = (enough - 2 * self.laziness) / (1 - self.laziness)
+        return 2 * self.laziness + (1 - self.laziness) * self._rate(-1, own)
+
+    def _rate(self, sign: int, enough: float = math.inf) -> float:
+        """Return the smallest 1 - sign mu without the laziness; some lower bound where it is above `enough`."""
+        if sign < 0 and self.irreducible and self._own_period == 2:
             return 0.0
         if self.states <= DENSE_STATES:
-            values = self.eigenvalues()
-        elif self.affinity.symmetric:
-            values = np.array([1 - relaxation_rate(self._flow), 1 - largest_eigenvalue(self._flow, diffusion=True)])
-            values = np.append(self.laziness + (1 - self.laziness) * values, 1.0)
-        else:
+            known = self._constants if sign > 0 else self._constants[:, :0]
+            return float(all_rates(self._moves, self._root, sign, known)[0][0])
+        known = self.affinity.known_spectrum() if self.affinity.symmetric else None
+        if known is not None:
+            return max(float((1 - sign * np.asarray(known)[1 if sign > 0 else 0 :]).min()), 0.0)
+        return self._slow_rate() if sign > 0 else self._fast_rate(enough)
+
+    def _second_of_any(self) -> tuple[float, complex]:
+        """Return the gap and mu_2 of a chain that need not be reversible."""
+        if self.states > DENSE_STATES:
             values = self._largest_eigenvalues()
-            values = values.real if self.reversible else values
-        others = np.delete(values, np.argmin(np.abs(values - 1)))
-        found = others[np.argmax(np.abs(others))]
-        return complex(found) if np.iscomplexobj(others) else float(found)
+            others = np.delete(values, np.argmin(np.abs(values - 1)))
+            found = complex(others[np.argmax(np.abs(others))])
+            found = found / max(abs(found), 1.0)
+            gap, doubt, exact = 1 - abs(found), _ARNOLDI[self._single], _SINGLE if self._single else _ROUGH
+        else:
+            gap, found, doubt, exact = 1.0, 0j, 0.0, EXACT
+            for inside in self._classes:
+                block = self._lazily(self._moves[np.ix_(inside, inside)], np.eye(len(inside)))
+                closed = np.array_equal(inside, self._closed[0])
+                law = self.stationary.ravel()[inside] if closed else None
+                rest = np.delete(self._moves[inside], inside, axis=1).sum(axis=1) * (1 - self.laziness)
+                least, mu, error = nearest_gap(block, law, rest)
+                if least < gap:
+                    gap, found = least, mu
+                doubt = max(doubt, error)
+        if self.period > 1:
+            return 0.0, found
+        if not doubt <= exact * gap:
+            raise NumericalError(
+                f"affinity: the gap of a chain that is not reversible, {gap:.3g}, is known to {doubt:.1g} alone; use "
+                "symmetrized(), laziness=0.5, or eigenvalues() for what float64 has of them"
+            )
+        return gap, found
 
     def _largest_eigenvalues(self) -> NDArray[Any]:
         """Return the four eigenvalues of largest modulus by Arnoldi iteration with averages."""
-        from scipy.sparse.linalg import ArpackError
-
+        allowed = _ARNOLDI[self._single]
         try:
-            return extreme(self._moved, self.states, "LM", 4, tol=1e-10, maxiter=RESTARTS)
-        except ArpackError as error:
+            return extreme(self._moved, self.states, "LM", 4, tol=1e-12, maxiter=RESTARTS, rounding=allowed)
+        except NumericalError as error:
             raise NumericalError(
                 "affinity: the second eigenvalue was not found by Arnoldi iteration; use fewer nodes (up to 1000 all "
                 "eigenvalues are computed), or eigenvalues()"
             ) from error
 
     def _moved(self, v: Floats) -> Floats:
-        u = self.affinity.as_signal(v.reshape(self.affinity.domain.shape))
-        return np.asarray(to_numpy(self._lazily(self.affinity._average(u), u)), dtype=np.float64).ravel()
+        return self._applied(v.reshape(-1, 1))[:, 0]
 
     @property
     def smallest_eigenvalue(self) -> float:
@@ -263,17 +205,276 @@ class Equilibrated(Transitions):
                 "affinity: got a chain that is not reversible, expected real eigenvalues; use eigenvalues() or "
                 "largest_stable_fidelity()"
             )
-        if self.states <= DENSE_STATES or not self.affinity.symmetric:
+        if self.states <= DENSE_STATES:
             return float(self.eigenvalues().min())
-        return self.laziness + (1 - self.laziness) * (1 - largest_eigenvalue(self._flow, diffusion=True))
+        return self._lowest(math.inf) - 1
+
+    # ---- rates of many states
+
+    @cached_property
+    def _root(self) -> Floats:
+        """Square roots of pi, floored so that what underflows divides nothing by zero."""
+        law = self._law_of_parts
+        return np.asarray(np.sqrt(np.maximum(law, law.max() * 1e-280)))
+
+    @cached_property
+    def _constants(self) -> Floats:
+        """The eigenvectors at 1 of pi^1/2 P pi^-1/2, orthonormal, one for each part that no move leaves."""
+        parts = self._parts()
+        known = np.zeros((self.states, int(parts.max()) + 1))
+        known[np.arange(self.states), parts] = self._root
+        return np.asarray(known / np.linalg.norm(known, axis=0))
 
     @property
-    def spectral_gap(self) -> float:
-        """1 - |mu_2| (the absolute gap) to about 1e-15; 0 for periodic chains."""
-        return max(1 - abs(self.second_eigenvalue), 0.0)
+    def _single(self) -> bool:
+        return "float32" in str(self.affinity.dtype)
 
     @property
-    def relaxation_time(self) -> float:
-        """1 / spectral gap, in moves; infinity for periodic chains."""
-        gap = self.spectral_gap
-        return 1 / gap if gap > 1e-15 else math.inf
+    def _gap_error(self) -> float:
+        """The relative error that a gap may have."""
+        if self._single and self.states > DENSE_STATES:
+            return _SINGLE
+        return EXACT if self.states <= DENSE_STATES or self._sparse_moves is not None else _ROUGH
+
+    @cached_property
+    def _fluxes(self) -> Sparse | None:
+        """pi_i P_ij of listed moves, without the laziness."""
+        moves = self._sparse_moves
+        if moves is None:
+            return None
+        result = moves.copy()
+        result.data *= np.repeat(self._root**2, np.diff(moves.indptr))
+        return type(result)((result + result.T) / 2)
+
+    def _alike(self, columns: Floats) -> Floats:
+        """Return pi^1/2 P pi^-1/2 times columns (N, k), without the laziness."""
+        root = self._root[:, None]
+        signal = self.affinity.as_signal((columns / root).reshape(*self.affinity.domain.shape, -1))
+        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64)
+        return np.asarray(root * moved.reshape(columns.shape))
+
+    def _slow_rate(self) -> float:
+        """Return 1 - mu_2 of many states by the slow modes, and inverse iteration until its digits are there."""
+        y = self._lanczos(_BLOCK + 1, self._root, _START)[1][:, 1:]
+        form = None if self._fluxes is None else form_of(self._fluxes, 1)
+        best = math.inf
+        while True:
+            rates, y = self._averaged_pairs(y) if form is None else slow_pairs(form, self._root, y, self._constants)
+            doubt = _doubt(y - self._alike(y) - rates * y, rates) + (_EPS * _TERMS if form is None else 0.0)
+            if doubt <= self._gap_error * rates[0]:
+                return float(rates[0])
+            further = self._potential(y) if doubt < 0.9 * best else None
+            if further is None:
+                break
+            best, y = doubt, further
+        raise NumericalError(
+            f"affinity: the slowest rate of {self.states} states, {rates[0]:.3g}, was reached to {doubt:.1g} alone; "
+            f"use at most {DENSE_STATES} states, or treat each metastable part as a chain of its own"
+        )
+
+    def _averaged_pairs(self, y: Floats) -> tuple[Floats, Floats]:
+        """Return rates and vectors in the span of the columns of y by averages."""
+        rest = y - self._alike(y)
+        rates, turned = np.linalg.eigh((y.T @ rest + rest.T @ y) / 2)
+        return rates, y @ turned
+
+    def _potential(self, y: Floats) -> Floats | None:
+        """Return the span of (I - P)^-1 y up to constants, orthonormal; None where nothing solves for it."""
+        form, root, known = self._symmetric_form, self._root[:, None], self._constants
+        if form is None:
+            return None
+        functional = J(form)
+        degree = np.asarray(to_numpy(functional.affinity.degree), np.float64).reshape(-1, 1)
+        source = degree * (y - known @ (known.T @ y)) / root
+        try:
+            found = functional.potential(form.as_signal(source.reshape(*form.domain.shape, -1)), rtol=_START)
+        except NumericalError:
+            return None
+        solved = root * np.asarray(to_numpy(found.u), np.float64).reshape(y.shape)
+        return np.asarray(np.linalg.qr(solved - known @ (known.T @ solved))[0])
+
+    def _fast_rate(self, enough: float) -> float:
+        """Return 1 + mu_min of many states, by Lanczos iteration, or by elimination where that is slow."""
+
+        def product(v: Floats) -> Floats:
+            return self._alike(v[:, None])[:, 0]
+
+        if enough < math.inf:
+            rough = 1 + float(extreme(product, self.states, "SA", symmetric=True, tol=_LOOSE, maxiter=RESTARTS)[0])
+            if rough - 2 * _LOOSE > enough:
+                return rough - 2 * _LOOSE
+        try:
+            few = _TRIES if self._fluxes is not None else RESTARTS
+            rate = 1 + float(extreme(product, self.states, "SA", symmetric=True, tol=1e-12, maxiter=few)[0])
+        except NumericalError:
+            if self._fluxes is None:
+                raise
+            rate = 0.0
+        if self._fluxes is None or rate > 1e-4:
+            return max(rate, 0.0)
+        return self._eliminated_rate()
+
+    def _eliminated_rate(self) -> float:
+        """Return 1 + mu_min by inverse iteration with the factors of I + P, and sums of squares."""
+        from scipy.sparse import csc_array, diags_array
+        from scipy.sparse.linalg import ArpackError, eigsh
+
+        root, fluxes = self._root, self._fluxes
+        assert fluxes is not None
+        over = diags_array(1 / root)
+        matrix = csc_array(diags_array(np.ones(self.states)) + over @ fluxes @ over)
+        start = np.random.default_rng(0).standard_normal(self.states)
+        try:
+            vectors = eigsh(matrix, k=_BLOCK, sigma=-_SHIFT, which="LM", v0=start, tol=0)[1]
+        except (ArpackError, RuntimeError) as error:
+            raise NumericalError(
+                f"affinity: the smallest eigenvalue of {self.states} states was not found; use laziness=0.5"
+            ) from error
+        rates, y = slow_pairs(form_of(fluxes, -1), root, vectors, self._constants[:, :0])
+        doubt = _doubt(matrix @ y - rates * y, rates)
+        if not doubt <= EXACT * rates[0]:
+            raise NumericalError(
+                f"affinity: 1 + mu_min, {rates[0]:.3g}, was reached to {doubt:.1g} alone; use laziness=0.5"
+            )
+        return float(rates[0])
+
+    # ---- modes
+
+    def modes(self, count: int, *, rtol: float = 1e-9) -> Modes:
+        """Return the leading eigenpairs of a reversible chain.
+
+        The symmetric matrix pi_i^1/2 P_ij pi_j^-1/2 is diagonalized up to 1000 states; beyond, Lanczos iteration finds
+        its largest eigenvalues, one average a step, or for graphs LOBPCG with algebraic multigrid. Each connected
+        component has the eigenvalue 1 once.
+
+        Parameters
+        ----------
+        count : int
+            1 to N - 1 (N up to 1000 states).
+        rtol : float
+            Largest residual, relative to the spectral radius 1.
+
+        Raises
+        ------
+        InputError
+            For a chain that is not reversible.
+        NumericalError
+            Where the residual is not reached.
+        """
+        count = check_integer("count", count, minimum=1)
+        rtol = check_number("rtol", rtol, minimum=0, strict=True)
+        most = self.states if self.states <= DENSE_STATES else self.states - 1
+        if count > most:
+            raise InputError(f"count: got {count}, expected at most {most} of {self.states} states")
+        if not self.reversible:
+            raise InputError(
+                "affinity: got a chain that is not reversible, expected one with real modes; use eigenvalues(), or "
+                "affinity.symmetrized()"
+            )
+        law, root = self._law_of_parts, self._root
+        values, vectors = self._dense_modes(count) if self.states <= DENSE_STATES else self._lanczos(count, root, rtol)
+        vectors = vectors / root[:, None]
+        vectors /= np.sqrt(law @ vectors**2)
+        largest = np.abs(vectors).argmax(axis=0)
+        vectors *= np.sign(vectors[largest, np.arange(count)])
+        left = self._applied(vectors) - values * vectors
+        residual = float(np.sqrt(law @ left**2).max())
+        if not residual <= rtol:
+            raise NumericalError(
+                f"modes: residual {residual:.2g} above rtol={rtol:g}; raise rtol, ask for fewer, or use a wider kernel"
+            )
+        return Modes(values, vectors, residual)
+
+    def _applied(self, columns: Floats) -> Floats:
+        """Return P, with its laziness, times columns (N, k)."""
+        signal = self.affinity.as_signal(columns.reshape(*self.affinity.domain.shape, -1))
+        moved = np.asarray(to_numpy(self.affinity._average(signal)), np.float64).reshape(columns.shape)
+        return np.asarray(self._lazily(moved, columns))
+
+    def _dense_modes(self, count: int) -> tuple[Floats, Floats]:
+        known = self._constants
+        rates, vectors = all_rates(self._moves, self._root, 1, known)
+        values = np.concatenate([np.ones(known.shape[1]), 1 - (1 - self.laziness) * rates])
+        return values[:count], np.concatenate([known, vectors], axis=1)[:, :count]
+
+    def _lanczos(self, count: int, root: Floats, rtol: float) -> tuple[Floats, Floats]:
+        from scipy.sparse.linalg import ArpackError, LinearOperator, eigsh
+
+        known = self._constants  # they are moved to the other end of the spectrum
+        size = known.shape[1]
+        rest = count - size
+        if rest <= 0:
+            return np.ones(count), known[:, :count]
+        graph = self._sparse_moves
+        if graph is not None:
+            scaled = graph.copy()
+            scaled.data *= np.repeat(root, np.diff(graph.indptr)) / root[graph.indices]
+            found = self._multigrid(scaled, root, known, rest, rtol)
+            if found is not None:
+                return np.concatenate([np.ones(size), found[0]]), np.concatenate([known, found[1]], axis=1)
+
+        def product(v: Floats) -> Floats:
+            v = np.ravel(v)
+            inner = root * self._applied((v / root)[:, None])[:, 0] if graph is None else self._lazily(scaled @ v, v)
+            return np.asarray(inner - known @ (2 * (known.T @ v)))
+
+        operator = LinearOperator((self.states, self.states), matvec=product, dtype=np.float64)
+        start = np.random.default_rng(0).standard_normal(self.states)
+        try:
+            values, vectors = eigsh(
+                operator, k=rest, which="LA", v0=start, tol=rtol / 10, maxiter=RESTARTS,
+                ncv=min(self.states, max(4 * rest + 1, 40)),
+            )  # fmt: skip
+        except ArpackError as error:
+            raise NumericalError(
+                f"modes: Lanczos iteration did not find {count}; raise rtol, ask for fewer, or use a wider kernel"
+            ) from error
+        order = np.argsort(-values)
+        return np.concatenate([np.ones(size), values[order]]), np.concatenate([known, vectors[:, order]], axis=1)
+
+    def _multigrid(
+        self, scaled: Any, root: Floats, known: Floats, count: int, rtol: float
+    ) -> tuple[Floats, Floats] | None:
+        """Return the modes beside the known ones by LOBPCG with multigrid, whose iterations do not grow with N.
+
+        (Knyazev 2001, doi 10.1137/S1064827500366124.) None where the residual is not reached, or no multigrid is.
+        """
+        from scipy.sparse.linalg import LinearOperator, lobpcg
+
+        p, n = self._symmetric_form, self.states
+        if p is None or not (Multigrid.offered(p) and Multigrid.setup_bytes(p) <= (self._limit or memory_limit())):
+            return None
+        measure = p.measure("degree", np.empty(0)).ravel()
+        cycle = Multigrid(p, lambda v: v - p._average(v), measure, np.zeros(n))
+
+        def precondition(v: Floats) -> Floats:
+            columns = v.reshape(n, -1)
+            return np.asarray(root[:, None] * cycle(columns / root[:, None])).reshape(v.shape)
+
+        options: dict[str, Any] = {"shape": (n, n), "dtype": np.float64}
+        rest = LinearOperator(matvec=lambda v: v - scaled @ v, matmat=lambda v: v - scaled @ v, **options)
+        inverse = LinearOperator(matvec=precondition, matmat=precondition, **options)
+        start = np.random.default_rng(0).standard_normal((n, count + _GUARD))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # of columns that converge later, which are looked at below
+            values, vectors = lobpcg(rest, start, M=inverse, Y=known, largest=False, tol=0.3 * rtol, maxiter=_STEPS)[:2]
+        order = np.argsort(values)[:count]
+        values, vectors = np.asarray(values)[order], np.asarray(vectors)[:, order]
+        left = np.linalg.norm(rest @ vectors - vectors * values, axis=0)
+        if not left.max() <= rtol:
+            return None
+        return np.asarray(self._lazily(1 - values, np.ones(count))), np.asarray(vectors, np.float64)
+
+    def _parts(self) -> NDArray[np.intp]:
+        """Return the number of the connected component of each state; of matrix-free chains there is one."""
+        if self._graph_known:
+            return np.asarray(communicating_classes(self._listed_moves)[1], np.intp)
+        self.require_unique("the modes")
+        return np.zeros(self.states, np.intp)
+
+
+def _doubt(left: Floats, rates: Floats) -> float:
+    """Return a bound of the error of the smallest rate from residuals: their square over the distance of the next."""
+    size = float(np.linalg.norm(left[:, 0]))
+    apart = float(rates[1] - rates[0]) if len(rates) > 1 else 0.0
+    return size * min(size / apart, 1.0) if apart > 0 else size

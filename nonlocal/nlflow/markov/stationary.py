@@ -14,7 +14,7 @@ from nlflow.affinities.graph import Sparse
 from nlflow.errors import NumericalError
 
 _BLOCK = 64  # states that are removed before the rest of the matrix is brought up to date
-_SMALLEST = float(np.finfo(np.float64).tiny)
+SMALLEST = float(np.finfo(np.float64).tiny)
 _WELL_BELOW = 0.05
 RESTARTS = 500
 """Of Arnoldi iteration; where these do not help, more hardly ever do."""
@@ -137,7 +137,7 @@ def reduce_states(rates: Floats, killed: Floats) -> Floats:
             left[k] = killed[k] + rates[k, :k].sum()
             if k == 0:
                 break
-            if left[k] < _SMALLEST:
+            if left[k] < SMALLEST:
                 raise NumericalError(f"affinity: the probabilities of leaving state {k} underflow")
             rates[:k, k] /= left[k]
             killed[:k] += rates[:k, k] * killed[k]

@@ -1,0 +1,241 @@
+"""What a walk does until it ends, x = b + P x: by state reduction, or by iteration with a bound of the error.
+
+Only rates between different states and rates of ending are taken, of which the rows need not sum to 1. So the chain
+that is solved is the one that these numbers say, however slow it is, and no diagonal 1 - P_ii loses its digits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nlflow._array import Floats
+from nlflow.affinities.graph import Sparse
+from nlflow.errors import NumericalError
+from nlflow.functionals.krylov import gmres
+from nlflow.markov.stationary import SMALLEST, dense, reduce_states
+
+EXACT = 1e-10
+"""Largest relative error that iteration may leave."""
+REDUCED_STATES = 4096
+"""State reduction of as many takes a few seconds."""
+_SMALL = 1e-3  # below, errors are relative to this: iteration leaves small probabilities few digits of their own
+_EPS, _EPS_SINGLE = float(np.finfo(np.float64).eps), float(np.finfo(np.float32).eps)
+_ROUNDS = 12  # of refinement
+_SUFFICES = 1e-9  # of a residual, for one round
+_ITERATIONS = 400
+
+Solver = Callable[[Floats], Floats]
+
+
+def eliminated(rates: Floats, killed: Floats, b: Floats) -> Floats:
+    """Return x with sum_j rates_ij (x_i - x_j) + killed_i x_i = b_i, for b >= 0 of shape (N,) or (N, k).
+
+    By state reduction: nothing is subtracted, so each entry keeps its digits. O(N^3 + N^2 k) time.
+
+    Raises
+    ------
+    NumericalError
+        Where rates underflow, or x overflows.
+    """
+    from scipy.linalg import solve_triangular
+
+    rates = np.array(rates, dtype=np.float64)
+    np.fill_diagonal(rates, 0.0)
+    left = reduce_states(rates, np.array(killed, dtype=np.float64))
+    if left[0] < SMALLEST:
+        raise NumericalError("affinity: the probabilities by which walks end underflow")
+    upper, lower = -np.triu(rates, 1), np.diag(left) - np.tril(rates, -1)
+    x = solve_triangular(lower, solve_triangular(upper, b, unit_diagonal=True), lower=True)
+    return _finite(x)
+
+
+def _finite(x: Floats) -> Floats:
+    if not np.isfinite(x).all():
+        raise NumericalError("affinity: the times overflow, some are above 1e308 moves; use a wider kernel")
+    return np.asarray(x)
+
+
+def passage_times(rates: Floats, spent: Floats) -> Floats:
+    """Return the mean times between all pairs of states of an irreducible chain, (N, N), from row to column.
+
+    ``spent[i]`` is the time in state i over the probability with which rates leave it in that time: 1 for moves of a
+    chain. One half of the states is removed for the passages within the other, and the other way round; times from the
+    removed ones follow from where walks come in. Nothing is subtracted. O(N^3) time, half of it in the first step.
+    """
+    n = len(rates)
+    times = np.zeros((n, n))
+    if n == 1:
+        return times
+    low, high = slice(0, n // 2), slice(n // 2, n)
+    for kept, out in ((low, high), (high, low)):
+        ends = rates[out, kept]
+        ways = eliminated(rates[out, out], ends.sum(axis=1), np.column_stack([ends, spent[out]]))
+        entered, before = ways[:, :-1], ways[:, -1]
+        reduced = rates[kept, kept] + rates[kept, out] @ entered
+        np.fill_diagonal(reduced, 0.0)
+        times[kept, kept] = passage_times(reduced, spent[kept] + rates[kept, out] @ before)
+        times[out, kept] = entered @ times[kept, kept] + before[:, None]
+    return _finite(times)
+
+
+class Killed:
+    """A = diag(left) - rates of walks that end, applied as sum_j rates_ij (x_i - x_j) + killed_i x_i.
+
+    Parameters
+    ----------
+    rates : scipy.sparse.csr_array of shape (N, N)
+        The diagonal does not count.
+    killed : array of shape (N,)
+        >= 0.
+    """
+
+    def __init__(self, rates: Sparse, killed: Floats) -> None:
+        from scipy.sparse import csr_array
+
+        listed = rates.tocoo()
+        apart = listed.row != listed.col
+        self._rows, self._columns, self._data = listed.row[apart], listed.col[apart], listed.data[apart]
+        self.killed, self.size = killed, len(killed)
+        self.rates = csr_array((self._data, (self._rows, self._columns)), shape=rates.shape)
+        self.left = killed + self._summed(self._data)
+        self._terms = 3 + int(np.diff(self.rates.indptr).max(initial=0))
+
+    def _summed(self, values: Floats) -> Floats:
+        return np.bincount(self._rows, values, self.size)
+
+    def __call__(self, x: Floats) -> Floats:
+        """Return A x."""
+        return self._summed(self._data * (x[self._rows] - x[self._columns])) + self.killed * x
+
+    def rounding(self, x: Floats, b: Floats) -> Floats:
+        """Return a bound of what rounding leaves of b - A x, for an x that is given exactly."""
+        flows = self._summed(self._data * np.abs(x[self._rows] - x[self._columns])) + self.killed * np.abs(x)
+        return _EPS * self._terms * (flows + np.abs(b))
+
+    # ---- ways to solve, the cheapest first
+
+    def solvers(self) -> Iterator[Solver]:
+        """Yield functions that return about A^-1 r: GMRES with the diagonal, with incomplete factors, and direct."""
+        from scipy.sparse import csc_array, diags_array
+        from scipy.sparse.linalg import spilu, splu
+
+        yield self._by_gmres(lambda r: r / self.left)
+        matrix = csc_array(diags_array(self.left) - self.rates)
+        for factor, options in ((spilu, {"drop_tol": 1e-4, "fill_factor": 10}), (splu, {})):
+            try:
+                factors: Any = factor(matrix, **options)
+            except (RuntimeError, MemoryError):  # a pivot of 0, or too much fill
+                continue
+            yield self._by_gmres(factors.solve) if factor is spilu else factors.solve
+
+    def _by_gmres(self, precondition: Solver) -> Solver:
+        def product(x: Floats) -> Floats:
+            return precondition(self.left * x[:, 0] - self.rates @ x[:, 0])[:, None]
+
+        def solve(r: Floats) -> Floats:
+            right = precondition(r)[:, None]
+            return gmres(product, right, 0 * right, rtol=_SUFFICES, maxiter=_ITERATIONS).x[:, 0]
+
+        return solve
+
+
+class Averaged:
+    """I - P between free states, by averages of signals of all N states.
+
+    Parameters
+    ----------
+    average : callable
+        P v for v of shape (N,).
+    free : array of bool of shape (N,)
+    single : bool
+        Whether averages are rounded to float32.
+    """
+
+    def __init__(self, average: Solver, free: NDArray[np.bool_], single: bool) -> None:
+        self._average, self._free = average, free
+        self._eps = 16 * (_EPS_SINGLE if single else _EPS)
+
+    def __call__(self, x: Floats) -> Floats:
+        """Return (I - P) x."""
+        return x - self._moved(x)
+
+    def _moved(self, x: Floats) -> Floats:
+        values = np.zeros(len(self._free))
+        values[self._free] = x
+        return self._average(values)[self._free]
+
+    def rounding(self, x: Floats, b: Floats) -> Floats:
+        """Return a bound of what rounding leaves of b - (I - P) x."""
+        return self._eps * (np.abs(x) + np.abs(self._moved(np.abs(x))) + np.abs(b))
+
+
+def refined(a: Killed | Averaged, b: Floats, solve: Solver, exact: float = EXACT) -> Floats | None:
+    """Return the x >= 0 with A x = b >= 0 by refinement, or None where its digits are not proved.
+
+    A is an M-matrix, A^-1 >= 0, so the error is at most A^-1 |r| of the residual r, rounding included, and at most w
+    where A w >= |r|. x is kept as a sum of two floats, since the rounding of one moves r by more than it moves x.
+
+    Parameters
+    ----------
+    a : Killed or Averaged
+    solve : callable
+        About A^-1 r.
+    exact : float
+        Largest relative error; for entries below 1e-3 times the largest it is relative to that.
+    """
+    high, low = np.zeros(len(b)), np.zeros(len(b))
+    left, best = b.copy(), np.inf
+    with np.errstate(over="ignore", invalid="ignore"):  # what diverges is told by the residual
+        for _ in range(_ROUNDS):
+            step = solve(left) + low
+            total = high + step
+            low = step - (total - high)
+            further = b - a(total) - a(low)
+            floor = a.rounding(total, b)
+            size = float(np.max(np.abs(further) / np.maximum(floor, floor.max() * _SMALL)))
+            if not np.isfinite(size):
+                return None
+            high, left = total, further
+            if size <= 1 or size > 0.5 * best:
+                break
+            best = size
+        x = high + low
+        doubt = np.abs(left) + floor
+        doubt = np.maximum(doubt, doubt.max() * _SMALL)
+        bound = 2 * solve(doubt)
+        proved = a(bound) - a.rounding(bound, doubt) >= doubt
+        scale = np.maximum(x, x.max() * _SMALL)
+        return x if proved.all() and np.all(bound <= exact * scale) else None
+
+
+def ended(rates: Any, killed: Floats, b: Floats, first: Iterator[Solver] | None, small: int) -> Floats:
+    """Return the x of `eliminated` for one b, where rates may be sparse: iteration beyond `small` states.
+
+    Parameters
+    ----------
+    first : iterator of callables, optional
+        Solvers that are tried before those of `Killed`.
+
+    Raises
+    ------
+    NumericalError
+        Where neither iteration nor elimination proves the digits, and there are too many states for state reduction.
+    """
+    n = len(killed)
+    if not isinstance(rates, np.ndarray) and n > small:
+        a = Killed(rates, killed)
+        for solvers in (first or (), a.solvers()):
+            for solve in solvers:
+                found = refined(a, b, solve)
+                if found is not None:
+                    return found
+        if n > REDUCED_STATES:
+            raise NumericalError(
+                f"affinity: neither iteration nor elimination reached a relative error of {EXACT:g} for {n} states, as "
+                f"walks end too seldom; use at most {REDUCED_STATES} states, where state reduction keeps all digits"
+            )
+    return eliminated(dense(rates), killed, b)
