@@ -45,6 +45,7 @@ _VECTORS = 4 if AVX512 else 2
 # Logits are taken relative to a reference that is kept while it serves: weights up to 2^_ABOVE lose nothing, and a sum
 # whose largest weight is 2^-_BELOW is as exact as one of which it is 1.
 _ABOVE, _BELOW = 8.0, 30.0
+_HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 
 def group(dtype: Any) -> int:
@@ -166,9 +167,16 @@ class _Written:
         known: dict[str, Callable[..., Any]] = {
             "add": v.builder.fadd, "multiply": v.builder.fmul, "exp2": v.exp2, "where": v.where, "max": v.larger,
             "min": v.smaller, "both": v.builder.and_, "lt": partial(v.compare, "<"), "le": partial(v.compare, "<="),
-            "log": lambda a: v.builder.fmul(v.constant(math.log(2)), v.log2(a)),
+            "log": self._logarithm, "abs": v.magnitude,
+            "exp2_up": lambda t: v.exp2(v.smaller(t, v.constant(_HIGHEST[v.size]))),
         }  # fmt: skip
         return known[function.id](*terms)  # type: ignore[attr-defined]
+
+    def _logarithm(self, a: Any) -> Any:
+        """Return log a, -infinity for what is not above the least normal number."""
+        v = self._v
+        log = v.builder.fmul(v.constant(math.log(2)), v.log2(a))
+        return v.where(v.compare(">", a, v.constant(float(np.finfo(f"f{v.size}").tiny))), log, v.constant(-math.inf))
 
 
 @cache
