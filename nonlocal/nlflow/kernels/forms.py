@@ -180,6 +180,7 @@ def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expressio
                 f"k: got {shortened(repr(text))}, in which {tree.func.id} has {len(tree.args)} arguments"
             ) from None
     raise InputError(
-        f"k: got {shortened(repr(text))}, in which {shortened(ast.unparse(tree))!r} is not known; expected numbers, {', '.join(names)}, "
+        f"k: got {shortened(repr(text))}, in which {shortened(ast.unparse(tree))!r} is not known; expected numbers, "
+        f"{', '.join(names)}, "
         f"+ - * / **, < <= > >=, and {', '.join(NAMES)}"
     )

@@ -14,7 +14,7 @@ from nlflow._array import Array, Floats, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS, check_affinity
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.errors import InputError, NumericalError, all_digits, check_integer, check_memory, check_number
 from nlflow.flows.linear import AttentionFlow
 from nlflow.markov.stationary import closed_classes, dense, period_of, within
 from nlflow.markov.walks import check_law
@@ -39,7 +39,7 @@ class Transitions:
         self._flow = AttentionFlow(affinity)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.affinity!r}, laziness={self.laziness:g})"
+        return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
 
     @property
     def states(self) -> int:

@@ -32,6 +32,7 @@ from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
 from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number, install_command
 from nlflow.io.encoding import digest
+from nlflow.io.identity import described
 
 Array = NDArray[Any]
 
@@ -194,10 +195,8 @@ def counts_only(noise: Any, sigma: Any, what: str) -> Poisson | None:
 
 
 def _described(frame: Frame) -> str:
-    """Return all of a frame as text, arrays to the last bit."""
-    return " ".join(
-        value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value) for value in vars(frame).values()
-    )
+    """Return all of a frame as text, to the last bit."""
+    return described(list(vars(frame).values()))
 
 
 def need_dask() -> None:
