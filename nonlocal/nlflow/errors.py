@@ -33,6 +33,7 @@ __all__ = [
     "check_array",
     "check_choice",
     "check_detached",
+    "check_floats",
     "check_integer",
     "check_memory",
     "check_number",
@@ -328,6 +329,16 @@ def check_array(
             f"replace them first{otherwise}"
         )
     return array
+
+
+def check_floats(name: str, value: Any, **options: Any) -> Any:
+    """Return a new NumPy array in double precision of `value`, or raise `InputError`; `options` are of `check_array`.
+
+    For what is not differentiated: a tensor that asks for a gradient is refused.
+    """
+    check_detached(name, value)
+    array = check_array(name, value, **options)
+    return np.array(array.detach().cpu().numpy() if hasattr(array, "detach") else array, dtype=np.float64)
 
 
 def _first(wrong: Any) -> str:

@@ -148,7 +148,7 @@ class PairSums:
         q, s = tables.queries, tables.sources
         loop("pair_sums", f.name)(
             weigher(tables.form, f.name), False, numbers, BLOCK, tables.x, tables.y, q.lows, q.highs, q.limits, s.lows,
-            s.highs, s.limits, weighted, sums, peaks,
+            s.highs, s.limits, weighted, 0, sums, peaks,
         )  # fmt: skip
         return sums[:count, 0]
 
@@ -331,8 +331,8 @@ class PairSums:
         sums, peaks = np.empty((x.shape[1], weighted.shape[1])), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
             weigher(tables.form, f.name), tables.form == DOT_PRODUCT, tables.numbers, BLOCK, x, tables.y,
-            queries.lows, queries.highs, queries.limits, sources.lows, sources.highs, sources.limits, weighted, sums,
-            peaks,
+            queries.lows, queries.highs, queries.limits, sources.lows, sources.highs, sources.limits, weighted,
+            int(degrees), sums, peaks,
         )  # fmt: skip
         sums, peaks = sums[:count], peaks[:count]
         if offset is not None:  # squared distances: with |x|^2 there is no weight above 1, and none to keep apart

@@ -30,7 +30,7 @@ from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number, install_command
+from nlflow.errors import InputError, NlflowWarning, check_floats, check_memory, check_number, install_command
 from nlflow.io.encoding import digest
 from nlflow.io.identity import described
 
@@ -249,7 +249,7 @@ def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> A
             f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
             "space is left to nlflow.denoise"
         )
-    levels = np.asarray(check_array("sigma", sigma), np.float64)
+    levels = check_floats("sigma", sigma)
     if levels.min() < 0:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, the noise in the units of the input")
     return levels
