@@ -121,13 +121,18 @@ class Formula(RadialKernel):
         filled[places] = self._exactly(distances)[where]
         return constant_like(filled, log)
 
-    def _exactly(self, scaled: Floats) -> Floats:
-        """Return log k as it is written, or raise `InputError` where it has no value."""
+    def _exactly(self, scaled: Floats, instead: Floats | None = None) -> Floats:
+        """Return log k as it is written, or raise `InputError` where it has no value.
+
+        Where digits do not tell, `instead`: floats of a form that was proved.
+        """
         found = written.values(self._written, [float(s) for s in scaled])
-        logs = np.array(written.logarithms(found))
-        for s, log, k in zip(scaled, logs, found, strict=True):
-            if math.isnan(log):
-                raise self._undefined(s, float(k))
+        logs = np.array([written.logarithm(k) for k in found])
+        for i in np.flatnonzero(np.isnan(logs)):
+            k = found[i]
+            if k is not None or instead is None or math.isnan(instead[i]):
+                raise self._undefined(scaled[i], math.nan if k is None else float(k))
+            logs[i] = instead[i]
         return logs
 
     def _undefined(self, scaled: float, k: float) -> InputError:
@@ -144,8 +149,9 @@ class Formula(RadialKernel):
         numbers = sorted({float(abs(c)) for c in _numbers(self._written) if 1e-12 < abs(c) < 1e12})[:_CONSTANTS]
         corners = np.float32([c * near for c in numbers for near in _BESIDE])
         squared = np.concatenate([_COMPARED, corners]).astype(np.float64) ** 2
-        expected = self._exactly(squared)
-        log = np.asarray(self._defined(value(self._log, squared), squared))
+        log = np.asarray(value(self._log, squared))
+        expected = self._exactly(squared, log)
+        log = np.asarray(self._defined(log, squared))
         with np.errstate(invalid="ignore"):  # -inf - -inf
             same = np.abs(log - expected) <= _AGREES * (1 + np.abs(expected))
         wrong = np.flatnonzero(~(same | ((log < _VANISHING) & (expected < _VANISHING))))

@@ -2,39 +2,53 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
-from decimal import Context, Decimal, localcontext
+from decimal import Context, Decimal, Overflow, Underflow, localcontext
 from fractions import Fraction
 from typing import Any, Final
 
 from nlflow.kernels.expressions import Expression, Number
 
-_EXACT: Final = Context(prec=50, Emax=10**12, Emin=-(10**12), traps=[])
+_EXACT: Final = Context(prec=50, Emax=10**17, Emin=-(10**17), traps=[])
 _ONE: Final = Decimal(1)
 _SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 + x) is below 1e-32 of it
 
 
-def values(a: Expression, squared: Sequence[float]) -> list[Decimal]:
-    """Return an expression's values at squared distances; NaN where it has none.
+def values(a: Expression, squared: Sequence[float]) -> list[Decimal | None]:
+    """Return an expression's values at squared distances; NaN where it has none, None where digits do not tell.
 
     Cost: some ten microseconds for each operation and distance.
     """
-    with localcontext(_EXACT):
-        known: dict[Expression, list[Any]] = {}
+    with localcontext(_EXACT) as context:
+        found = _found(a, squared)
+        unknown: list[Decimal | None] = list(found)
+        for i, s in enumerate(squared):
+            if not found[i].is_finite():  # of infinities in between?
+                context.clear_flags()
+                _found(a, [s])
+                if context.flags[Overflow] or context.flags[Underflow]:
+                    unknown[i] = None
+        return unknown
 
-        def found(a: Expression) -> list[Any]:
-            if a not in known:
-                known[a] = _applied(a, [found(term) for term in a.terms], start)
-            return known[a]
 
-        start = [Decimal(s) for s in squared]
-        return found(a)
+def logarithm(k: Decimal | None) -> float:
+    """Return log k as a float; NaN for what is negative, infinite, no number or not told."""
+    if k is None or not k.is_finite() or k < 0:
+        return math.nan
+    return float(_EXACT.ln(k))
 
 
-def logarithms(found: Sequence[Decimal]) -> list[float]:
-    """Return logarithms as floats; NaN of what is negative, infinite or no number."""
-    with localcontext(_EXACT):
-        return [float(v.ln()) if v.is_finite() and v >= 0 else float("nan") for v in found]
+def _found(a: Expression, squared: Sequence[float]) -> list[Any]:
+    known: dict[Expression, list[Any]] = {}
+    start = [Decimal(s) for s in squared]
+
+    def found(a: Expression) -> list[Any]:
+        if a not in known:
+            known[a] = _applied(a, [found(term) for term in a.terms], start)
+        return known[a]
+
+    return found(a)
 
 
 def _applied(a: Expression, terms: list[list[Any]], start: list[Decimal]) -> list[Any]:
