@@ -29,8 +29,11 @@ __all__ = [
     "NumericalError",
     "StabilityError",
     "WorkerError",
+    "all_digits",
     "check_array",
     "check_choice",
+    "check_detached",
+    "check_floats",
     "check_integer",
     "check_memory",
     "check_number",
@@ -109,6 +112,11 @@ def shortened(value: object, most: int = 160) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
+def all_digits(value: float) -> str:
+    """Return a number as the shortest text that has all its bits; ``1`` for 1.0."""
+    return repr(float(value)).removesuffix(".0")
+
+
 def _shown(value: object) -> str:
     return shortened(repr(value), 60)
 
@@ -162,6 +170,21 @@ def _misnamed(possible: dict[str, bool], words: dict[str, Any], given: int) -> s
     return f"got {given} arguments without a name, expected {expected}; {remedy}"
 
 
+def check_detached(name: str, value: Any) -> None:
+    """Raise `InputError` for a tensor, or some of them, that asks for a gradient where there would be none.
+
+    All checks of numbers ask here, so that no derivative is left out in silence.
+    """
+    if isinstance(value, list | tuple):
+        for entry in value:
+            check_detached(name, entry)
+    elif getattr(value, "requires_grad", None) is True and sys.modules["torch"].is_grad_enabled():
+        raise InputError(
+            f"{name}: got a tensor that requires a gradient, expected numbers without one: nothing is differentiated "
+            "with respect to it; detach it"
+        )
+
+
 def check_number(
     name: str,
     value: Any,
@@ -196,6 +219,7 @@ def check_number(
         bound += f"{' and' if bound else ''} < {below:g}"
     expected = f"expected a {'finite ' if finite else ''}real number{bound}"
     tail = f"; {hint}" if hint else ""
+    check_detached(name, value)
     # NumPy and torch scalars name what they are in their dtype.
     named = str(getattr(value, "dtype", ""))
     if isinstance(value, bool | str | bytes | complex) or value is None or "bool" in named or "complex" in named:
@@ -212,6 +236,7 @@ def check_number(
 
 def check_integer(name: str, value: Any, *, minimum: int | None = None, odd: bool = False, hint: str = "") -> int:
     """Return `value` as an int, or raise `InputError` naming `name`."""
+    check_detached(name, value)
     words = f"expected an {'odd ' if odd else ''}integer" + (f" >= {minimum}" if minimum is not None else "")
     tail = f"; {hint}" if hint else ""
     try:
@@ -304,6 +329,16 @@ def check_array(
             f"replace them first{otherwise}"
         )
     return array
+
+
+def check_floats(name: str, value: Any, **options: Any) -> Any:
+    """Return a new NumPy array in double precision of `value`, or raise `InputError`; `options` are of `check_array`.
+
+    For what is not differentiated: a tensor that asks for a gradient is refused.
+    """
+    check_detached(name, value)
+    array = check_array(name, value, **options)
+    return np.array(array.detach().cpu().numpy() if hasattr(array, "detach") else array, dtype=np.float64)
 
 
 def _first(wrong: Any) -> str:

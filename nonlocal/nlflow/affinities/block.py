@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels, to_numpy
+from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, over_channels
 from nlflow.affinities.base import Affinity
 from nlflow.affinities.graph import Sparse
 from nlflow.domains import Domain
-from nlflow.errors import InputError, check_array, check_integer
+from nlflow.errors import InputError, check_floats, check_integer
 
 
 class Blocks(Domain):
@@ -29,7 +29,7 @@ class Blocks(Domain):
         self._weights: Floats | None = None
         if weights is None:
             return
-        given = np.array(to_numpy(check_array("weights", weights)), dtype=np.float64)
+        given = check_floats("weights", weights)
         if given.shape != self.shape:
             raise InputError(f"weights: got shape {given.shape}, expected {self.shape}, one for each member")
         if given.min() <= 0:

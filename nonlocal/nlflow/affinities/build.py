@@ -20,7 +20,15 @@ from nlflow.affinities.stencil import PatchStencil, TableStencil
 from nlflow.affinities.table import CUT, table_radius, warn_shrunk
 from nlflow.domains import Domain, Grid
 from nlflow.domains.mask import Mask, check_present
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number, checked_call
+from nlflow.errors import (
+    InputError,
+    check_array,
+    check_choice,
+    check_detached,
+    check_integer,
+    check_number,
+    checked_call,
+)
 from nlflow.kernels import Anisotropic, ExpDotProduct, Kernel, Patch, RadialKernel
 
 METHODS = (*PAIR_METHODS, "stencil", "convolution")
@@ -150,6 +158,7 @@ def from_matrix(matrix: Any, domain: Domain, memory_limit: float | None = None) 
     InputError
         For a wrong shape, negative or non-finite entries, or a row of zeros.
     """
+    check_detached("memory_limit", memory_limit)
     result = DenseAffinity.from_matrix(matrix, domain, memory_limit)
     result.reason = "the matrix was given"
     return result

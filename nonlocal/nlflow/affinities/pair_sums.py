@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ _LOG2E = 1 / math.log(2)
 # Relative error of a weight from which float32 features, or squared distances out of squares, are not taken any more.
 _ROUNDING = {"float32": 4e-6, "float64": 1e-12}
 _WEIGHTS = {"float32": 1e-30, "float64": 1e-280}  # ratio of the least and the largest
+_SAME = {"float32": 3e-3, "float64": 1e-6}  # of a compiled weight: its roundings, times the steepness of its parts
 _NEAR = 0.5  # of k(0): nodes with at least this much of it give a lower bound of the degree
 _FARTHEST = {"float32": 1e18, "float64": 1e150}  # over the width: squares stay in range
 
@@ -120,7 +121,36 @@ class PairSums:
         # Differences of numbers that are float32 already are exact to a rounding of the difference.
         exact = isinstance(self._kernel, RadialKernel) and self._y.dtype == np.float32
         rounding = 0.0 if exact else self._steepness * self._size * float(np.finfo(np.float32).eps) / 2
-        return name if rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name] else "float64"
+        suffices = rounding <= _ROUNDING[name] and self._size <= _FARTHEST[name]
+        return name if suffices and self._wrong_code(name) is None else "float64"
+
+    def _wrong_code(self, name: str) -> float | None:
+        """Return a distance at which the compiled weights are not those of the kernel; None where they are."""
+        kernel = self._kernel
+        if not isinstance(kernel, RadialKernel) or self._rate is not None:
+            return None  # products and Gaussians have code of their own, the same for all
+        known, place = kernel.compared_code, (self._unit, name)
+        if place not in known:
+            known[place] = kernel.differs(partial(self._weights_of, np.dtype(name)), self._unit, _SAME[name])
+        return known[place]
+
+    def _weights_of(self, f: np.dtype[Any], squared: Floats) -> Floats:
+        """Return the compiled weights at squared distances, those to one source at 0."""
+        from nlflow.backends.numba.pairwise import loop, weigher
+
+        count, numbers = len(squared), np.array(self._numbers, f)
+        regions = {"queries": Regions.without_end(count), "sources": Regions.without_end(1)}
+        lines = np.sqrt(squared)[None].astype(f), np.zeros((1, 1), f)
+        tables = _Tables.of(self._form, *lines, np.ones(1, f), numbers=numbers, **regions)
+        weighted = np.zeros((len(tables.y), 1), f)
+        weighted[0] = 1
+        sums, peaks = np.empty((tables.x.shape[1], 1)), np.empty(tables.x.shape[1])
+        q, s = tables.queries, tables.sources
+        loop("pair_sums", f.name)(
+            weigher(tables.form, f.name), False, numbers, BLOCK, tables.x, tables.y, q.lows, q.highs, q.limits, s.lows,
+            s.highs, s.limits, weighted, 0, sums, peaks,
+        )  # fmt: skip
+        return sums[:count, 0]
 
     def __call__(
         self,
@@ -268,6 +298,12 @@ class PairSums:
             x, y = x - middle, y - middle
             tables = _Tables.of_products(f, steep * x, y, -0.5 * steep * np.sum(y * y, axis=1), weights, **regions)
             return replace(tables, offset=np.asarray(-0.5 * steep * np.sum(x * x, axis=1, dtype=np.float64)))
+        wrong = self._wrong_code(f.name)
+        if wrong is not None:
+            raise InputError(
+                f"kernel: the compiled sums of {type(kernel).__name__} are wrong at the distance {wrong:.4g}; use "
+                "method='dense'"
+            )
         return _Tables.of(
             self._form, x.T.astype(f), y.astype(f), weights, numbers=np.array(self._numbers, f), **regions
         )
@@ -295,8 +331,8 @@ class PairSums:
         sums, peaks = np.empty((x.shape[1], weighted.shape[1])), np.empty(x.shape[1])
         loop("pair_sums", f.name)(
             weigher(tables.form, f.name), tables.form == DOT_PRODUCT, tables.numbers, BLOCK, x, tables.y,
-            queries.lows, queries.highs, queries.limits, sources.lows, sources.highs, sources.limits, weighted, sums,
-            peaks,
+            queries.lows, queries.highs, queries.limits, sources.lows, sources.highs, sources.limits, weighted,
+            int(degrees), sums, peaks,
         )  # fmt: skip
         sums, peaks = sums[:count], peaks[:count]
         if offset is not None:  # squared distances: with |x|^2 there is no weight above 1, and none to keep apart

@@ -16,7 +16,7 @@ from nlflow.denoising.noise.estimation import estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
 from nlflow.domains.samples import as_signal, exact_means, range_of
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, check_array, check_choice, check_floats, check_integer, check_number
 
 Array = NDArray[Any]
 QUALITIES = ("fast", "balanced", "best")
@@ -357,7 +357,7 @@ def _levels(
     hint = "the noise in the units of the input"
     if shape_of("sigma", sigma) == ():
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None
-    levels = np.asarray(check_array("sigma", sigma), np.float64)
+    levels = check_floats("sigma", sigma)
     if levels.min() < 0:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, {hint}")
     if levels.shape == spatial:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_array, check_integer
+from nlflow.errors import InputError, check_array, check_floats, check_integer
 
 _LETTERS = "TZYX"
 _LEAST = 8  # samples along each axis of an array that is taken for a volume without being told
@@ -101,7 +101,7 @@ def _distances(spacing: Any, letters: str) -> tuple[float, ...]:
     """Return how far apart samples lie along each axis."""
     if spacing is None:
         return (1.0,) * len(letters)
-    given = np.asarray(check_array("spacing", spacing, ndim=1), np.float64)
+    given = check_floats("spacing", spacing, ndim=1)
     if given.shape != (len(letters),) or not given.min() > 0:
         raise InputError(f"spacing: got {spacing!r}, expected {len(letters)} number(s) > 0, one for each of the axes "
                          f"{letters}")  # fmt: skip

@@ -21,6 +21,7 @@ from nlflow.flows.linear import GradientFlow, LinearFlow
 from nlflow.flows.trackers import Tracker
 from nlflow.functionals.energies import J
 from nlflow.io.encoding import digest
+from nlflow.io.identity import described
 from nlflow.io.terminal import bar
 from nlflow.kernels import Kernel
 
@@ -131,7 +132,7 @@ class Trail:
             What else the affinity is built with.
         """
         content = digest(np.ascontiguousarray(compared).data)
-        key = repr((kernel, grid, compared.dtype.str, compared.shape, settings, content))
+        key = described((kernel, grid, compared.dtype.str, compared.shape, settings, content))
         if key in self._kept:
             self.reused += 1
             self._kept.move_to_end(key)

@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 
 from nlflow._array import Floats, underflowing
 from nlflow.domains.base import Domain
-from nlflow.errors import InputError, check_array, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 
 @checked_call
@@ -33,12 +33,12 @@ class Points(Domain):
 
     def __init__(self, nodes: ArrayLike, weights: ArrayLike | None = None, volume: float = 1.0) -> None:
         # Copies: a domain does not change when the arrays that it was made from do.
-        x = np.array(check_array("nodes", nodes, ndim=(1, 2)), dtype=np.float64)
+        x = check_floats("nodes", nodes, ndim=(1, 2))
         x = x[:, None] if x.ndim == 1 else x
         if weights is None:
             w = np.full(len(x), check_number("volume", volume, minimum=0, strict=True) / len(x))
         else:
-            w = np.array(check_array("weights", weights, ndim=1), dtype=np.float64)
+            w = check_floats("weights", weights, ndim=1)
             if w.shape != (len(x),):
                 raise InputError(f"weights: got shape {w.shape}, expected ({len(x)},), one for each node")
             if w.min() <= 0:

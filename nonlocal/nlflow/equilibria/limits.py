@@ -13,6 +13,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     check_choice,
+    check_detached,
     check_integer,
     check_number,
     checked_call,
@@ -85,6 +86,7 @@ def equilibrium(
     >>> bool(np.ptp(equilibrium(flow).u) > 0.3)
     True
     """
+    check_detached("memory_limit", memory_limit)
     check_frozen(flow, constraint=True)
     method = check_choice("method", method, _METHODS)
     maxiter = check_integer("maxiter", maxiter, minimum=1)

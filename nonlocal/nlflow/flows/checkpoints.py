@@ -24,12 +24,19 @@ from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
 from nlflow.flows.trackers import Checkpoint, Tracker
 from nlflow.io.checkpoints import Checkpoints
+from nlflow.io.identity import described
 from nlflow.io.storage import Arrays, Meta
 
 _ANOTHER = (
     "the checkpoint belongs to another problem (signal, kernel, flow, times, those of trackers, or integrator differ); "
     "resume with the arguments that it was written with, or start afresh"
 )
+_EARLIER = (
+    "an earlier version wrote the checkpoint, whose fingerprint had six digits of some numbers, so that nobody can "
+    "tell whether it is of this problem; resume with that version, or start afresh"
+)
+_FINGERPRINTS = "bits:"
+"""What fingerprints begin with, which have all bits of all numbers."""
 _MEMORY = "memory/"
 """What the names of signals begin with in a checkpoint that the integrator remembers."""
 
@@ -145,6 +152,8 @@ class Checkpointed:
             return f"the checkpoint has no {error}"
         same = probe.shape == self.probe.shape and probe.dtype.kind == "f"
         same = same and np.allclose(probe, self.probe, rtol=rounding, atol=rounding)
+        if isinstance(fingerprint, str) and not fingerprint.startswith(_FINGERPRINTS):
+            return _EARLIER
         if fingerprint != self.fingerprint or not bool(same):
             return _ANOTHER
         if self.flow.evolving and "kernel_signal" not in arrays:
@@ -228,18 +237,24 @@ def fingerprint(
     digest = hashlib.sha256()
     given = flow.given()
     words = [word for word in given if isinstance(word, str)]
-    for text in (repr(flow), repr(integrator), repr(flow.affinity.whole_shape), *words, *(looks or [])):
+    own = [piece for piece in given if not (piece is None or isinstance(piece, str) or _is_array(piece))]
+    objects = (flow.affinity.kernel, integrator, *own)
+    texts = (repr(flow), repr(flow.affinity.whole_shape), *words, *(looks or []), *map(described, objects))
+    for text in texts:
         digest.update(text.encode())
-    pieces = [piece for piece in given if piece is not None and not isinstance(piece, str)]
+    pieces = [piece for piece in given if _is_array(piece)]
     # What depends on time: at the start, at an odd moment and at the end.
     moments = (0.0, 0.3819660112501051 * float(times[-1]), float(times[-1])) if flow.timed else ()
     changing = [signal for t in moments for signal in flow.moments(t, u)]
     for piece in (times, u, *pieces, *changing):
-        alone = isinstance(piece, float) or piece is times
-        array = np.asarray(piece) if alone else flow.affinity.whole(piece)
+        array = np.asarray(piece) if piece is times else flow.affinity.whole(piece)
         digest.update(str((array.dtype, array.shape)).encode())
         digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
+    return f"{_FINGERPRINTS}{digest.hexdigest()}"
+
+
+def _is_array(piece: Any) -> bool:
+    return hasattr(piece, "shape") and hasattr(piece, "dtype")
 
 
 def probe(flow: Flow, like: Array) -> NDArray[np.float64]:

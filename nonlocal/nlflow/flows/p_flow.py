@@ -74,8 +74,10 @@ class PFlow(Flow):
         return u
 
     def given(self) -> list[Any]:
-        """Return what the flow was given beside its kernel: the observed signal and the fidelity."""
-        return ["", self.observed, None if self.observed is None else self._functional.fidelity]
+        """Return what the flow was given beside its kernel: the functional's numbers, misfit and observed signal."""
+        own = self._functional
+        fidelity = None if self.observed is None else own.fidelity
+        return ["", self.observed, fidelity, own.p, own.isotropic, _misfit(own)]
 
     def __repr__(self) -> str:
         return f"PFlow({self._functional!r})"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nlflow._array import Array, Floats, is_numpy, namespace, same_kind, scalar, underflowing
-from nlflow.errors import InputError, NumericalError, check_number, shortened
+from nlflow.errors import InputError, NumericalError, all_digits, check_number, shortened
 
 _SAMPLES = 128  # places at which what is claimed of a reaction is compared with its values
 _FINE = 4097  # places at which the largest slope is looked for
@@ -182,7 +182,7 @@ class Reaction:
         return bound
 
     def __repr__(self) -> str:
-        return f"{self.name}({', '.join(f'{end:g}' for end in self.interval)})"
+        return f"{self.name}({', '.join(all_digits(end) for end in self.interval)})"
 
 
 def _finite(values: Array) -> bool:

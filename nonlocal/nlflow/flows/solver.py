@@ -18,7 +18,7 @@ from nlflow.errors import (
     InputError,
     NumericalError,
     StabilityError,
-    check_array,
+    check_floats,
     check_number,
     checked_call,
 )
@@ -137,7 +137,7 @@ def _output_times(t: float | None, t_eval: Any) -> NDArray[np.float64]:
     end = None if t is None else check_number("t", t, minimum=0)
     if t_eval is None:
         return np.array([0.0, end]) if end else np.array([0.0])
-    times = np.asarray(check_array("t_eval", t_eval, ndim=1), dtype=np.float64)
+    times = check_floats("t_eval", t_eval, ndim=1)
     if times[0] < 0 or np.any(np.diff(times) <= 0):
         raise InputError(f"t_eval: got {times.tolist()[:6]}, expected increasing times >= 0")
     if end is not None and times[-1] > end:

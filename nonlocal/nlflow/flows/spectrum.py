@@ -235,6 +235,7 @@ def relaxation_rate(flow: LinearFlow) -> float:
                     lift = 2 * high * float(unit @ v) if uniform else 0.0
                     return np.asarray(product(v) + lift * unit)
 
+                # Lowered by the tolerance, so that what is told of the limit from it is on the safe side.
                 slowest = extreme(lifted, n, "SA", symmetric=True, tol=1e-8, rounding=_rounding(flow))
                 rate = float(slowest[0]) * (1 - 1e-8)
             else:

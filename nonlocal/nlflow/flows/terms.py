@@ -142,7 +142,7 @@ class Terms:
         """Return what tells these terms apart, as `Flow.given` does; `moments` has what changes with time."""
         own: list[Any] = list(self.words)
         if self.reaction is not None:
-            own.append(self.reaction.word())
+            own += [self.reaction, self.reaction.word()]
         if self.source is not None and not self.source.timed:
             own.append(self.source.at(0.0))
         return own if self.constraint is None else [*own, *self.constraint.given()]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from nlflow.errors import InputError, check_array, check_integer, check_number
+from nlflow.errors import InputError, check_floats, check_integer, check_number
 
 _SAME = 1e-12  # relative: times closer than this are one; far above their rounding, far below a step
 
@@ -103,7 +103,7 @@ def landing(own: list[Times], t: float, output: float) -> float:
 
 
 def _increasing(at: Any) -> NDArray[np.float64]:
-    times = np.array(check_array("at", at, ndim=1), dtype=np.float64)
+    times = check_floats("at", at, ndim=1)
     if times[0] < 0 or np.any(np.diff(times) <= 0):
         raise InputError(f"at: got {times.tolist()[:6]}, expected increasing times >= 0")
     return times

@@ -26,6 +26,7 @@ from nlflow.errors import (
     NlflowError,
     NlflowWarning,
     check_array,
+    check_detached,
     check_number,
 )
 from nlflow.flows.flow import Flow
@@ -384,6 +385,7 @@ class DiscrepancyPrinciple(Tracker):
         at: ArrayLike | None = None,
     ) -> None:
         super().__init__(every, interval=interval, at=at)
+        check_detached("observed", observed)
         self.observed = check_array("observed", observed)
         self.sigma = check_number("sigma", sigma, minimum=0)
         self.factor = check_number("factor", factor, minimum=0)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Array, constant_like, is_numpy, namespace, to_numpy, underflowing
 from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NumericalError, check_array, check_integer
+from nlflow.errors import InputError, NumericalError, check_array, check_detached, check_integer
 
 _LISTED = ("stencil", "sparse")  # methods whose edges are few and listed at once
 
@@ -103,6 +103,7 @@ def as_constraint(affinity: Affinity, given: Any) -> Held | None:
 
 
 def _checked(values: Any) -> Array:
+    check_detached("values", values)
     return check_array("values", values, hint="or a callable of t")
 
 

@@ -14,7 +14,15 @@ from nlflow._array import Array, Floats, is_numpy, power_of_two, underflowing
 from nlflow.affinities.fractional import FractionalAffinity, Region, edge_correction
 from nlflow.affinities.lattice import Lattice, normalization
 from nlflow.domains import Grid
-from nlflow.errors import InputError, NumericalError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    check_choice,
+    check_detached,
+    check_floats,
+    check_integer,
+    check_number,
+)
 from nlflow.functionals.accuracy import Rows
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.krylov import Solved, conjugate_gradients, default_rtol, verdict
@@ -103,6 +111,7 @@ class FractionalLaplacian:
         corrected: bool | None = None,
         memory_limit: float | None = None,
     ) -> None:
+        check_detached("memory_limit", memory_limit)
         self.grid = _check_grid(grid)
         self.s = check_number("s", s, minimum=0, strict=True, below=1, hint="1 is the local Laplacian, no kernel")
         h = grid.spacing[0]
@@ -288,7 +297,7 @@ class FractionalLaplacian:
             return self.killing * check_number("exterior", exterior)
         if self.grid.boundary == "periodic":
             raise InputError("exterior: got an array on a periodic grid, which has no outside; leave it out")
-        field = np.asarray(check_array("exterior", exterior), dtype=np.float64)
+        field = check_floats("exterior", exterior)
         if field.shape != self.grid.shape:
             raise InputError(f"exterior: got shape {field.shape}, expected a number or {self.grid.shape}")
         if self._region.inside is None:
@@ -362,7 +371,7 @@ def _region(grid: Grid, inside: Any) -> Region:
         raise InputError("inside: got a mask on a periodic grid, expected boundary='isolated' with it")
     given = np.asarray(inside)
     flags = given.dtype == bool
-    values = given if flags else np.asarray(check_array("inside", inside), np.float64) / grid.spacing[0]
+    values = given if flags else check_floats("inside", inside) / grid.spacing[0]
     if values.shape != grid.shape:
         raise InputError(f"inside: got shape {values.shape}, expected {grid.shape}, that of the grid")
     mask = values if flags else values > _CLOSEST

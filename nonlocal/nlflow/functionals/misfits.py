@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, underflowing
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError, all_digits, check_number
 
 
 class Misfit(ABC):
@@ -70,7 +70,7 @@ class Misfit(ABC):
         return ""
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{value:g}" for name, value in sorted(vars(self).items()) if not name.startswith("_"))
+        given = ", ".join(all_digits(value) for name, value in sorted(vars(self).items()) if not name.startswith("_"))
         return f"{type(self).__name__}({given})"
 
 

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from nlflow._array import Array, Floats, constant_like, underflowing
-from nlflow.errors import InputError, check_array
+from nlflow.errors import InputError, check_floats
 from nlflow.kernels.base import Kernel, RadialKernel
 
 
@@ -74,7 +74,7 @@ class Anisotropic(Kernel):
         # One amplitude, so that nothing has to look for the other.
         self._set("amplitude", self.amplitude * self.kernel.amplitude)
         self._set("kernel", replace(self.kernel, amplitude=1.0))
-        self._set("linear_map", _map(name, np.asarray(check_array(name, value), dtype=np.float64)))
+        self._set("linear_map", _map(name, check_floats(name, value)))
         self._set("positive_semidefinite", self.kernel.positive_semidefinite)
 
     @cached_property

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,13 +20,18 @@ from scipy.spatial.distance import cdist
 
 from nlflow._array import Array, Floats, is_numpy, underflowing
 from nlflow.errors import InputError, check_number
-from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression
+from nlflow.kernels.expressions import FUNCTIONS, SQUARED, Expression, value
 from nlflow.kernels.forms import rate, traced, weight
 
 _DISTANCES: Final = np.geomspace(1e-30, 1e30, 6001)
 _PARTS, _ROUNDS = 256, 6  # after which neighbours of those distances are less than a rounding apart
 _COUNTS: Final = 4e-6  # of k(0): smaller weights are rounded in float32 beside those that count
 _NOTHING: Final = 1e-30  # of k(0)
+_RADII: Final = np.append(
+    np.geomspace(1e-9, 1e9, 181) * (1 + 1e-9), np.linspace(0.03, 12, 200)
+)  # no corner of a formula
+_SAME: Final = 1e-6  # of a weight, beside those that count
+_COMPILED: Final = 400  # operations
 _ONE: Final = 1e-6  # log k(0) of a kernel that is 1 at 0, with the rounding of float32
 
 
@@ -183,11 +188,17 @@ class RadialKernel(Kernel):
         return self._weights[unit]
 
     @cached_property
+    def compared_code(self) -> dict[tuple[float, str], float | None]:
+        """What `differs` found of compiled code, for a unit and a precision."""
+        return {}
+
+    @cached_property
     def _weights(self) -> dict[float, Expression]:
         """What `weight` gave. An evolving kernel is built anew at each step of a flow, with the same parameters."""
         return {}
 
-    def _weight(self, unit: float) -> Expression:
+    def check_unit(self) -> None:
+        """Raise `InputError` unless k is 1 at r = 0, to which sums without a matrix are relative."""
         with np.errstate(all="ignore"):
             start = float(np.asarray(self.log_profile(np.zeros(1)))[0])
         if abs(start) > _ONE:
@@ -195,18 +206,51 @@ class RadialKernel(Kernel):
                 f"kernel: {type(self).__name__} is {math.exp(min(start, 700.0)):.4g} at r = 0, expected 1 for sums "
                 "without a matrix; divide the formula by k(0) and pass that as the amplitude"
             )
+
+    def _weight(self, unit: float) -> Expression:
+        self.check_unit()
         k = weight(traced(self.log_profile, unit))
         far = self.support(_NOTHING)
         if k.operation == "multiply" and math.isfinite(far):
             # A polynomial that overflows beside an exponential that is hardly 0 is no weight: it ends where k is 0.
             near = FUNCTIONS.minimum(SQUARED, Fraction(far) ** 2 * Fraction(unit) ** 2)
-            return weight(traced(self.log_profile, unit, near))
+            k = weight(traced(self.log_profile, unit, near))
+        self._check_weight(k, unit)
         return k
+
+    def _check_weight(self, k: Expression, unit: float) -> None:
+        """Raise `InputError` unless what code is made of is k at distances of many decades, and short enough."""
+        if k.parts > _COMPILED:
+            raise InputError(f"kernel: its formula has more than {_COMPILED} operations, too many for compiled sums")
+
+        def found(squared: Floats) -> Floats:
+            return np.asarray(value(k, squared))
+
+        wrong = self.differs(found, unit, _SAME)
+        if wrong is not None:
+            raise InputError(
+                f"kernel: {type(self).__name__} has another value at the distance {wrong:.4g} once compiled; "
+                "method='dense' takes it"
+            )
+
+    def differs(self, weights: Callable[[Floats], Floats], unit: float, rtol: float) -> float | None:
+        """Return a distance at which weights of squared distances times unit^2 are not k; None where they are.
+
+        Compared are weights that count, at distances of many decades.
+        """
+        scale = self.scale
+        radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * _RADII)
+        with np.errstate(all="ignore"):
+            squares = radii**2, (radii * unit) ** 2
+            inside = np.all([(s > 1e-300) & (s < math.inf) for s in squares], axis=0) | (radii == 0)
+            expected = np.exp(self.log_profile(squares[0]))
+            same = ~inside | (np.abs(weights(squares[1]) - expected) <= rtol * np.maximum(expected, _COUNTS))
+        return None if bool(np.all(same)) else float(radii[np.argmin(same)])
 
     def check_profile(self) -> None:
         """Raise `InputError` unless k is a number >= 0 at all distances, and finite at 0; k is sampled."""
         scale = self.scale
-        radii = np.append(0.0, scale * np.geomspace(1e-12, 1e12, 241)) if 0 < scale < math.inf else np.zeros(1)
+        radii = np.append(0.0, (scale if 0 < scale < math.inf else 1.0) * np.geomspace(1e-12, 1e12, 241))
         with np.errstate(all="ignore"):
             logs = np.asarray(self.log_profile(radii**2), dtype=np.float64)
         if logs.shape != radii.shape:

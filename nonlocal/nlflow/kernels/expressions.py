@@ -1,10 +1,12 @@
 """Formulas of kernels as expressions of the squared distance, from which code is made.
 
-A formula that is written for arrays takes an `Expression` in their place, which keeps what it does. `structure` tells
-the form of an expression from the numbers in it, so that kernels which differ in their parameters alone share their
-code. That is made by `nlflow.backends.numba.pairwise`.
+A formula that is written for arrays takes an `Expression` in their place, which keeps what it does, as it is written.
+`nlflow.kernels.rewriting` makes it simpler. `structure` tells the form of an expression from the numbers in it, so that
+kernels which differ in their parameters alone share their code. That is made by `nlflow.backends.numba.pairwise`.
 
 Numbers are fractions: what a formula multiplies one after the other is rounded once, and nothing over- or underflows.
+They have as many digits as floats can need, and an expression as many parts as are compiled in a moment: more is
+refused, so that no formula takes time or memory without end.
 """
 
 from __future__ import annotations
@@ -12,8 +14,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -22,19 +25,43 @@ import numpy as np
 from nlflow._array import Array, namespace, root
 from nlflow.errors import InputError
 
-_WHOLE: Final = 64  # powers of numbers that are exact
 Number = Fraction | float  # floats are infinities alone
+_DIGITS: Final = 8192  # bits of a number's numerator and denominator; squares of widths have 2400
+_KEPT: Final = 256  # bits of a number that would have more
+_PARTS, _DEPTH = 2000, 150  # of an expression: parsers allow 200 parentheses within each other
+NEGATIVE, ZERO, POSITIVE = 1, 2, 4
+"""Signs that an expression can have, to be added up."""
+_ANY: Final = NEGATIVE | ZERO | POSITIVE
+_CONDITIONS: Final = ("lt", "le", "both")
 
 
 @dataclass(frozen=True, eq=False)
 class Expression:
-    """A number, the squared distance, or an operation on expressions; numbers and arrays mix with it as with arrays."""
+    """A number, the squared distance, or an operation on expressions; numbers and arrays mix with it as with arrays.
+
+    Raises
+    ------
+    InputError
+        For one that is longer or deeper than code is made of.
+    """
 
     operation: str
     terms: tuple[Expression, ...] = ()
     value: Number = Fraction(0)
+    parts: int = field(init=False, repr=False)
+    depth: int = field(init=False, repr=False)
 
     __array_priority__ = 100
+
+    def __post_init__(self) -> None:
+        for name, count, most in (
+            ("parts", 1 + sum(term.parts for term in self.terms), _PARTS),
+            ("depth", 1 + max((term.depth for term in self.terms), default=0), _DEPTH),
+        ):
+            if count > most:
+                what = "operations" if name == "parts" else "operations within each other"
+                raise InputError(f"kernel: its formula has more than {most} {what}; write it shorter")
+            object.__setattr__(self, name, count)
 
     def __array_namespace__(self, api_version: str | None = None) -> Any:
         """Return the functions that formulas may use."""
@@ -55,12 +82,12 @@ class Expression:
         return result
 
     def __add__(self, other: Any) -> Expression:
-        return _add(self, as_expression(other))
+        return _joined("add", self, other)
 
     __radd__ = __add__
 
     def __mul__(self, other: Any) -> Expression:
-        return _multiply(self, as_expression(other))
+        return _joined("multiply", self, other)
 
     __rmul__ = __mul__
 
@@ -71,41 +98,43 @@ class Expression:
         return self
 
     def __sub__(self, other: Any) -> Expression:
-        return _add(self, -as_expression(other))
+        return self + -as_expression(other)
 
     def __rsub__(self, other: Any) -> Expression:
-        return _add(-self, as_expression(other))
+        return -self + other
 
     def __truediv__(self, other: Any) -> Expression:
-        return self * _power(as_expression(other), Fraction(-1))
+        return self * as_expression(other) ** -1
 
     def __rtruediv__(self, other: Any) -> Expression:
-        return _multiply(_power(self, Fraction(-1)), as_expression(other))
+        return self**-1 * other
 
     def __pow__(self, other: Any) -> Expression:
-        power = as_expression(other)
-        return _power(self, power.value) if power.is_number else _exp(power * _log(self))
+        power, base = _numeric(other), _numeric(self)
+        return Expression("power", (base,), power.value) if power.is_number else Expression("pow", (base, power))
 
     def __rpow__(self, other: Any) -> Expression:
-        return _exp(self * _log(as_expression(other)))
+        return as_expression(other) ** self
 
     def __abs__(self) -> Expression:
-        return _pair("max", self, -self)
+        return _joined("abs", self)
 
     def __lt__(self, other: Any) -> Expression:
-        return _compare("lt", self, as_expression(other))
+        return _joined("lt", self, other)
 
     def __le__(self, other: Any) -> Expression:
-        return _compare("le", self, as_expression(other))
+        return _joined("le", self, other)
 
     def __gt__(self, other: Any) -> Expression:
-        return _compare("lt", as_expression(other), self)
+        return _joined("lt", other, self)
 
     def __ge__(self, other: Any) -> Expression:
-        return _compare("le", as_expression(other), self)
+        return _joined("le", other, self)
 
     def __and__(self, other: Any) -> Expression:
-        return Expression("both", (self, as_expression(other)))
+        return Expression("both", (_condition(self), _condition(other)))
+
+    __rand__ = __and__
 
     def __bool__(self) -> bool:
         raise InputError(
@@ -121,6 +150,26 @@ class Expression:
         """Whether it is a number."""
         return self.operation == "number"
 
+    @cached_property
+    def signs(self) -> int:
+        """The signs that it can have at any distance where it is a number at all, as is proved from its parts."""
+        return _signs(self)
+
+    @property
+    def positive(self) -> bool:
+        """Whether it is proved to be > 0 everywhere."""
+        return self.signs == POSITIVE
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether it is proved to be >= 0 everywhere."""
+        return not self.signs & NEGATIVE
+
+    @cached_property
+    def finite(self) -> bool:
+        """Whether it is proved to be a finite number at every finite distance."""
+        return all(term.finite for term in self.terms) and _stays_finite(self)
+
     def __str__(self) -> str:
         """Return the expression in prefix form, with its numbers."""
         form, numbers = structure(self)
@@ -128,28 +177,60 @@ class Expression:
 
 
 SQUARED: Final = Expression("squared")
-_ZERO: Final = Expression("number")
-_ONE: Final = Expression("number", value=Fraction(1))
 
 
 def number(value: Number) -> Expression:
-    """Return a number."""
+    """Return a number, of as many digits as are kept.
+
+    Raises
+    ------
+    InputError
+        For what is not a number, and for numbers that no float comes near.
+    """
+    if isinstance(value, float):
+        if math.isnan(value):
+            raise InputError("kernel: its formula has a constant that is not a number")
+        return Expression("number", value=value)
+    bits = value.numerator.bit_length(), value.denominator.bit_length()
+    if max(bits) > _DIGITS:
+        value = _rounded(value, bits[0] - bits[1])
     return Expression("number", value=value)
+
+
+def _rounded(value: Fraction, exponent: int) -> Fraction:
+    """Return a number near 2^exponent, rounded to the digits that are kept."""
+    if abs(exponent) > _DIGITS - _KEPT:
+        raise out_of_range()
+    shift = _KEPT - exponent
+    over, under = (max(shift, 0), max(-shift, 0))
+    digits = (value.numerator << over) // (value.denominator << under)
+    return Fraction(digits << under, 1 << over)
+
+
+def out_of_range() -> InputError:
+    """Return the refusal of a number that no float comes near."""
+    return InputError("kernel: its formula has a number that overflows, or is too small for one; scale it")
+
+
+def as_float(value: Number) -> float:
+    """Return a number as a float, or raise `InputError`."""
+    try:
+        return float(value)
+    except OverflowError:
+        raise out_of_range() from None
 
 
 def as_expression(value: Any) -> Expression:
     """Return a number as an expression, or an expression as it is."""
     if isinstance(value, Expression):
         return value
-    if isinstance(value, Fraction):
-        return Expression("number", value=value)
+    if isinstance(value, Fraction | int):
+        return number(Fraction(value))
     try:
-        number = float(value)
-    except (TypeError, ValueError) as error:
+        found = float(value)
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"kernel: its formula uses {type(value).__name__}, expected numbers and distances") from error
-    if math.isnan(number):
-        raise InputError("kernel: its formula has a constant that is not a number")
-    return Expression("number", value=number if math.isinf(number) else Fraction(number))
+    return number(found if math.isinf(found) or math.isnan(found) else Fraction(found))
 
 
 def _unknown(name: str) -> str:
@@ -159,138 +240,138 @@ def _unknown(name: str) -> str:
     )
 
 
-# ---- operations, each in the simplest form
+def _numeric(value: Any) -> Expression:
+    """Return an expression as a number: a condition is 1 where it holds, and 0 elsewhere."""
+    a = as_expression(value)
+    return Expression("where", (a, number(Fraction(1)), number(Fraction(0)))) if a.operation in _CONDITIONS else a
 
 
-def _add(a: Expression, b: Expression) -> Expression:
-    if a.is_number and b.is_number:
-        return Expression("number", value=a.value + b.value)
+def _condition(value: Any) -> Expression:
+    a = as_expression(value)
+    if a.operation not in _CONDITIONS:
+        raise InputError("kernel: its formula has a condition that compares nothing; expected one such as r < 1")
+    return a
+
+
+def _joined(operation: str, *terms: Any) -> Expression:
+    return Expression(operation, tuple(_numeric(term) for term in terms))
+
+
+# ---- what is proved of an expression
+
+
+def _signs(a: Expression) -> int:
     if a.is_number:
-        a, b = b, a
-    if b.is_number and b.value == 0:
-        return a
-    if b.is_number and a.operation == "add" and a.terms[1].is_number:
-        return _add(a.terms[0], _add(a.terms[1], b))
-    return Expression("add", (a, b))
+        return NEGATIVE if a.value < 0 else ZERO if a.value == 0 else POSITIVE
+    terms = [term.signs for term in a.terms]
+    rule = _SIGNS.get(a.operation)
+    return _ANY if rule is None else rule(a, *terms)
 
 
-def _multiply(a: Expression, b: Expression) -> Expression:
-    if a.is_number and b.is_number:
-        return Expression("number", value=a.value * b.value)
-    if a.is_number:
-        a, b = b, a
-    if b.is_number and b.value in (0, 1):
-        return a if b.value else _ZERO
-    if a.operation == "multiply" and a.terms[1].is_number:  # numbers come last, and become one
-        return _multiply(_multiply(a.terms[0], b) if not b.is_number else a.terms[0], _times(a.terms[1], b))
-    if b.operation == "multiply" and b.terms[1].is_number:
-        return _multiply(_multiply(a, b.terms[0]), b.terms[1])
-    (here, first), (there, second) = _base_and_power(a), _base_and_power(b)
-    if here is there:  # r r is the squared distance
-        return _power(here, first + second)
-    return Expression("multiply", (a, b))
+def _of_sum(a: Expression, one: int, other: int) -> int:
+    both = one | other
+    if not both & NEGATIVE:
+        return POSITIVE if POSITIVE in (one, other) else both
+    if not both & POSITIVE:
+        return NEGATIVE if NEGATIVE in (one, other) else both
+    return _ANY
 
 
-def _base_and_power(a: Expression) -> tuple[Expression, Fraction]:
-    return (a.terms[0], Fraction(a.value)) if a.operation == "power" else (a, Fraction(1))
+def _of_product(a: Expression, one: int, other: int) -> int:
+    found = ZERO if (one | other) & ZERO else 0
+    if a.terms[0] is a.terms[1]:
+        return found | (POSITIVE if one & (NEGATIVE | POSITIVE) else 0)
+    if (one & POSITIVE and other & POSITIVE) or (one & NEGATIVE and other & NEGATIVE):
+        found |= POSITIVE
+    if (one & POSITIVE and other & NEGATIVE) or (one & NEGATIVE and other & POSITIVE):
+        found |= NEGATIVE
+    return found
 
 
-def _times(number: Expression, other: Expression) -> Expression:
-    return _multiply(number, other) if other.is_number else number
+def _of_power(a: Expression, base: int) -> int:
+    if a.value == 0:
+        return POSITIVE
+    found = POSITIVE if base & POSITIVE else 0
+    if base & ZERO:
+        found |= ZERO if a.value > 0 else POSITIVE | NEGATIVE  # 1/-0 is -infinity
+        found &= POSITIVE | ZERO if not base & NEGATIVE else _ANY
+    if base & NEGATIVE and is_whole(a.value):
+        found |= POSITIVE if is_even(a.value) else NEGATIVE
+    return found or _ANY
 
 
-def _power(a: Expression, power: Number) -> Expression:
-    if power == 0:
-        return _ONE
-    if power == 1:
-        return a
-    if isinstance(power, float):
-        raise InputError("kernel: its formula has an infinite power")
-    if a.is_number:
-        return Expression("number", value=_number_power(a.value, power))
+def _of_least(a: Expression, one: int, other: int) -> int:
+    found = NEGATIVE if (one | other) & NEGATIVE else 0
+    if (one & ZERO and other & (ZERO | POSITIVE)) or (other & ZERO and one & (ZERO | POSITIVE)):
+        found |= ZERO
+    return found | (POSITIVE if one & other & POSITIVE else 0)
+
+
+def _opposite(signs: int) -> int:
+    return (signs & ZERO) | (POSITIVE if signs & NEGATIVE else 0) | (NEGATIVE if signs & POSITIVE else 0)
+
+
+_SIGNS: Final[dict[str, Callable[..., int]]] = {
+    "squared": lambda a: ZERO | POSITIVE,
+    "add": _of_sum,
+    "multiply": _of_product,
+    "power": _of_power,
+    "pow": lambda a, base, power: POSITIVE if base == POSITIVE else _ANY if base & NEGATIVE else ZERO | POSITIVE,
+    "exp": lambda a, power: POSITIVE if a.terms[0].finite else ZERO | POSITIVE,
+    "log1p": lambda a, one: one if not one & NEGATIVE else _ANY,
+    "abs": lambda a, one: (one & ZERO) | (POSITIVE if one & (NEGATIVE | POSITIVE) else 0),
+    "min": _of_least,
+    "max": lambda a, one, other: _opposite(_of_least(a, _opposite(one), _opposite(other))),
+    "where": lambda a, condition, one, other: one | other,
+}
+
+
+def is_whole(power: Number) -> bool:
+    """Whether a power is a whole number."""
+    return isinstance(power, Fraction) and power.denominator == 1
+
+
+def is_even(power: Number) -> bool:
+    """Whether a power is a whole, even number."""
+    return isinstance(power, Fraction) and power.denominator == 1 and power.numerator % 2 == 0
+
+
+def _stays_finite(a: Expression) -> bool:
+    """Return whether an operation on finite numbers gives finite ones."""
+    if a.operation == "number":
+        return isinstance(a.value, Fraction)
     if a.operation == "power":
-        return _power(a.terms[0], Fraction(a.value) * power)
-    if a.operation == "multiply" and a.terms[1].is_number and a.terms[1].value > 0:
-        return _multiply(_power(a.terms[0], power), _power(a.terms[1], power))
-    return Expression("power", (a,), power)
+        base = a.terms[0].signs
+        return (is_whole(a.value) or not base & NEGATIVE) and (a.value > 0 or not base & ZERO)
+    if a.operation in ("pow", "log"):
+        return a.terms[0].positive
+    if a.operation == "log1p":
+        return a.terms[0].nonnegative
+    return True
 
 
-def _number_power(value: Number, power: Fraction) -> Number:
-    """Return a power of a number; whole powers and square roots of fractions stay in range whatever the number."""
-    if isinstance(value, float):
-        return value if power > 0 else Fraction(0)
-    if value == 0 and power < 0:
-        return math.inf
-    if power.denominator == 1 and abs(power) <= _WHOLE:
-        return value ** int(power)
-    if value < 0:
-        raise InputError(f"kernel: its formula has the power {float(power):g} of {float(value):g}, which is negative")
-    if power.denominator == 2 and abs(power) <= _WHOLE:
-        digits = 2 ** (2 * max(0, 160 - (value.numerator.bit_length() - value.denominator.bit_length()) // 2))
-        rooted = Fraction(math.isqrt(value.numerator * digits // value.denominator), math.isqrt(digits))
-        return rooted**power.numerator
-    if power.denominator == 4:
-        return _number_power(_number_power(value, Fraction(1, 2)), 2 * power)
-    try:
-        return Fraction(float(value) ** float(power))
-    except OverflowError as error:
-        raise InputError(f"kernel: its formula has the power {float(power):g} of a number, which overflows") from error
-
-
-def _exp(a: Expression) -> Expression:
-    if a.is_number:
-        return Expression("number", value=Fraction(0) if a.value == -math.inf else Fraction(math.exp(a.value)))
-    return Expression("exp", (a,))
-
-
-def _log(a: Expression) -> Expression:
-    if not a.is_number:
-        return Expression("log", (a,))
-    if a.value < 0:
-        raise InputError(f"kernel: its formula has the logarithm of {float(a.value):g}, which is negative")
-    value = -math.inf if a.value == 0 else math.log(a.value)
-    return Expression("number", value=value if math.isinf(value) else Fraction(value))
-
-
-def _pair(operation: str, a: Expression, b: Expression) -> Expression:
-    if a.is_number and b.is_number:
-        return a if (a.value < b.value) == (operation == "min") else b
-    return Expression(operation, (a, b))
-
-
-def _compare(operation: str, a: Expression, b: Expression) -> Expression:
-    """Return a < b or a <= b, of the squared distance itself where it can be: of c x with 1, and of the root of x."""
-    for here, there in ((a, b), (b, a)):
-        if not there.is_number or isinstance(there.value, float):
-            continue
-        if here.operation == "multiply" and here.terms[1].is_number and here.terms[1].value > 0:
-            pair = here.terms[0], Expression("number", value=there.value / here.terms[1].value)
-            return _compare(operation, *(pair if here is a else pair[::-1]))
-        if here.operation == "power" and here.value == Fraction(1, 2) and there.value >= 0:
-            pair = here.terms[0], Expression("number", value=there.value**2)
-            return _compare(operation, *(pair if here is a else pair[::-1]))
-    return Expression(operation, (a, b))
+# ---- names
 
 
 def _where(condition: Any, a: Any, b: Any) -> Expression:
-    return Expression("where", (as_expression(condition), as_expression(a), as_expression(b)))
+    return Expression("where", (_condition(condition), _numeric(a), _numeric(b)))
 
 
 NAMES: Final[dict[str, Callable[..., Expression]]] = {
-    "sqrt": lambda a: _power(as_expression(a), Fraction(1, 2)),
+    "sqrt": lambda a: as_expression(a) ** Fraction(1, 2),
     "square": lambda a: as_expression(a) ** 2,
     "pow": lambda a, b: as_expression(a) ** b,
-    "exp": lambda a: _exp(as_expression(a)),
-    "log": lambda a: _log(as_expression(a)),
-    "log1p": lambda a: _log(1 + as_expression(a)),
-    "abs": lambda a: abs(as_expression(a)),
-    "minimum": lambda a, b: _pair("min", as_expression(a), as_expression(b)),
-    "maximum": lambda a, b: _pair("max", as_expression(a), as_expression(b)),
+    "exp": lambda a: _joined("exp", a),
+    "log": lambda a: _joined("log", a),
+    "log1p": lambda a: _joined("log1p", a),
+    "abs": lambda a: _joined("abs", a),
+    "minimum": lambda a, b: _joined("min", a, b),
+    "maximum": lambda a, b: _joined("max", a, b),
     "where": _where,
 }
 _LIKE: Final[dict[str, Callable[..., Expression]]] = {
-    "zeros_like": lambda a, **options: _ZERO,
-    "ones_like": lambda a, **options: _ONE,
+    "zeros_like": lambda a, **options: as_expression(0),
+    "ones_like": lambda a, **options: as_expression(1),
     "full_like": lambda a, value, **options: as_expression(value),
 }
 
@@ -338,7 +419,7 @@ def structure(a: Expression) -> tuple[str, list[float]]:
 
     def written(a: Expression) -> str:
         if a.is_number:
-            numbers.append(float(a.value))
+            numbers.append(as_float(a.value))
             return f"c{len(numbers) - 1}"
         name = f"power:{a.value}" if a.operation == "power" else a.operation
         return f"{name}({','.join(map(written, a.terms))})" if a.terms else name
@@ -348,23 +429,31 @@ def structure(a: Expression) -> tuple[str, list[float]]:
 
 def value(a: Expression, squared: Array) -> Array:
     """Return an expression's values at squared distances, an array of any namespace."""
-    xp = namespace(squared)
+    # 1/0 is infinite, and the branch of `where` that is not taken may be no number.
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        return _value(a, squared, namespace(squared))
+
+
+def _value(a: Expression, squared: Array, xp: Any) -> Array:
     if a.is_number:
-        return xp.full_like(squared, float(a.value))
+        return xp.full_like(squared, as_float(a.value))
     if a.operation == "squared":
         return squared
+    terms = [_value(term, squared, xp) for term in a.terms]
     if a.operation == "power":
-        base = value(a.terms[0], squared)
-        power = Fraction(a.value)
-        if power.denominator == 2:
-            return root(base) if power == Fraction(1, 2) else root(base) ** power.numerator
-        return root(base, float(power)) if 0 < power < 1 else base ** float(power)
-    terms = [value(term, squared) for term in a.terms]
-    with np.errstate(divide="ignore", invalid="ignore"):  # log 0 is -inf; the branch of `where` not taken may be NaN
-        result: Array = {
-            "add": lambda: terms[0] + terms[1], "multiply": lambda: terms[0] * terms[1],
-            "exp": lambda: xp.exp(terms[0]), "log": lambda: xp.log(terms[0]), "both": lambda: terms[0] & terms[1],
-            "lt": lambda: terms[0] < terms[1], "le": lambda: terms[0] <= terms[1],
-            "min": lambda: xp.minimum(*terms), "max": lambda: xp.maximum(*terms), "where": lambda: xp.where(*terms),
-        }[a.operation]()  # fmt: skip
+        return _raised(terms[0], a.value)
+    result: Array = {
+        "add": lambda: terms[0] + terms[1], "multiply": lambda: terms[0] * terms[1], "pow": lambda: xp.pow(*terms),
+        "exp": lambda: xp.exp(terms[0]), "log": lambda: xp.log(terms[0]), "log1p": lambda: xp.log1p(terms[0]),
+        "lt": lambda: terms[0] < terms[1], "le": lambda: terms[0] <= terms[1], "both": lambda: terms[0] & terms[1],
+        "min": lambda: xp.minimum(*terms), "max": lambda: xp.maximum(*terms), "where": lambda: xp.where(*terms),
+        "abs": lambda: xp.abs(terms[0]),
+        **dict.fromkeys(("exp2", "exp2_up"), lambda: xp.exp(math.log(2) * terms[0])),
+    }[a.operation]()  # fmt: skip
     return result
+
+
+def _raised(base: Array, power: Number) -> Array:
+    if isinstance(power, Fraction) and power.denominator == 2:
+        return root(base) if power == Fraction(1, 2) else root(base) ** as_float(power.numerator)
+    return root(base, as_float(power)) if 0 < power < 1 else base ** as_float(power)

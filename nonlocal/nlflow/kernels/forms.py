@@ -11,12 +11,15 @@ from collections.abc import Callable
 from fractions import Fraction
 from typing import Any, Final
 
-from nlflow.errors import InputError
-from nlflow.kernels.expressions import NAMES, SQUARED, Expression, Number, as_expression, number
+from nlflow.errors import InputError, shortened
+from nlflow.kernels import rewriting
+from nlflow.kernels.expressions import NAMES, POSITIVE, SQUARED, Expression, Number, as_expression, is_even, number
+from nlflow.kernels.rewriting import add, multiply, power, simplified
 
 _LOG2E: Final = Fraction("1.4426950408889634073599246810018921374266459541530")
 _ZERO: Final = as_expression(0)
 _ONE: Final = as_expression(1)
+_LONGEST: Final = 10_000  # characters of a text
 
 
 def traced(log_profile: Callable[[Any], Any], unit: float = 1.0, squared: Expression = SQUARED) -> Expression:
@@ -27,54 +30,92 @@ def traced(log_profile: Callable[[Any], Any], unit: float = 1.0, squared: Expres
     InputError
         When the formula does what no expression can.
     """
+    return called(
+        log_profile, squared / unit / unit, "kernel: its formula cannot be compiled", "method='dense' takes any"
+    )
+
+
+def called(function: Callable[[Any], Any], symbol: Expression, refusal: str, remedy: str) -> Expression:
+    """Return what a function makes of a symbol, or raise `InputError` with its own error."""
     try:
-        return as_expression(log_profile(squared / unit / unit))
-    except (AttributeError, TypeError) as error:
-        raise InputError(f"kernel: its formula cannot be compiled ({error}); method='dense' takes any") from error
+        return as_expression(function(symbol))
+    except InputError:
+        raise
+    except Exception as error:  # it is anybody's code
+        raise InputError(f"{refusal} ({type(error).__name__}: {shortened(error)}); {remedy}") from error
 
 
 def weight(log: Expression) -> Expression:
     """Return exp of an expression, with powers in place of exponentials of logarithms, and 2^x in place of exp(x)."""
-    return _base_two(_joined(*_factors(log)))
+    return _base_two(_joined(*_factors(simplified(log))))
 
 
 def _joined(factors: Expression, exponent: Expression) -> Expression:
-    return factors * NAMES["exp"](exponent)
+    return multiply(factors, rewriting.exponential(exponent))
 
 
-def _factors(log: Expression, power: Number = Fraction(1)) -> tuple[Expression, Expression]:
-    """Return what exp(power log) is a product of: an expression, and the exponent of exp."""
+def _factors(log: Expression, times: Number = Fraction(1)) -> tuple[Expression, Expression]:
+    """Return what exp(times log) is a product of: an expression, and the exponent of exp.
+
+    A power of what is negative stands for that of its logarithm, which is no number: `RadialKernel.weight` compares.
+    """
     if log.operation == "add":
-        (a, b), (c, d) = (_factors(term, power) for term in log.terms)
-        return a * c, b + d
+        (a, b), (c, d) = (_factors(term, times) for term in log.terms)
+        return multiply(a, c), add(b, d)
     if log.operation == "multiply" and log.terms[1].is_number and isinstance(log.terms[1].value, Fraction):
-        return _factors(log.terms[0], power * log.terms[1].value)
-    if log.operation == "log":
-        return NAMES["pow"](log.terms[0], number(power)), _ZERO
+        return _factors(log.terms[0], times * log.terms[1].value)
+    if log.operation in ("log", "log1p"):
+        inner = log.terms[0] if log.operation == "log" else add(log.terms[0], _ONE)
+        return power(inner, times), _ZERO
     if log.operation == "where":
         condition, *others = log.terms
-        return NAMES["where"](condition, *(_joined(*_factors(other, power)) for other in others)), _ZERO
-    return _ONE, log * number(power)
+        return rewriting.where(condition, *(_joined(*_factors(other, times)) for other in others)), _ZERO
+    return _ONE, multiply(log, number(times))
 
 
 def _base_two(a: Expression) -> Expression:
+    """Return an expression of what code has: powers of two, of which those that can be > 1 are another operation."""
     terms = tuple(_base_two(term) for term in a.terms)
     if a.operation == "exp":
-        return Expression("exp2", (terms[0] * number(_LOG2E),))
+        rising = bool(a.terms[0].signs & POSITIVE)
+        return Expression("exp2_up" if rising else "exp2", (multiply(terms[0], number(_LOG2E)),))
+    if a.operation == "log1p":
+        return Expression("log", (add(terms[0], _ONE),))
     return Expression(a.operation, terms, a.value)
 
 
 def logarithm(k: Expression) -> Expression:
-    """Return the logarithm of an expression, taken of factors and powers one by one, so that it does not underflow."""
+    """Return the logarithm of a simple expression, of factors and powers one by one, so that it does not underflow.
+
+    The logarithm of a product is the sum of those of factors that are proved to be > 0, and that of all others
+    together: two of them may be negative. It is the sum of all where all are proved to be >= 0.
+    """
     if k.operation == "multiply":
-        return logarithm(k.terms[0]) + logarithm(k.terms[1])
+        factors = _product(k)
+        apart = factors if all(f.nonnegative for f in factors) else [f for f in factors if f.positive]
+        together = [f for f in factors if f not in apart]
+        logs = [logarithm(f) for f in apart]
+        if together:
+            rest = together[0]
+            for factor in together[1:]:
+                rest = multiply(rest, factor)
+            logs.append(logarithm(rest) if len(together) == 1 else rewriting.logarithm(rest))
+        total = logs[0]
+        for log in logs[1:]:
+            total = add(total, log)
+        return total
     if k.operation == "power":
-        return logarithm(k.terms[0]) * number(k.value)
+        base = rewriting.absolute(k.terms[0]) if is_even(k.value) else k.terms[0]
+        return multiply(logarithm(base), number(k.value))
     if k.operation == "exp":
         return k.terms[0]
     if k.operation == "where":
-        return NAMES["where"](k.terms[0], logarithm(k.terms[1]), logarithm(k.terms[2]))
-    return NAMES["log"](k)
+        return rewriting.where(k.terms[0], logarithm(k.terms[1]), logarithm(k.terms[2]))
+    return rewriting.logarithm(k)
+
+
+def _product(k: Expression) -> list[Expression]:
+    return [f for term in k.terms for f in _product(term)] if k.operation == "multiply" else [k]
 
 
 def rate(k: Expression) -> float | None:
@@ -96,10 +137,16 @@ def parsed(text: str, names: dict[str, Expression]) -> Expression:
     InputError
         For a text that is something else. Nothing of it is run.
     """
+    if len(text) > _LONGEST:
+        raise InputError(
+            f"k: got {len(text)} characters, expected at most {_LONGEST}; write it shorter, or as a function"
+        )
     try:
         return _parsed(ast.parse(text.strip(), mode="eval").body, text, names)
+    except InputError:
+        raise
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise InputError(f"k: got {text!r}, which is no expression ({error})") from None
+        raise InputError(f"k: got {shortened(repr(text))}, which is no expression ({error or 'too deep'})") from None
 
 
 _BINARY: Final[dict[type, Callable[[Any, Any], Any]]] = {
@@ -129,8 +176,11 @@ def _parsed(tree: ast.AST, text: str, names: dict[str, Expression]) -> Expressio
         try:
             return NAMES[tree.func.id](*map(inner, tree.args))
         except TypeError:
-            raise InputError(f"k: got {text!r}, in which {tree.func.id} has {len(tree.args)} arguments") from None
+            raise InputError(
+                f"k: got {shortened(repr(text))}, in which {tree.func.id} has {len(tree.args)} arguments"
+            ) from None
     raise InputError(
-        f"k: got {text!r}, in which {ast.unparse(tree)!r} is not known; expected numbers, {', '.join(names)}, "
+        f"k: got {shortened(repr(text))}, in which {shortened(ast.unparse(tree))!r} is not known; expected numbers, "
+        f"{', '.join(names)}, "
         f"+ - * / **, < <= > >=, and {', '.join(NAMES)}"
     )

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
-from nlflow._array import Array, underflowing
-from nlflow.errors import InputError
+import numpy as np
+
+from nlflow._array import Array, Floats, constant_like, namespace, to_numpy, underflowing
+from nlflow.errors import InputError, shortened
+from nlflow.kernels import written
 from nlflow.kernels.base import RadialKernel
-from nlflow.kernels.expressions import SQUARED, Expression, as_expression, value
-from nlflow.kernels.forms import logarithm, parsed
+from nlflow.kernels.expressions import SQUARED, Expression, Number, value
+from nlflow.kernels.forms import called, logarithm, parsed
+from nlflow.kernels.rewriting import simplified
+
+# Of float32, whose squares are exact in float64: distances at which k is compared with what is written, and at which it
+# has to have a value.
+_COMPARED: Final = np.float32(np.concatenate([[0], np.geomspace(1e-12, 1e12, 49), np.linspace(0.07, 5, 40)]))
+_SEEN: Final = np.float32(np.concatenate([[0], np.geomspace(1e-12, 1e12, 1201), np.linspace(0, 16, 2001)]))
+_BESIDE: Final = (1 - 1e-3, 1 + 1e-3)  # numbers of the formula, where it may have corners
+_CONSTANTS: Final = 40  # numbers beside which it is compared
+_AGREES: Final = 1e-8  # of log k, beside 1: more digits are lost
+_VANISHING: Final = -690.0  # log k, beside which no weight counts
+_MOST: Final = 4096  # distances at which floats fail and digits are taken
 
 
 @underflowing
@@ -50,6 +65,7 @@ class Formula(RadialKernel):
     k: str | Callable[[Any], Any]
     width: float = 1.0
     definite: bool = field(default=False, kw_only=True)
+    _written: Expression = field(init=False, repr=False, compare=False)
     _log: Expression = field(init=False, repr=False, compare=False)
     positive: ClassVar[tuple[str, ...]] = ("width",)
     formula: ClassVar[str] = "k(|x-y| / width)"
@@ -61,12 +77,15 @@ class Formula(RadialKernel):
         if isinstance(self.k, str):
             found = parsed(self.k, {"r": r})
         elif callable(self.k):
-            found = _called(self.k, r)
+            refusal = "k: the function failed on a symbol for distances"
+            found = called(self.k, r, refusal, "use arithmetic and functions of NumPy")
         else:
             raise InputError(f"k: got {type(self.k).__name__}, expected text or a function of r")
-        self._set("_log", logarithm(found))
-        self.check_profile()
-        self.weight()
+        found = found * 1  # a condition becomes a number
+        self._set("_written", found)
+        self._set("_log", logarithm(simplified(found)))
+        self._compare()
+        self.check_unit()
 
     def __repr__(self) -> str:
         """Return the formula as text; of a function what it does, not where it lies, so that runs can be resumed."""
@@ -75,14 +94,78 @@ class Formula(RadialKernel):
         return f"Formula({own})"
 
     def log_profile(self, squared: Array) -> Array:
-        """Return log k as a function of the squared distance."""
-        return value(self._log, squared / self.width / self.width)
+        """Return log k as a function of the squared distance.
+
+        Where floats give no number, the formula is computed as it is written, with more digits.
+
+        Raises
+        ------
+        InputError
+            Where k is negative, infinite or no number.
+        """
+        scaled = squared / self.width / self.width
+        log = value(self._log, scaled)
+        return log if isinstance(log, Expression) else self._defined(log, scaled)
+
+    def _defined(self, log: Array, scaled: Array) -> Array:
+        """Return log k with the values that floats do not give."""
+        xp = namespace(log)
+        wrong = xp.isnan(log) | (log == math.inf)
+        if not bool(xp.any(wrong)):
+            return log
+        places = to_numpy(wrong)
+        distances, where = np.unique(to_numpy(scaled)[places].astype(np.float64), return_inverse=True)
+        if len(distances) > _MOST or getattr(log, "requires_grad", False):
+            raise self._undefined(distances[0], math.nan)
+        filled = np.where(places, 0.0, to_numpy(log))
+        filled[places] = self._exactly(distances)[where]
+        return constant_like(filled, log)
+
+    def _exactly(self, scaled: Floats, instead: Floats | None = None) -> Floats:
+        """Return log k as it is written, or raise `InputError` where it has no value.
+
+        Where digits do not tell, `instead`: floats of a form that was proved.
+        """
+        found = written.values(self._written, [float(s) for s in scaled])
+        logs = np.array([written.logarithm(k) for k in found])
+        for i in np.flatnonzero(np.isnan(logs)):
+            k = found[i]
+            if k is not None or instead is None or math.isnan(instead[i]):
+                raise self._undefined(scaled[i], math.nan if k is None else float(k))
+            logs[i] = instead[i]
+        return logs
+
+    def _undefined(self, scaled: float, k: float) -> InputError:
+        what = "infinite" if k == math.inf else "negative, or no number,"
+        remedy = "; bound it near 0, as TruncatedPower does" if k == math.inf and scaled == 0 else ""
+        distance = math.sqrt(scaled) * self.width
+        return InputError(
+            f"kernel: {shortened(repr(self))} is {what} at the distance {distance:.4g}, expected a finite number >= 0"
+            + remedy
+        )
+
+    def _compare(self) -> None:
+        """Raise `InputError` unless log k is what is written: near all its numbers, and from 0 to 1e12 widths."""
+        numbers = sorted({float(abs(c)) for c in _numbers(self._written) if 1e-12 < abs(c) < 1e12})[:_CONSTANTS]
+        corners = np.float32([c * near for c in numbers for near in _BESIDE])
+        squared = np.concatenate([_COMPARED, corners]).astype(np.float64) ** 2
+        log = np.asarray(value(self._log, squared))
+        expected = self._exactly(squared, log)
+        log = np.asarray(self._defined(log, squared))
+        with np.errstate(invalid="ignore"):  # -inf - -inf
+            same = np.abs(log - expected) <= _AGREES * (1 + np.abs(expected))
+        wrong = np.flatnonzero(~(same | ((log < _VANISHING) & (expected < _VANISHING))))
+        if len(wrong):
+            distance = math.sqrt(squared[wrong[0]]) * self.width
+            raise InputError(
+                f"kernel: {shortened(repr(self))} loses its digits in floats at the distance {distance:.4g}: log k is "
+                f"{log[wrong[0]]:.9g} there, and {expected[wrong[0]]:.9g} with more digits; write it so that large "
+                "numbers do not cancel"
+            )
+        self._defined(value(self._log, _SEEN.astype(np.float64) ** 2), _SEEN.astype(np.float64) ** 2)
 
 
-def _called(function: Callable[[Any], Any], r: Expression) -> Expression:
-    try:
-        return as_expression(function(r))
-    except (AttributeError, TypeError) as error:
-        raise InputError(
-            f"k: the function failed on a symbol for distances ({error}); use arithmetic and functions of NumPy"
-        ) from error
+def _numbers(a: Expression) -> set[Number]:
+    """Return the numbers of an expression."""
+    own = {a.value} if a.is_number else set()
+    return own.union(*(_numbers(term) for term in a.terms))

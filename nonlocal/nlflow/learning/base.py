@@ -9,7 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import InputError, NlflowWarning, NumericalError, check_memory, checked_call, install_command
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    NumericalError,
+    check_detached,
+    check_memory,
+    checked_call,
+    install_command,
+)
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
@@ -61,6 +69,8 @@ class PointEstimator(BaseEstimator):
 
     def _points(self, X: Any, *, reset: bool) -> Any:
         """Return checked points, NumPy or a tensor; a matrix of weights for 'precomputed'."""
+        for name, value in self.get_params(deep=False).items() if reset else ():
+            check_detached(name, value)  # also those that this graph has no use for
         X = loaded(X)
         if type(X).__module__.split(".")[0] == "torch":
             return self._tensor(X, reset)

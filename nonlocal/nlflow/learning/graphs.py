@@ -17,7 +17,7 @@ from nlflow.affinities.nearest import neighbour_rows
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError, check_integer
+from nlflow.errors import InputError, check_detached, check_integer
 from nlflow.kernels import Gaussian, RadialKernel
 
 KINDS = ("rbf", "knn", "precomputed")
@@ -55,6 +55,10 @@ class Recipe:
     accuracy: float | None = 1e-6
     memory_limit: float | None = None
     loops: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("gamma", "n_neighbors", "accuracy", "memory_limit"):
+            check_detached(name, getattr(self, name))  # also those that this graph has no use for
 
 
 @underflowing

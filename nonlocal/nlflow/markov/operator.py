@@ -14,7 +14,15 @@ from nlflow._array import Array, Floats, to_numpy, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import MASS, check_affinity
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_integer, check_memory, check_number
+from nlflow.errors import (
+    InputError,
+    NumericalError,
+    all_digits,
+    check_detached,
+    check_integer,
+    check_memory,
+    check_number,
+)
 from nlflow.flows.linear import AttentionFlow
 from nlflow.markov.stationary import closed_classes, dense, period_of, within
 from nlflow.markov.walks import check_law
@@ -35,11 +43,12 @@ class Transitions:
     def __init__(self, affinity: Affinity, *, laziness: float = 0.0, memory_limit: float | None = None) -> None:
         self.affinity = check_affinity(affinity)
         self.laziness = check_number("laziness", laziness, minimum=0, below=1)
+        check_detached("memory_limit", memory_limit)
         self._limit = memory_limit
         self._flow = AttentionFlow(affinity)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.affinity!r}, laziness={self.laziness:g})"
+        return f"{type(self).__name__}({self.affinity!r}, laziness={all_digits(self.laziness)})"
 
     @property
     def states(self) -> int:

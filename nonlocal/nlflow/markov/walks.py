@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats
 from nlflow.affinities.graph import Sparse
-from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_memory
+from nlflow.errors import InputError, NumericalError, check_floats, check_integer, check_memory
 
 Positions = NDArray[np.int64]
 _CALL = 2**24  # walkers a key: their numbers must not meet
@@ -120,7 +120,7 @@ def generator_of(rng: Any) -> np.random.Generator:
 
 def check_law(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as probabilities of the nodes, shape `shape`, or raise `InputError`."""
-    law = np.asarray(check_array(name, value), dtype=np.float64)
+    law = check_floats(name, value)
     if law.shape != shape:
         raise InputError(f"{name}: got shape {law.shape}, expected a node number or probabilities of shape {shape}")
     total = float(law.sum())
@@ -134,7 +134,7 @@ def check_law(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
 
 def check_stop(name: str, value: Any, shape: tuple[int, ...]) -> Floats:
     """Return `value` as the probability to be stopped at each node, shape (N,), or raise `InputError`."""
-    values = np.asarray(check_array(name, value), dtype=np.float64)
+    values = check_floats(name, value)
     if values.shape not in ((), shape):
         raise InputError(f"{name}: got shape {values.shape}, expected a number or {shape}, one for each node")
     if values.min() < 0 or values.max() > 1 or values.max() == 0:

@@ -12,7 +12,7 @@ import numpy as np
 from nlflow._array import to_numpy
 from nlflow.backends.devices import CPU, DEVICES, DTYPES, choose_device
 from nlflow.domains import Domain
-from nlflow.errors import InputError, check_array, check_choice, check_integer, check_number
+from nlflow.errors import InputError, all_digits, check_array, check_choice, check_integer, check_number
 from nlflow.functionals.energies import METRICS
 from nlflow.kernels import NAMED, ExpDotProduct, Gaussian, Kernel, RadialKernel
 from nlflow.studies.contract import Kind, Options
@@ -65,7 +65,7 @@ def kernel_label(kernel: Kernel) -> str:
                 for f in dataclasses.fields(kernel)
                 if f.default != getattr(kernel, f.name)
             }
-            shown = ",".join(f"{key}={value:g}" for key, value in values.items())
+            shown = ",".join(f"{key}={all_digits(value)}" for key, value in values.items())
             return f"{name}:{shown}" if shown else name
     return " ".join(repr(kernel).split())
 

@@ -23,6 +23,7 @@ from nlflow.errors import (
 )
 from nlflow.io.atomic import make_folder
 from nlflow.io.encoding import decode, digest, encode
+from nlflow.io.identity import describe
 from nlflow.io.records import Records
 from nlflow.io.storage import locked
 from nlflow.io.terminal import bar
@@ -30,7 +31,6 @@ from nlflow.markov.walks import generator_of
 from nlflow.studies.cases import Case, Done, run_cases
 from nlflow.studies.contract import Kind, Options, Row, Setting, in_words
 from nlflow.studies.equilibrium import EquilibriumStudy
-from nlflow.studies.identity import describe
 from nlflow.studies.mixing import Mixing
 from nlflow.studies.monte_carlo import MonteCarlo
 from nlflow.studies.options import read_options

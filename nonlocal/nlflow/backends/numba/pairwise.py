@@ -45,6 +45,7 @@ _VECTORS = 4 if AVX512 else 2
 # Logits are taken relative to a reference that is kept while it serves: weights up to 2^_ABOVE lose nothing, and a sum
 # whose largest weight is 2^-_BELOW is as exact as one of which it is 1.
 _ABOVE, _BELOW = 8.0, 30.0
+_HIGHEST = {4: 100.0, 8: 1000.0}  # powers of two that are taken
 
 
 def group(dtype: Any) -> int:
@@ -166,9 +167,16 @@ class _Written:
         known: dict[str, Callable[..., Any]] = {
             "add": v.builder.fadd, "multiply": v.builder.fmul, "exp2": v.exp2, "where": v.where, "max": v.larger,
             "min": v.smaller, "both": v.builder.and_, "lt": partial(v.compare, "<"), "le": partial(v.compare, "<="),
-            "log": lambda a: v.builder.fmul(v.constant(math.log(2)), v.log2(a)),
+            "log": self._logarithm, "abs": v.magnitude,
+            "exp2_up": lambda t: v.exp2(v.smaller(t, v.constant(_HIGHEST[v.size]))),
         }  # fmt: skip
         return known[function.id](*terms)  # type: ignore[attr-defined]
+
+    def _logarithm(self, a: Any) -> Any:
+        """Return log a, -infinity for what is not above the least normal number."""
+        v = self._v
+        log = v.builder.fmul(v.constant(math.log(2)), v.log2(a))
+        return v.where(v.compare(">", a, v.constant(float(np.finfo(f"f{v.size}").tiny))), log, v.constant(-math.inf))
 
 
 @cache
@@ -248,18 +256,24 @@ _add_one, _add_two, _add_four = _adder(1, 4), _adder(2, 2), _adder(4, 1)
 
 
 @njit
-def _add(table, count, values, start, sums):
-    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group)."""
+def _add(table, count, values, start, apart, sums):
+    """Write ``sum_j table_jq values_jc`` to ``sums`` (C, group); the last channels `apart` (0 or 1) for itself.
+
+    In which order terms are added up depends on how many channels go together, so that one which is there now and
+    then has to go alone: the others keep their bits.
+    """
     channels = values.shape[1]
+    together = channels - apart
     c = 0
-    while c + 4 <= channels:
+    while c + 4 <= together:
         _add_four(table, count, values, start, c, channels, sums)
         c += 4
-    if c + 2 <= channels:
+    if c + 2 <= together:
         _add_two(table, count, values, start, c, channels, sums)
         c += 2
-    if c < channels:
+    while c < channels:
         _add_one(table, count, values, start, c, channels, sums)
+        c += 1
 
 
 @njit
@@ -288,8 +302,8 @@ def _refer(reference, top, first, total):
 
 @njit(parallel=True, cache=True)
 def pair_sums(
-    weigh, products, numbers, size, x, y, lows, highs, limits, others_lows, others_highs, others_limits, values, sums,
-    peaks,
+    weigh, products, numbers, size, x, y, lows, highs, limits, others_lows, others_highs, others_limits, values, apart,
+    sums, peaks,
 ):  # fmt: skip
     """Sums ``sum_j k(x_i, y_j) values_jc`` for every query.
 
@@ -315,6 +329,8 @@ def pair_sums(
         Of the sources.
     values : (N, C)
         Times the quadrature weights.
+    apart : int
+        1 where the last channel is that of the degree, which is not always there; else 0.
     sums : (M, C)
         Written, float64; for the dot product over 2^peaks.
     peaks : (M,)
@@ -346,7 +362,7 @@ def pair_sums(
                 if products and _refer(reference, top, first, total):
                     _call(weigh, (d, count, here, there, weights, at, known, most))
                 first = False
-                _add(table, count, values, start, part)
+                _add(table, count, values, start, apart, part)
                 for c in range(channels):
                     for i in range(width):
                         total[c, i] += part[c, i]
@@ -361,7 +377,7 @@ loop = loader(
     lambda f: {
         "pair_sums": (
             pair_sums, types.intp, types.boolean, f[::1], types.int64, f[:, ::1], f[:, ::1], _BOXES, _BOXES, _LIMITS,
-            _BOXES, _BOXES, _LIMITS, f[:, ::1], _BOXES, _LIMITS,
+            _BOXES, _BOXES, _LIMITS, f[:, ::1], types.int64, _BOXES, _LIMITS,
         ),
     }
 )  # fmt: skip

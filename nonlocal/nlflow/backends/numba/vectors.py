@@ -110,6 +110,10 @@ class Vectors:
         """Return the square root, lane by lane."""
         return self._call(f"llvm.sqrt.{self._suffix}", (a,))
 
+    def magnitude(self, a: Any) -> Any:
+        """Return the absolute value, lane by lane."""
+        return self._call(f"llvm.fabs.{self._suffix}", (a,))
+
     def larger(self, a: Any, b: Any) -> Any:
         """Return the larger of each two; no NaN is expected."""
         return self.builder.select(self.builder.fcmp_ordered(">", a, b, flags=("nnan", "nsz")), a, b)

@@ -30,8 +30,9 @@ from nlflow.denoising.layout import layout_of
 from nlflow.denoising.noise import Noise, Poisson
 from nlflow.denoising.presets import preset_for, ratio_of
 from nlflow.domains.samples import rounded
-from nlflow.errors import InputError, NlflowWarning, check_array, check_memory, check_number, install_command
+from nlflow.errors import InputError, NlflowWarning, check_floats, check_memory, check_number, install_command
 from nlflow.io.encoding import digest
+from nlflow.io.identity import described
 
 Array = NDArray[Any]
 
@@ -194,10 +195,8 @@ def counts_only(noise: Any, sigma: Any, what: str) -> Poisson | None:
 
 
 def _described(frame: Frame) -> str:
-    """Return all of a frame as text, arrays to the last bit."""
-    return " ".join(
-        value.tobytes().hex() if isinstance(value, np.ndarray) else repr(value) for value in vars(frame).values()
-    )
+    """Return all of a frame as text, to the last bit."""
+    return described(list(vars(frame).values()))
 
 
 def need_dask() -> None:
@@ -250,7 +249,7 @@ def levels_of(sigma: Any, whole: tuple[int, ...], channel_axis: int | None) -> A
             f"sigma: got an array of shape {shape}, expected a number, or one a channel; noise that varies in "
             "space is left to nlflow.denoise"
         )
-    levels = np.asarray(check_array("sigma", sigma), np.float64)
+    levels = check_floats("sigma", sigma)
     if levels.min() < 0:
         raise InputError(f"sigma: got {levels.min():g}, expected values >= 0, the noise in the units of the input")
     return levels

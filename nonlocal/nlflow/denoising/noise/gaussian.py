@@ -13,7 +13,7 @@ from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, Reduction
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, check_array, check_number, checked_call
+from nlflow.errors import InputError, check_floats, check_number, checked_call
 
 _ROWS: Final = np.array([[1, 1, 1], [1, 0, -1], [1, -2, 1]], np.float64)
 #: Luminance, red - blue and green - magenta as orthonormal rows: noise of a camera is nearly independent along them.
@@ -75,7 +75,7 @@ class GaussianNoise(Noise):
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        sigma = np.asarray(check_array("sigma", self.sigma, ndim=(0, 1)), np.float64)
+        sigma = check_floats("sigma", self.sigma, ndim=(0, 1))
         if sigma.min() < 0:
             raise InputError(f"sigma: got {sigma.min():g}, expected numbers >= 0")
         if self.opponent and sigma.shape not in ((), (3,)):
@@ -93,8 +93,8 @@ class GaussianNoise(Noise):
         if (self.intensities is None) != (self.strengths is None):
             raise InputError("strengths: give them together with intensities, or leave both out")
         if self.intensities is not None:
-            places = np.asarray(check_array("intensities", self.intensities, ndim=1), np.float64)
-            values = np.asarray(check_array("strengths", self.strengths, ndim=1), np.float64)
+            places = check_floats("intensities", self.intensities, ndim=1)
+            values = check_floats("strengths", self.strengths, ndim=1)
             if places.shape != values.shape or (np.diff(places) <= 0).any():
                 raise InputError(
                     f"intensities: got {places.size} numbers for {values.size} strengths, expected as many, increasing"
@@ -114,7 +114,7 @@ class GaussianNoise(Noise):
             At most 32 samples along an axis.
         sigma : float or array of shape (C,)
         """
-        values = np.asarray(check_array("kernel", kernel, ndim=(1, 2)), np.float64)
+        values = check_floats("kernel", kernel, ndim=(1, 2))
         if max(values.shape) > spectra.FREQUENCIES // 2:  # farther offsets would alias
             raise InputError(
                 f"kernel: got shape {values.shape}, expected at most {spectra.FREQUENCIES // 2} samples along an axis"
@@ -267,7 +267,7 @@ def smoothed(samples: Array) -> Array:
 
 def _checked_spectrum(spectrum: Any) -> spectra.Spectrum:
     """Return a spectrum as (C, h, w) on the grid of frequencies, of mean 1."""
-    values = np.asarray(check_array("spectrum", spectrum, ndim=(1, 2, 3)), np.float64)
+    values = check_floats("spectrum", spectrum, ndim=(1, 2, 3))
     if values.min() < 0:
         raise InputError(f"spectrum: got {values.min():g}, expected powers >= 0")
     planes = values[None, None] if values.ndim == 1 else values[None] if values.ndim == 2 else values

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow.errors import InputError, check_array, check_number
+from nlflow.errors import InputError, check_floats, check_number
 
 
 def perturbation(shape: tuple[int, ...], *, rng: Any = None, dtype: Any = np.float64) -> NDArray[Any]:
@@ -105,19 +105,19 @@ def discrepancy(noisy: NDArray[Any], estimate: NDArray[Any], sigma: float | NDAr
 
 
 def _pair(noisy: Any, estimate: Any) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    y = np.asarray(check_array("noisy", noisy), dtype=np.float64)
+    y = check_floats("noisy", noisy)
     return y, _like("estimate", estimate, y)
 
 
 def _like(name: str, value: Any, y: NDArray[np.float64]) -> NDArray[np.float64]:
-    array = np.asarray(check_array(name, value), dtype=np.float64)
+    array = check_floats(name, value)
     if array.shape != y.shape:
         raise InputError(f"{name}: got shape {array.shape}, expected that of noisy, {y.shape}")
     return array
 
 
 def _sigma(sigma: Any, y: NDArray[np.float64], *, strict: bool) -> NDArray[np.float64]:
-    array = np.asarray(check_array("sigma", sigma), dtype=np.float64)
+    array = check_floats("sigma", sigma)
     if not ((array > 0) if strict else (array >= 0)).all():
         raise InputError(f"sigma: got {float(array.min()):g}, expected numbers {'>' if strict else '>='} 0")
     try:

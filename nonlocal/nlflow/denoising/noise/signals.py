@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats
-from nlflow.errors import InputError, check_array
+from nlflow.errors import InputError, check_floats
 
 Array = NDArray[Any]
 _HUBER: Final = 1.345  # standard deviations: 95 % of the efficiency of least squares in Gaussian noise
@@ -30,7 +30,7 @@ def recording_of(
     name: str, value: Any, channel_axis: int | None, kind: str
 ) -> tuple[Floats, Callable[[Floats], Floats]]:
     """Return a recording as samples (N, C) in double precision, and what gives them the shape they had."""
-    array = np.asarray(check_array(name, value), np.float64)
+    array = check_floats(name, value)
     if channel_axis is None:
         return check_recording(name, array[..., None], kind), lambda samples: samples[..., 0]
     if not -array.ndim <= channel_axis < array.ndim:
@@ -48,7 +48,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
         For anything but one recording of samples that are finite or missing, and a mask that does not fit.
     """
     if missing is None:
-        values = np.asarray(check_array("samples", samples, ndim=1), np.float64)
+        values = check_floats("samples", samples, ndim=1)
         return values, np.ones(len(values), bool)
     mask = np.asarray(missing)
     if mask.dtype.kind != "b" or mask.shape != np.shape(samples):
@@ -56,7 +56,7 @@ def channel_of(samples: Any, missing: Any) -> tuple[Floats, NDArray[np.bool_]]:
             f"missing: got {mask.dtype} of shape {mask.shape}, expected booleans of shape {np.shape(samples)}"
         )
     known = np.where(mask, 0, np.asarray(samples))
-    return np.asarray(check_array("samples", known, ndim=1), np.float64), ~mask
+    return check_floats("samples", known, ndim=1), ~mask
 
 
 def spread_of(values: Floats) -> float:

@@ -23,9 +23,10 @@ from nlflow.denoising.patches.lattice import Grouping, Lattice
 from nlflow.denoising.patches.means import Blocks
 from nlflow.denoising.patches.plain import PlainFilter
 from nlflow.denoising.patches.tensors import TensorFilter
-from nlflow.errors import InputError, NumericalError, check_array, check_integer, check_number
+from nlflow.errors import InputError, NumericalError, check_array, check_floats, check_integer, check_number
 from nlflow.flows.flow import Flow
 from nlflow.flows.integrators import Integrator
+from nlflow.io.identity import described
 
 _MOVING_RUN = 8  # references that move together
 _OF_MEANS = 0.5  # share of the estimates from the groups of means, in the means
@@ -293,9 +294,7 @@ class GroupFlow(Flow):
 
     def given(self) -> list[Any]:
         """Return what the flow was given: the filter with its attributes, the signal, its noise, what is missing."""
-        kind = type(self.filter)
-        own = f"{kind.__module__}.{kind.__qualname__} {sorted(vars(self.filter).items())!r}"
-        return [own, self.observed, self._variance, self.missing, self._correlation]
+        return [described(self.filter), self.observed, self._variance, self.missing, self._correlation]
 
     def __repr__(self) -> str:
         return (
@@ -353,7 +352,7 @@ def _correlations(correlation: Any, planes: Array) -> NDArray[Any] | None:
     """Return the correlation of the noise for each plane, or None for white noise."""
     if correlation is None:
         return None
-    given = np.asarray(check_array("correlation", correlation, ndim=(2, 3)), np.float64)
+    given = check_floats("correlation", correlation, ndim=(2, 3))
     full = given if given.ndim == 3 else given[None]
     middle = full[:, full.shape[1] // 2, full.shape[2] // 2]
     sides = full.shape[1] % 2 == full.shape[2] % 2 == 1

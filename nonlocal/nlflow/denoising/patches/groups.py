@@ -14,7 +14,16 @@ from nlflow._array import underflowing
 from nlflow.affinities import BlockAffinity
 from nlflow.denoising.patches.search import fewest_candidates, nearest_patches, reference_positions
 from nlflow.domains.samples import as_signal
-from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_memory, check_number
+from nlflow.errors import (
+    InputError,
+    NlflowWarning,
+    check_array,
+    check_detached,
+    check_floats,
+    check_integer,
+    check_memory,
+    check_number,
+)
 
 _BLOCK = 2**22  # samples of tokens that are put back at once
 
@@ -110,6 +119,7 @@ class PatchGroups:
         self.search_radius = check_integer("search_radius", search_radius, minimum=1)
         self.step = check_integer("step", step, minimum=1)
         members = check_integer("members", members, minimum=1)
+        check_detached("memory_limit", memory_limit)
         self._limit = memory_limit
         self._space = guide.shape[:-1]
         if self.step > self.patch_size:
@@ -289,7 +299,7 @@ class PatchGroups:
         """Return weights as an array of three axes that is broadcastable to tokens of a shape."""
         if weights is None:
             return np.ones((tokens[0], 1, 1))
-        given = np.asarray(check_array("weights", weights, ndim=(2, 3)), dtype=np.float64)
+        given = check_floats("weights", weights, ndim=(2, 3))
         full = given[..., None] if given.ndim == 2 else given
         if any(n not in (1, own) for n, own in zip(full.shape, tokens, strict=True)):
             raise InputError(f"weights: got shape {given.shape}, expected {tokens[:2]} or {tokens}")

@@ -19,6 +19,7 @@ from nlflow.errors import (
     StabilityError,
     check_array,
     check_choice,
+    check_floats,
     check_integer,
     check_number,
 )
@@ -218,7 +219,7 @@ def _strengths(
     elif given is None:
         end = problem.sigma / math.sqrt(problem.forward.squared_norm)
         given = np.geomspace(max(0.8 * problem.spread(first), end), end, _STEPS)
-    array = np.asarray(check_array("strength", given, ndim=(0, 1)), np.float64)
+    array = check_floats("strength", given, ndim=(0, 1))
     if array.min() <= 0:
         raise InputError(f"strength: got {array.min():g}, expected numbers > 0")
     if array.max() >= limit:

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from nlflow._array import Floats, underflowing
 from nlflow.affinities import Affinity
 from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, NumericalError, check_number
+from nlflow.errors import InputError, NumericalError, all_digits, check_number
 from nlflow.functionals.variational.graph import Graph
 
 MOST = 10.0
@@ -178,4 +178,4 @@ class Jp:
 
     def __repr__(self) -> str:
         cells = "isotropic" if self.isotropic else "anisotropic"
-        return f"{type(self).__name__}(p={self.p:g}, {cells}, {self.affinity!r})"
+        return f"{type(self).__name__}(p={all_digits(self.p)}, {cells}, {self.affinity!r})"

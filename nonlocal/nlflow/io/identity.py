@@ -1,4 +1,8 @@
-"""Options in plain data: plain values stay, arrays and objects become their type and a digest."""
+"""What tells values from others, to the last bit: plain values stay, arrays and objects become their type and a digest.
+
+Whatever is kept for later and may belong to another problem asks here: checkpoints, cases of studies, weights that are
+used again, and blocks of large images.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +15,24 @@ from typing import Any
 
 import numpy as np
 
-from nlflow.io.encoding import digest, tagged
+from nlflow._array import is_tensor, to_numpy
+from nlflow.io.encoding import digest, encode, tagged
 
 _KNOWN = ("nlflow", "builtins", "abc", "numpy", "typing", "torch")  # told apart by their versions, not their code
 
 
-def describe(value: Any) -> Any:
-    """Return an option as plain data, which is equal for equal options in every process.
+def described(value: Any) -> str:
+    """Return what tells a value from others as text; see `describe`."""
+    return encode(describe(value), indent=None)
 
-    Arrays: shape, dtype and SHA-256. Functions: name and SHA-256 of code, defaults and closure (not of the global names
-    that they use). Other objects: type and fields, for classes of users with the SHA-256 of their methods.
+
+def describe(value: Any) -> Any:
+    """Return a value as plain data, which is equal for equal values in every process.
+
+    Numbers: all their bits. Arrays and tensors: shape, dtype and SHA-256. Functions: name and SHA-256 of code, defaults
+    and closure (not of the global names that they use). Other objects: type and fields, for classes of users with the
+    SHA-256 of their methods. Not what follows from other fields: fields that dataclasses do not compare, and what a
+    `cached_property` has kept.
     """
     return _describe(value, ())
 
@@ -33,6 +45,8 @@ def _describe(value: Any, above: tuple[int, ...]) -> Any:
     inside = (*above, id(value))
     if isinstance(value, np.generic):
         return value.item()
+    if is_tensor(value) and hasattr(value, "detach"):
+        value = to_numpy(value)
     if isinstance(value, np.ndarray):
         data = np.ascontiguousarray(value)
         return {"array": list(value.shape), "dtype": str(value.dtype), "sha256": digest(data.tobytes())}
@@ -75,9 +89,10 @@ def _describe_object(value: Any, inside: tuple[int, ...]) -> dict[str, Any]:
     kind = type(value)
     result: dict[str, Any] = {"type": f"{kind.__module__}.{kind.__qualname__}"}
     if dataclasses.is_dataclass(value):
-        names = [field.name for field in dataclasses.fields(value)]
+        names = [field.name for field in dataclasses.fields(value) if field.compare]
     else:
-        names = sorted(getattr(value, "__dict__", ()))
+        kept = {n for c in kind.__mro__ for n, m in vars(c).items() if isinstance(m, functools.cached_property)}
+        names = sorted(set(getattr(value, "__dict__", ())) - kept)
     if names:
         result["fields"] = {name: _describe(getattr(value, name), inside) for name in names}
     else:

@@ -1,0 +1,97 @@
+"""Values of a formula as it is written, in 50 digits, where nothing overflows: what its code is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal, Overflow, Underflow, localcontext
+from fractions import Fraction
+from typing import Any, Final
+
+from nlflow.kernels.expressions import Expression, Number
+
+_EXACT: Final = Context(prec=50, Emax=10**17, Emin=-(10**17), traps=[])
+_ONE: Final = Decimal(1)
+_SMALL: Final = Decimal("1e-16")  # where the next term of the series of log(1 + x) is below 1e-32 of it
+
+
+def values(a: Expression, squared: Sequence[float]) -> list[Decimal | None]:
+    """Return an expression's values at squared distances; NaN where it has none, None where digits do not tell.
+
+    Cost: some ten microseconds for each operation and distance.
+    """
+    with localcontext(_EXACT) as context:
+        found = _found(a, squared)
+        unknown: list[Decimal | None] = list(found)
+        for i, s in enumerate(squared):
+            if not found[i].is_finite():  # of infinities in between?
+                context.clear_flags()
+                _found(a, [s])
+                if context.flags[Overflow] or context.flags[Underflow]:
+                    unknown[i] = None
+        return unknown
+
+
+def logarithm(k: Decimal | None) -> float:
+    """Return log k as a float; NaN for what is negative, infinite, no number or not told."""
+    if k is None or not k.is_finite() or k < 0:
+        return math.nan
+    return float(_EXACT.ln(k))
+
+
+def _found(a: Expression, squared: Sequence[float]) -> list[Any]:
+    known: dict[Expression, list[Any]] = {}
+    start = [Decimal(s) for s in squared]
+
+    def found(a: Expression) -> list[Any]:
+        if a not in known:
+            known[a] = _applied(a, [found(term) for term in a.terms], start)
+        return known[a]
+
+    return found(a)
+
+
+def _applied(a: Expression, terms: list[list[Any]], start: list[Decimal]) -> list[Any]:
+    if a.operation == "squared":
+        return start
+    if a.operation == "number":
+        return [_decimal(a.value)] * len(start)
+    if a.operation == "power":
+        exponent = a.value
+        return [_power(x, exponent) for x in terms[0]]
+    return [_OPERATIONS[a.operation](*here) for here in zip(*terms, strict=True)]
+
+
+def _decimal(value: Number) -> Decimal:
+    if isinstance(value, float):
+        return Decimal(value)
+    return Decimal(value.numerator) / Decimal(value.denominator)
+
+
+def _power(x: Decimal, exponent: Number) -> Decimal:
+    if exponent == 0:
+        return _ONE
+    if exponent == Fraction(1, 2):
+        return x.sqrt()
+    return x ** _decimal(exponent)
+
+
+def _ordered(pick: Callable[[Decimal, Decimal], Decimal]) -> Callable[[Decimal, Decimal], Decimal]:
+    return lambda x, y: x if x.is_nan() else y if y.is_nan() else pick(x, y)
+
+
+_OPERATIONS: Final[dict[str, Callable[..., Any]]] = {
+    "add": lambda x, y: x + y,
+    "multiply": lambda x, y: x * y,
+    "pow": lambda x, y: _ONE if y == 0 else x**y,
+    "exp": lambda x: x.exp(),
+    "log": lambda x: x.ln(),
+    "log1p": lambda x: x - x * x / 2 if abs(x) < _SMALL else (1 + x).ln(),
+    "abs": lambda x: abs(x),
+    "min": _ordered(min),
+    "max": _ordered(max),
+    "lt": lambda x, y: x < y,
+    "le": lambda x, y: x <= y,
+    "both": lambda x, y: x and y,
+    "where": lambda condition, x, y: x if condition else y,
+}
