@@ -39,17 +39,18 @@ class LabelSpreading(ProbabilisticClassifier):
         W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
         exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
         affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
-    gamma : float
-        Of 'rbf'.
+    gamma : float or None
+        Of 'rbf'; None takes 1 over the median squared distance.
     n_neighbors : int
         Of 'knn'; at most N - 1.
     alpha : float
         In (0, 1): how much a node takes from its neighbours, and not from its own label.
     class_prior : None, 'labels' or array of shape (C,)
-        Probabilities of the classes that unlabelled samples are to have; 'labels' takes their shares of the labels.
-    balance : {'mass', 'count'}
-        What has them: the sums of the scores (class mass normalization, Zhu, Ghahramani and Lafferty 2003), or the
-        numbers of samples of each class.
+        Shares of the classes among the unlabelled samples; 'labels' takes those among the labels.
+    balance : {'count', 'mass'}
+        What has them: the numbers of samples of each class, or the sums of the scores (class mass normalization, Zhu,
+        Ghahramani and Lafferty 2003). ``class_shares_`` says which shares the samples have in the end, and a warning
+        where a class is off by more than one sample.
     accuracy : float or None
         How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
         tell how they are computed, ``error_estimate_`` what was reached.
@@ -67,6 +68,12 @@ class LabelSpreading(ProbabilisticClassifier):
         Probabilities; NaN in components without a label.
     transduction_ : array of shape (N,)
         Class of each sample; -1 in components without a label.
+    class_factors_, class_shifts_ : array of shape (C,)
+        What scores are multiplied by, and what is added to them, for the sake of ``class_prior``.
+    class_shares_ : array of shape (C,)
+        Shares of the classes among the unlabelled samples that labels reach; there where a ``class_prior`` is.
+    labelled_ : array of bool of shape (N,)
+        Which samples had a label.
     functional_ : E
         Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
     n_iter_, residual_, message_
@@ -92,7 +99,7 @@ class LabelSpreading(ProbabilisticClassifier):
 
     def __init__(
         self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
-        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
         max_iter: int = 10_000, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
