@@ -12,7 +12,7 @@ from nlflow._array import Array, Floats, to_numpy
 from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, shortened
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.balance import counts_of, factors, quotas
-from nlflow.learning.checks import check_parameters, check_signals, checked_points, is_precomputed
+from nlflow.learning.checks import AT_OTHERS, check_parameters, check_signals, checked_points, is_precomputed
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
 from nlflow.learning.labels import UNLABELLED, classes_of, values_of
@@ -70,7 +70,7 @@ class PointEstimator(BaseEstimator):
     def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
         """Return averages over the known training points at others, and which of these see any."""
         points = self._points(X, reset=False)
-        check_signals(points.shape[0], values.shape[1], self.memory_limit)
+        check_signals(points.shape[0], values.shape[1], self.memory_limit, AT_OTHERS)
         averages, seen, far = self.graph_.average_at(points, values, known)
         if far.any():
             warnings.warn(

@@ -25,8 +25,10 @@ from nlflow.kernels import RadialKernel
 KINDS = ("rbf", "knn", "precomputed")
 _SPARSE = ["csr", "csc", "coo"]
 _ADVICE = re.compile(r"\n\w+ does not accept missing values")  # from here on about other estimators
-_COPIES = 12
-"""Arrays of a column a class, or value, that are there while signals are found, measured: those of the iterations, too."""
+_COPIES = 16
+"""Arrays (N, C) that are there while signals are found, measured: 12 to 16 with those of the iterations."""
+AT_OTHERS = 6
+"""Such arrays while averages at other points are taken, measured: 4 to 5."""
 
 
 class InputTypeError(InputError, TypeError):
@@ -230,9 +232,9 @@ _ROUNDINGS = 32  # of an entry that is a difference of larger numbers
 # ---- memory
 
 
-def check_signals(samples: int, columns: int, limit: float | None) -> None:
+def check_signals(samples: int, columns: int, limit: float | None, copies: int = _COPIES) -> None:
     """Raise `MemoryLimitError` where signals of so many columns (classes, values, modes) pass the limit."""
     check_memory(
-        f"signals of {samples} samples with {columns} columns each", 8 * _COPIES * samples * columns,
+        f"signals of {samples} samples with {columns} columns each", 8 * copies * samples * columns,
         "use fewer samples or classes, or raise memory_limit", limit,
     )  # fmt: skip
