@@ -69,7 +69,7 @@ def ask_next(
     affinity = model if isinstance(model, Affinity) else getattr(model, "affinity_", None)
     if not isinstance(affinity, Affinity):
         raise InputError(
-            f"model: got {shortened(repr(model), 60)}, expected an estimator of this package after fit(), or an Affinity"
+            f"model: got {shortened(repr(model), 60)}, expected a fitted estimator of this package, or an Affinity"
         )
     if not affinity.symmetric:
         raise InputError("model: got an affinity that is not symmetric, expected a symmetric one; use symmetrized()")

@@ -71,7 +71,7 @@ def shifts(scores: Floats, wanted: NDArray[np.intp]) -> Floats:
 
 
 def _newton(s: Floats, b: Floats, aims: Floats, temperature: float) -> tuple[Floats, bool]:
-    """Return prices after a step of Newton's method, shortened until it descends, and whether nothing was left to do."""
+    """Return prices after a step of Newton's method, shortened until it descends, and whether none was needed."""
     value, shares = _smoothed(s, b, aims, temperature)
     slope = shares.sum(axis=0) - aims
     if np.abs(slope).max() < 0.01:  # of a sample

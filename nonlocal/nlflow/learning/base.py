@@ -165,12 +165,12 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (N, d)
-            Points; sparse ones are made dense, and Dask arrays are loaded. With ``affinity='precomputed'`` weights
+            Points; Dask arrays are loaded, and sparse ones made dense but for 'knn' in many dimensions. With ``affinity='precomputed'`` weights
             (N, N).
         y : array of shape (N,)
-            Labels; -1 where there is none, which ``labelled_`` tells of afterwards (but -1 and 1 alone are two classes). Strings: of dtype object, where some
-            are missing, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
-            'nan' and '<NA>' are refused.
+            Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells of afterwards.
+            Strings: of dtype object, where some are missing, as in ``np.where(known, names.astype(object), -1)``. NaN,
+            None, and the strings '', '-1', 'nan' and '<NA>' are refused.
 
         Returns
         -------

@@ -150,7 +150,8 @@ def checked_points(estimator: Any, X: Any, *, reset: bool) -> Any:
                 f"samples, (M, {estimator.n_features_in_})"
             )
         X = validate_data(estimator, X, accept_sparse=_SPARSE, dtype=[np.float64, np.float32], reset=reset)
-    if hasattr(X, "toarray") and not (pairwise or isinstance(estimator.affinity, str) and estimator.affinity == "knn"):
+    takes_rows = isinstance(estimator.affinity, str) and estimator.affinity in ("knn", "precomputed")
+    if hasattr(X, "toarray") and not takes_rows:
         check_memory(
             f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1],
             "reduce them first, or use affinity='knn'", getattr(estimator, "memory_limit", None),
@@ -188,7 +189,11 @@ def on_host(points: Any) -> Any:
 
 
 def check_plain(name: str, value: Any) -> None:
-    """Refuse masked arrays, whose masks scikit-learn leaves away without a word."""
+    """Refuse what scikit-learn takes without a word: masked arrays without their masks, and dates as numbers."""
+    if getattr(getattr(value, "dtype", None), "kind", "f") in "mM":
+        raise InputError(
+            f"{name}: got {value.dtype}, expected real numbers; say from when and in which unit they count"
+        )
     if isinstance(value, np.ma.MaskedArray):
         raise InputError(f"{name}: got a masked array, expected a plain one; fill it, or leave rows out")
 

@@ -151,9 +151,8 @@ class PoissonClassifier(GraphClassifier):
     Parameters
     ----------
     affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
-        See `LabelSpreading`, as for the attributes; ``class_prior`` sets ``class_shifts_``, which are added to the scores
-        (where the paper's section 2.2 has factors, with which two classes, u and -u, never change), and ``balance`` is
-        'count'.
+        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores;
+        with the factors of the paper's section 2.2 two classes, u and -u, never change. ``balance`` is 'count'.
 
     Attributes
     ----------

@@ -161,7 +161,9 @@ class PointGraph:
         try:
             return affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
         except InputError as error:  # which calls them a graph
-            raise InputError(f"X: {str(error).removeprefix('graph: ')}; affinity='precomputed' takes weights") from error
+            raise InputError(
+                f"X: {str(error).removeprefix('graph: ')}; affinity='precomputed' takes weights"
+            ) from error
 
     # ---- what nodes see
 

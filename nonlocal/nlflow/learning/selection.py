@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.affinities import Affinity
+from nlflow.affinities import Affinity, SparseAffinity
 from nlflow.affinities.base import check_affinity
 from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
@@ -204,7 +204,13 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     check_affinity(affinity)
     if not affinity.symmetric or affinity.domain.leading:
         raise InputError("affinity: got one that is not symmetric, or of a batch; take its symmetrized()")
-    nodes, strength = nodes_of(labelled, affinity.domain.size), check_number("fidelity", fidelity, minimum=0, strict=True)
+    pieces = affinity.component_count if isinstance(affinity, SparseAffinity) else 1
+    if pieces > 1:
+        raise InputError(f"affinity: got {pieces} connected components, expected one; take the graph of each by itself")
+    nodes, strength = (
+        nodes_of(labelled, affinity.domain.size),
+        check_number("fidelity", fidelity, minimum=0, strict=True),
+    )
     count = len(nodes)
     if count < 3 or len(np.unique(nodes)) < count:
         raise InputError(f"labelled: got {count} nodes, expected at least 3, each once")

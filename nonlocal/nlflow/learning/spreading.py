@@ -197,7 +197,7 @@ class LabelSpreading(ProbabilisticClassifier):
     def _stepped(
         self, u: Array, average: Callable[[Array], Array], most: int = _STEPS, rtol: float | None = None
     ) -> tuple[Array, float, int]:
-        """Return a signal after semi-implicit steps, the largest relative error that is left, and how many they were."""
+        """Return a signal after semi-implicit steps, the relative error that is left, and how many they were."""
         rtol, most = self._rtol if rtol is None else rtol, min(most, self.max_iter)
         fidelity, f = self.functional_.fidelity_in("degree"), self.functional_.observed
         xp, done, left, before = namespace(u), 0, math.inf, math.inf

@@ -191,7 +191,9 @@ def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, .
             if not _is_number(row[column]):
                 name = f" (column {header[column]!r})" if header else ""
                 got = f"{row[column]!r} in line {line}, cell {column + 1}{name}"
-                remedy = "correct the cell, write nan for a missing number (--mask nan fills it in), or remove the column"
+                remedy = (
+                    "correct the cell, write nan for a missing number (--mask nan fills it in), or remove the column"
+                )
                 raise file_error(path, got, "a number with a decimal point", remedy)
             values[number, column - start] = float(row[column])
     return values
