@@ -255,6 +255,36 @@ def test_the_first_column_of_a_table(tmp_path: Path) -> None:
         files.read(path, first_column="x")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("t,x\n0,1\n2,2\n1,3\n3,4\n", r"got '1' in line 4, out of order in column 't' \(1 of 3 steps\)"),
+        ("time,x\n3,1\n2,2\n2.5,3\n1,4\n", r"'2\.5' in line 4"),
+        ("time,x\n0,1\nnan,2\n2,3\n", "'nan' in line 3"),
+        ("date,x\n2024-01-31,1\n2024-03-01,2\n2024-02-01,3\n", "'2024-02-01' in line 4"),
+        ("Timestamp,x\n2024-01-31T10:00Z,1\n2024-01-31T09:59Z,2\n2024-01-31T11:00Z,3\n", "line 3"),
+        ("depth,x\n" + "".join(f"{k},1\n" for k in (0, 3, 6, 1, 4, 7, 2, 5)), "'1' in line 5.*'depth'"),
+    ],
+)
+def test_rows_out_of_the_order_of_their_times_are_refused(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    with pytest.raises(FileFormatError, match=told):
+        files.read(path)
+    assert files.read(path, first_column="keep").time is not None
+    header, *rows = text.splitlines()
+    path.write_text("\n".join([header, *sorted(rows)[: 2 if "nan" in text else None]]))
+    assert files.read(path).time is not None
+
+
+def test_equal_times_and_other_first_columns_are_in_order(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("t,x\n0,1\n0,2\n1,3\n")
+    assert files.read(path).time == ("0", "0", "1")
+    path.write_text("x,y\n" + "".join(f"{k * k % 11},1\n" for k in range(9)))
+    assert files.read(path).time is None
+
+
 def test_one_column_is_data(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("time\n1\n2\n3\n")

@@ -80,7 +80,8 @@ Colours, and the channels of WAV and NPY files, are denoised together: patches a
 one noise level is estimated. Each column of a CSV table is denoised alone, in its own units, with its own
 estimated level. One number for --sigma is the level of every column; several numbers are one for each column. The first
 of several columns is kept as it is if it has a name for times (time, t, index), or is strictly increasing or
-decreasing; a note says so. --first-column denoise or keep decides otherwise.
+decreasing; a note says so. --first-column denoise or keep decides otherwise. Rows out of the order of their times are
+refused: sort them first.
 
 \b
 Quality against time: --quality fast, balanced (default) or best. --stopping says when the smoothing ends: by the

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
 from nlflow.affinities import Affinity
-from nlflow.affinities.base import check_affinity
-from nlflow.errors import InputError, check_choice, check_integer, checked_call
+from nlflow.errors import InputError, check_choice, check_integer, checked_call, shortened
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import J
+from nlflow.learning.checks import check_signals
+from nlflow.learning.labels import nodes_of
 from nlflow.markov import MarkovChain
+from nlflow.markov.walks import generator_of
 
 _DENSE_NODES = 1000  # up to here all nodes are candidates
 
@@ -64,16 +66,24 @@ def ask_next(
     >>> ask_next(path, [0, 8]).nodes.tolist(), ask_next(path, [0], by="hitting time").nodes.tolist()
     ([4], [8])
     """
-    affinity = check_affinity(model if isinstance(model, Affinity) else getattr(model, "affinity_", model))
+    affinity = model if isinstance(model, Affinity) else getattr(model, "affinity_", None)
+    if not isinstance(affinity, Affinity):
+        raise InputError(
+            f"model: got {shortened(repr(model), 60)}, expected a fitted estimator of this package, or an Affinity"
+        )
     if not affinity.symmetric:
         raise InputError("model: got an affinity that is not symmetric, expected a symmetric one; use symmetrized()")
     check_choice("by", by, ("variance", "hitting time"))
-    size, known = affinity.domain.size, _mask(labelled, affinity.domain.size)
+    size = affinity.domain.size
+    known = np.zeros(size, np.bool_)
+    known[nodes_of(labelled, size)] = True
     count = check_integer("count", count, minimum=1)
     if count > int((~known).sum()):
         raise InputError(f"count: got {count}, expected at most {int((~known).sum())}, the nodes without a label")
-    generator, nodes, scores = np.random.default_rng(rng), [], []
+    generator, nodes, scores = generator_of(rng), [], []
     few = check_integer("candidates", candidates, minimum=1) if by == "variance" and size > _DENSE_NODES else size
+    if by == "variance":
+        check_signals(size, few, None)
     for _ in range(count):
         free = np.flatnonzero(~known)
         if few < len(free):
@@ -87,20 +97,6 @@ def ask_next(
         scores.append(float(found[best]))
         known[free[best]] = True
     return Question(np.array(nodes, np.intp), np.array(scores))
-
-
-def _mask(labelled: Any, size: int) -> NDArray[np.bool_]:
-    given = np.asarray(labelled)
-    if given.dtype == bool and given.shape == (size,):
-        known = given.copy()
-    elif given.dtype.kind in "iu" and given.ndim == 1 and given.size and 0 <= given.min() <= given.max() < size:
-        known = np.zeros(size, np.bool_)
-        known[given] = True
-    else:
-        raise InputError(f"labelled: got {given.dtype} of shape {given.shape}, expected numbers of nodes below {size}")
-    if not known.any():
-        raise InputError("labelled: got no node, expected at least one; choose the first at random")
-    return known
 
 
 def _variances(affinity: Affinity, known: NDArray[np.bool_], nodes: NDArray[np.intp]) -> Floats:

@@ -8,24 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import Array, Floats, namespace, to_numpy
-from nlflow.errors import (
-    InputError,
-    NlflowWarning,
-    NumericalError,
-    check_detached,
-    check_memory,
-    checked_call,
-    install_command,
-)
+from nlflow._array import Array, Floats, to_numpy
+from nlflow.errors import InputError, NlflowWarning, NumericalError, checked_call, install_command, shortened
 from nlflow.functionals.minimizer import Minimizer
+from nlflow.learning.balance import counts_of, factors, quotas
+from nlflow.learning.checks import AT_OTHERS, check_parameters, check_signals, checked_points, is_precomputed
 from nlflow.learning.chunks import by_chunks, loaded
 from nlflow.learning.graphs import PointGraph, Recipe
-from nlflow.learning.labels import UNLABELLED, classes_of
+from nlflow.learning.labels import UNLABELLED, classes_of, values_of
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin, TransformerMixin
-    from sklearn.utils.validation import assert_all_finite, check_consistent_length, check_is_fitted, validate_data
+    from sklearn.utils.validation import check_is_fitted
 except ImportError as error:
     raise ImportError(f"nlflow.learning needs scikit-learn: {install_command('learning')}") from error
 
@@ -41,13 +35,13 @@ __all__ = [
 
 _SHOWN = 5
 _OF_SOLVERS = ("constraint:", "degree:")  # begin messages about weights, of whose words users know nothing here
-_ROUNDS = 200  # of changing factors until the counts of classes are those that were asked for
 
 
 class PointEstimator(BaseEstimator):
     """What is learnt of points, with averages over them at other points."""
 
     affinity: Any  # parameters, which each subclass has in its own __init__
+    memory_limit: float | None
     graph_: PointGraph
 
     def __init_subclass__(cls, **words: Any) -> None:
@@ -64,49 +58,20 @@ class PointEstimator(BaseEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
-        tags.input_tags.pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
+        tags.input_tags.pairwise = is_precomputed(self.affinity)
         return tags
 
     def _points(self, X: Any, *, reset: bool) -> Any:
-        """Return checked points, NumPy or a tensor; a matrix of weights for 'precomputed'."""
-        for name, value in self.get_params(deep=False).items() if reset else ():
-            check_detached(name, value)  # also those that this graph has no use for
-        X = loaded(X)
-        if type(X).__module__.split(".")[0] == "torch":
-            return self._tensor(X, reset)
-        pairwise = isinstance(self.affinity, str) and self.affinity == "precomputed"
-        if pairwise and not reset and np.shape(X)[1:] != (self.n_features_in_,):
-            raise InputError(
-                f"X: got shape {np.shape(X)} with affinity='precomputed', expected rows of weights to the training "
-                f"samples, (M, {self.n_features_in_})"
-            )
-        sparse_too = ["csr", "csc", "coo"]
-        X = validate_data(self, X, accept_sparse=sparse_too, dtype=[np.float64, np.float32], reset=reset)
-        if hasattr(X, "toarray") and not pairwise:
-            # Distances of sparse rows are those of dense ones, and a tree or a matrix product needs them dense.
-            check_memory(f"{X.shape} features out of a sparse matrix", 8 * X.shape[0] * X.shape[1], "reduce them first")
-            X = X.toarray()
-        if pairwise and reset and X.shape[0] != X.shape[1]:
-            raise InputError(f"X: got shape {X.shape} with affinity='precomputed', expected a square matrix of weights")
-        return X
-
-    def _tensor(self, X: Any, reset: bool) -> Any:
-        xp = namespace(X)
-        if X.ndim != 2 or not xp.isdtype(X.dtype, "real floating"):
-            raise InputError(
-                f"X: got a tensor of {X.dtype} of shape {tuple(X.shape)}, expected floats (samples, features)"
-            )
-        if not bool(xp.all(xp.isfinite(X))):
-            raise InputError("X: got NaN or infinity, expected finite features")
+        """Return checked points, NumPy, sparse or a tensor; a matrix of weights for 'precomputed'."""
         if reset:
-            self.n_features_in_ = X.shape[1]
-        elif X.shape[1] != self.n_features_in_:
-            raise InputError(f"X: got {X.shape[1]} features, expected {self.n_features_in_}")
-        return X.detach()
+            check_parameters(self.get_params(deep=False))
+        return checked_points(self, loaded(X), reset=reset)
 
     def _at(self, X: Any, values: Array, known: NDArray[np.bool_]) -> tuple[Array, NDArray[np.bool_]]:
         """Return averages over the known training points at others, and which of these see any."""
-        averages, seen, far = self.graph_.average_at(self._points(X, reset=False), values, known)
+        points = self._points(X, reset=False)
+        check_signals(points.shape[0], values.shape[1], self.memory_limit, AT_OTHERS)
+        averages, seen, far = self.graph_.average_at(points, values, known)
         if far.any():
             warnings.warn(
                 f"X: {int(far.sum())} points (the first is {int(np.argmax(far))}) are so far from all training points "
@@ -123,7 +88,6 @@ class GraphEstimator(PointEstimator):
     gamma: float
     n_neighbors: int
     accuracy: float | None
-    memory_limit: float | None
     _values: Array
     _start: Array | None = None  # what iterations begin with
     _solved: bool
@@ -201,12 +165,12 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         Parameters
         ----------
         X : array or tensor of shape (N, d)
-            Points; sparse ones are made dense, and Dask arrays are loaded. With ``affinity='precomputed'`` weights
+            Points; Dask arrays are loaded, and sparse ones made dense but for 'knn' in many dimensions. With ``affinity='precomputed'`` weights
             (N, N).
         y : array of shape (N,)
-            Labels; -1 where there is none (but -1 and 1 alone are two classes). Strings: of dtype object, where some
-            are missing, as in ``np.where(known, names.astype(object), -1)``. NaN, None, and the strings '', '-1',
-            'nan' and '<NA>' are refused.
+            Labels; -1 where there is none (but -1 and 1 alone are two classes), which ``labelled_`` tells of afterwards.
+            Strings: of dtype object, where some are missing, as in ``np.where(known, names.astype(object), -1)``. NaN,
+            None, and the strings '', '-1', 'nan' and '<NA>' are refused.
 
         Returns
         -------
@@ -214,11 +178,16 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         """
         X, y = self._points(X, reset=True), loaded(y)
         self.classes_, labels, labelled = classes_of(y, X.shape[0])
+        prior = self._prior(np.bincount(labels))
+        check_signals(X.shape[0], len(self.classes_), self.memory_limit)
         self.X_, graph = X, self._build(X)
         one_hot = np.zeros((graph.size, len(self.classes_)))
         one_hot[np.flatnonzero(labelled), labels] = 1
+        self.labelled_ = labelled
         self._values = self._solve(graph.as_signal(one_hot), labelled)
-        self._balance(labelled, np.bincount(labels))
+        self.class_factors_, self.class_shifts_ = np.ones(len(self.classes_)), np.zeros(len(self.classes_))
+        if prior is not None:
+            self._balance(prior)
         scores = self._weighed(self._values)
         self.label_distributions_ = self._finish(scores, self.reached_)
         self.transduction_ = self._decide(self.label_distributions_)
@@ -231,7 +200,11 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         known = known & (total[:, 0] > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
             shares = np.where(known[:, None], scores / np.where(total > 0, total, 1), np.nan)
-        return np.asarray(shares, scores.dtype)
+        return self._as_signal(shares)
+
+    def _as_signal(self, scores: NDArray[Any]) -> NDArray[Any]:
+        """Return scores in the precision of the signals."""
+        return np.asarray(scores, to_numpy(self._values[:0]).dtype)
 
     def _decide(self, scores: NDArray[Any]) -> NDArray[Any]:
         known = ~np.isnan(scores[:, 0])
@@ -245,35 +218,52 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
 
     # ---- priors
 
-    def _balance(self, labelled: NDArray[np.bool_], counts: NDArray[np.intp]) -> None:
-        """Set the factors that the scores of classes are multiplied by."""
-        if self.balance not in ("mass", "count"):
-            raise InputError(f"balance: got {self.balance!r}, expected 'mass' or 'count'")
-        self.class_factors_ = np.ones(len(self.classes_))
+    def _prior(self, counts: NDArray[np.intp]) -> Floats | None:
+        """Return the shares that classes are to have; None where nothing is asked."""
         if self.class_prior is None:
-            return
-        if isinstance(self.class_prior, str):
-            if self.class_prior != "labels":
-                raise InputError(f"class_prior: got {self.class_prior!r}, expected None, 'labels' or numbers")
-            prior = counts.astype(np.float64)
-        else:
-            prior = np.asarray(self.class_prior, np.float64)
-        if prior.shape != (len(self.classes_),) or not (prior > 0).all() or not np.isfinite(prior).all():
+            return None
+        given = counts if isinstance(self.class_prior, str) else self.class_prior
+        prior = np.asarray(given, np.float64)
+        if len(prior) != len(self.classes_):
             names = ", ".join(map(str, self.classes_[:_SHOWN])) + ", ..." * (len(self.classes_) > _SHOWN)
             raise InputError(
-                f"class_prior: got {self.class_prior!r}, expected {len(self.classes_)} numbers > 0, one for each class "
-                f"of the labels ({names})"
+                f"class_prior: got {shortened(repr(self.class_prior), 60)}, expected {len(self.classes_)} numbers > 0, "
+                f"one for each class of the labels ({names})"
             )
-        prior = prior / prior.sum()
-        free = self.reached_ & ~labelled
-        if not free.any():
-            return
+        return prior / prior.sum()
+
+    def _balance(self, prior: Floats) -> None:
+        """Weigh the scores so that unlabelled samples have the shares that were asked for; say so where they do not."""
+        free = self.reached_ & ~self.labelled_
         scores = np.asarray(to_numpy(self._values), np.float64)[free]
+        if not len(scores):
+            return
+        wanted = quotas(prior, len(scores))
+        self._weigh(scores, prior, wanted)
+        counts = counts_of(self._weighed(to_numpy(self._values)[free]))
+        self.class_shares_ = counts / len(scores)
+        if (np.abs(counts - wanted) > 1).any():
+            asked, got = (", ".join(f"{share:.3g}" for share in shares[:_SHOWN]) + ", ..." * (len(shares) > _SHOWN)
+                          for shares in (prior, self.class_shares_))  # fmt: skip
+            warnings.warn(
+                f"class_prior: asked for shares of {asked} among {len(scores)} unlabelled samples, reached {got} "
+                f"(class_shares_); {self._why_missed()}",
+                NlflowWarning,
+                stacklevel=3,
+            )
+
+    def _weigh(self, scores: Floats, prior: Floats, wanted: NDArray[np.intp]) -> None:
+        """Set what scores are multiplied by, and what is added to them."""
         if self.balance == "mass":
             mass = np.maximum(scores, 0).sum(axis=0)
             self.class_factors_ = np.where(mass > 0, prior / np.where(mass > 0, mass, 1), 1.0) * mass.sum()
         else:
-            self.class_factors_ = _counted(scores, prior)
+            self.class_factors_ = factors(scores, wanted)
+
+    def _why_missed(self) -> str:
+        if self.balance == "mass":
+            return "balance='mass' gives them to the sums of scores; balance='count' counts samples"
+        return "samples with the same scores, or a score of 0 for a class, cannot be told apart by weights of classes"
 
     # ---- other points
 
@@ -304,8 +294,8 @@ class GraphClassifier(ClassifierMixin, GraphEstimator):
         return self._finish(self._weighed(averages), known)
 
     def _weighed(self, values: Array) -> NDArray[Any]:
-        scores = to_numpy(values)
-        return np.asarray(scores * self.class_factors_.astype(scores.dtype))
+        # In double precision, which holds the factors.
+        return np.asarray(np.asarray(to_numpy(values), np.float64) * self.class_factors_ + self.class_shifts_)
 
 
 class ProbabilisticClassifier(GraphClassifier):
@@ -328,30 +318,16 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         X : array or tensor of shape (N, d)
             As for a classifier.
         y : array of shape (N,) or (N, D)
-            Values; NaN where there is none.
+            Values; NaN where there is none, in all columns of a row; ``labelled_`` tells of it afterwards.
 
         Returns
         -------
         self
         """
         X, y = self._points(X, reset=True), loaded(y)
-        if y is None:
-            raise ValueError("This estimator requires y to be passed, but the target y is None.")
-        y = np.asarray(to_numpy(y) if hasattr(y, "detach") else y)
-        if y.dtype.kind not in "biuf":
-            y = y.astype(np.float64)
-        if y.ndim == 2 and y.shape[1] == 1:
-            from sklearn.utils import column_or_1d
-
-            y = column_or_1d(y, warn=True)
-        if len(y) != X.shape[0]:
-            check_consistent_length(np.empty(X.shape[0]), y)
-        self._flat = y.ndim == 1
-        values = y.reshape(len(y), -1).astype(np.float64)
-        labelled = ~np.isnan(values).any(axis=1)
-        if not labelled.any():
-            raise InputError("y: got no value (all are NaN), expected at least one")
-        assert_all_finite(values[labelled], input_name="y")
+        values, labelled, self._flat = values_of(y, X.shape[0])
+        check_signals(*values.shape, self.memory_limit)
+        self.labelled_ = labelled
         self.X_, graph = X, self._build(X)
         self._values = self._solve(graph.as_signal(np.where(labelled[:, None], values, 0.0)), labelled)
         self.transduction_ = self._shaped(to_numpy(self._values), self.reached_)
@@ -367,18 +343,3 @@ class GraphRegressor(RegressorMixin, GraphEstimator):
         check_is_fitted(self)
         averages, known = self._at(X, self._values, self.reached_)
         return self._shaped(to_numpy(averages), known)
-
-
-def _counted(scores: Floats, prior: Floats) -> Floats:
-    """Return factors with which so large a share of the rows has each class as the largest score, as near as may be."""
-    factors, best, closest = np.ones(len(prior)), np.ones(len(prior)), np.inf
-    step = 1.0
-    for _ in range(_ROUNDS):
-        share = np.bincount((scores * factors).argmax(axis=1), minlength=len(prior)) / len(scores)
-        apart = float(np.abs(share - prior).sum())
-        if apart < closest:
-            closest, best = apart, factors
-        else:
-            step *= 0.9
-        factors = factors * np.exp(step * (prior - share))
-    return best

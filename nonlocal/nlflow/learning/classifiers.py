@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, to_numpy
-from nlflow.errors import InputError, check_number
+from nlflow.errors import InputError
 from nlflow.functionals.constraint import Constraint
 from nlflow.functionals.energies import E, J
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.functionals.variational import Jp, harmonic_extension
+from nlflow.learning.balance import shifts
 from nlflow.learning.base import GraphClassifier, GraphEstimator, GraphRegressor, ProbabilisticClassifier
 from nlflow.learning.chunks import by_chunks
 
@@ -44,7 +45,7 @@ class _Held(GraphEstimator):
                     constraint=constraint, rtol=self.tol, maxiter=self.max_iter, preconditioner="graph"
                 )
             )
-        strength = check_number("fidelity", self.fidelity, minimum=0, strict=True, hint="or None for exact values")
+        strength = float(self.fidelity)
         # Without the loops: lambda~ d, d being the sum of the edges to others.
         phi = np.where(fixed, strength * np.where(graph.own < 1, 1 - graph.own, 1.0), 0.0)
         self.functional_ = E(graph.affinity, values, graph.as_signal(phi), measure="degree")
@@ -85,7 +86,7 @@ class HarmonicClassifier(_Held, ProbabilisticClassifier):
 
     def __init__(
         self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, fidelity: float | None = None,
-        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
         max_iter: int = 10_000, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -150,7 +151,8 @@ class PoissonClassifier(GraphClassifier):
     Parameters
     ----------
     affinity, gamma, n_neighbors, class_prior, balance, accuracy, tol, max_iter, memory_limit
-        See `LabelSpreading`, as for the attributes; ``class_prior`` gives the factors of section 2.2 of the paper.
+        See `LabelSpreading`, as for the attributes. ``class_prior`` sets ``class_shifts_``, which are added to scores;
+        with the factors of the paper's section 2.2 two classes, u and -u, never change. ``balance`` is 'count'.
 
     Attributes
     ----------
@@ -173,7 +175,7 @@ class PoissonClassifier(GraphClassifier):
 
     def __init__(
         self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, class_prior: Any = None,
-        balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
+        balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None, max_iter: int = 10_000,
         memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -221,8 +223,18 @@ class PoissonClassifier(GraphClassifier):
                 scores[parts == part] = classes[0] - 1 / y.shape[1]
         return scores
 
+    def _prior(self, counts: NDArray[np.intp]) -> Floats | None:
+        if self.class_prior is not None and self.balance != "count":
+            raise InputError(
+                f"balance: got {self.balance!r}, expected 'count': scores of Poisson learning sum to 0 and have no mass"
+            )
+        return super()._prior(counts)
+
+    def _weigh(self, scores: Floats, prior: Floats, wanted: NDArray[np.intp]) -> None:
+        self.class_shifts_ = shifts(scores, wanted)
+
     def _finish(self, scores: NDArray[Any], known: NDArray[np.bool_]) -> NDArray[Any]:
-        return np.where(known[:, None], scores, np.nan).astype(scores.dtype)
+        return self._as_signal(np.where(known[:, None], scores, np.nan))
 
     @by_chunks
     def decision_function(self, X: Any) -> NDArray[Any]:
@@ -283,7 +295,7 @@ class PLaplacianClassifier(_PHarmonic, ProbabilisticClassifier):
 
     def __init__(
         self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, p: float = 4.0,
-        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float = 1e-3,
+        class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float = 1e-3,
         max_iter: int = 200, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity

@@ -11,7 +11,8 @@ from nlflow._array import Floats, to_numpy
 from nlflow.errors import InputError, check_integer, check_number, checked_call
 from nlflow.kernels import RadialKernel
 from nlflow.learning.base import PointEstimator, TransformerMixin, check_is_fitted
-from nlflow.learning.chunks import by_chunks, loaded
+from nlflow.learning.checks import check_signals
+from nlflow.learning.chunks import by_chunks
 from nlflow.learning.graphs import PointGraph, Recipe
 from nlflow.markov import MarkovChain
 
@@ -93,16 +94,16 @@ class DiffusionMap(TransformerMixin, PointEstimator):
     def fit(self, X: Any, y: Any = None) -> DiffusionMap:
         """Find the modes of points X, (N, d); `y` has no part."""
         del y
-        X = self._points(X, reset=True)
         first = isinstance(self.n_components, str | RadialKernel)
         hint = "affinity is the second argument, as in DiffusionMap(2, 'knn')" if first else ""
         count = check_integer("n_components", self.n_components, minimum=1, hint=hint)
-        alpha = check_number("alpha", self.alpha, minimum=0)
-        self._time = check_number("t", self.t, minimum=0)
+        X = self._points(X, reset=True)
+        alpha, self._time = check_number("alpha", self.alpha, minimum=0), float(self.t)
         if alpha > 1:
             raise InputError(f"alpha: got {alpha:g}, expected 0 to 1")
         if X.shape[0] <= count + 1:
             raise InputError(f"X: got n_samples = {X.shape[0]}, expected more than n_components + 1 = {count + 1}")
+        check_signals(X.shape[0], count, self.memory_limit)
         self.X_ = X
         recipe = Recipe(self.affinity, self.gamma, self.n_neighbors, self.accuracy, self.memory_limit, loops=True)
         plain = PointGraph(recipe, X)
@@ -150,6 +151,20 @@ class DiffusionMap(TransformerMixin, PointEstimator):
         return int(self.n_components)
 
 
+class _Points(PointEstimator):
+    """The parameters of a function of points, which are checked as those of an estimator."""
+
+    def __init__(
+        self, affinity: Any, gamma: Any, n_neighbors: Any, accuracy: Any, tol: Any, memory_limit: Any
+    ) -> None:  # fmt: skip
+        self.affinity = affinity
+        self.gamma = gamma
+        self.n_neighbors = n_neighbors
+        self.accuracy = accuracy
+        self.tol = tol
+        self.memory_limit = memory_limit
+
+
 @checked_call
 def spectral_clustering(
     X: Any,
@@ -169,8 +184,8 @@ def spectral_clustering(
 
     Parameters
     ----------
-    X : array of shape (N, d)
-        Points, or weights (N, N) with ``affinity='precomputed'``.
+    X : array, data frame, tensor or sparse array of shape (N, d)
+        Points, or weights (N, N) with ``affinity='precomputed'``; as an estimator takes them.
     n_clusters : int
     affinity, gamma, n_neighbors, accuracy, memory_limit
         See `LabelSpreading`; gamma None takes 1 over the median squared distance for 'rbf'.
@@ -192,10 +207,11 @@ def spectral_clustering(
     >>> spectral_clustering([[0.0], [0.1], [0.2], [5.0], [5.1]], 2, n_neighbors=1).tolist()
     [0, 0, 0, 1, 1]
     """
-    points = loaded(X) if hasattr(X, "shape") else np.asarray(X)
     count = check_integer("n_clusters", n_clusters, minimum=1)
+    points = _Points(affinity, gamma, n_neighbors, accuracy, tol, memory_limit)._points(X, reset=True)
     if count > points.shape[0]:
         raise InputError(f"n_clusters: got {count}, expected at most {points.shape[0]}, the number of samples")
+    check_signals(points.shape[0], count, memory_limit)
     graph = PointGraph(Recipe(affinity, gamma, n_neighbors, accuracy, memory_limit), points)
     vectors = MarkovChain(graph.affinity, memory_limit=memory_limit).modes(count, rtol=tol).vectors
     labels = _assigned(vectors)

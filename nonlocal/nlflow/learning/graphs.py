@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Array, Floats, constant_like, is_numpy, namespace, to_numpy, underflowing
-from nlflow.affinities import Affinity, DenseAffinity, SparseAffinity, affinity, affinity_from_graph, neighbour_graph
-from nlflow.affinities.nearest import neighbour_rows
+from nlflow.affinities import Affinity, DenseAffinity, SparseAffinity, affinity, affinity_from_graph
+from nlflow.affinities.nearest import Neighbours, nearest_neighbours
 from nlflow.affinities.pair_sums import PairSums
 from nlflow.backends.threads import one_blas_thread
 from nlflow.domains import Points
-from nlflow.errors import InputError, check_detached, check_integer
+from nlflow.errors import InputError, check_detached
 from nlflow.kernels import Gaussian, RadialKernel
+from nlflow.learning.checks import is_precomputed, on_host, symmetrized
 
-KINDS = ("rbf", "knn", "precomputed")
 DENSE_NODES = 4096
 """Up to here all pairs are kept as a matrix without its diagonal."""
 _ROWS = 2**22  # pairs of new and old points at a time
@@ -86,6 +86,7 @@ class PointGraph:
         self._domain = Points(np.arange(float(count)), self.weights)
         self._edges: Any = None
         self._kernel: RadialKernel | None = None
+        self._search: Neighbours | None = None
         given = recipe.affinity
         if isinstance(given, Affinity):
             if recipe.loops:
@@ -97,25 +98,12 @@ class PointGraph:
             self.affinity = self._all_pairs(given)
         elif given == "rbf":
             gamma = _median_rate(points) if recipe.gamma is None else recipe.gamma
-            if not gamma > 0:
-                raise InputError(f"gamma: got {recipe.gamma!r}, expected a number > 0")
             self.affinity = self._all_pairs(Gaussian(width=1 / math.sqrt(2 * gamma)))
         elif given == "knn":
-            self._points = to_numpy(points)  # neighbours are found, and their few edges kept, on the CPU
+            self._points = on_host(points)  # neighbours are found, and their few edges kept, on the CPU
             self.affinity = self._nearest()
-        elif isinstance(given, str) and given == "precomputed":
-            self._edges = points
-            self.affinity = affinity_from_graph(points, self._domain, memory_limit=recipe.memory_limit)
-            if not self.affinity.symmetric:
-                raise InputError(
-                    "X: got weights that are not symmetric with affinity='precomputed', expected W_ij = W_ji; take the "
-                    "mean of both"
-                )
         else:
-            raise InputError(
-                f"affinity: got {given!r}, expected one of {', '.join(map(repr, KINDS))}, a radial kernel such as "
-                "Laplace(width=1.0), or an Affinity"
-            )
+            self.affinity = self._given()
 
     def weighted(self, weights: Floats) -> PointGraph:
         """Return the graph of the same points with other quadrature weights; edges between neighbours are kept."""
@@ -133,8 +121,9 @@ class PointGraph:
         return self.affinity.domain.size
 
     def _checked(self, given: Affinity) -> Affinity:
-        if given.domain.size != len(self._points):
-            raise InputError(f"affinity: got one of {given.domain.size} nodes for {len(self._points)} points")
+        count = self._points.shape[0]
+        if given.domain.size != count:
+            raise InputError(f"affinity: got one of {given.domain.size} nodes for {count} points")
         if not given.symmetric or given.domain.leading:
             raise InputError("affinity: got one that is not symmetric, or of a batch; take its symmetrized()")
         return given
@@ -151,27 +140,34 @@ class PointGraph:
         return affinity(kernel, domain, points, rtol=accuracy, memory_limit=recipe.memory_limit)
 
     def _check_several(self) -> None:
-        if len(self._points) == 1:
+        if self._points.shape[0] == 1:
             raise InputError("X: got 1 sample, expected at least 2, between which there are edges")
 
     def _nearest(self) -> Affinity:
         from scipy.sparse import eye_array
 
         self._check_several()
-        points, others = self._points, len(self._points) - 1
-        self._neighbours = check_integer("n_neighbors", self._recipe.n_neighbors, minimum=1)
-        if self._neighbours > others:
+        count, others = self._recipe.n_neighbors, self._points.shape[0] - 1
+        if count > others:
             raise InputError(
-                f"n_neighbors: got {self._neighbours} for {others + 1} samples, expected at most {others}, the number "
-                "of others"
+                f"n_neighbors: got {count} for {others + 1} samples, expected at most {others}, the number of others"
             )
-        graph = neighbour_graph(
-            points, self._neighbours, SELF_TUNING, local=True, memory_limit=self._recipe.memory_limit
-        )
+        self._search = nearest_neighbours(self._points, count, memory_limit=self._recipe.memory_limit)
+        graph = self._search.graph(SELF_TUNING, local=True)
         if self._recipe.loops:
-            graph = graph + eye_array(len(points), format="csr")
+            graph = graph + eye_array(others + 1, format="csr")
         self._edges = graph
         return affinity_from_graph(graph, self._domain)
+
+    def _given(self) -> Affinity:
+        """Return the affinity of weights that were given in place of points."""
+        self._edges = symmetrized(on_host(self._points))
+        try:
+            return affinity_from_graph(self._edges, self._domain, memory_limit=self._recipe.memory_limit)
+        except InputError as error:  # which calls them a graph
+            raise InputError(
+                f"X: {str(error).removeprefix('graph: ')}; affinity='precomputed' takes weights"
+            ) from error
 
     # ---- what nodes see
 
@@ -235,19 +231,30 @@ class PointGraph:
         One average, sum_j k(x, x_j) v_j over sum_j k(x, x_j), over the `known` training points. Far are points whose
         weights are all 0 in floats; they get what the nearest ones have.
         """
+        if self._search is not None:
+            return self._average_of_neighbours(self._search, points, values, known)
         xp, there = namespace(values), constant_like(known * self.weights, values)[:, None]
         sums, far = self._sums_at(points, xp.concat([values * there, there], axis=1))
-        total = sums[:, -1:]
-        some = total > 0
-        return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0], far
+        averages, some = _over_total(sums)
+        return averages, some, far
+
+    def _average_of_neighbours(
+        self, search: Neighbours, points: Any, values: Array, known: NDArray[np.bool_]
+    ) -> tuple[Array, NDArray[np.bool_], NDArray[np.bool_]]:
+        """As `average_at`, without a look at points that are nobody's neighbours."""
+        from scipy.sparse import csr_array
+
+        rows, highest = search.rows(on_host(points), SELF_TUNING)
+        seen, places = np.unique(rows.indices, return_inverse=True)
+        there = (known[seen] * self.weights[seen]).astype(values.dtype)[:, None]
+        signal = np.concatenate([values[seen] * there, there], axis=1)
+        few = csr_array((rows.data, places, rows.indptr), shape=(rows.shape[0], len(seen)))
+        averages, some = _over_total(few @ signal)
+        return averages, some, highest < _LEAST
 
     def _sums_at(self, points: Any, signal: Array) -> tuple[Array, NDArray[np.bool_]]:
         """Return weighted sums of a signal at other points, each row in its own unit, and which points are far."""
-        if self._recipe.affinity == "knn":
-            x, known = np.asarray(to_numpy(points), np.float64), np.asarray(self._points, np.float64)
-            rows, highest = neighbour_rows(known, x, self._neighbours, SELF_TUNING, local=True)
-            return rows @ signal, highest < _LEAST
-        if isinstance(self._recipe.affinity, str) and self._recipe.affinity == "precomputed":
+        if is_precomputed(self._recipe.affinity):
             return np.asarray(points @ signal), np.zeros(points.shape[0], np.bool_)
         if self._kernel is None:
             raise InputError(
@@ -279,6 +286,13 @@ class PointGraph:
             dtype = self.affinity.dtype or (np.float32 if getattr(self._points, "dtype", None) == np.float32 else None)
             return np.asarray(values, dtype or np.float64)
         return constant_like(values, self._points)
+
+
+def _over_total(sums: Array) -> tuple[Array, NDArray[np.bool_]]:
+    """Return sums over their last column, and where that is not 0."""
+    xp, total = namespace(sums), sums[:, -1:]
+    some = total > 0
+    return sums[:, :-1] / xp.where(some, total, xp.ones_like(total)), to_numpy(some)[:, 0]
 
 
 def _dense(kernel: RadialKernel, domain: Points, points: Any, recipe: Recipe) -> DenseAffinity:

@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import Floats, to_numpy
-from nlflow.affinities import Affinity
-from nlflow.errors import InputError, NlflowWarning, check_integer, check_number, checked_call, shortened
+from nlflow.affinities import Affinity, SparseAffinity
+from nlflow.affinities.base import check_affinity
+from nlflow.errors import InputError, NlflowWarning, check_array, check_integer, check_number, checked_call, shortened
 from nlflow.functionals.energies import J
 from nlflow.learning.base import GraphClassifier, GraphEstimator
-from nlflow.learning.labels import classes_of
+from nlflow.learning.checks import check_signals, named, on_host
+from nlflow.learning.chunks import loaded
+from nlflow.learning.labels import classes_of, nodes_of, values_of
+from nlflow.markov.walks import generator_of
 
 _STRENGTHS = ("fidelity", "alpha")  # parameters that leave the graph as it is
 _ONLY_WITH = {"gamma": "rbf", "n_neighbors": "knn"}  # parameters of one affinity alone
@@ -90,13 +94,13 @@ def choose(model: Any, X: Any, y: Any, parameter: str, values: Any, *, folds: in
     from sklearn.base import clone
 
     _check_has_part(model, parameter)
-    given = list(values)
+    with named("values"):
+        given = list(values)
     if not given:
         raise InputError("values: got none, expected at least one")
-    targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
     classifies = isinstance(model, GraphClassifier)
     missing: Any = -1 if classifies else math.nan
-    labels = classes_of(targets, len(targets)).labelled if classifies else ~np.isnan(targets.astype(float))
+    targets, labels = _targets(y, classifies)
     parts = _folds(targets, np.flatnonzero(labels), check_integer("folds", folds, minimum=2), rng, classifies)
     scores, done = np.empty((len(given), len(parts))), np.zeros(len(given), np.intp)
     starts: list[Any] = [None] * len(parts)
@@ -143,10 +147,19 @@ def _check_has_part(model: Any, parameter: str) -> None:
         raise InputError("parameter: got 'balance', which has no part without a class_prior; give the model one")
 
 
+def _targets(y: Any, classifies: bool) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Return labels or values as an array, and which samples have them."""
+    y = on_host(loaded(y))
+    with named("y"):
+        count = np.shape(y)[0] if np.ndim(y) else 1
+        targets = np.array(y, dtype=object if any(isinstance(v, str) for v in np.ravel(y)) else None)
+    return targets, classes_of(y, count).labelled if classifies else values_of(y, count).labelled
+
+
 def _folds(targets: Any, labelled: NDArray[np.intp], folds: int, rng: Any, classifies: bool) -> list[NDArray[np.intp]]:
     if folds > len(labelled):
         raise InputError(f"folds: got {folds}, expected at most {len(labelled)}, the number of labels")
-    order = np.random.default_rng(rng).permutation(labelled)
+    order = generator_of(rng).permutation(labelled)
     if classifies:
         order = order[np.argsort(np.unique(targets[order].astype(str), return_inverse=True)[1], kind="stable")]
     return [order[start::folds] for start in range(folds)]
@@ -188,11 +201,24 @@ def log_evidence(affinity: Affinity, labelled: Any, values: Any, *, fidelity: fl
     float
         Up to a constant that the number of values decides. Costs M potentials.
     """
-    nodes, y = np.asarray(labelled, np.intp), np.asarray(values, np.float64).reshape(len(labelled), -1)
-    strength = check_number("fidelity", fidelity, minimum=0, strict=True)
+    check_affinity(affinity)
+    if not affinity.symmetric or affinity.domain.leading:
+        raise InputError("affinity: got one that is not symmetric, or of a batch; take its symmetrized()")
+    pieces = affinity.component_count if isinstance(affinity, SparseAffinity) else 1
+    if pieces > 1:
+        raise InputError(f"affinity: got {pieces} connected components, expected one; take the graph of each by itself")
+    nodes, strength = (
+        nodes_of(labelled, affinity.domain.size),
+        check_number("fidelity", fidelity, minimum=0, strict=True),
+    )
     count = len(nodes)
     if count < 3 or len(np.unique(nodes)) < count:
         raise InputError(f"labelled: got {count} nodes, expected at least 3, each once")
+    y = np.asarray(check_array("values", values, ndim=(1, 2)), np.float64)
+    if len(y) != count:
+        raise InputError(f"values: got shape {y.shape}, expected ({count},) or ({count}, D), a row for each node")
+    y = y.reshape(count, -1)
+    check_signals(affinity.domain.size, count, None)
     weights = np.asarray(affinity.domain.weights, np.float64).ravel()
     # Contrasts: an orthonormal basis of what sums to 0. Potentials of contrasts are known up to a constant.
     basis = np.linalg.svd(np.ones((1, count)))[2][1:].T

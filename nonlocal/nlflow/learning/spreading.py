@@ -16,8 +16,9 @@ from nlflow.functionals.energies import E
 from nlflow.functionals.krylov import default_rtol, verdict
 from nlflow.functionals.minimizer import Minimizer
 from nlflow.learning.base import ProbabilisticClassifier
+from nlflow.learning.graphs import DENSE_NODES
 
-_STEPS = 200  # of the flow after conjugate gradients
+_STEPS = 200  # of the flow after conjugate gradients, where these may be many
 _QUICK = 0.3  # alpha up to which steps alone are taken between all pairs
 _SLOW = 0.8  # alpha from which on the direct method is faster than these
 _ROUGH = 1e-2  # change of a node's values up to which the first choice of edges serves
@@ -39,17 +40,18 @@ class LabelSpreading(ProbabilisticClassifier):
         W: exp(-gamma |x - y|^2) or another kernel between all pairs; the nearest neighbours with local widths,
         exp(-|x - y|^2 / (s_x s_y)) (Zelnik-Manor and Perona 2004); weights (N, N) given as X, dense or sparse; or an
         affinity of the samples, for which X says only how many there are. The diagonal of W has no part in it.
-    gamma : float
-        Of 'rbf'.
+    gamma : float or None
+        Of 'rbf'; None takes 1 over the median squared distance.
     n_neighbors : int
         Of 'knn'; at most N - 1.
     alpha : float
         In (0, 1): how much a node takes from its neighbours, and not from its own label.
     class_prior : None, 'labels' or array of shape (C,)
-        Probabilities of the classes that unlabelled samples are to have; 'labels' takes their shares of the labels.
-    balance : {'mass', 'count'}
-        What has them: the sums of the scores (class mass normalization, Zhu, Ghahramani and Lafferty 2003), or the
-        numbers of samples of each class.
+        Shares of the classes among the unlabelled samples; 'labels' takes those among the labels.
+    balance : {'count', 'mass'}
+        What has them: the numbers of samples of each class, or the sums of the scores (class mass normalization, Zhu,
+        Ghahramani and Lafferty 2003). ``class_shares_`` says which shares the samples have in the end, and a warning
+        where a class is off by more than one sample.
     accuracy : float or None
         How far averages over all pairs may be off beyond 4096 points; None for exact sums. ``method_`` and ``reason_``
         tell how they are computed, ``error_estimate_`` what was reached.
@@ -67,6 +69,12 @@ class LabelSpreading(ProbabilisticClassifier):
         Probabilities; NaN in components without a label.
     transduction_ : array of shape (N,)
         Class of each sample; -1 in components without a label.
+    class_factors_, class_shifts_ : array of shape (C,)
+        What scores are multiplied by, and what is added to them, for the sake of ``class_prior``.
+    class_shares_ : array of shape (C,)
+        Shares of the classes among the unlabelled samples that labels reach; there where a ``class_prior`` is.
+    labelled_ : array of bool of shape (N,)
+        Which samples had a label.
     functional_ : E
         Of which u is the minimizer; ``GradientFlow(functional_, metric="degree")`` is the flow to it.
     n_iter_, residual_, message_
@@ -78,8 +86,9 @@ class LabelSpreading(ProbabilisticClassifier):
 
     Notes
     -----
-    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points. Below, each probability keeps its
-    digits, however weakly labels reach a sample.
+    O(N) memory and some sqrt(alpha / (1 - alpha)) averages beyond 4096 points, where each sample's probabilities are
+    right to `tol` beside its largest. Up to there each probability is right to `tol` of itself, however small, and
+    however weakly labels reach a sample.
 
     Examples
     --------
@@ -92,7 +101,7 @@ class LabelSpreading(ProbabilisticClassifier):
 
     def __init__(
         self, affinity: Any = "rbf", *, gamma: float = 20.0, n_neighbors: int = 10, alpha: float = 0.2,
-        class_prior: Any = None, balance: str = "mass", accuracy: float | None = 1e-6, tol: float | None = None,
+        class_prior: Any = None, balance: str = "count", accuracy: float | None = 1e-6, tol: float | None = None,
         max_iter: int = 10_000, memory_limit: float | None = None,
     ) -> None:  # fmt: skip
         self.affinity = affinity
@@ -140,17 +149,17 @@ class LabelSpreading(ProbabilisticClassifier):
         return self._settled(found.u, found.iterations, "iterations")
 
     def _settled(self, u: Array, before: int, kind: str) -> Minimizer:
-        """Return a minimizer after steps with all edges, until none changes a node by `tol` of its values.
+        """Return a minimizer after steps with all edges, until these leave each value, or node, within `tol` of itself.
 
         Conjugate gradients make the residual small beside the largest values; where labels reach a node weakly that may
         be all of its own. Steps average numbers >= 0, in which nothing cancels.
         """
-        u, left, done = self._stepped(u, self.functional_.affinity._average)
-        success, advice = verdict(left, self._rtol)
-        message = (
-            f"after {before} {kind} and {done} further steps: the last step changed no node by more than {left:.3g} of "
-            "its values"
-        )
+        most = self.max_iter if self._each else _STEPS
+        u, left, done = self._stepped(u, self.functional_.affinity._average, most)
+        # Beyond its own rounding nobody gets.
+        success, advice = verdict(left, max(self._rtol, _rounding(u) / (1 - self.alpha) if self._each else 0.0))
+        told = "further ones change no probability" if self._each else "the last step changed no node"
+        message = f"after {before} {kind} and {done} further steps: {told} by more than {left:.3g} of its value"
         return Minimizer(u, left, before + done, success, message + advice)
 
     def _rough(self, u: Array) -> tuple[Array, int]:
@@ -180,21 +189,51 @@ class LabelSpreading(ProbabilisticClassifier):
     def _rtol(self) -> float:
         return default_rtol(self.functional_.observed) if self.tol is None else self.tol
 
+    @property
+    def _each(self) -> bool:
+        """Whether each value keeps its digits, and not each node alone."""
+        return self.graph_.size <= DENSE_NODES
+
     def _stepped(
         self, u: Array, average: Callable[[Array], Array], most: int = _STEPS, rtol: float | None = None
     ) -> tuple[Array, float, int]:
-        """Return a signal after semi-implicit steps, the last change relative to each node's values, and how many."""
+        """Return a signal after semi-implicit steps, the relative error that is left, and how many they were."""
         rtol, most = self._rtol if rtol is None else rtol, min(most, self.max_iter)
         fidelity, f = self.functional_.fidelity_in("degree"), self.functional_.observed
-        xp, done, left = namespace(u), 0, math.inf
+        xp, done, left, before = namespace(u), 0, math.inf, math.inf
+        least = _rounding(u) if self._each else 0.0
         u, drawn = xp.where(u > 0, u, xp.zeros_like(u)), fidelity.times(f)
-        while done < most and left > rtol:
+        while done < most and left > rtol and before > least:
             new = fidelity.damped(average(u) + drawn, 1.0)
-            size = xp.sum(new, axis=1)
-            change = xp.sum(xp.abs(new - u), axis=1)
-            left = float(xp.max(change / xp.where(size > 0, size, xp.ones_like(size))))
-            u, done = new, done + 1
+            change = self._change(u, new)
+            left = _still_to_come(change, before, self.alpha, new) if self._each else change
+            u, done, before = new, done + 1, change
         return u, left, done
+
+    def _change(self, old: Array, new: Array) -> float:
+        """Return the largest change of a value, or of a node's values, relative to itself."""
+        xp, size, change = namespace(new), new, abs(new - old)
+        if not self._each:
+            size, change = xp.sum(size, axis=1), xp.sum(change, axis=1)
+        least = float(xp.finfo(new.dtype).smallest_normal) / float(xp.finfo(new.dtype).eps)
+        there = size > (least if self._each else 0)  # what is smaller has no digits to keep
+        return float(xp.max(xp.where(there, change, xp.zeros_like(size)) / xp.where(there, size, xp.ones_like(size))))
+
+
+def _still_to_come(change: float, before: float, alpha: float, u: Array) -> float:
+    """Return the sum of all further changes, which fall as the last two, and no faster than by alpha.
+
+    They do not fall at first, while what is wrong near labels is handed on from node to node.
+    """
+    ratio = max(change / before if before > 0 else 0.0, alpha)
+    if change <= _rounding(u):
+        return change / (1 - alpha)
+    return change * ratio / (1 - ratio) if ratio < 1 else math.inf
+
+
+def _rounding(u: Array) -> float:
+    """Return below which relative change steps say nothing."""
+    return 16 * float(namespace(u).finfo(u.dtype).eps)
 
 
 def _deciding(matrix: NDArray[Any], values: NDArray[Any], share: float) -> Any:

@@ -26,6 +26,7 @@ _COMMA = re.compile(r"[+-]?\d*,\d+([eE][+-]?\d+)?")  # a number with a decimal c
 _THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}(,\d{3})+")  # what may as well be a whole number
 
 _LEAST = 3  # rows from which on a monotone column counts as a scale; fewer are monotone by chance
+_EVEN = 8  # rows from which on equally spaced numbers count as a scale, in whatever order they are
 _CELL = 200  # bytes that a cell takes while it is text, lists and all
 
 
@@ -68,7 +69,8 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     path : Path
     first_column : {"keep", "denoise"}, optional
         What becomes of the first of several columns. By default it is kept if its name is one of times or if it is
-        strictly monotone (times, depths, an index), and is one of the signals otherwise.
+        strictly monotone (times, depths, an index), and is one of the signals otherwise. Rows that are not in the order
+        of their times are refused then: sorted rows would no longer fit the files beside them.
     """
     header, lines, delimiter, decimal = _rows(path)
     width = len(header or lines[0][1])
@@ -84,6 +86,8 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     kept = first_column == "keep" or (width > 1 and first_column is None and (named or trend != ""))
     name = "column 1" if header is None else f"column {header[0]!r}"
     notes = [f"{path}: commas count as decimal points, and OUT has them too"] if decimal == "," else []
+    if first_column is None and width > 1:
+        _check_order(path, lines, name, named)
     if kept:
         why = "" if named or first_column else f"is strictly {trend} and "
         remedy = "; give --first-column denoise if it is data" if why else ""
@@ -103,6 +107,46 @@ def decode_csv(path: Path, first_column: FirstColumn | None = None) -> Media:
     return Media(
         path, "csv", "signal", data, header=header, time=time, delimiter=delimiter, decimal=decimal, notes=told
     )
+
+
+def _check_order(path: Path, lines: list[tuple[int, list[str]]], name: str, named: bool) -> None:
+    """Raise an error where the first column is a scale and the rows are not in its order, as signals have to be.
+
+    A scale is what has a name for times, and numbers that would be equally spaced in their order.
+    """
+    cells = [row[0] for _, row in lines]
+    scale = _times(cells) if named else _numbers(cells)
+    if scale is None or not (named or _is_even(scale)):
+        return
+    with np.errstate(invalid="ignore"):
+        steps = np.diff(scale)
+    falls = np.sum(steps < 0) > np.sum(steps > 0)
+    wrong = ~(steps <= 0 if falls else steps >= 0)  # NaN is neither
+    if wrong.any():
+        line, row = lines[int(np.argmax(wrong)) + 1]
+        got = f"{row[0]!r} in line {line}, out of order in {name} ({int(wrong.sum())} of {len(steps)} steps)"
+        remedy = "sort the rows by it, give --first-column keep if the rows are in order, or denoise if it is data"
+        raise file_error(path, got, "rows in the order of their times", remedy)
+
+
+def _times(cells: list[str]) -> Array | None:
+    """Return times, numbers or dates such as 2024-05-31T10:00, as numbers; None where one is neither."""
+    numbers = _numbers(cells)
+    if numbers is not None:
+        return numbers
+    try:
+        dates = np.array([cell.removesuffix("Z") for cell in cells], "datetime64[us]")
+    except ValueError:
+        return None
+    return np.where(np.isnat(dates), np.nan, dates.astype(np.int64).astype(np.float64))
+
+
+def _is_even(values: Array) -> bool:
+    """Tell whether numbers would be equally spaced in their order; too few are so by chance."""
+    if len(values) < _EVEN or not np.isfinite(values).all():
+        return False
+    steps = np.diff(np.sort(values))
+    return bool(steps[0] > 0 and np.allclose(steps, steps[0], rtol=0.01, atol=0))
 
 
 def _rows(path: Path) -> tuple[tuple[str, ...] | None, list[tuple[int, list[str]]], str, str]:
@@ -147,7 +191,9 @@ def _values(path: Path, lines: list[tuple[int, list[str]]], header: tuple[str, .
             if not _is_number(row[column]):
                 name = f" (column {header[column]!r})" if header else ""
                 got = f"{row[column]!r} in line {line}, cell {column + 1}{name}"
-                remedy = "correct the cell, write nan for a missing number, or remove the column"
+                remedy = (
+                    "correct the cell, write nan for a missing number (--mask nan fills it in), or remove the column"
+                )
                 raise file_error(path, got, "a number with a decimal point", remedy)
             values[number, column - start] = float(row[column])
     return values
