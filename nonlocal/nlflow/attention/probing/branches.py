@@ -26,6 +26,7 @@ from nlflow.attention.injection.places import tracing
 
 _SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
 _SAME = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "clone", "contiguous"})
+_RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"})  # numbers stay in order
 _NORMS = frozenset({"layer_norm", "rms_norm"})
 _BENDS = re.compile(r"(relu6?|gelu|silu|elu|celu|selu|mish|softplus|hardswish|leaky_relu)_?")
 _MOST = 64  # summands; a sum of more is one of its own
@@ -233,7 +234,11 @@ class _Sums:
             name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__iter__")
         )  # fmt: skip
         target = args[0] if inside and args and isinstance(args[0], Tensor) else kwargs.get("out")
-        found = self.known.get(target) if isinstance(target, Tensor) else None
+        if not isinstance(target, Tensor):
+            return None
+        if name in _SUMS and any(self.known.get(one) is not None for one in _tensors(args)):
+            self._summands(target)  # which is overwritten by the sum
+        found = self.known.get(target)
         if found is None or (found.sum is None and found.normed is None):
             return None
         copied = target.clone()
@@ -270,11 +275,11 @@ class _Sums:
     def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
         """Return whether a state or a sum passed an operation as it is: a cast, dropout that does nothing, a clamp beyond it."""
         found = self.known[one]
-        if made.shape != one.shape or not (found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1):
+        if made.numel() != one.numel() or not (found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1):
             return False
-        if name in _SAME:
+        if name in _SAME or name in _RESHAPES:
             return True
-        return made.dtype == one.dtype and torch.equal(made, kept[1] if made is one and kept else one)
+        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(made, kept[1] if made is one and kept else one)
 
     def _added(self, args: Any, kwargs: Any, made: Tensor) -> bool:
         """Learn what an addition returned; False where it is no sum of two tensors."""
@@ -283,7 +288,7 @@ class _Sums:
         parts = [self._summands(one) for one in args]
         summands = (*parts[0], *parts[1])
         streams = self._stream(summands)
-        if len(summands) > _MOST or any(one.tensor.shape != made.shape for one in streams):
+        if len(summands) > _MOST or any(one.tensor.numel() != made.numel() for one in streams):
             return False
         marks = frozenset().union(*(one.marks for one in summands))
         self.known[made] = _Known(marks, summands)
@@ -338,7 +343,7 @@ class _Sums:
         """Return whether a tensor is a sum, to the rounding of its additions."""
         if len(summands) == 1 and summands[0].tensor is made:
             return True
-        parts = [one.tensor.detach() for one in summands]
+        parts = [_shaped(one.tensor.detach(), made) for one in summands]
         unit = max(torch.finfo(one.dtype).eps for one in (made, *parts) if one.is_floating_point())
         total, size = (
             sum(of(one.double()) for one in parts) for of in (lambda part: part, torch.Tensor.abs)
@@ -397,17 +402,17 @@ class _Sums:
         if one.reason or levels is None:
             return
         branch = [other for other in levels[0][1] if _gives(other.marks, block)]
-        one.added = _total(branch).to(one.before.dtype).expand_as(one.before)
+        one.added = _total(branch, one.before)
         alone = len(branch) == len(levels[0][1])
         kept, state = self.states.get(block, (None, None))
         if len(levels) > 1 and alone:
-            one.between = levels[1][0].tensor.clone()
-        elif len(levels) == 1 and kept == set(branch):
-            one.between = state
+            one.between = _shaped(levels[1][0].tensor, one.before).clone()
+        elif len(levels) == 1 and state is not None and kept == set(branch):
+            one.between = _shaped(state, one.before)
         else:
             one.between = one.before + one.added
             if len(levels) > 1:
-                one.summed = one.before + _total(levels[0][1])
+                one.summed = one.before + _total(levels[0][1], one.before)
 
     def _refused(self, levels: Any, block: int, after: Tensor) -> str:
         """Return why the branch of a block is not known; empty where it is."""
@@ -435,8 +440,11 @@ def _gives(marks: Marks, block: int) -> bool:
     return (_GIVEN, block) in marks and (_LATER, block) not in marks
 
 
-def _total(summands: Sequence[_Summand]) -> Tensor:
-    total = summands[0].tensor.clone()
-    for one in summands[1:]:
-        total = total + one.tensor
-    return total
+def _shaped(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor in the shape of another that has as many numbers; one that is spread over it stays."""
+    return tensor.reshape(like.shape) if tensor.numel() == like.numel() else tensor
+
+
+def _total(summands: Sequence[_Summand], like: Tensor) -> Tensor:
+    """Return the sum of summands, in the shape and type of a state."""
+    return sum((_shaped(one.tensor, like) for one in summands), torch.zeros_like(like)).to(like.dtype)
