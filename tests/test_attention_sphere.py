@@ -158,9 +158,10 @@ def test_what_cannot_be_compared() -> None:
         layer.attention.last = layer.attention.out
         layer.attention.__class__ = Renamed
         del layer.attention._modules["out"]
-    assert discretize_blocks(unknown, x, adapter=Adapter("layers.*.attention", projection="last"))
-    with pytest.raises(InputError, match="whose output projection is not known"):
-        discretize_blocks(unknown, x, adapter=Adapter("layers.*.attention"))
+    named, found = (
+        discretize_blocks(unknown, x, adapter=Adapter("layers.*.attention", projection=name)) for name in ("last", "")
+    )
+    assert [one.layer for one in named] == [one.layer for one in found]  # what is added needs no projection
     with pytest.raises(InputError, match="substeps: got none"):
         discretize_blocks(model, x, substeps=(), adapter=ADAPTER)
     with pytest.raises(InputError, match="inputs: got list"):

@@ -26,6 +26,7 @@ from nlflow.attention.injection.keeping import RECORD, Record, Saver, plain_argu
 from nlflow.attention.injection.naming import BASES, BLOCK, Switch, named, register, set_implementation
 from nlflow.attention.injection.stacks import Part, Stack
 from nlflow.attention.injection.summing import InTorch, Summed
+from nlflow.attention.injection.threads import using
 from nlflow.attention.injection.trial import try_out
 from nlflow.attention.terms.neutreno import LayerTerms, TermOptions
 from nlflow.errors import InputError, NlflowWarning, check_number, checked_call
@@ -124,7 +125,6 @@ def attach(
         )
     _check_terms(model, found, options, max(strengths))
     terms = _terms_of(model, found, strengths, options)  # before the old terms are taken away, since this may fail
-    detach(model)
     if not semi_implicit and not matrix_fidelity and max(strengths) > 1:
         warnings.warn(
             f"fidelity: got {max(strengths):g}, beyond 1 + μ_min(P), which is about 1 for long sequences: repeated "
@@ -137,13 +137,23 @@ def attach(
             {**asdict(options), "fidelity": strengths if len(set(strengths)) > 1 else strengths[0], "adapter": adapter}
         )
     )
+    with using(model, "gives it terms", alone=True):
+        detach(model)
+        _changed(model, found, terms, options, record, inputs)
+    return model
+
+
+def _changed(
+    model: nn.Module, found: list[Block], terms: list[LayerTerms], options: TermOptions, record: Record, inputs: Any
+) -> None:
+    """Change a model without terms, or leave it as it is where something fails."""
     setattr(model, RECORD, record)
     try:
-        set_implementation(model, found, affinity, record)
+        set_implementation(model, found, options.affinity, record)
         _give_terms(model, found, terms, options, record)
         for part in model.modules():
             if hasattr(part, "set_attn_implementation"):
-                part.__dict__["set_attn_implementation"] = Switch(model, part, affinity)
+                part.__dict__["set_attn_implementation"] = Switch(model, part, options.affinity)
         for part in model.modules():  # parts too: PEFT hands out the model inside its wrapper
             if hasattr(part, "save_pretrained"):
                 part.__dict__["save_pretrained"] = Saver(model, part)
@@ -152,7 +162,6 @@ def attach(
     except Exception:
         detach(model)
         raise
-    return model
 
 
 def detach(model: Model) -> Model:
@@ -170,28 +179,34 @@ def detach(model: Model) -> Model:
     """
     _check_whole(model)
     for owner in [module for module in model.modules() if RECORD in module.__dict__]:
-        record = owner.__dict__[RECORD]
-        for handle in record.handles:
-            handle.remove()
-        for module in list(owner.modules()):
-            for hooks in (module._forward_hooks, module._forward_pre_hooks):  # what quantization has handed on
-                for key, hook in list(hooks.items()):
-                    if isinstance(getattr(hook, "__self__", None), Summed | LayerTerms):
-                        del hooks[key]
-            module._modules.pop(TERMS, None)
-            module.__dict__.pop(STACK, None)
-            module.__dict__.pop(STOCK, None)
-            module.__dict__.pop(BLOCK, None)
-            if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
-                del module.__dict__["set_attn_implementation"]
-            if isinstance(module.__dict__.get("save_pretrained"), Saver):
-                del module.__dict__["save_pretrained"]
-        for module, config in record.configs:
-            module.config = config
-        for module in record.nested:
-            module.use_nested_tensor = True
-        delattr(owner, RECORD)
+        with using(owner, "takes its terms away", alone=True):
+            _take_away(owner)
     return model
+
+
+def _take_away(owner: nn.Module) -> None:
+    """Undo what `attach` did to the module that it was called with."""
+    record = owner.__dict__[RECORD]
+    for handle in record.handles:
+        handle.remove()
+    for module in list(owner.modules()):
+        for hooks in (module._forward_hooks, module._forward_pre_hooks):  # what quantization has handed on
+            for key, hook in list(hooks.items()):
+                if isinstance(getattr(hook, "__self__", None), Summed | LayerTerms):
+                    del hooks[key]
+        module._modules.pop(TERMS, None)
+        module.__dict__.pop(STACK, None)
+        module.__dict__.pop(STOCK, None)
+        module.__dict__.pop(BLOCK, None)
+        if isinstance(module.__dict__.get("set_attn_implementation"), Switch):
+            del module.__dict__["set_attn_implementation"]
+        if isinstance(module.__dict__.get("save_pretrained"), Saver):
+            del module.__dict__["save_pretrained"]
+    for module, config in record.configs:
+        module.config = config
+    for module in record.nested:
+        module.use_nested_tensor = True
+    delattr(owner, RECORD)
 
 
 def _strengths(fidelity: float | Sequence[float], found: list[Block]) -> list[float]:

@@ -71,7 +71,7 @@ def attention(
     output, weights = _plain(affinity, base, module, (query, key, value), attention_mask, kwargs)
     new, causal = _new_rows(value, count, past), terms.causal and count > 1
     if terms.feat is not None:
-        terms.visible = _square_mask(attention_mask, count, key.shape[-2], terms.causal, "feat_scale")
+        terms.visible.set(_square_mask(attention_mask, count, key.shape[-2], terms.causal, "feat_scale"))
     first = first_values(stack, call, module, terms, new)
     if first is None and terms.attn_weight is None:
         return output, weights

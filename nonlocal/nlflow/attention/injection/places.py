@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nlflow.attention.injection.threads import using
 from nlflow.errors import InputError
 
 _TRACED: ContextVar[nn.Module | None] = ContextVar("nlflow_places", default=None)
@@ -233,12 +234,16 @@ def _values(entered: Any, tokens: Tensor, given: Tensor) -> Tensor:
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put all modules into evaluation mode for a while, without dropout."""
+    """Put all modules into evaluation mode for a while, without dropout; other threads may not run them then."""
     training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
+    if not training:
         yield
-    finally:
+        return
+    with using(model, "has put the training into evaluation mode", alone=True):
         for module in training:
-            module.training = True
+            module.training = False
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True

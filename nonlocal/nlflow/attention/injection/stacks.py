@@ -10,13 +10,13 @@ from __future__ import annotations
 import inspect
 import warnings
 from dataclasses import dataclass
-from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nlflow.attention.injection.places import counting, note, tracing
+from nlflow.attention.terms.threads import thread_number
 from nlflow.errors import InputError, NlflowWarning
 
 CALL = "neutreno_call"
@@ -84,7 +84,7 @@ class Stack:
             kwargs = {**kwargs, CALL: {**kwargs.get(CALL, {}), self.group: call}}  # of all stacks that it runs
             if torch.compiler.is_compiling():
                 return args, kwargs
-        self._open.setdefault(_thread(), []).append(call)
+        self._open.setdefault(thread_number(), []).append(call)
         return args, kwargs
 
     def _check_terms(self, runner: nn.Module) -> None:
@@ -113,12 +113,12 @@ class Stack:
 
     def close(self, module: nn.Module, args: Any, output: Any) -> None:
         """End a call: a hook after the container's forward, also when it fails."""
-        calls = self._open.get(_thread())
+        calls = self._open.get(thread_number())
         if not calls:
             return
         call = calls.pop()
         if not calls:
-            self._open.pop(_thread(), None)
+            self._open.pop(thread_number(), None)
         if output is None or torch.compiler.is_compiling():
             return
         if partly := [count for count in call.get("counts", {}).values() if 0 < count[0] < count[1]]:
@@ -146,7 +146,7 @@ class Stack:
         """Return the state of the running call; `calls` are those that came as a keyword argument."""
         if calls is not None and self.group in calls:
             return calls[self.group]
-        if running := self._open.get(_thread()):
+        if running := self._open.get(thread_number()):
             return running[-1]
         raise InputError(
             f"model: got a call of {name} outside of the forward of its stack of layers, where v0 is not known; "
@@ -172,11 +172,11 @@ class Stack:
     def _running(self, kwargs: dict[str, Any]) -> dict[str, Any] | None:
         """Return the state of the running call: that among these keyword arguments, or the innermost one."""
         found = kwargs.get(CALL, {}).get(self.group)
-        return found or next(iter(self._open.get(_thread(), ())[-1:]), None)
+        return found or next(iter(self._open.get(thread_number(), ())[-1:]), None)
 
     def ran(self) -> None:
         """Note that a module of the running call was called, whether or not its term was."""
-        if calls := () if tracing() else self._open.get(_thread(), ()):
+        if calls := () if tracing() else self._open.get(thread_number(), ()):
             calls[-1]["ran"] = True
 
     def _past(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -197,8 +197,3 @@ class Stack:
             except (ValueError, IndexError, TypeError, AttributeError):  # a layer that keeps no keys, as Mamba's
                 continue
         return past.clone() if isinstance(past, Tensor) else past  # of a static cache, which counts on in place
-
-
-def _thread() -> int:
-    """Return the number of this thread; compiled code has one."""
-    return 0 if torch.compiler.is_compiling() else get_ident()

@@ -18,6 +18,7 @@ from nlflow.attention.injection.forward import first_values
 from nlflow.attention.injection.places import evaluating, fresh, shown, tracing
 from nlflow.attention.injection.stacks import Stack
 from nlflow.attention.terms.neutreno import LayerTerms, neutreno
+from nlflow.attention.terms.threads import OfThread
 from nlflow.errors import InputError
 
 _OFF = 1e-3  # relative difference up to which a constant has come out as it went in; half precision has it
@@ -47,9 +48,7 @@ class Summed:
         self.module, self.terms, self.stack = module, terms, stack
         self.values, self.projection = values, projection
         self.layout: str | None = None
-        self.constant: Tensor | None = None  # while the module is looked at
-        self.taken: Tensor | None = None
-        self.call: tuple[Any, ...] = ()
+        self.constant, self.taken, self.call = OfThread(), OfThread(), OfThread()  # `constant`: while it is looked at
 
     def hooks(self) -> list[Any]:
         """Register the hooks and return their handles."""
@@ -61,20 +60,20 @@ class Summed:
 
     def begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the arguments of the module until its layout is known: a hook before it."""
-        self.taken = None
+        self.taken.set(None)
         self.stack.ran()
         if self.layout is None and not torch.compiler.is_compiling():
-            self.call = fresh(args, kwargs)
+            self.call.set(fresh(args, kwargs))
 
     def take(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
         """Keep the values: a hook after their projection."""
         if not isinstance(output, Tensor):
             return output
-        if self.constant is not None:
-            return output + self.constant
-        if self.taken is not None and not tracing():
+        if (constant := self.constant.get()) is not None:
+            return output + constant
+        if self.taken.get() is not None and not tracing():
             raise self.refused("two calls of the projection of values in one call of the module")
-        self.taken = output
+        self.taken.set(output)
         if output.ndim > 2:
             shown(self.module, output.flatten(1, -2)[:, None])
         return output
@@ -82,16 +81,16 @@ class Summed:
     def give(self, module: nn.Module, args: tuple[Any, ...]) -> Any:
         """Add the term to the averages: a hook before the output projection."""
         averages = args[0]
-        if self.constant is not None:
+        if self.constant.get() is not None:
             raise _Came(averages)
-        taken, self.taken = self.taken, None
+        taken = self.taken.take()
         if taken is None or tracing():
             return args
         if taken.ndim < 3 or taken.shape[:-1].numel() != averages.shape[:-1].numel() or len(taken) != len(averages):
             raise self.refused(f"values of shape {tuple(taken.shape)} and averages {tuple(averages.shape)}")
         if self.layout is None:
             self.layout = self.looked(taken, averages)
-            self.call = ()
+            self.call.set(None)
         new = part(taken, self.layout, averages.shape[-1], self.heads).flatten(1, -2)
         call = self.stack.of(None, self.terms.label)
         first = first_values(self.stack, call, self.module, self.terms, new[:, None])
@@ -132,14 +131,14 @@ class Summed:
 
     def run(self, constant: Tensor) -> Tensor:
         """Return the averages of a run with a constant added to the values."""
-        self.constant = constant
+        self.constant.set(constant)
         try:
-            args, kwargs = fresh(*self.call)
+            args, kwargs = fresh(*self.call.get())
             output = self.module.forward(*args, **kwargs)
         except _Came as came:
             return came.tokens
         finally:
-            self.constant = None
+            self.constant.set(None)
         return output[0] if isinstance(output, tuple | list) else output  # type: ignore[no-any-return]
 
     def refused(self, got: str) -> InputError:

@@ -17,6 +17,8 @@ from nlflow._array import underflowing
 from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
 from nlflow.attention.injection.trial import check_inputs, without_wrapper
+from nlflow.attention.injection.threads import using
+from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.metrics import (
     energy_per_token,
     gradient_cosine,
@@ -26,14 +28,12 @@ from nlflow.attention.probing.metrics import (
     token_similarity,
 )
 from nlflow.attention.probing.recording import (
-    Seen,
     Take,
     capped,
     kept_by_tokens,
     recording,
     rows_of_sink,
     taking,
-    watching_states,
 )
 from nlflow.attention.probing.trace import Layer, LayerTrace
 from nlflow.attention.terms.averages import log_affinity, repeated, seen
@@ -117,9 +117,10 @@ def probe(
     model = getattr(model, "_orig_mod", model)  # what torch.compile was given: hooks do not reach compiled code
     seen_blocks = [Seen(block) for block in blocks(model, adapter)]
     given = call_of(model, inputs)
-    watching = recording(seen_blocks) if take is None else taking(seen_blocks, take)
-    with torch.set_grad_enabled(gradients), evaluating(model), watching_states(seen_blocks), watching:
-        given()
+    taken = recording(seen_blocks) if take is None else taking(seen_blocks, take)
+    with torch.set_grad_enabled(gradients), using(model, "looks into it"), evaluating(model):
+        with watching(seen_blocks), taken:
+            given()
         return _trace(type(model).__name__, seen_blocks, inputs, keep_matrices)
 
 
@@ -156,12 +157,25 @@ def _trace(model: str, found: list[Seen], inputs: Any, keep_matrices: bool) -> L
         if layer.stack not in states:
             states[layer.stack] = _numbers(_of_state(layer.before, layer.tokens))
         measured = {**_of_heads(layer, keep_matrices), **_of_state(layer.after, layer.tokens)}
-        measured["attention_share"] = _share(layer)
+        measured["attention_share"] = _share(layer, one.summed)
         layer.quantities.update(_numbers(measured))
         if torch.is_grad_enabled():
             layer.differentiable.update(measured)
         layers.append(layer)
+    _tell_unknown([one for one in run if one.reason])
     return LayerTrace(layers, model, states)
+
+
+def _tell_unknown(unknown: list[Seen]) -> None:
+    """Warn of layers in which it is not known what attention adds."""
+    if unknown:
+        first = unknown[0]
+        warnings.warn(
+            f"model: between and share are not told (None, NaN) for {len(unknown)} layer(s), first {first.name} in "
+            f"{type(first.block.layer).__name__}: {first.reason}",
+            NlflowWarning,
+            stacklevel=7,
+        )
 
 
 def _seen_ones(model: str, run: list[Seen]) -> list[Seen]:
@@ -202,10 +216,9 @@ def _layer(one: Seen, inputs: Any, *, several: bool) -> Layer:
     tokens = _tokens(taken.q, mask, inputs, block.stack if several else "")
     scaling = float(taken.q.shape[-1] ** -0.5 if taken.scaling is None else taken.scaling)
     query = key if taken.kernel == "symmetric" else q
-    name = block.name + (f" (call {one.number})" if one.number > 1 else "")
     sink = None if taken.sink is None else rows_of_sink(taken.sink, (len(q), heads, q.shape[-2]))
     return Layer(
-        name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(v, heads),
+        one.name, block.stack, block.causal, scaling, taken.kernel, query, key, repeated(v, heads),
         mask, tokens, before=one.before, between=one.between, after=one.after, softcap=taken.softcap, sink=sink,
     )  # fmt: skip
 
@@ -242,9 +255,12 @@ def _of_state(state: Tensor | None, tokens: Tensor) -> dict[str, Tensor]:
     return {**found, "rank": participation_rank(state, mask=mask)}
 
 
-def _share(layer: Layer) -> Tensor:
-    """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,)."""
-    x, y, z = layer.before, layer.between, layer.after
+def _share(layer: Layer, summed: Tensor | None) -> Tensor:
+    """Return attention's part of the way through a layer: |x' - x| / (|x' - x| + |x'' - x'|), shape (B,).
+
+    `summed` is x'' where the state after the layer is a norm of it.
+    """
+    x, y, z = layer.before, layer.between, layer.after if summed is None else summed
     if x is None or y is None or z is None or not x.shape == y.shape == z.shape or x.shape[:2] != layer.tokens.shape:
         return torch.full((layer.items,), torch.nan)
     counted = layer.tokens[..., None]

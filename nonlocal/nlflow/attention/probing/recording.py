@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -19,6 +19,9 @@ from torch.overrides import TorchFunctionMode
 from nlflow.attention.injection.adapters import Block, transformers_library
 from nlflow.attention.injection.discovery import INTERFACE, own_eager
 from nlflow.attention.injection.naming import REGISTERED
+from nlflow.attention.injection.places import tracing
+from nlflow.attention.injection.threads import held, replaced
+from nlflow.attention.probing.branches import Seen, own
 from nlflow.attention.terms.averages import FUSED, causal_mask, repeated
 from nlflow.errors import InputError
 
@@ -56,77 +59,6 @@ class Taken:
 Take = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Taken]
 
 
-@dataclass(eq=False)
-class Seen:
-    """What one run of the model shows of one block; `attended` is True once its attention has been called.
-
-    `earlier` has the calls before the last.
-    """
-
-    block: Block
-    taken: Taken | None = None
-    before: Tensor | None = None
-    between: Tensor | None = None
-    after: Tensor | None = None
-    attended: bool = False
-    pieces: list[Taken] = field(default_factory=list)
-    earlier: list[Seen] = field(default_factory=list)
-    number: int = 1  # of the call
-
-    def begin(self) -> None:
-        """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
-        if self.attended:
-            self.earlier.append(
-                Seen(self.block, self.taken, self.before, self.between, self.after, True, number=self.number)
-            )
-            self.number += 1
-            self.taken = self.before = self.between = self.after = None
-            self.attended = False
-
-
-@contextmanager
-def watching_states(found: list[Seen]) -> Iterator[None]:
-    """Keep the hidden states before, within and after the layers."""
-    with ExitStack() as stack:
-
-        def watch(one: Seen) -> None:
-            def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                one.begin()
-                one.before = _hidden((*args, kwargs.get("hidden_states")))
-
-            def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-                one.after = _hidden(output if isinstance(output, tuple | list) else (output,))
-
-            def attend(*_: Any) -> None:
-                one.attended = True
-
-            def follow(module: nn.Module, args: tuple[Any, ...]) -> None:
-                if one.attended and one.between is None:
-                    one.between = _hidden(args)
-
-            layer, attention = one.block.layer, one.block.module
-            stack.callback(attention.register_forward_hook(attend).remove)
-            if layer is attention:
-                return
-            stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(layer.register_forward_hook(leave).remove)
-            for child in layer.children():
-                if not isinstance(child, nn.Dropout | nn.Identity) and attention not in child.modules():
-                    stack.callback(child.register_forward_pre_hook(follow).remove)
-
-        for one in found:
-            watch(one)
-        yield
-
-
-def _hidden(values: Sequence[Any]) -> Tensor | None:
-    """Return a copy of the first tensor (B, N, D), because a later module may write into it."""
-    for value in values:
-        if isinstance(value, Tensor) and value.ndim == 3 and value.is_floating_point():
-            return value.clone()
-    return None
-
-
 @contextmanager
 def taking(found: list[Seen], take: Take) -> Iterator[None]:
     """Ask `take` what each attention module was called with."""
@@ -136,13 +68,14 @@ def taking(found: list[Seen], take: Take) -> Iterator[None]:
 
     with ExitStack() as stack:
         for one in found:
-            stack.callback(one.block.module.register_forward_hook(partial(keep, one), with_kwargs=True).remove)
+            stack.callback(one.block.module.register_forward_hook(own(partial(keep, one)), with_kwargs=True).remove)
         yield
 
 
 # ---- attention functions that record their arguments
 
-_RECORDER: ContextVar[dict[int, Seen] | None] = ContextVar("nlflow_probe", default=None)  # by the id of the module
+_RECORDER: ContextVar[tuple[int, dict[int, Seen]]] = ContextVar("nlflow_probe", default=(0, {}))  # thread; by module
+_PRODUCT, _PRODUCTS = "scaled_dot_product_attention", functional.scaled_dot_product_attention
 _PREFIX = "nlflow_probe_"
 _ROWS = 8  # of each head that are compared with what the model computes
 _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and below what another rule makes
@@ -150,29 +83,34 @@ _OFF, _OFF_HALF = 1e-4, 5e-2  # of the largest value; beyond all rounding, and b
 
 @contextmanager
 def recording(found: list[Seen]) -> Iterator[None]:
-    """Record the arguments of the attention functions of these blocks, whichever functions they are.
+    """Record the arguments of the attention functions of these blocks in this thread, whichever functions they are.
 
     Of modules that do not ask transformers for their function (those of timm, torchvision and torch), the arguments of
     torch's `scaled_dot_product_attention`.
     """
     transformers_library()
     configs = {id(config): config for one in found if (config := getattr(one.block.module, "config", None)) is not None}
-    before = {key: config._attn_implementation for key, config in configs.items()}
-    token = _RECORDER.set({id(one.block.module): one for one in found})
+    token = _RECORDER.set((get_ident(), {id(one.block.module): one for one in found}))
     try:
-        for key, config in configs.items():
-            if not str(before[key]).startswith(_PREFIX):
-                config._attn_implementation = _wrapped(before[key] or "eager")
         with ExitStack() as stack:
+            for config in configs.values():
+                stack.enter_context(_under_our_name(config))
             for one in found:
                 if one.block.kind == INTERFACE:
-                    stack.callback(one.block.module.register_forward_hook(partial(_gather, one)).remove)
+                    stack.callback(one.block.module.register_forward_hook(own(partial(_gather, one))).remove)
             stack.enter_context(_watching_products([one for one in found if one.block.kind != INTERFACE]))
             yield
     finally:
         _RECORDER.reset(token)
-        for key, config in configs.items():
-            config._attn_implementation = before[key]
+
+
+def _under_our_name(config: Any) -> AbstractContextManager[None]:
+    """Give a configuration the name of the function that records; for other threads it is what the model has."""
+    own_name = "_attn_implementation_internal"  # the public one sets those of other configurations too
+    return held(
+        (id(config), own_name), partial(getattr, config, own_name), partial(setattr, config, own_name),
+        lambda before: _wrapped(before or "eager"),
+    )  # fmt: skip
 
 
 def _gather(one: Seen, *_: Any) -> None:
@@ -232,25 +170,21 @@ def _watching_products(found: list[Seen]) -> Iterator[None]:
         yield
         return
     inside: list[Seen] = []
-    names, name, thread = vars(functional), "scaled_dot_product_attention", get_ident()
-    original = names[name]
+    thread = get_ident()
 
     def product(*args: Any, **kwargs: Any) -> Any:
-        if inside and get_ident() == thread:
+        if inside and get_ident() == thread and not tracing():
             _keep_product(inside[-1], *args, **kwargs)
-        return original(*args, **kwargs)
+        return _PRODUCTS(*args, **kwargs)
 
     class Products(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            if func is original:
+            if func is _PRODUCTS:
                 return product(*args, **(kwargs or {}))
             if func is not functional.multi_head_attention_forward:
                 return func(*args, **(kwargs or {}))
-            try:  # no mode is on in here
-                names[name] = product
+            with replaced(vars(functional), _PRODUCT, product):  # no mode is on in here
                 return func(*args, **(kwargs or {}))
-            finally:
-                names[name] = original
 
     def enter(one: Seen, *_: Any) -> None:
         one.taken = None
@@ -262,11 +196,11 @@ def _watching_products(found: list[Seen]) -> Iterator[None]:
     with ExitStack() as stack:
         for one in found:
             module = one.block.module
-            stack.callback(module.register_forward_pre_hook(partial(enter, one)).remove)
-            stack.callback(module.register_forward_hook(leave, always_call=True).remove)
+            stack.callback(module.register_forward_pre_hook(own(partial(enter, one))).remove)
+            stack.callback(module.register_forward_hook(own(leave), always_call=True).remove)
         # The fused loop of nn.MultiheadAttention shows nothing.
-        stack.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
-        torch.backends.mha.set_fastpath_enabled(False)
+        fast = torch.backends.mha
+        stack.enter_context(held("mha", fast.get_fastpath_enabled, fast.set_fastpath_enabled, lambda _: False))
         stack.enter_context(Products())
         yield
 
@@ -301,7 +235,8 @@ def _wrapped(name: str) -> str:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **kwargs: Any
     ) -> Any:
         mask = attention_mask
-        one = (_RECORDER.get() or {}).get(id(module))
+        thread, recorded = _RECORDER.get()
+        one = recorded.get(id(module)) if thread == get_ident() and not tracing() else None
         if one is not None:
             taken = _as_given(module, kernel, query, key, value, mask, kwargs, orders)
             one.pieces.append(taken)

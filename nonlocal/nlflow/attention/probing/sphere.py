@@ -9,16 +9,17 @@ one long step misses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from nlflow.attention.injection.adapters import Adapter, Block, blocks
+from nlflow.attention.injection.adapters import Adapter, blocks
 from nlflow.attention.injection.places import evaluating
+from nlflow.attention.injection.threads import using
+from nlflow.attention.probing.branches import Seen, watching
 from nlflow.attention.probing.discretization import Floats, order_of
 from nlflow.attention.probing.probe import call_of
 from nlflow.errors import InputError, check_integer
@@ -88,18 +89,18 @@ def discretize_blocks(
     substeps : sequence of int
         m >= 1.
     adapter : Adapter or sequence of Adapter, optional
-        Where the blocks are, with their output projections.
+        Where the blocks are.
 
     Returns
     -------
     list of BlockFlow
-        In the order of the blocks.
+        In the order of the blocks, with one for each call of a block (``'… (call 2)'``, in models such as ALBERT).
 
     Raises
     ------
     InputError
-        For blocks whose output projection is not known, that give something else when they are called again, or whose
-        attention moves no token.
+        For layers of which it is not known what attention adds to their input (the reason is told), that give something
+        else when they are called again, or whose attention moves no token.
 
     Notes
     -----
@@ -118,107 +119,55 @@ def discretize_blocks(
     counts = tuple(check_integer("substeps", m, minimum=1) for m in substeps)
     if not counts:
         raise InputError("substeps: got none, expected at least one number of steps")
-    seen = [_Seen(block) for block in blocks(model, adapter)]
-    for one in seen:
-        if one.block.projection is None:
+    seen = [Seen(block) for block in blocks(model, adapter)]
+    given = call_of(model, inputs)
+    with torch.no_grad(), using(model, "looks into it"), evaluating(model):
+        with watching(seen, calls=True):
+            given()
+        calls = [_Call(one) for last in seen for one in (*last.earlier, last) if one.attended]
+        if not calls:
             raise InputError(
-                f"model: got {one.block.name}, whose output projection is not known, expected a module; name it in "
-                "adapter=Adapter(…, projection=…)"
+                f"inputs: got a call of {type(model).__name__} in which no self-attention ran; expected inputs that "
+                "need it"
             )
-    with torch.no_grad(), evaluating(model):
-        with _watching(seen):
-            call_of(model, inputs)()
-        return [_compared(one, inputs, counts) for one in seen]
+        return [_compared(one, inputs, counts) for one in calls]
 
 
-@dataclass(eq=False)
-class _Seen:
-    """What a run shows of a block: the arguments of its layer, what comes out, and what attention adds."""
+class _Call:
+    """One call of a layer: the state that it was given, the state after it, and what attention adds."""
 
-    block: Block
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    after: Tensor | None = None
-    added: Tensor | None = None
-
-    def tokens(self) -> Tensor:
-        """Return the hidden state that the layer was given."""
-        given = self.args[0] if self.args else self.kwargs.get("hidden_states")
-        if not isinstance(given, Tensor) or self.after is None or self.added is None or self.after.shape != given.shape:
+    def __init__(self, seen: Seen) -> None:
+        self.name, self.block = seen.name, seen.block
+        if seen.before is None or seen.after is None or seen.added is None:
+            reason = seen.reason or "it is not in a layer that takes hidden states (B, N, D) and returns them"
             raise InputError(
-                f"model: {self.block.name} is in a layer that does not take hidden states (B, N, D) first and return "
-                "them, expected one; use nlflow.attention.probe"
+                f"model: got {self.name} in {type(self.block.layer).__name__}, of which it is not known what its "
+                f"attention adds: {reason}; expected x + attention + MLP, each perhaps normed; use "
+                "nlflow.attention.probe"
             )
-        return given
+        self.before, self.after, self.added = seen.before, seen.after, seen.added
+        # A cache would grow with each further call.
+        self.args = tuple(None if hasattr(one, "get_seq_length") else one for one in seen.args)
+        self.kwargs = {name: None if hasattr(one, "get_seq_length") else one for name, one in seen.kwargs.items()}
 
     def again(self, hidden: Tensor) -> Tensor:
         """Return what attention adds at other hidden states."""
-        kept = self.after, self.added
-        with self.watched():
+        seen = Seen(self.block)
+        with watching([seen]):
             if self.args:
                 self.block.layer(hidden, *self.args[1:], **self.kwargs)
             else:
                 self.block.layer(**{**self.kwargs, "hidden_states": hidden})
-        found = self.added
-        self.after, self.added = kept
-        if found is None:
-            raise InputError(f"model: {self.block.name} did not run when its layer was called again")
-        return found
-
-    @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Keep what the output projection returns."""
-
-        def keep(module: nn.Module, args: Any, output: Tensor) -> None:
-            self.added = output.detach()
-
-        projection = self.block.projection
-        handle = projection.register_forward_hook(keep)  # type: ignore[union-attr]  # checked before
-        try:
-            yield
-        finally:
-            handle.remove()
-
-
-@contextmanager
-def _watching(seen: list[_Seen]) -> Iterator[None]:
-    with ExitStack() as stack:
-
-        def watch(one: _Seen) -> None:
-            def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                # A cache would grow with each further call.
-                without = {name: None if hasattr(value, "get_seq_length") else value for name, value in kwargs.items()}
-                one.args = tuple(None if hasattr(value, "get_seq_length") else value for value in args)
-                one.kwargs = without
-                first = one.args[0] if one.args else without.get("hidden_states")
-                if isinstance(first, Tensor):  # later modules may write into it
-                    copied = first.detach().clone()
-                    if one.args:
-                        one.args = (copied, *one.args[1:])
-                    else:
-                        one.kwargs["hidden_states"] = copied
-
-            def leave(module: nn.Module, args: Any, output: Any) -> None:
-                found = output[0] if isinstance(output, tuple | list) else output
-                one.after = found.detach().clone() if isinstance(found, Tensor) else None
-
-            stack.callback(one.block.layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-            stack.callback(one.block.layer.register_forward_hook(leave).remove)
-            stack.enter_context(one.watched())
-
-        for one in seen:
-            watch(one)
-        yield
+        if seen.added is None:
+            raise InputError(f"model: {self.name} did not run as before when its layer was called again: {seen.reason}")
+        return seen.added
 
 
 # ---- the flow of one block
 
 
-def _compared(one: _Seen, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
-    before = one.tokens()
-    name, added, after = one.block.name, one.added, one.after
-    assert added is not None
-    assert after is not None
+def _compared(one: _Call, inputs: Any, counts: tuple[int, ...]) -> BlockFlow:
+    name, before, added, after = one.name, one.before, one.added, one.after
     once_more = one.again(before)
     if float((once_more - added).norm()) > _AGAIN * float(added.norm()):
         raise InputError(

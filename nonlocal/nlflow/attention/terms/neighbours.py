@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import average
 from nlflow.attention.terms.modules import NeutrenoAttention
+from nlflow.attention.terms.neutreno import WideParameters
 from nlflow.errors import InputError, check_choice, check_integer
 
 KINDS = ("value-residual", "laplacian", "gated", "differential", "sinkhorn")
@@ -99,8 +100,10 @@ def doubly_stochastic(logits: Tensor, present: Tensor | None = None, *, iteratio
     return (logits + f + g).exp()
 
 
-class NeighbourAttention(NeutrenoAttention):
+class NeighbourAttention(WideParameters, NeutrenoAttention):
     """Self-attention with another term of the literature, called as `NeutrenoAttention` is.
+
+    In half precision λ₁, λ₂ and what makes λ stay float32, as strengths of `NeutrenoAttention` do.
 
     Parameters
     ----------
@@ -221,7 +224,7 @@ class NeighbourAttention(NeutrenoAttention):
             # Fused kernels expect values as wide as queries.
             halves = zip(query.chunk(2, -1), key.chunk(2, -1), strict=True)
             both = [averaged(q, k, value, fused=False) for q, k in halves]
-            averages = differential(both[0], both[1], self.strength, self.gain, self.begin)
+            averages = differential(both[0], both[1], self.strength, self.gain.to(value), self.begin)
         elif self.kind == "value-residual" and first is not None and self.shares is not None:
             averages = averaged(query, key, value_residual(value, first, self.shares[1], self.shares[0]))
         else:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from nlflow.attention.terms.averages import AFFINITIES, repeated, uniform_average
+from nlflow.attention.terms.threads import OfThread
 from nlflow.attention.terms.wiener import local_wiener
 from nlflow.errors import InputError, check_choice, check_integer, check_number
 
@@ -40,18 +41,44 @@ def neutreno(
     overwrite : bool
         Write the result into `average`: half the time, and no memory. Not where derivatives are wanted.
     """
-    if isinstance(fidelity, Tensor):
-        fidelity = fidelity.to(average.device)  # one λ̃ for layers on several devices
-    elif fidelity == 0:
+    if not isinstance(fidelity, Tensor) and fidelity == 0:
         return average
+    part = fidelity / (1 + fidelity) if semi_implicit else fidelity
+    if isinstance(part, Tensor):
+        part = part.to(average)  # one λ̃ for layers on several devices, wider than what half precision averages
     if semi_implicit:
-        return torch.lerp(average, first, fidelity / (1 + fidelity))
-    if isinstance(fidelity, Tensor):
-        return torch.addcmul(average, first - values, fidelity)
+        return torch.lerp(average, first, part)
+    if isinstance(part, Tensor):
+        return torch.addcmul(average, first - values, part)
     # Both cases compute the same two sums. So a model has the same bits with derivatives and without.
     if overwrite:
         return average.add_(first, alpha=fidelity).sub_(values, alpha=fidelity)
     return average.add(first, alpha=fidelity).sub(values, alpha=fidelity)
+
+
+class WideParameters(nn.Module):
+    """A module whose own parameters stay float32 when a model is put into half precision.
+
+    A strength of 0.5 has neighbours 0.002 away in bfloat16. The steps of a training are smaller, and round away.
+    """
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Any:
+        """Apply what `Module.to`, `half` and the like do, without losing digits; children of other kinds follow."""
+        if recurse:
+            for child in self.children():
+                child._apply(fn)
+
+        def kept(tensor: Tensor) -> Tensor:
+            made: Tensor = fn(tensor)
+            return made if widest(made.dtype) == made.dtype else tensor.to(made.device, widest(made.dtype))
+
+        return super()._apply(kept, recurse=False)
+
+
+def widest(dtype: torch.dtype | None) -> torch.dtype:
+    """Return the type of what is learned in a layer of numbers of this type (or torch's own): at least float32."""
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    return torch.float32 if dtype.is_floating_point and dtype.itemsize < 4 else dtype
 
 
 def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor:
@@ -59,7 +86,7 @@ def scaled_attention(average: Tensor, uniform: Tensor, weight: Tensor) -> Tensor
 
     (Wang et al. 2022, arXiv 2203.05962.)
     """
-    return torch.addcmul(average, average - uniform, weight)
+    return torch.addcmul(average, average - uniform, weight.to(average))
 
 
 def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
@@ -70,7 +97,7 @@ def removed_similarity(tokens: Tensor, strength: float, mask: Tensor | None = No
     return torch.sub(tokens, uniform_average(tokens, tokens.shape[-2], mask, causal), alpha=strength)
 
 
-class FeatScale(nn.Module):
+class FeatScale(WideParameters):
     """Two learned scales for each feature, (1 + s) m + (1 + t)(x - m): of the mean m over tokens, and of the rest.
 
     At the start s = t = 0, and tokens pass with all their bits.
@@ -91,8 +118,8 @@ class FeatScale(nn.Module):
     def __init__(self, width: int, *, device: Any = None, dtype: Any = None) -> None:
         super().__init__()
         width = check_integer("width", width, minimum=1)
-        self.low = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
-        self.high = nn.Parameter(torch.zeros(width, device=device, dtype=dtype))
+        self.low = nn.Parameter(torch.zeros(width, device=device, dtype=widest(dtype)))
+        self.high = nn.Parameter(torch.zeros(width, device=device, dtype=widest(dtype)))
 
     def forward(self, tokens: Tensor, mask: Tensor | None = None, *, causal: bool = False) -> Tensor:
         """Return the scaled tokens.
@@ -106,7 +133,7 @@ class FeatScale(nn.Module):
             Without a mask: the mean is over the tokens up to i.
         """
         mean = uniform_average(tokens, tokens.shape[-2], mask, causal)
-        return tokens + self.low * mean + self.high * (tokens - mean)
+        return tokens + self.low.to(tokens) * mean + self.high.to(tokens) * (tokens - mean)
 
 
 @dataclass(frozen=True)
@@ -139,8 +166,8 @@ class TermOptions:
                 raise InputError(f"{name}: got {getattr(self, name)!r}, expected True or False")
 
 
-class LayerTerms(nn.Module):
-    """The terms of one layer of attention, with the parameters that they learn.
+class LayerTerms(WideParameters):
+    """The terms of one layer of attention, with the parameters that they learn, which are at least float32.
 
     Parameters
     ----------
@@ -156,7 +183,7 @@ class LayerTerms(nn.Module):
     owner : LayerTerms, optional
         The terms whose learned λ̃ is this layer's too.
     device, dtype : optional
-        Of the parameters.
+        Of the parameters; half precision becomes float32.
     """
 
     raw_fidelity: nn.Parameter | None
@@ -185,8 +212,8 @@ class LayerTerms(nn.Module):
             )
         self.options, self.start, self.first, self.causal = options, fidelity, first, causal
         self.label, self.repeated = "", False  # its module's name; whether that is called several times in one call
-        self.visible: Tensor | None = None  # the mask of this call, from the average to `scale_features`
-        free: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.visible = OfThread()  # the mask of this call, from the average to `scale_features`
+        free: dict[str, Any] = {"device": device, "dtype": widest(dtype)}
         matrix = options.matrix_fidelity and not first and fidelity > 0
         # One number each, kept as a logarithm, so that it stays positive.
         logarithm = math.log(fidelity) if fidelity > 0 else 0.0
@@ -250,6 +277,5 @@ class LayerTerms(nn.Module):
 
     def scale_features(self, module: nn.Module, args: Any, output: Tensor) -> Tensor:
         """Return the output of the output projection scaled by FeatScale: a hook after it."""
-        mask, self.visible = self.visible, None
-        scaled: Tensor = self.feat(output, mask, causal=self.causal)  # type: ignore[misc]  # a hook where it is there
+        scaled: Tensor = self.feat(output, self.visible.take(), causal=self.causal)  # type: ignore[misc]  # a hook where it is there
         return scaled

@@ -1,0 +1,450 @@
+"""What attention adds to the hidden state of its layer, found by watching the sums that the layer computes.
+
+Between attention and the sum may stand an output projection, a norm, a LayerScale, a gate or dropout, and the sum may
+be normed itself. So no module is trusted for what is added. While a layer runs, each tensor that comes of its input is
+known by the sum that it is, x + a + m, and each summand by what it was made from. What attention adds are the summands
+that come of its output, and not of a sum that has it already. In the end the state after the layer must be that sum to
+rounding; layers of which this is not so are not told, with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from nlflow.attention.injection.adapters import Block
+from nlflow.attention.injection.places import tracing
+
+_SUMS = frozenset({"add", "add_", "__add__", "__radd__", "__iadd__"})
+_SAME = frozenset({"to", "type", "type_as", "float", "half", "bfloat16", "double", "clone", "contiguous"})
+_RESHAPES = frozenset({"view", "reshape", "flatten", "unflatten", "view_as", "reshape_as"})  # numbers stay in order
+_NORMS = frozenset({"layer_norm", "rms_norm"})
+_BENDS = re.compile(r"(relu6?|gelu|silu|elu|celu|selu|mish|softplus|hardswish|leaky_relu)_?")
+_MOST = 64  # summands; a sum of more is one of its own
+
+# What a tensor was made from. Each but the first goes with the number of a block.
+_INPUT, _GIVEN, _LATER, _MIXED, _BENT = "input", "given", "later", "mixed", "bent"
+Marks = frozenset[tuple[str, int]]
+_OF_INPUT: Marks = frozenset({(_INPUT, -1)})
+
+
+@dataclass(eq=False)
+class Seen:
+    """What one run of the model shows of one block; `attended` is True once its attention has been called.
+
+    `added` is what attention adds to the state, `between` the state that has it (normed, where the layer norms that
+    sum), `summed` the whole sum where `after` is its norm alone. `reason` says why these are not known. `args` and
+    `kwargs` are those of the layer. `earlier` has the calls before the last.
+    """
+
+    block: Block
+    taken: Any = None
+    before: Tensor | None = None
+    between: Tensor | None = None
+    after: Tensor | None = None
+    added: Tensor | None = None
+    summed: Tensor | None = None
+    reason: str = ""
+    attended: bool = False
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    pieces: list[Any] = field(default_factory=list)
+    earlier: list[Seen] = field(default_factory=list)
+    number: int = 1  # of the call
+
+    def begin(self) -> None:
+        """Keep what was seen so far as an earlier call, where the block is called again in one run (ALBERT)."""
+        if self.attended:
+            earlier, number = [*self.earlier, self._alone()], self.number + 1
+            vars(self).update(vars(Seen(self.block)), earlier=earlier, number=number)
+
+    def _alone(self) -> Seen:
+        kept = Seen(self.block)
+        vars(kept).update(vars(self), earlier=[])
+        return kept
+
+    @property
+    def name(self) -> str:
+        """The name of the attention module, with the number of its call where there were several."""
+        return self.block.name + (f" (call {self.number})" if self.number > 1 else "")
+
+
+def own(hook: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a hook that acts in this thread alone, and not where a layer runs for its values."""
+    thread = get_ident()
+
+    def acting(*args: Any, **kwargs: Any) -> Any:
+        return hook(*args, **kwargs) if get_ident() == thread and not tracing() else None
+
+    return acting
+
+
+@contextmanager
+def watching(found: Sequence[Seen], *, calls: bool = False) -> Iterator[None]:
+    """Keep the hidden states before, within and after the layers, and what attention adds, in this thread.
+
+    `calls`: with the arguments of the layers.
+    """
+    layers: dict[int, list[Seen]] = {}
+    for one in found:
+        layers.setdefault(id(one.block.layer), []).append(one)
+    watch = _Watch()
+    with ExitStack() as stack:
+        for several in layers.values():
+            for handle in watch.hooks(several, calls):
+                stack.callback(handle.remove)
+        stack.enter_context(watch)
+        yield
+
+
+def state_of(values: Sequence[Any]) -> Tensor | None:
+    """Return the first hidden state (B, N, D) among values."""
+    return next(
+        (one for one in values if isinstance(one, Tensor) and one.ndim == 3 and one.is_floating_point()), None
+    )
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    """Yield the tensors in arguments and in lists of them."""
+    for one in values:
+        if isinstance(one, Tensor):
+            yield one
+        elif isinstance(one, list | tuple):
+            yield from _tensors(one)
+
+
+class _Watch(TorchFunctionMode):
+    """Follows the tensors of the layers that run, the innermost last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.running: list[_Sums] = []
+
+    def hooks(self, several: list[Seen], calls: bool) -> list[Any]:
+        """Register the hooks of one layer and return their handles."""
+        layer = several[0].block.layer
+        handles = []
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            for one in several:
+                one.begin()
+                if calls:
+                    one.args, one.kwargs = args, kwargs
+            given = state_of((*args, kwargs.get("hidden_states")))
+            sums = _Sums(layer, given)
+            for one in several:
+                one.before = sums.root.tensor if given is not None else None
+            self.running.append(sums)
+
+        def leave(module: nn.Module, args: Any, output: Any) -> None:
+            sums = self.running.pop()
+            after = state_of(output if isinstance(output, tuple | list) else (output,))
+            copied = None if after is None else after.clone()
+            for number, one in enumerate(several):
+                one.after = copied
+                if one.attended:
+                    sums.tell(one, number, after)
+
+        def attended(one: Seen, number: int) -> Callable[..., None]:
+            def hook(module: nn.Module, args: Any, output: Any) -> None:
+                one.attended = True
+                for sums in [sums for sums in self.running if sums.layer is layer][-1:]:
+                    sums.attended(number, output if isinstance(output, tuple | list) else (output,))
+
+            return hook
+
+        def begun(*_: Any) -> None:
+            for sums in self.running:
+                sums.begun = sums.count
+
+        def normed(module: nn.Module, args: Any, output: Any) -> None:
+            if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+                for sums in self.running:
+                    sums.norm(args[0], output)
+
+        if layer is not several[0].block.module:
+            handles.append(layer.register_forward_pre_hook(own(enter), with_kwargs=True))
+            handles.append(layer.register_forward_hook(own(leave)))
+            for module in layer.modules():
+                if re.search("norm", type(module).__name__, re.IGNORECASE):
+                    handles.append(module.register_forward_hook(own(normed)))
+        for number, one in enumerate(several):
+            handles.append(one.block.module.register_forward_pre_hook(own(begun)))
+            handles.append(one.block.module.register_forward_hook(own(attended(one, number))))
+        return handles
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.running or tracing():
+            return func(*args, **kwargs)
+        name = getattr(func, "__name__", "")
+        known = [(sums, sums.before(name, args, kwargs)) for sums in self.running]
+        output = func(*args, **kwargs)
+        for sums, kept in known:
+            sums.ran(name, args, kwargs, output, kept)
+        return output
+
+
+@dataclass(eq=False)
+class _Summand:
+    """A tensor that is added to others; `normed` is the sum that it is the norm of, where it is a state of the layer."""
+
+    tensor: Tensor
+    marks: Marks
+    normed: tuple[_Summand, ...] | None = None
+    number: int = 0
+
+
+@dataclass(eq=False)
+class _Known:
+    """What is known of a tensor: the sum that it is, if it is one, and what it was made from."""
+
+    marks: Marks
+    sum: tuple[_Summand, ...] | None = None
+    normed: tuple[_Summand, ...] | None = None
+
+
+class _Sums:
+    """The sums that one call of a layer computes of its input `given`."""
+
+    def __init__(self, layer: nn.Module, given: Tensor | None) -> None:
+        self.layer = layer
+        self.known: Any = WeakIdKeyDictionary()
+        self.root = _Summand(torch.empty(0) if given is None else given.clone(), _OF_INPUT)
+        self.count = self.begun = 0  # summands so far, and before the running attention
+        self.states: dict[int, tuple[set[_Summand], Tensor]] = {}  # of each block: the state that has its branch
+        self.broken = ""
+        if given is not None:
+            self.known[given] = _Known(_OF_INPUT, (self.root,))
+
+    # ---- what the operations of torch do
+
+    def before(self, name: str, args: Any, kwargs: Any) -> Any:
+        """Save what an operation will overwrite; return the tensor that it writes into, and a copy of a state."""
+        inside = name == "__setitem__" or (name.endswith("_") and not name.endswith("__")) or (
+            name.startswith("__i") and name not in ("__index__", "__invert__", "__int__", "__iter__")
+        )  # fmt: skip
+        target = args[0] if inside and args and isinstance(args[0], Tensor) else kwargs.get("out")
+        if not isinstance(target, Tensor):
+            return None
+        if name in _SUMS and any(self.known.get(one) is not None for one in _tensors(args)):
+            self._summands(target)  # which is overwritten by the sum
+        found = self.known.get(target)
+        if found is None or (found.sum is None and found.normed is None):
+            return None
+        copied = target.clone()
+        for one in found.sum or ():
+            if one.tensor is target:
+                one.tensor = copied
+        return target, copied
+
+    def ran(self, name: str, args: Any, kwargs: Any, output: Any, kept: Any) -> None:
+        """Learn what an operation returned."""
+        operands = [one for one in _tensors((*args, *kwargs.values())) if self.known.get(one) is not None]
+        if not operands:
+            return
+        outputs = [one for one in _tensors((output,)) if one.is_floating_point()]
+        if name == "__setitem__":
+            outputs = [args[0]]
+        if not outputs:
+            return
+        if name in _SUMS and self._added(args, kwargs, outputs[0]):
+            return
+        one = operands[0]
+        marks = frozenset().union(*(self._used(self.known[other]) for other in operands))
+        if name in _NORMS and outputs[0] is not one:
+            self.norm(one, outputs[0])
+            return
+        if len(operands) == 1 and len(outputs) == 1 and self._same(name, one, outputs[0], kept):
+            self.known[outputs[0]] = self.known[one]
+            return
+        if _BENDS.fullmatch(name):
+            marks |= {(_BENT, block) for what, block in marks if what == _GIVEN}
+        for made in outputs:
+            self.known[made] = _Known(marks)
+
+    def _same(self, name: str, one: Tensor, made: Tensor, kept: Any) -> bool:
+        """Return whether a state or a sum passed an operation as it is: a cast, dropout that does nothing, a clamp beyond it."""
+        found = self.known[one]
+        if made.numel() != one.numel() or not (found.normed or self._stream(found.sum or ()) or len(found.sum or ()) > 1):
+            return False
+        if name in _SAME or name in _RESHAPES:
+            return True
+        return (made.shape, made.dtype) == (one.shape, one.dtype) and torch.equal(made, kept[1] if made is one and kept else one)
+
+    def _added(self, args: Any, kwargs: Any, made: Tensor) -> bool:
+        """Learn what an addition returned; False where it is no sum of two tensors."""
+        if len(args) != 2 or not all(isinstance(one, Tensor) for one in args) or kwargs.get("alpha", 1) != 1:
+            return False
+        parts = [self._summands(one) for one in args]
+        summands = (*parts[0], *parts[1])
+        streams = self._stream(summands)
+        if len(summands) > _MOST or any(one.tensor.numel() != made.numel() for one in streams):
+            return False
+        marks = frozenset().union(*(one.marks for one in summands))
+        self.known[made] = _Known(marks, summands)
+        if streams == [self.root]:
+            for block in {block for what, block in marks if what == _GIVEN}:
+                others = [one for one in summands if one is not self.root]
+                if all(_gives(one.marks, block) for one in others):
+                    self.states[block] = set(others), made.clone()
+        return True
+
+    def _summands(self, one: Tensor) -> tuple[_Summand, ...]:
+        """Return the sum that a tensor is, which may be itself alone."""
+        found = self.known.get(one)
+        if found is None:
+            found = self.known[one] = _Known(frozenset())
+        if found.sum is None:
+            self.count += 1
+            found.sum = (_Summand(one, found.marks, found.normed, self.count),)
+        return found.sum
+
+    def _stream(self, summands: Sequence[_Summand]) -> list[_Summand]:
+        """Return which summands are states of the layer: its input, and norms of such."""
+        return [one for one in summands if one is self.root or one.normed is not None]
+
+    def _used(self, found: _Known) -> Marks:
+        """Return what is made from a tensor that is used otherwise than in a sum."""
+        marks = found.marks
+        if found.sum is None:
+            return marks
+        streams = self._stream(found.sum)
+        for block in {block for what, block in marks if what == _GIVEN}:
+            given = [one for one in found.sum if _gives(one.marks, block)]
+            others = [one for one in found.sum if (_GIVEN, block) not in one.marks and _OF_INPUT <= one.marks]
+            if given and streams:
+                marks |= {(_LATER, block)}
+            elif given and others:
+                marks |= {(_MIXED, block)}
+        return marks
+
+    def norm(self, given: Tensor, made: Tensor) -> None:
+        """Learn that one tensor is the norm of another."""
+        found = self.known.get(given)
+        if found is None:
+            return
+        whole = found.sum
+        if whole is None and found.normed is not None:
+            whole = self._summands(given)
+        state = whole is not None and len(self._stream(whole)) == 1 and self._is_sum(given, whole)
+        self.known[made] = _Known(self._used(found), normed=whole if state else None)
+
+    def _is_sum(self, made: Tensor, summands: Sequence[_Summand]) -> bool:
+        """Return whether a tensor is a sum, to the rounding of its additions."""
+        if len(summands) == 1 and summands[0].tensor is made:
+            return True
+        parts = [_shaped(one.tensor.detach(), made) for one in summands]
+        unit = max(torch.finfo(one.dtype).eps for one in (made, *parts) if one.is_floating_point())
+        total, size = (
+            sum(of(one.double()) for one in parts) for of in (lambda part: part, torch.Tensor.abs)
+        )  # fmt: skip
+        if bool(((made.detach().double() - total).abs() > len(parts) * unit * size).any()):
+            self.broken = "what it computes is not the sum of what was seen to be added"
+            return False
+        return True
+
+    # ---- what this says of attention
+
+    def attended(self, block: int, outputs: Sequence[Any]) -> None:
+        """Note what the attention of a block returned."""
+        made = [one for one in _tensors(outputs) if one.is_floating_point()]
+        found = self.known.get(made[0]) if made else None
+        inner = [] if found is None else self._levels(self._of(found, made[0])) or []
+        if not inner or not (found is not None and (found.normed or self._stream(found.sum or ()))):
+            for one in made:
+                self.known[one] = _Known(_OF_INPUT | {(_GIVEN, block)})
+            return
+        # The module has the sum in it, and perhaps its norm (ALBERT).
+        for _, others in inner:
+            for one in others:
+                if one.number > self.begun:
+                    one.marks |= {(_GIVEN, block)}
+        assert found is not None
+        later = {(_LATER, block)} if found.normed else {(_GIVEN, block)}
+        found.marks |= later
+        if found.sum and found.normed is None and len(inner) == 1:
+            self.states[block] = set(inner[0][1]), made[0].clone()
+
+    def _of(self, found: _Known, one: Tensor) -> tuple[_Summand, ...]:
+        return found.sum or (_Summand(one, found.marks, found.normed),)
+
+    def _levels(self, summands: tuple[_Summand, ...]) -> list[tuple[_Summand, list[_Summand]]] | None:
+        """Return the states of a layer from its input on, each with what is added to it; None where there are none."""
+        levels: list[tuple[_Summand, list[_Summand]]] = []
+        while True:
+            streams = self._stream(summands)
+            if len(streams) != 1:
+                return None
+            base = streams[0]
+            levels.insert(0, (base, [one for one in summands if one is not base]))
+            if base is self.root:
+                return levels
+            summands = base.normed or ()
+
+    def tell(self, one: Seen, block: int, after: Tensor | None) -> None:
+        """Say what the attention of a block has added, or why that is not known."""
+        found = None if after is None else self.known.get(after)
+        if one.before is None or after is None or after.shape != one.before.shape:
+            one.reason = "it does not take one hidden state (B, N, D) and return another of the same shape"
+            return
+        levels = None if found is None else self._levels(self._of(found, after))
+        one.reason = self._refused(levels, block, after)
+        if one.reason or levels is None:
+            return
+        branch = [other for other in levels[0][1] if _gives(other.marks, block)]
+        one.added = _total(branch, one.before)
+        alone = len(branch) == len(levels[0][1])
+        kept, state = self.states.get(block, (None, None))
+        if len(levels) > 1 and alone:
+            one.between = _shaped(levels[1][0].tensor, one.before).clone()
+        elif len(levels) == 1 and state is not None and kept == set(branch):
+            one.between = _shaped(state, one.before)
+        else:
+            one.between = one.before + one.added
+            if len(levels) > 1:
+                one.summed = one.before + _total(levels[0][1], one.before)
+
+    def _refused(self, levels: Any, block: int, after: Tensor) -> str:
+        """Return why the branch of a block is not known; empty where it is."""
+        if levels is None:
+            return self.broken or "what it returns is not seen to be its input and what is added to that"
+        if len(levels) > 1 and not levels[0][1]:
+            return "its input is normed before anything is added to it"
+        if len(levels) == 1 and not self._is_sum(after, (self.root, *levels[0][1])):
+            return self.broken
+        giving = [sum(_gives(one.marks, block) for one in others) for _, others in levels]
+        if not any(giving):
+            return "what its attention gives is not seen in what is added to its input"
+        if not giving[0] or any(giving[1:]) or (len(levels) > 2 and len(levels[0][1]) > giving[0]):
+            return "what its attention gives is not added to its input alone"
+        marks = frozenset().union(*(one.marks for one in levels[0][1] if _gives(one.marks, block)))
+        if (_MIXED, block) in marks:
+            return "what its attention gives passes a norm or a scale together with what does not come of it"
+        if (_BENT, block) in marks:
+            return "what its attention gives passes an activation before it is added"
+        return ""
+
+
+def _gives(marks: Marks, block: int) -> bool:
+    """Return whether a summand comes of what a block's attention gave, before that was added."""
+    return (_GIVEN, block) in marks and (_LATER, block) not in marks
+
+
+def _shaped(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor in the shape of another that has as many numbers; one that is spread over it stays."""
+    return tensor.reshape(like.shape) if tensor.numel() == like.numel() else tensor
+
+
+def _total(summands: Sequence[_Summand], like: Tensor) -> Tensor:
+    """Return the sum of summands, in the shape and type of a state."""
+    return sum((_shaped(one.tensor, like) for one in summands), torch.zeros_like(like)).to(like.dtype)
