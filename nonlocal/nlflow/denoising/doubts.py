@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
 from nlflow.denoising.noise import NoiseEstimate
+from nlflow.denoising.noise.evidence import TWO_VALUES
 from nlflow.domains.samples import range_of
 from nlflow.errors import NlflowWarning
 
@@ -18,6 +19,7 @@ _NOTHING: Final = 1 / 2000  # of the range: what was removed is then less than a
 _CLEAN: Final = 1e-6  # of the range: there is no noise at all
 _TORN: Final = 2.5  # ratio of what was removed near edges to that in flat parts, in excess of the noise's own
 _ROUNDING: Final = 1 / math.sqrt(12)  # the standard deviation of a number that is anywhere in an interval of length 1
+_TAIL: Final = 0.05  # of the samples, at each end, that do not count for the range
 _FEW: Final = 16  # different values, of which a drawing is made
 _SOME: Final = 100_000  # samples that are looked at for them
 _PARTS: Final = 5  # flat parts, and edges, are this share of the samples
@@ -39,13 +41,16 @@ def check_units(dtype: np.dtype[Any], sigma: Any, stacklevel: int) -> None:
 
 def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list[str]:
     """Return warnings about the result u of samples, both of shape (..., C), with noise that was found out."""
-    span, removed = range_of(samples), root_mean_square(samples - u)
+    span, removed = _bulk_of(samples), root_mean_square(samples - u)
     if span == 0:
         return []
+    if found.reasons == (TWO_VALUES,):
+        return [f"the result is the input: {TWO_VALUES}; if they hold noise, give sigma or noise"]
     if removed < _NOTHING * span and found.confidence != "high" and not _drawn(samples):
         kept = "the result is the input" if removed < _CLEAN * span else "the result is nearly the input"
+        why = f"; {found.reasons[0]}" if found.confidence == "low" and found.reasons else ""
         return [
-            f"{kept}: {found}; if you see noise, measure it in a flat part (nonlocal denoise IN OUT --flat "
+            f"{kept}: {found}{why}; if you see noise, measure it in a flat part (nonlocal denoise IN OUT --flat "
             "20:84,300:400, rows and columns; in Python estimate_noise(image, flat=...)), or give a model "
             "from another picture of the same camera (nonlocal noise OTHER --save camera.json, then --noise "
             "camera.json), or its standard deviation (sigma)"
@@ -58,6 +63,13 @@ def doubts(samples: NDArray[Any], u: NDArray[Any], found: NoiseEstimate) -> list
     if found.confidence == "medium" and _torn(samples, u):
         return [f"what was removed follows the edges of the picture: {found}; a strength below 1 keeps more of it"]
     return []
+
+
+def _bulk_of(samples: NDArray[Any]) -> float:
+    """Return the range of most samples, which a star or a peak does not widen; of all where most are alike."""
+    some = samples.reshape(-1)[:: max(samples.size // _SOME, 1)]
+    low, high = np.quantile(some, [_TAIL, 1 - _TAIL])
+    return float(high) - float(low) or range_of(samples)
 
 
 def _drawn(samples: NDArray[Any]) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.noise import GaussianNoise, Noise, Poisson, Rician, spectra
 from nlflow.denoising.noise.base import Reduction
-from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import OPPONENT, smoothed
 from nlflow.denoising.noise.mixture import with_stripes
 from nlflow.domains.samples import as_signal, exact_means, range_of
@@ -217,6 +217,29 @@ def opened(image: Any, channel_axis: int | None, mask: Any) -> tuple[Array, NDAr
     return samples, missing, restore
 
 
+def of_channels(sigma: Any, which: NDArray[np.bool_], channel_axis: int | None, shape: tuple[int, ...]) -> Any:
+    """Return what `sigma` says of some of the channels of an image of a shape; one number, and a map, are of all."""
+    given = () if sigma is None else shape_of("sigma", sigma)
+    if given == (len(which),) and channel_axis is not None and given != spatial_shape(shape, channel_axis):
+        return np.asarray(sigma)[which]
+    return np.compress(which, np.asarray(sigma), channel_axis) if given == shape else sigma
+
+
+def without_constant(
+    samples: Array, missing: NDArray[np.bool_] | None, live: NDArray[np.bool_], restore: Callable[[Array], Any]
+) -> tuple[Array, Callable[[Array], Any]]:
+    """Return the channels of samples (..., C) that vary, and how a result of them gets the others and its shape."""
+    present = samples.reshape(-1, len(live)) if missing is None else samples[~missing]
+    constant = present[0]
+
+    def whole(u: Array) -> Any:
+        result = np.empty((*u.shape[:-1], len(live)), u.dtype)
+        result[..., live], result[..., ~live] = u, constant[~live]
+        return restore(result)
+
+    return np.ascontiguousarray(samples[..., live]), whole
+
+
 def observed(
     samples: Array,
     missing: NDArray[np.bool_] | None,
@@ -353,7 +376,8 @@ def _levels(
     """Return the noise of each channel (root mean square), its relative variance where it varies, and where it is 0."""
     channels, spatial = signal.shape[-1], signal.shape[:-1]
     if sigma is None:
-        return np.full(channels, float(np.mean(estimate(signal, missing)))), None, None
+        levels = channel_levels(estimate(signal, missing))
+        return levels, None, levels == 0 if levels.any() else None
     hint = "the noise in the units of the input"
     if shape_of("sigma", sigma) == ():
         return np.full(channels, check_number("sigma", sigma, minimum=0, hint=hint)), None, None

@@ -19,10 +19,12 @@ from nlflow.denoising.inputs import (
     check_patch,
     noise_model,
     observed,
+    of_channels,
     opened,
     place,
     shape_of,
     spatial_shape,
+    without_constant,
 )
 from nlflow.denoising.layout import Layout
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate, Poisson, Rician, Speckle
@@ -34,7 +36,7 @@ from nlflow.denoising.presets import GroupPreset, preset_for
 from nlflow.denoising.progress import Trail, within
 from nlflow.denoising.runs import Run, Watch
 from nlflow.denoising.selection import select
-from nlflow.domains.samples import range_of
+from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, NlflowWarning
 
 Array = NDArray[Any]
@@ -67,6 +69,11 @@ class Task:
         if isinstance(given, Rician) and given is not noise:
             sigma = None  # the model holds it
         samples, missing, restore = opened(image, channel_axis, mask)
+        live = varying(samples, missing)
+        if 0 < np.count_nonzero(live) < len(live):  # an opaque alpha channel, or one that recorded nothing
+            sigma = of_channels(sigma, live, channel_axis, shape)
+            given = given.of_channels(live) if isinstance(given, Noise) else given
+            samples, restore = without_constant(samples, missing, live, restore)
         look = examine if trail is None else trail.examine
         found = look(samples, missing) if given == "auto" else None
         model = found.model if found is not None else None if isinstance(given, str) else given

@@ -110,6 +110,12 @@ def exact_means(signal: NDArray[Any]) -> Floats:
     return mean_of_sums(exact_sums(signal), math.prod(signal.shape[:-1]))
 
 
+def varying(signal: NDArray[Any], missing: NDArray[np.bool_] | None = None) -> NDArray[np.bool_]:
+    """Return which channels of a signal (..., C) are not constant, where samples are present."""
+    present = signal.reshape(-1, signal.shape[-1]) if missing is None else signal[~missing]
+    return np.asarray((present != present[:1]).any(axis=0))
+
+
 def range_of(signal: NDArray[Any]) -> float:
     """Return the range of a signal; infinity, without a warning, when that overflows."""
     return float(signal.max()) - float(signal.min())

@@ -163,7 +163,7 @@ def denoised(
     if model is not None:
         levels = np.ones(len(found.mean))
     elif levels is None:
-        levels = np.full(len(found.mean), estimated(blocks, found))
+        levels = estimated(blocks, found)
     shape, dtype = blocks.shape, blocks.image.dtype
     frame, why = frame_for(shape, blocks.channel_axis, dtype, layout, found, levels * strength, quality, model, options,
                            lambda frame_of: settled(blocks, frame_of))  # fmt: skip

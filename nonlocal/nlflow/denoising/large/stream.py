@@ -84,16 +84,15 @@ def surveyed(
         part = part_of(one[None], (count, 0, 0), inner, axis, model)
         whole = part if whole is None else merged([whole, part])
         if sigma is None and model is None and count < FIRST:
-            sigmas.append(float(np.mean(estimate_sigmas(as_signal(one, None if axis is None else 2)[0]))))
+            sigmas.append(estimate_sigmas(as_signal(one, None if axis is None else 2)[0]))
         shape, dtype, count = one.shape, one.dtype, count + 1
     if whole is None:
         raise InputError("image: got a clip without frames, expected at least one")
     layout, axis = layout_of((count, *shape), None, "TYXC" if len(shape) == 3 else "TYX")
-    levels = np.full(len(whole.low), typical(sigmas))
     if model is not None:
         levels = np.ones(len(whole.low))
-    elif sigma is not None:
-        levels = levels_of(sigma, (count, *shape), axis)
+    else:
+        levels = typical(sigmas) if sigma is None else levels_of(sigma, (count, *shape), axis)
     frame, why = frame_for((count, *shape[:2]), axis, dtype, layout, gathered([whole]), levels * strength, quality,
                            model, options, lambda frame_of: (0, ""))  # fmt: skip
     return Survey(frame, why, sigma is None and model is None)

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 
 from nlflow.denoising.large.parts import Frame, residual_squares
 from nlflow.denoising.noise import Poisson
-from nlflow.denoising.noise.estimation import PART_HALO, PartWindows, sigma_of_parts, window_sides, windows_of_part
+from nlflow.denoising.noise.estimation import (
+    PART_HALO,
+    PartWindows,
+    channel_levels,
+    sigma_of_parts,
+    window_sides,
+    windows_of_part,
+)
 from nlflow.denoising.pixelwise import MOST_STEPS, enough
 from nlflow.domains.samples import as_signal, exact_sums, mean_of_sums
 from nlflow.errors import InputError
@@ -213,8 +220,8 @@ def part_of(
     return Part(len(flat), flat.min(axis=0), flat.max(axis=0), sums, about.T @ about)
 
 
-def estimated(blocks: Blocks, found: Statistics) -> float:
-    """Return the noise as `nlflow.estimate_sigma` estimates it, from windows of the whole image, in a pass over it.
+def estimated(blocks: Blocks, found: Statistics) -> Array:
+    """Return the noise of each channel (C,) as `nlflow.denoise` estimates it, from windows of the whole, in a pass.
 
     A second pass, and a third, are made where too few windows are left, as in memory. Of a volume or a clip some planes
     are looked at, evenly far apart, each as an image; the median counts.
@@ -241,10 +248,10 @@ def estimated(blocks: Blocks, found: Statistics) -> float:
             if sigma is not None:
                 sigmas[c] = sigma
                 del pending[c]
-    return float(np.mean(list(sigmas.values())))
+    return channel_levels(np.array(list(sigmas.values())))
 
 
-def _of_planes(blocks: Blocks) -> float:
+def _of_planes(blocks: Blocks) -> Array:
     """Return the median of the estimates for planes across the first axis; planes without noise, as of air, aside."""
     count = blocks.shape[0]
     first = 1 if blocks.channel_axis == 0 else 0
@@ -254,10 +261,10 @@ def _of_planes(blocks: Blocks) -> float:
     return typical([estimated(plane, statistics(plane, None)) for plane in planes])
 
 
-def typical(sigmas: Sequence[float]) -> float:
-    """Return the median of estimates, but for zeros; 0 if there are no others."""
-    found = [sigma for sigma in sigmas if sigma > 0]
-    return float(np.median(found)) if found else 0.0
+def typical(sigmas: Sequence[Array]) -> Array:
+    """Return the median of the estimates (C,) of each channel, but for zeros; 0 if there are no others."""
+    found = [of_channel[of_channel > 0] for of_channel in np.array(sigmas).T]
+    return channel_levels(np.array([float(np.median(one)) if one.size else 0.0 for one in found]))
 
 
 def _windows(

@@ -17,6 +17,11 @@ from nlflow.io.encoding import encode
 Array = NDArray[Any]
 
 
+def same(u: Array) -> Array:
+    """Return an estimate whose units are those of the input already."""
+    return u
+
+
 @dataclass(frozen=True)
 class Reduction:
     """Samples whose noise is Gaussian, or of which some are missing: what a flow of E can go on with.
@@ -26,7 +31,7 @@ class Reduction:
     samples : array of shape (..., C)
         In units in which the remaining noise is additive and Gaussian.
     back : callable
-        From an estimate in these units to one in the units of the input, without bias.
+        From an estimate in these units to one in the units of the input, without bias; `same` where they are the same.
     missing : bool array of shape (...), or None
         Samples that tell nothing.
     rest : Noise or None
@@ -34,7 +39,7 @@ class Reduction:
     """
 
     samples: Array
-    back: Callable[[Array], Array] = lambda u: u
+    back: Callable[[Array], Array] = same
     missing: NDArray[np.bool_] | None = None
     rest: Noise | None = None
 
@@ -48,6 +53,23 @@ class Noise(ABC):
 
     kind: ClassVar[str]
     """Name in files and on the command line."""
+
+    def __init_subclass__(cls, **words: Any) -> None:
+        """Give a model the comparison of models, which knows arrays; that of dataclasses does not."""
+        super().__init_subclass__(**words)
+        for name in ("__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, getattr(Noise, name))
+
+    def __eq__(self, other: object) -> bool:
+        """Tell whether another model is of the same class and has the same numbers, to the last bit."""
+        if type(other) is not type(self):
+            return NotImplemented
+        return all(_same(getattr(self, one.name), getattr(other, one.name)) for one in fields(self))  # type: ignore[arg-type]
+
+    def __hash__(self) -> int:
+        """Return a number that is the same for models that are equal."""
+        return hash((type(self), repr(self.as_dict())))
 
     @abstractmethod
     def sample(self, clean: Any, *, rng: Any = None, channel_axis: int | None = None) -> Array:
@@ -86,6 +108,10 @@ class Noise(ABC):
         """Return the same noise with what it leaves open found from samples (..., C); itself where nothing is open."""
         return self
 
+    def of_channels(self, which: NDArray[np.bool_]) -> Noise:
+        """Return the same noise for some of the channels alone, True in `which`; itself where it is alike in all."""
+        return self
+
     @abstractmethod
     def scaled(self, factor: float) -> Self:
         """Return the same noise with a standard deviation that is `factor` times as large."""
@@ -108,6 +134,15 @@ class Noise(ABC):
             If the file cannot be written.
         """
         write_content(path, f"{encode(self.as_dict(), indent=None)}\n".encode())
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Tell whether the values of a field are equal: arrays as a whole, tuples one by one."""
+    if isinstance(one, tuple) and isinstance(other, tuple):
+        return len(one) == len(other) and all(map(_same, one, other))
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    return bool(one == other)
 
 
 def _plain(value: Any) -> Any:

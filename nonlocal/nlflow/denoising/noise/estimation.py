@@ -23,6 +23,7 @@ _HIGH: Final = {1: 9 / 15, 2: 11 / 14}  # of the highest frequency: noise is mea
 _FIRST: Final = {1: 0.5, 2: 0.01}  # of the windows: those with the least structure, from which the search starts
 _FILLED: Final = {1: 9, 2: 5}  # a neighbourhood so wide that is constant to the last bit was filled in: it has no noise
 _MOST_WINDOWS: Final = 2**18
+APART: Final = 1.25  # ratio of the strengths of channels from which on they have one each
 _BLOCK: Final = 2**14  # windows that are transformed at a time
 
 #: How many samples around a part its windows look at.
@@ -109,6 +110,16 @@ def estimate_sigmas(signal: NDArray[Any], missing: NDArray[np.bool_] | None = No
     absent = np.zeros((rows, columns), bool) if missing is None else np.reshape(missing, (rows, columns))
     planes = np.moveaxis(np.reshape(signal, (rows, columns, -1)), -1, 0)
     return np.array([_estimate(plane, absent, dimension) for plane in planes])
+
+
+def channel_levels(sigmas: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the noise of channels from their estimates (C,): their mean for all where they are alike, or each its own.
+
+    Estimates of the same noise differ by chance and by texture; the mean over colours is better than each of them. One
+    mean of unequal ones takes the noise of the loud channels for that of the quiet ones.
+    """
+    alike = float(sigmas.max()) <= APART * float(sigmas.min())
+    return np.full_like(sigmas, sigmas.mean()) if alike else sigmas
 
 
 def _estimate(plane: NDArray[Any], absent: NDArray[np.bool_], dimension: int) -> float:

@@ -21,12 +21,16 @@ OPPONENT: Final = _ROWS / np.linalg.norm(_ROWS, axis=1, keepdims=True)
 
 _SMOOTHING: Final = 1.5  # samples over which the intensity is smoothed that the noise follows
 _ROUNDING: Final = 1e-12  # by which the mean of a spectrum that was divided by it may differ from 1
+_NO_SUM: Final = (
+    "noise: got two Gaussian noises whose sum no model says, since one is correlated, follows the intensity or opponent "
+    "colours and the other does not, expected white ones, or ones of the same kind; give one model of their sum"
+)
 _LARGEST: Final = 1e150  # standard deviation whose square is a number
 
 
 @checked_call
 @underflowing
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class GaussianNoise(Noise):
     """Additive Gaussian noise, z = x + s(x) n, with n stationary of a power spectrum.
 
@@ -122,6 +126,12 @@ class GaussianNoise(Noise):
         size = (spectra.FREQUENCIES,) * values.ndim
         return cls(sigma, np.abs(np.fft.fftn(values, s=size, axes=tuple(range(values.ndim)))) ** 2)
 
+    def of_channels(self, which: NDArray[np.bool_]) -> Self:
+        """Return the noise of some channels; see `Noise.of_channels`."""
+        sigma = self.sigma[which] if np.ndim(self.sigma) and len(self.sigma) == len(which) else self.sigma
+        own = self.spectrum is not None and len(self.spectrum) == len(which) > 1
+        return replace(self, sigma=sigma, spectrum=self.spectrum[which] if own else self.spectrum)
+
     @property
     def is_white(self) -> bool:
         """Whether the noise has one strength and no correlation."""
@@ -211,6 +221,36 @@ class GaussianNoise(Noise):
         """Return the samples as they are; see `Noise.reduce`."""
         self.powers(samples.shape[-1], samples.ndim - 1)
         return Reduction(samples, missing=missing, rest=self)
+
+    def beside(self, other: GaussianNoise, channels: int, dimension: int) -> GaussianNoise:
+        """Return the sum of this noise and another that is independent of it, in samples of so many channels.
+
+        Raises
+        ------
+        InputError
+            Where the sum is no such model: one noise follows the intensity, or opponent colours, the other does not.
+        """
+        if other.is_white and not np.any(other.sigma):
+            return self
+        if self.is_white and not np.any(self.sigma):
+            return other
+        powers = [one.powers(channels, dimension) for one in (self, other)]
+        colours = self.opponent or other.opponent
+        for one, power in zip((self, other), powers, strict=True):
+            if one.opponent != colours and not (one.spectrum is None and np.ptp(power[:, 0, 0]) == 0):
+                raise InputError(_NO_SUM)
+        total = powers[0] + powers[1]
+        sigma = np.sqrt(total.mean(axis=(1, 2)))
+        shape = None if self.spectrum is None and other.spectrum is None else total
+        places, strengths = self.intensities, self.strengths
+        if places is not None or other.intensities is not None:
+            if shape is not None or np.ptp(sigma) > 0:
+                raise InputError(_NO_SUM)
+            places = np.union1d(*(one.intensities if one.intensities is not None else [] for one in (self, other)))
+            shares = [np.square(one.relative(places)) * power.mean() for one, power in zip((self, other), powers, strict=True)]
+            strengths = np.sqrt(sum(shares)) / sigma[0]
+        level = float(sigma[0]) if np.ptp(sigma) == 0 and not colours else sigma
+        return GaussianNoise(level, shape, places, strengths, colours, max(self.compressed, other.compressed))
 
     def scaled(self, factor: float) -> Self:
         """Return the same noise with `factor` times the standard deviation."""

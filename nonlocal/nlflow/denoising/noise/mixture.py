@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow._array import root_mean_square
-from nlflow.denoising.noise.base import Array, Noise, Reduction
+from nlflow.denoising.noise.base import Array, Noise, Reduction, same
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.magnitudes import Magnitudes
 from nlflow.denoising.noise.stabilizing import Poisson
@@ -24,7 +24,7 @@ _LEAST: Final = 0.3  # counts: a standard deviation that even darkness has
 _WEAK: Final = 0.01  # of the noise: what is left beside stripes counts as none
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Mixture(Noise):
     """Several kinds of noise, in the order in which they are undone: what came last comes first.
 
@@ -70,11 +70,22 @@ class Mixture(Noise):
         return "; ".join(part.describe() for part in self.parts)
 
     def reduce(self, samples: Array, missing: NDArray[np.bool_] | None = None) -> Reduction:
-        """Undo one after the other; see `Noise.reduce`."""
+        """Undo one after the other; see `Noise.reduce`. What Gaussian parts leave adds up.
+
+        Raises
+        ------
+        InputError
+            As the parts; and for a Gaussian noise before or after a part that changes the units, in which nobody knows
+            how strong it is.
+        """
         result = Reduction(samples, missing=missing)
         for part in self.parts:
-            result = _after(result, part.reduce(result.samples, result.missing))
+            result = _after(result, part.reduce(result.samples, result.missing), part)
         return result
+
+    def of_channels(self, which: NDArray[np.bool_]) -> Self:
+        """Return the noise of some channels; see `Noise.of_channels`."""
+        return replace(self, parts=[part.of_channels(which) for part in self.parts])
 
     def scaled(self, factor: float) -> Self:
         """Return the same with `factor` times the noise of Gaussian parts and magnitudes; the others stay.
@@ -124,7 +135,17 @@ def with_stripes(noise: GaussianNoise) -> Noise:
     return noise
 
 
-def _after(first: Reduction, second: Reduction) -> Reduction:
-    """Return two reductions as one."""
-    before, after = first.back, second.back
-    return replace(second, back=lambda u: before(after(u)))
+def _after(first: Reduction, second: Reduction, part: Noise) -> Reduction:
+    """Return two reductions as one, the second that of a part."""
+    before, after, rest = first.back, second.back, second.rest
+    if first.rest is not None and after is not same:
+        raise InputError(f"noise: got {part.kind} after a Gaussian noise in a mixture, expected it before: its units "
+                         "are others; give the Gaussian noise to it where it has one (Poisson(sigma=...))")  # fmt: skip
+    if rest is not None and before is not same:
+        raise InputError(f"noise: got {part.kind} in a mixture after a part that changes the units and says which noise "
+                         "is left, expected nothing after it; give that part the noise (Poisson(sigma=...))")  # fmt: skip
+    if isinstance(first.rest, GaussianNoise):
+        own = rest if isinstance(rest, GaussianNoise) else GaussianNoise(0.0)
+        rest = first.rest.beside(own, second.samples.shape[-1], second.samples.ndim - 1)
+    back = after if before is same else before if after is same else lambda u: before(after(u))
+    return replace(second, back=back, rest=rest)

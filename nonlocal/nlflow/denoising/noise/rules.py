@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from nlflow._array import root_mean_square
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, NoiseEstimate
 from nlflow.denoising.noise.blocks import SIDE, BlockNoise, block_noise
@@ -136,13 +137,13 @@ class Rules:
         """Whether flat parts may tell more: windows show no noise, or much less than blocks."""
         if self.kind not in ("structured", "white") or self._increasing[0] is not None:
             return False
-        return float(self.white.sigma) < max(_STRONGER * self._highest, _SEEN * self.span)
+        return self._windows < max(_STRONGER * self._highest, _SEEN * self.span)
 
     def _verdict(self, model: GaussianNoise, confidence: str, *reasons: str) -> NoiseEstimate:
         """Return a verdict with the figures that it rests on."""
         half, luminance = self._of(1), [b[0] for b in self.found if b[0]]
         measured = {
-            "middle": self._middle, "highest": self._highest, "white": self.white.sigma,
+            "middle": self._middle, "highest": self._highest, "white": self._windows,
             "like_noise": [b.like_noise for b in luminance], "bulk": [b.bulk for b in luminance],
             "intensities": half.intensities, "strengths": np.sqrt(half.strengths), "spectrum": self._composed(0),
         }  # fmt: skip
@@ -169,6 +170,11 @@ class Rules:
     def _falling(self) -> bool:
         """Whether noise is weaker at the highest frequencies than just below, or than at middle ones."""
         return self._highest < max(_WHITE * self._of(0).spread((4, 5), (4, 5)), _CUT * self._middle)
+
+    @property
+    def _windows(self) -> float:
+        """White noise in the windows of the picture, of channels that differ the root mean square."""
+        return root_mean_square(np.atleast_1d(self.white.sigma))
 
     @cached_property
     def _middle(self) -> float:
@@ -377,7 +383,7 @@ def looks_white(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
     if min(samples.shape[:-1]) < 4 * SIDE or missing is not None:
         return True
     luminance = samples.mean(axis=-1, dtype=np.float64)
-    found = block_noise(luminance, luminance, range_of(luminance) / 255)
+    found = block_noise(luminance, luminance, range_of(samples) / 255)
     return found is None or found.spread(_HIGHEST, _HIGHEST) >= _STRONGER * found.spread(_OF_BLOCKS, _OF_BLOCKS)
 
 

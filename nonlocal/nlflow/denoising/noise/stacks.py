@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nlflow.denoising.noise.base import Array, NoiseEstimate
-from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.photon import transfer_of
 from nlflow.denoising.noise.volumes import blocks_of, constant, in_unit
@@ -20,7 +20,6 @@ _FLAT: Final = 0.05  # of the blocks: those with the least structure
 _LOW: Final = 5  # sum of the frequencies of three axes: those below it say where blocks are flat
 _FALLING: Final = 0.75  # power at the highest frequency of an axis over that at the second, below which noise falls
 _MOST: Final = 3.0  # times the strength at high frequencies
-_APART: Final = 1.25  # ratio of strengths from which on channels have one each
 _STRUCTURE: Final = 1.3  # times the strength at high frequencies is that of a coarser volume, without structure
 
 
@@ -32,8 +31,8 @@ def of_volume(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     """
     sigmas = estimate_sigmas(samples, missing)
     strongest = float(sigmas.max())
-    even = strongest <= _APART * float(sigmas.min())
-    white = GaussianNoise(float(np.mean(sigmas)) if even else sigmas)
+    levels = channel_levels(sigmas)
+    white = GaussianNoise(float(levels[0]) if (levels == levels[0]).all() else levels)
     measured: dict[str, Any] = {"white": float(np.mean(sigmas))}
     if strongest == 0:
         return NoiseEstimate(white, "medium", ("no noise is seen",), measured)

@@ -8,12 +8,13 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nlflow._array import underflowing
+from nlflow._array import root_mean_square, underflowing
 from nlflow.denoising.layout import samples_of
 from nlflow.denoising.noise import spectra
 from nlflow.denoising.noise.base import Array, Noise, NoiseEstimate, Reduction
 from nlflow.denoising.noise.blocks import OF_FLAT, SHARE, SIDE, BlockNoise, block_noise
-from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
+from nlflow.denoising.noise.evidence import APART, borne_out, of_two_values, smaller, two_valued
 from nlflow.denoising.noise.flat import FlatParts, checked_part, flat_parts, noise_of_part
 from nlflow.denoising.noise.gaussian import GaussianNoise
 from nlflow.denoising.noise.hot import find_hot_pixels
@@ -26,7 +27,7 @@ from nlflow.denoising.noise.rules import LEVELS, Rules, in_units, looks_white, p
 from nlflow.denoising.noise.speckle import Speckle, find_speckle
 from nlflow.denoising.noise.stacks import of_volume
 from nlflow.denoising.noise.stripes import find_stripes
-from nlflow.domains.samples import range_of
+from nlflow.domains.samples import range_of, varying
 from nlflow.errors import InputError, check_array, checked_call
 
 _FEW: Final = 0.02  # of the samples may be missing, so that most blocks touch none
@@ -40,6 +41,7 @@ _TOO_SMALL: Final = (
     "counted as noise; where it is flat, flat=np.s_[:, :] measures all of it (flat=np.s_[20:84, 300:400] a part; "
     "--flat ROWS,COLUMNS in the shell), best in the whole photograph"
 )
+_LEAST_LIGHT: Final = 0.1  # range of the intensity over that of the samples, which follow each other but for colours
 _MAJORITY: Final = 0.5  # of the flat tiles must agree where noise looks like texture
 
 
@@ -95,14 +97,22 @@ def examine(samples: Array, missing: NDArray[np.bool_] | None = None) -> NoiseEs
     """Return the verdict on finite samples (..., C), of which some are missing.
 
     Impulses are looked for first, then speckle, then stripes in what is left, and then the spectrum of the rest. In
-    volumes and clips Rician noise and hot pixels take the place of stripes, and counts that of the spectrum.
+    volumes and clips Rician noise and hot pixels take the place of stripes, and counts that of the spectrum. Channels
+    that are constant tell nothing of the others and are left out; what has two values stays.
     """
+    live = varying(samples, missing)
+    if 0 < np.count_nonzero(live) < len(live):
+        return examine(samples[..., live], missing)
     volume = samples.ndim == 4 and min(samples.shape[:-1]) > 1
     present = samples if missing is None else samples[~missing]
     span = range_of(present) if present.size else 0.0
     if not _LEAST_RANGE < span < 1 / _LEAST_RANGE:
         reason = "the picture is constant" if span == 0 else "its squares leave the range of floats"
         return NoiseEstimate(GaussianNoise(_white(samples, missing)), "low" if span else "high", (reason,))
+    if not live.any():
+        return NoiseEstimate(GaussianNoise(0.0), "high", ("the picture is constant",))
+    if two_valued(samples, missing):
+        return of_two_values()
     if samples.ndim == 3 and min(samples.shape[:-1]) < 2 * SIDE:
         return _of_small(samples, missing, GaussianNoise(_white(samples, missing)))
     parts: list[Noise] = []
@@ -151,12 +161,14 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
         return _of_signal(samples, missing, white)
     if min(samples.shape[:-1]) < 2 * _LEAST_SIDE:
         return _of_small(samples, missing, white)
-    if white.sigma == 0 and missing is not None:
+    if np.max(white.sigma) == 0 and missing is not None:
         return NoiseEstimate(white, "medium", ("samples are missing, and the others show no noise",))
     if missing is not None and np.count_nonzero(missing) > _FEW * missing.size:
         return NoiseEstimate(white, "medium", ("too many samples are missing for more than one white strength",))
+    if np.ndim(white.sigma) and samples.shape[-1] != 3:  # colours have planes of their own
+        return _of_channels(samples, missing)
     axes = planes_of(samples.shape[-1])
-    span = range_of(samples)
+    span = range_of(samples if missing is None else samples[~missing])
     if span == 0:
         return NoiseEstimate(white, "high", ("the picture is constant",))
     # In parts of the range, so that no square leaves the range of floats.
@@ -168,9 +180,29 @@ def _gaussian(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimat
     found = _at_sizes(planes, intensity, missing)
     if len(found) < 2 or found[0][0] is None or found[1][0] is None:
         return NoiseEstimate(white, "low", ("hardly any part of the picture varies",))
-    rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, range_of(intensity))
+    rules = Rules(white.scaled(1 / span), found, samples.shape[-1] == 3, _light(intensity))
     verdict = _of_flat_parts(scaled, planes, intensity, missing) if rules.doubtful else None
-    return in_units(rules.estimate() if verdict is None else verdict, span)
+    return borne_out(in_units(rules.estimate() if verdict is None else verdict, span), white, samples, missing)
+
+
+def _light(intensity: Array) -> float:
+    """Return the range of intensities in parts of that of the samples; of colours that are equally light not 0."""
+    return max(range_of(intensity), _LEAST_LIGHT)
+
+
+def _of_channels(samples: Array, missing: NDArray[np.bool_] | None) -> NoiseEstimate:
+    """Return the verdict on an image whose channels differ in their noise: that of each by itself, put together."""
+    each = [_gaussian(samples[..., c : c + 1], missing) for c in range(samples.shape[-1])]
+    models: list[Any] = [one.model for one in each]
+    sigma = np.array([one.strength(samples[..., c : c + 1], missing) for c, one in enumerate(models)])
+    shape = None
+    if any(one.spectrum is not None for one in models):
+        flat = np.ones((1, spectra.FREQUENCIES, spectra.FREQUENCIES))
+        shape = np.concatenate([flat if one.spectrum is None else one.spectrum for one in models])
+    sure = min((one.confidence for one in each), key=["low", "medium", "high"].index)
+    first = next(one for one in each if one.confidence == sure)
+    reasons = (*first.reasons, "the channels differ in their noise, and each is looked at by itself")
+    return NoiseEstimate(GaussianNoise(sigma, shape), sure, reasons, whole=shape is None and first.whole)
 
 
 def _of_small(samples: Array, missing: NDArray[np.bool_] | None, white: GaussianNoise) -> NoiseEstimate:
@@ -191,7 +223,7 @@ def _of_flat_parts(
     """
     half = down(planes[..., :1])[..., 0]
     absent = None if missing is None else _halved(missing)
-    parts = flat_parts(half, range_of(intensity) / 255 / 4, absent)
+    parts = flat_parts(half, _light(intensity) / 255 / 4, absent)
     if parts is None:
         return None
     found = _at_sizes(planes, intensity, missing, parts)
@@ -199,7 +231,7 @@ def _of_flat_parts(
         return None
     outside = parts.at(0, intensity.shape)
     white = GaussianNoise(_white(scaled, outside if missing is None else outside | missing))
-    rules = Rules(white, found, scaled.shape[-1] == 3, range_of(intensity))
+    rules = Rules(white, found, scaled.shape[-1] == 3, _light(intensity))
     white_there = rules.kind == "white" and rules.seen
     cut_there = rules.colour and rules.kind in ("cut", "trusted") and parts.agreed > _MAJORITY
     if not (white_there or cut_there):
@@ -230,11 +262,17 @@ def _of_signal(samples: Array, missing: NDArray[np.bool_] | None, white: Gaussia
     sure = min(share for _, share in spectra_found)
     model = GaussianNoise(np.sqrt(grid.mean(axis=(1, 2))), grid)
     reason = f"{sure:.0%} of the power at {size} frequencies is distributed as noise"
-    return NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
+    verdict = NoiseEstimate(model, "high" if sure > 0.8 else "medium", (reason,))
+    strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
+    if sure <= 0.8 and strength > APART * level:
+        return smaller(verdict, strength, white, level)
+    return verdict
 
 
-def _white(samples: Array, missing: NDArray[np.bool_] | None) -> float:
-    return float(np.mean(estimate_sigmas(samples, missing)))
+def _white(samples: Array, missing: NDArray[np.bool_] | None) -> Any:
+    """Return the strength of white noise: one number where channels are alike, otherwise one a channel."""
+    levels = channel_levels(estimate_sigmas(samples, missing))
+    return float(levels[0]) if (levels == levels[0]).all() else levels
 
 
 def _halved(missing: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -249,7 +287,7 @@ def _at_sizes(
 ) -> list[list[BlockNoise | None]]:
     """Return the noise in the blocks of each plane, for the picture, and for ever coarser ones; in flat parts alone."""
     found: list[list[BlockNoise | None]] = []
-    floor = range_of(intensity) / 255
+    floor = _light(intensity) / 255
     for level in range(LEVELS):
         if min(intensity.shape) < _LEAST_SIDE:
             break

@@ -23,7 +23,7 @@ from nlflow.denoising.groupwise import described
 from nlflow.denoising.info import DenoiseInfo
 from nlflow.denoising.inputs import check_options, check_rules, noise_model
 from nlflow.denoising.noise import GaussianNoise, Noise, NoiseEstimate
-from nlflow.denoising.noise.estimation import estimate_sigmas
+from nlflow.denoising.noise.estimation import channel_levels, estimate_sigmas
 from nlflow.denoising.noise.risk import perturbation
 from nlflow.denoising.noise.verdict import examine, is_white
 from nlflow.denoising.patches import TensorFilter
@@ -69,7 +69,7 @@ class Noisy:
             other = [one for one in found if not is_white(one)]
             if other or items.ndim == 5:
                 return f"noise that was found to be {(other or found)[0].model.describe()}"
-        levels = [np.full(one.shape[-1], float(np.mean(estimate_sigmas(one, None)))) for one in samples]
+        levels = [channel_levels(estimate_sigmas(one, None)) for one in samples]
         return cls(np.stack(levels), True, tuple(found))
 
 

@@ -1,0 +1,109 @@
+"""Whether a picture bears out the noise that was found in it; where it does not, less is taken for noise.
+
+Letters, masks, screens and drawings fill a picture as evenly as noise does, and seen from afar they look like it. Two
+things tell them apart. Nothing is quieter than the noise: a picture whose quietest parts hold far less than noise of
+that strength leaves anywhere has not that noise. And noise in the quietest parts is Gaussian, whereas ink on paper is
+skewed, and what has two values is the opposite of a bell.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+from nlflow._array import root_mean_square
+from nlflow.denoising.noise.base import Array, NoiseEstimate
+from nlflow.denoising.noise.blocks import SIDE
+from nlflow.denoising.noise.gaussian import GaussianNoise, smoothed
+from nlflow.denoising.noise.rules import planes_of
+from nlflow.domains.samples import range_of
+
+# Chosen on PolyU photographs, and on pages, screens and drawings with and without noise.
+APART: Final = 2.0  # ratio of two estimates of the same noise from which on they disagree
+_QUIETEST: Final = (0.02, 0.2)  # shares of the blocks, the quietest first, that are looked at; below, some are clipped
+_FLAT: Final = 0.05  # the share at which the picture is compared with noise
+_SKEWED: Final = 0.4  # skewness, at most: 0 for noise, 0.25 in a photograph of a camera, 1 to 4 for letters
+_BELL: Final = (2.3, 8.0)  # kurtosis: 2.8 for noise in small blocks, up to 6 after compression, less for two values
+_MOST: Final = 20_000  # blocks
+_NOTHING: Final = 1e-9  # of the range: less is rounding
+#: Why what has two values stays.
+TWO_VALUES: Final = "there are two values alone, as masks, drawings and dithered pictures have; nothing counts as noise"
+
+
+def two_valued(samples: Array, missing: NDArray[np.bool_] | None) -> bool:
+    """Tell whether no channel of samples (..., C) has more than two values, so that none of them can be noise."""
+    present = samples.reshape(-1, samples.shape[-1]) if missing is None else samples[~missing]
+    low, high = present.min(axis=0), present.max(axis=0)
+    return bool(((present == low) | (present == high)).all())
+
+
+def of_two_values() -> NoiseEstimate:
+    """Return the verdict on what has two values: it stays."""
+    return NoiseEstimate(GaussianNoise(0.0), "low", (TWO_VALUES,))
+
+
+def borne_out(
+    found: NoiseEstimate, white: GaussianNoise, samples: Array, missing: NDArray[np.bool_] | None
+) -> NoiseEstimate:
+    """Return a verdict on samples (H, W, C), or a more careful one where the picture does not bear it out.
+
+    Where the noise that was found is more than twice the white noise of the highest frequencies, and the quietest parts
+    do not show it, the smaller of the two counts. O(N).
+    """
+    model = found.model
+    if not isinstance(model, GaussianNoise):
+        return found
+    strength, level = model.strength(samples, missing), root_mean_square(np.atleast_1d(white.sigma))
+    if strength <= _NOTHING * range_of(samples if missing is None else samples[~missing]):
+        return found
+    quiet, moments = _quiet_parts(_luminance(samples), missing)
+    gaussian = abs(moments[0]) < _SKEWED and _BELL[0] < moments[1] < _BELL[1]
+    if strength <= APART * level:
+        return found if gaussian or found.confidence == "low" else replace(found, confidence="low", reasons=(
+            "the quietest parts are not distributed as noise: what was found may be structure", *found.reasons))  # fmt: skip
+    clean = smoothed(samples)[..., None] * np.ones(samples.shape[-1])
+    noise = model.sample(clean, rng=0, channel_axis=-1) - clean
+    if gaussian and APART * quiet >= _quiet_parts(_luminance(noise), missing)[0]:
+        return found
+    return smaller(found, strength, white, level)
+
+
+def smaller(found: NoiseEstimate, strength: float, white: GaussianNoise, level: float) -> NoiseEstimate:
+    """Return white noise in place of a stronger one that nothing confirms."""
+    reason = (
+        f"neighbouring samples look alike as under noise of {strength:.3g}, but no flat part shows that much: it may "
+        f"be structure, and the white noise of {level:.3g} alone is taken out"
+    )
+    return replace(found, model=white, confidence="low", reasons=(reason,), whole=True)
+
+
+def _luminance(samples: Array) -> Array:
+    return np.asarray((samples.astype(np.float64) @ planes_of(samples.shape[-1]).T)[..., 0])
+
+
+def _quiet_parts(plane: Array, missing: NDArray[np.bool_] | None) -> tuple[float, tuple[float, float]]:
+    """Return the standard deviation within the quietest blocks of a plane (H, W), and their skewness and kurtosis."""
+    step = max(1, int(np.ceil(np.sqrt(plane.size / _MOST))))
+
+    def blocks(values: Array) -> Array:
+        return sliding_window_view(values, (SIDE, SIDE))[::step, ::step].reshape(-1, SIDE * SIDE)
+
+    own = blocks(plane)
+    if missing is not None:
+        own = own[~blocks(missing).any(axis=1)]
+    if not len(own):
+        return 0.0, (0.0, 3.0)
+    own = own - own.mean(axis=1, keepdims=True)
+    variance = np.square(own).mean(axis=1)
+    order = np.argsort(variance, kind="stable")
+    first, last = (int(share * len(order)) for share in _QUIETEST)
+    chosen = order[first : max(last, first + 1)]
+    spread = np.sqrt(variance[chosen].mean())
+    if spread == 0:
+        return 0.0, (0.0, 3.0)
+    relative = own[chosen] / spread
+    return float(np.sqrt(np.quantile(variance, _FLAT))), (float((relative**3).mean()), float((relative**4).mean()))
