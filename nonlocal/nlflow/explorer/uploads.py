@@ -19,6 +19,7 @@ from nlflow.explorer.denoising_view import NoiseFile
 from nlflow.explorer.layers_view import LayersFile, read_layers
 from nlflow.explorer.sources import Source, open_source
 from nlflow.io.formats.media import CONTAINERS, EXTENSIONS, STACKS
+from nlflow.io.formats.tiff_pages import opened
 from nlflow.io.loading import found_format
 
 T = TypeVar("T")
@@ -163,9 +164,7 @@ def _declared(path: Path) -> int:
                 except Image.DecompressionBombError:
                     return 2 * (Image.MAX_IMAGE_PIXELS or 0) + 1
             if form == "tiff":
-                import tifffile
-
-                with tifffile.TiffFile(path) as tiff:
+                with opened(path) as tiff:
                     return len(tiff.pages) * math.prod(tiff.pages[0].shape)
     except Exception:  # `files.read` says what is wrong with the header
         return 0
