@@ -15,6 +15,7 @@ from nlflow.io.terminal import (
     echo,
     print_json,
     read_tokens,
+    say,
     shows_progress,
     warnings_kept,
 )
@@ -185,7 +186,7 @@ def attention(
             runs[neutreno] = changed.rows(spectra=spectra, progress=progress)
             heads += _by_head(neutreno, changed, spectra)
     for text in () if quiet else warned:
-        echo(f"nonlocal: warning: {text}", err=True)
+        say("warning", text)
     rows = [{"fidelity": value, **row} for value, found in runs.items() for row in found]
     first = trace[0]
     report = {

@@ -21,7 +21,7 @@ from nlflow.commands.wording import (
     split_spacing,
     video_coding,
 )
-from nlflow.io.terminal import echo, print_json, print_table, progress_of
+from nlflow.io.terminal import print_json, print_table, progress_of, say
 
 if TYPE_CHECKING:
     from nlflow.commands.inputs import Options
@@ -352,7 +352,7 @@ def denoise(
             recursive=recursive,
         )  # fmt: skip
         for note in () if quiet else todo.notes:
-            echo(f"nonlocal: note: {note}", err=True)
+            say("note", note)
         if todo.folder is not None and verbose:
             raise typer.BadParameter(
                 "says how one file was denoised, got several; give --json, which has it of each", param_hint="--verbose"
@@ -378,7 +378,7 @@ def _denoise_one(job: Job, options: Options, pipes: Ends, *, as_json: bool, quie
 
     def tell(level: str, text: str) -> None:
         if not quiet:
-            echo(f"nonlocal: {level}: {pipes.told(text)}", err=True)
+            say(level, pipes.told(text))
 
     progress = progress_of(quiet, pipes.told(str(job.source)))
     report = pipes.told(denoise_file(job, options, progress=progress, tell=tell))

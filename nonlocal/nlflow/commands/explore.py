@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from nlflow.commands.wording import split_spacing
-from nlflow.io.terminal import check_installed, echo
+from nlflow.io.terminal import check_installed, echo, say
 
 HELP = """Open a page to try denoising, flows and layers of transformers.
 
@@ -69,7 +69,7 @@ def explore(
     from nlflow.explorer.server import is_loopback, start
 
     if not is_loopback(host):
-        echo(f"nonlocal: warning: --host {host}: whoever reaches this address can use the page", err=True)
+        say("warning", f"--host {host}: whoever reaches this address can use the page")
     running = start(Contents(source, layers, limits), host=host, port=port)
     echo(f"nonlocal explore: {running.url} (Ctrl-C ends it)")
     if browser:
