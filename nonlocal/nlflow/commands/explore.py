@@ -51,9 +51,6 @@ def explore(
 ) -> None:
     """Open a page to try denoising, flows and layers of transformers."""
     check_installed("explore", "panel", "Panel")
-    for option, value in (("--clean", clean), ("--axes", axes), ("--spacing", spacing), ("--array", array)):
-        if value is not None and file is None:
-            raise typer.BadParameter("belongs to a FILE; give one", param_hint=option)
     from nlflow.explorer.layers_view import read_layers
     from nlflow.explorer.sources import example, open_source
     from nlflow.explorer.uploads import Limits

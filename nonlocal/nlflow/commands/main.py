@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from nlflow.backends.interrupts import delivered, terminable
 from nlflow.commands import attention, demo, denoise, explore, info, noise, study, validate
+from nlflow.commands.effects import refuse_idle
 from nlflow.errors import visible
 from nlflow.io.terminal import close_stdout, echo, mendable, nobody_reads, tell_of_compiling
 
@@ -97,6 +98,11 @@ class _Command(TyperCommand):
         except _Usage as error:  # a shell puts names of files in the place of patterns
             error.message = visible(error.message.removeprefix("Value error, "))  # a word of pydantic
             raise
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command, unless an option that was given would have no effect."""
+        refuse_idle(self.name or "", ctx)
+        return super().invoke(ctx)
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; beside the option of the help that of all of it."""

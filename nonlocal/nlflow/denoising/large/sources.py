@@ -13,6 +13,7 @@ from nlflow.denoising.large.arrays import need_dask
 from nlflow.denoising.layout import layout_of
 from nlflow.errors import FileFormatError, InputError, shortened
 from nlflow.io.formats.codecs import strange_codecs
+from nlflow.io.formats.links import check_links, links_in
 from nlflow.io.formats.tiff_pages import check_compression, check_own, opened
 
 Array = NDArray[Any]
@@ -31,6 +32,7 @@ def open_array(path: Path) -> Any:
     import zarr
 
     expected = "a zarr array of numbers"
+    check_links(path, links_in(path), expected)
     try:
         found = zarr.open(path, mode="r")
         if not isinstance(found, zarr.Array):

@@ -74,13 +74,17 @@ def datasets(path: Path, file: Any) -> dict[str, Entry]:
     return found
 
 
+def check_own(path: Path, dataset: Any) -> None:
+    """Refuse a dataset whose values are in other files."""
+    if dataset.is_virtual or dataset.external:
+        got = f"{dataset.name}, whose values are in other files"
+        raise file_error(path, got, "values in this file", "copy it with h5repack")
+
+
 def values_of(path: Path, dataset: Any) -> Array:
     """Return the values of a dataset whose storage was looked at before."""
     name, count = dataset.name, math.prod(dataset.shape)
-    if dataset.is_virtual or dataset.external:
-        raise file_error(
-            path, f"{name}, whose values are in other files", "values in this file", "copy it with h5repack"
-        )
+    check_own(path, dataset)
     settings = dataset.id.get_create_plist()
     filters = {settings.get_filter(number)[0] for number in range(settings.get_nfilters())}
     if not filters <= set(_FILTERS):
